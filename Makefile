@@ -18,7 +18,7 @@ ARGS ?=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test exhaustive sanitize fuzz torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
+.PHONY: help demo test compat frameworks exhaustive sanitize fuzz torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
 
 help: ## Show this list
 	@echo "Targets:"
@@ -30,6 +30,14 @@ demo: $(STAMPS)/model ## Save and load a real model through several chains
 # A file's tests stay in one process, because they share what was made for them. ARGS=-n0 runs all in pytest's own process.
 test: $(STAMPS)/test ## Run the tests
 	$(RUN) pytest -n 2 --dist loadfile $(ARGS)
+
+# One version: make compat ARGS="-s 'torch(2.7.0-3.12)'"; other tests: ARGS='-- tests/chain'. noxfile.py says more.
+compat: $(STAMPS)/nox ## Run the tests of what touches torch, under its versions and Python's (hours, 2 GiB for one at a time)
+	$(RUN) nox --session torch $(ARGS)
+
+# One of them: make frameworks ARGS="-s 'frameworks(lightning)'"
+frameworks: $(STAMPS)/nox ## Run the examples of frameworks with their released packages (1 GiB of disk for each)
+	$(RUN) nox --session frameworks $(ARGS)
 
 # What takes too long for each change: every flip of every file, kills at every point. A twentieth: SHARE=20
 SHARE ?= 1
@@ -80,7 +88,7 @@ docs-screenshots: $(STAMPS)/test ## Take the pictures of docs/images/ again (a m
 	PYTHONPATH=.:tests $(RUN) tools.inspect.screenshots
 
 clean: ## Remove .venv and everything that was built
-	rm -rf $(VENV) build site dist streamxf.egg-info streamxf/codecs/floatzip/_kernel*.so fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .nox build site dist streamxf.egg-info streamxf/codecs/floatzip/_kernel*.so fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find streamxf tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # --clear, because a .venv without this stamp is one whose making was interrupted.

@@ -71,11 +71,11 @@ def demonstrate(dtype: str, state: State, folder: Path, runs: int, quiet: bool) 
     """Save, measure, compare and damage; returns what is printed with --json."""
     from safetensors.torch import save_file
     from torch.distributed.checkpoint import filesystem as stock
-    from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 
     import streamxf
     from streamxf.cli.timing import Side, measure
     from streamxf.keys import write_key
+    from streamxf.torch_private import ZStandard as StockZStandard
 
     key = streamxf.Key.generate()
     chain = [streamxf.FloatZip(), streamxf.Checksum(), streamxf.Encrypt(key)]

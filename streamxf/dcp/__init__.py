@@ -10,7 +10,7 @@ from streamxf.codec import Codec
 from streamxf.errors import UnsupportedError
 
 try:
-    from torch.distributed.checkpoint._extension import StreamTransformExtension
+    from streamxf.torch_private import StreamTransformExtension
 except ImportError as error:  # up to torch 2.6
     raise UnsupportedError(
         f"torch {torch.__version__} is too old: streamxf needs torch 2.7 or newer (pip install --upgrade torch)"

@@ -8,11 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar, cast
 
-from torch.distributed.checkpoint._extension import ExtensionRegistry
-from torch.distributed.checkpoint.filesystem import (
-    _StorageReaderTransforms,
-    _StorageWriterTransforms,
-)
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteItem, WriteItemType
 
 from streamxf.chain import Chain
@@ -33,6 +28,7 @@ from streamxf.proportion import MAX_EXPANSION
 from streamxf.stream.container import BlockReader
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import FileSlice
+from streamxf.torch_private import ExtensionRegistry, StorageReaderTransforms, StorageWriterTransforms
 
 T = TypeVar("T")
 
@@ -85,14 +81,14 @@ def attach(
             "would corrupt them"
         )
     transforms = getattr(target, "transforms", None)
-    if isinstance(transforms, _StorageWriterTransforms):
+    if isinstance(transforms, StorageWriterTransforms):
         for_readers = (registry, keys, require, safe_globals or None, weights_only or None, max_expansion)
         if extensions is None or for_readers != (None, None, None, None, True, MAX_EXPANSION):
             raise ParameterError("attach to a writer takes extensions= and nothing else")
         made = _WriterTransforms(Extensions.of(list(extensions)))
         made.begin()  # rather than in the middle of the first save
         target.transforms = made  # type: ignore[attr-defined]
-    elif isinstance(transforms, _StorageReaderTransforms):
+    elif isinstance(transforms, StorageReaderTransforms):
         if extensions is not None:
             raise ParameterError(
                 "attach to a reader takes registry=, keys= and require=, weights_only=, safe_globals= and "
@@ -122,7 +118,7 @@ def attach(
     return target
 
 
-class _WriterTransforms(_StorageWriterTransforms):
+class _WriterTransforms(StorageWriterTransforms):
     """Opens a bound container for each item.
 
     One writer id and one data key serve all saves of a process: nothing tells this where a save begins.
@@ -172,7 +168,7 @@ class _WantedByTorch(Wanted):
         return object_limit(self.place.size) if self.offset is None else None
 
 
-class _ReaderTransforms(_StorageReaderTransforms):
+class _ReaderTransforms(StorageReaderTransforms):
     """Checks chain, name and policy of each item, and what an object is made of."""
 
     def __init__(self, registry: Registry, access: Access) -> None:

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from torch.distributed.checkpoint._extension import Extension, ExtensionRegistry, StreamTransformExtension
-
 from streamxf.buffers import Writable
 from streamxf.chain import MAX_CODECS, Chain
 from streamxf.checkpoint.access import Access, known_transform
@@ -24,6 +22,7 @@ from streamxf.registry import CodecRegistry
 from streamxf.report import Meter
 from streamxf.stream.encoder import ContainerEncoder
 from streamxf.stream.writer import StreamWriter
+from streamxf.torch_private import Extension, ExtensionRegistry, StreamTransformExtension
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import torch
 from streamxf.checkpoint.elements import contiguous_strides
 from streamxf.errors import StreamxfError, UnsupportedError
 from streamxf.format.items import ITEMSIZES, elements_size
+from streamxf.torch_private import PyTorchFileWriter, save_records, storage_number
 
 # A frame takes about 1.5 KiB; a model has far fewer geometries than tensors.
 _FRAMES_KEPT = 1024
@@ -44,11 +45,13 @@ def frame_around(value: Any, shells: Sequence[torch.Tensor]) -> list[bytes | int
     `frame_of`.
     """
     target: Any = _Target()
-    writer: Any = torch._C.PyTorchFileWriter(target, False, _ALIGNMENT)
+    writer: Any = PyTorchFileWriter(target, False, _ALIGNMENT)
     # a shell's storage may have the address of no other one
-    records = _Records(writer, {tensor.untyped_storage()._cdata: number for number, tensor in enumerate(shells)})
+    records = _Records(
+        writer, {storage_number(tensor.untyped_storage()): number for number, tensor in enumerate(shells)}
+    )
     # nothing global is switched, so other threads may call torch.save meanwhile
-    torch.serialization._save(value, records, pickle, _PROTOCOL, False)  # type: ignore[no-untyped-call]
+    save_records(value, records, pickle, _PROTOCOL, False)  # type: ignore[no-untyped-call]
     writer.write_end_of_file()
     if [size for _, size in target.gaps] != [shells[number].nbytes for number in records.left_out]:
         raise _unexpected()
@@ -96,11 +99,11 @@ class _Records:
         self.left_out: list[int] = []
 
     def write_record(self, name: str, data: Any, size: int) -> None:
-        if not isinstance(data, torch.UntypedStorage) or data._cdata not in self._shells:
+        if not isinstance(data, torch.UntypedStorage) or storage_number(data) not in self._shells:
             self._writer.write_record(name, data, size)
             return
         if size:
-            self.left_out.append(self._shells[data._cdata])
+            self.left_out.append(self._shells[storage_number(data)])
         self.write_record_metadata(name, size)
 
 

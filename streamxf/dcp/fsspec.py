@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from streamxf import torch_private
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.writer import ChainWriterMixin
 
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint import _fsspec_filesystem as torch_fsspec
-else:
-    try:  # torch 2.15 moved the module
-        from torch.distributed.checkpoint import fsspec_filesystem as torch_fsspec
-    except ImportError:
-        from torch.distributed.checkpoint import _fsspec_filesystem as torch_fsspec
 
-
-class FsspecWriter(ChainWriterMixin, torch_fsspec.FsspecWriter):
+class FsspecWriter(ChainWriterMixin, torch_private.FsspecWriter):
     """Saves a checkpoint through a chain to any storage that fsspec supports.
 
     Parameters
@@ -32,7 +23,7 @@ class FsspecWriter(ChainWriterMixin, torch_fsspec.FsspecWriter):
     """
 
 
-class FsspecReader(ChainReaderMixin, torch_fsspec.FsspecReader):
+class FsspecReader(ChainReaderMixin, torch_private.FsspecReader):
     """Loads a checkpoint from any storage that fsspec supports.
 
     Parameters

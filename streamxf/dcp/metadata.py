@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -27,6 +26,7 @@ from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
 from streamxf.format.index import Index, from_json, to_json
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem
 from streamxf.format.limits import MAX_STEP, MAX_STEPS
+from streamxf.torch_private import StorageInfo
 
 _FLAGS = ("requires_grad", "pin_memory")
 _FORMATS = {"channels_last": torch.channels_last, "preserve": torch.preserve_format}
@@ -155,7 +155,7 @@ def metadata_of(
     `descriptors` are, for each file, what torch's readers need to read its items, in the order in which they apply it.
     """
     entries: dict[str, Any] = {}
-    stored: dict[MetadataIndex, _StorageInfo] = {}
+    stored: dict[MetadataIndex, StorageInfo] = {}
     paths: dict[str, Path] = {}
     texts = descriptors or {}
     size, index = _Sizes(), _metadata_index
@@ -166,13 +166,13 @@ def metadata_of(
         if isinstance(item, ObjectItem):
             entries[name] = BytesStorageMetadata()
             file, at, length, *_ = item.place
-            stored[index(name, None, None)] = _StorageInfo(file, at, length, texts.get(file))
+            stored[index(name, None, None)] = StorageInfo(file, at, length, texts.get(file))
             continue
         chunks = []
         for number, (begin, shape, (file, at, length, *_), _framed) in enumerate(item.chunks):
             offset = size[begin]
             chunks.append(ChunkStorageMetadata(offset, size[shape]))
-            stored[index(name, offset, number)] = _StorageInfo(file, at, length, texts.get(file))
+            stored[index(name, offset, number)] = StorageInfo(file, at, length, texts.get(file))
         entries[name] = TensorStorageMetadata(torch_properties(item), size[item.shape], chunks)
     made = Metadata(entries, paths or None, stored, StorageMeta())
     made.version = _DCP_VERSION

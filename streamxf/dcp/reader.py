@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import Any
 
 from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint._extension import ExtensionRegistry
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
@@ -36,6 +35,7 @@ from streamxf.errors import (
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.report import LoadReport
+from streamxf.torch_private import ExtensionRegistry
 
 _SAVE = "streamxf_save"  # an attribute of plans, which crosses ranks with them; all others are the planner's
 _METADATA = "streamxf_metadata"  # an attribute of DCP's metadata: what was read
@@ -129,7 +129,9 @@ class ChainReaderMixin(StorageMixin):
         """Take the metadata in use; raises what is wrong with it."""
         if isinstance(metadata, UnreadableMetadata):
             metadata.raise_error()
-        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)  # type: ignore[misc]
+        super().set_up_storage_reader(metadata, is_coordinator)  # type: ignore[misc]  # in torch 2.7 it takes nothing else
+        self.rank = kwargs.get("rank")
+        self.use_collectives = kwargs.get("use_collectives", True)
         self._metadata = getattr(metadata, _METADATA, None)
         if self._metadata is None:  # it was read in another way
             self._metadata = read_metadata(self._storage, metadata_name(None), self._access)

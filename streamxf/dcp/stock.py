@@ -9,7 +9,6 @@ the codecs belong. Where it holds the elements of a tensor, torch's reader gets 
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Callable
 from typing import IO, Any, cast
 
@@ -24,6 +23,7 @@ from streamxf.stream.encoder import ContainerEncoder
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import Blocks, FileSlice
 from streamxf.stream.writer import StreamWriter
+from streamxf.torch_private import extensions_of_the_asking_writer
 
 
 def save_stream(codec: Codec, output: IO[bytes]) -> IO[bytes]:
@@ -32,7 +32,7 @@ def save_stream(codec: Codec, output: IO[bytes]) -> IO[bytes]:
     breaks a rule of order.
     """
     # torch's writer; its versions ask the extensions of its list in one order or the other
-    chain = _chain_of(getattr(sys._getframe(2).f_locals.get("self"), "extensions", None))
+    chain = _chain_of(extensions_of_the_asking_writer(frames=2))
     if not isinstance(output, JoinedWriter):
         return cast("IO[bytes]", JoinedWriter(output, codec, chain))
     output.join(codec)

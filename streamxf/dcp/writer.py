@@ -11,7 +11,6 @@ from time import perf_counter
 from typing import Any
 
 from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.filesystem import _split_by_size_and_type
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
@@ -33,6 +32,7 @@ from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.report import SaveReport
 from streamxf.stream.encoder import block_log2_of
+from streamxf.torch_private import split_by_size_and_type
 
 DEFAULT_CHAIN = (FloatZip(),)
 
@@ -121,7 +121,7 @@ class ChainWriterMixin(StorageMixin):
     @told
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save: draw the writer id, and whatever the chain draws for each save."""
-        super().set_up_storage_writer(is_coordinator, *args, **kwargs)  # type: ignore[misc]
+        super().set_up_storage_writer(is_coordinator)  # type: ignore[misc]  # in torch 2.7 it takes nothing else
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
         self._publishes = is_coordinator or not self.use_collectives
@@ -162,7 +162,7 @@ class ChainWriterMixin(StorageMixin):
             save.place = Mount.of(local)
             check_room(local, plan, planner, save.extensions, self._block_log2, save.writer_id)
         one = self.single_file_per_rank
-        buckets = _split_by_size_and_type(self.thread_count, plan.items) if one else [[item] for item in plan.items]
+        buckets = split_by_size_and_type(self.thread_count, plan.items) if one else [[item] for item in plan.items]
         files = [(save.file_name(self.rank or 0, number), items) for number, items in enumerate(filter(None, buckets))]
 
         def opening(name: str) -> Any:

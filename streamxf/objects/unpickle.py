@@ -20,10 +20,17 @@ def unpickle(archive: Archive, map_location: str | None = None) -> Any:
     torch's unpickler and reading raise.
     """
     import torch
-    from torch import _weights_only_unpickler as torchs
+
+    from streamxf.torch_private import (
+        Unpickler,
+        get_restore_location,
+        serialization_tls,
+        typed_storage,
+        validate_loaded_sparse_tensors,
+    )
 
     storages: dict[str, Any] = {}
-    restore: Any = torch.serialization._get_restore_location(map_location)  # type: ignore[no-untyped-call]
+    restore: Any = get_restore_location(map_location)  # type: ignore[no-untyped-call]
 
     def find_storage(reference: tuple[Any, ...]) -> Any:
         _, kind, key, location, count = reference
@@ -34,20 +41,18 @@ def unpickle(archive: Archive, map_location: str | None = None) -> Any:
             archive.read_into(f"data/{key}", flat_view(memory.data))
             if archive.little != (sys.byteorder == "little"):
                 made.byteswap(dtype)
-            storages[key] = torch.storage.TypedStorage(  # type: ignore[no-untyped-call]
-                wrap_storage=restore(made, location), dtype=dtype, _internal=True
-            )
+            storages[key] = typed_storage(restore(made, location), dtype)
         return storages[key]
 
-    unpickler: Any = torchs.Unpickler(io.BytesIO(archive.pickled), encoding="utf-8")
+    unpickler: Any = Unpickler(io.BytesIO(archive.pickled), encoding="utf-8")
     unpickler.persistent_load = find_storage
-    torchs_own: Any = torch.serialization._serialization_tls
+    torchs_own: Any = serialization_tls
     torchs_own.map_location = map_location  # which some of the functions that rebuild tensors ask for
     try:
         # indices of sparse tensors that lead out of them would be found only when they are used
         with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
             loaded = unpickler.load()
-            torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
+            validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
     finally:
         torchs_own.map_location = None
     return loaded

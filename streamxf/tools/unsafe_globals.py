@@ -16,7 +16,7 @@ from streamxf.objects.check import needs_of, shown
 from streamxf.stream.reader import read_all
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint._extension import ExtensionRegistry
+    from streamxf.torch_private import ExtensionRegistry
 
 
 @dataclass(frozen=True)

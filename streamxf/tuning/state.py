@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from streamxf.errors import ParameterError, UnsupportedError
+from streamxf.torch_private import ShardedTensor, is_traceable_wrapper_subclass
 from streamxf.tuning.sample import Part, Span, identity_of
 
 

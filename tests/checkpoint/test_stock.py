@@ -434,7 +434,7 @@ def test_all_fields_of_dcps_classes_are_known() -> None:
         _StorageInfo: {"relative_path", "offset", "length", "transform_descriptors"},
     }
     for cls, wanted in known.items():
-        assert {field.name for field in fields(cls)} == wanted  # type: ignore[arg-type]
+        assert {field.name for field in fields(cls)} <= wanted  # type: ignore[arg-type]
 
 
 def test_a_file_too_large_is_not_read(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def save_as_before(path: Path, writer: str = "stock", protocol: int = 2) -> None
     for item, form in zip(content.state_dict_metadata.values(), FORMATS, strict=True):
         if hasattr(item, "properties"):
             item.properties = older.TensorProperties(item.properties.dtype, memory_format=form)
-    del content.storage_meta, content.version
+    for name in ("storage_meta", "version"):  # torch 2.7 has no version either
+        vars(content).pop(name, None)
     for place in content.storage_data.values():
         if writer == "stock":
             vars(place).pop("transform_descriptors", None)

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
-from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.tensor import DTensor
 
 from streamxf.errors import MetadataError
 from streamxf.format.items import Span, TensorItem, check_tiles
+from streamxf.torch_private import create_chunk_list
 
 _Target = tuple[str, torch.Size | None]
 """A tensor's name, and where in it the part begins that is loaded."""
@@ -56,7 +56,7 @@ def _wanted(planner: LoadPlanner, items: Mapping[str, Any]) -> dict[_Target, tor
             continue
         if isinstance(value, DTensor) and value.device_mesh.get_coordinate() is None:
             continue  # it lies on other ranks
-        for chunk in _create_chunk_list(value):
+        for chunk in create_chunk_list(value):
             sizes[name, chunk.offsets] = chunk.sizes
     return sizes
 

@@ -24,8 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
@@ -55,6 +53,7 @@ from streamxf.proportion import held_bytes
 from streamxf.report import Meter
 from streamxf.stream.reader import StreamReader, read_all
 from streamxf.stream.source import READ_WHOLE, Blocks, Counted, FileSlice, Timed
+from streamxf.torch_private import narrow_tensor_by_index, set_element
 
 PIECE_BYTES = 4 * 2**20
 _AHEAD = 2**20  # bytes of small items that are read at once

@@ -8,6 +8,7 @@ import torch
 
 from streamxf.checkpoint.elements import Array
 from streamxf.dcp.save.sources import array_of
+from streamxf.torch_private import is_cow_tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +48,7 @@ class Target:
             and tensor.dtype == dtype
             and not (dtype.is_complex and tensor.is_conj())
             and not tensor.is_neg()
-            and not torch._C._is_cow_tensor(tensor)  # type: ignore[attr-defined]
+            and not is_cow_tensor(tensor)
         )
         if not fits:
             return None

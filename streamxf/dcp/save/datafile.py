@@ -12,7 +12,6 @@ from typing import IO, Any, cast
 
 import crc32c
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from typing_extensions import Buffer
@@ -28,6 +27,7 @@ from streamxf.progress import Progress, Share
 from streamxf.report import Meter
 from streamxf.stream.encoder import ByteSource, ContainerEncoder, Encoded, MemorySource
 from streamxf.synced import SyncedFile
+from streamxf.torch_private import StorageInfo
 
 # Bytes; a block below this is encoded on the spot: a worker would spend longer on waking up than on the block.
 ON_THE_SPOT = 64 * 1024
@@ -208,7 +208,7 @@ class DataFile:
         return Share(self._progress, planned_bytes(item))
 
     def _note(self, leaving: _InFlight, raw_size: int, size: int, stored: Stored) -> None:
-        info = _StorageInfo(self._path, self.size - size, size)
+        info = StorageInfo(self._path, self.size - size, size)
         if stored != self._usual:
             setattr(info, STORED_ATTRIBUTE, stored)
         self.results.append(WriteResult(index=leaving.item.index, size_in_bytes=size, storage_data=info))

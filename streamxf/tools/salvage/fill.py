@@ -7,10 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner_helpers import _create_chunk_list
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
@@ -24,6 +22,7 @@ from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.salvage.catalog import Catalog, Copy, memory_for
 from streamxf.tools.salvage.result import Lost, Salvaged
+from streamxf.torch_private import create_chunk_list, set_element
 
 T = TypeVar("T")
 Ints = tuple[int, ...]
@@ -116,7 +115,7 @@ class Filler:
         if isinstance(target, DTensor) and target.device_mesh.get_coordinate() is None:
             raise _Noted  # it lies on other ranks
         try:
-            boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in _create_chunk_list(target)]
+            boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in create_chunk_list(target)]
         except ValueError:
             kind = type(target).__name__
             raise UnsupportedError(f"the checkpoint has a tensor, and the state dict a {kind}") from None

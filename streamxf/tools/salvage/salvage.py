@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint._extension import ExtensionRegistry
 
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require, SaveIds
@@ -30,6 +29,7 @@ from streamxf.tools.convert.session import convert
 from streamxf.tools.salvage.catalog import Catalog, open_catalog
 from streamxf.tools.salvage.fill import Filler
 from streamxf.tools.salvage.result import Salvaged
+from streamxf.torch_private import ExtensionRegistry
 
 
 def salvage(

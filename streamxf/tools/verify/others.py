@@ -203,14 +203,14 @@ def _let_others_open(stream: Any, begins: Mapping[str, int]) -> None:
     """Have Python and torch read the directory, too, since each checks other parts of it; `begins` says where each
     record's bytes are.
     """
-    import torch
+    from streamxf.torch_private import PyTorchFileReader
 
     try:
         with zipfile.ZipFile(stream) as archive:
             for entry in archive.infolist():
                 archive.open(entry).close()  # compares the names before the records with those in the directory
         stream.seek(0)
-        reader: Any = torch._C.PyTorchFileReader(stream)
+        reader: Any = PyTorchFileReader(stream)
         if any(reader.get_record_offset(record) != begin for record, begin in begins.items()):
             raise NotSavedByTorch("torch finds a record of it elsewhere")
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:

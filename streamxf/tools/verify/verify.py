@@ -34,7 +34,7 @@ from streamxf.tools.verify.report import FileReport, Findings, VerifyReport, rep
 from streamxf.wording import many
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint._extension import ExtensionRegistry
+    from streamxf.torch_private import ExtensionRegistry
 
 _NO_METADATA = (
     "the metadata is missing, so it is not known what was saved: it was lost, or no save to this folder was published "

@@ -1,0 +1,58 @@
+"""Environments of other versions and packages than constraints.txt has, each made in .nox by `make compat` and
+`make frameworks`. docs/compatibility.md says what was seen to pass.
+
+Interpreters are looked for on PATH. One: make compat ARGS="-s 'torch(2.7.0-3.12)'"; other tests: ARGS='-- PATH'.
+"""
+
+from __future__ import annotations
+
+import shutil
+from itertools import product
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = []
+
+PROJECT = nox.project.load_toml("pyproject.toml")["project"]
+PINNED = next(line for line in Path("constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+EXTRAS = PROJECT["optional-dependencies"]
+TESTED_WITH = [*EXTRAS["cli"], *EXTRAS["s3"], *EXTRAS["testing"], "pytest", "pytest-timeout"]
+
+# Each torch with the oldest Python; the other Pythons with the oldest and the newest torch that there is for them.
+VERSIONS = [
+    *product(["3.11"], ["2.7.0", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"]),
+    *product(["3.12", "3.13"], ["2.7.0", "2.15.0"]),
+    *product(["3.14"], ["2.9.1", "2.15.0"]),
+]
+TESTS = ["tests/dcp", "tests/checkpoint", "tests/formats", "tests/objects", "tests/stream", "tests/tools"]
+
+# What is installed beside streamxf for tests/frameworks/test_NAME.py.
+FRAMEWORKS = {
+    "accelerate": ["accelerate"],
+    "fsdp2": [],
+    "lightning": ["lightning"],
+}
+
+
+@nox.session(reuse_venv=False)
+@nox.parametrize("python,torch", [nox.param(python, torch, id=f"{torch}-{python}") for python, torch in VERSIONS])
+def torch(session: nox.Session, torch: str) -> None:
+    """The tests of what touches torch, under one of its versions."""
+    packages = [each for each in PROJECT["dependencies"] if not each.startswith("torch")]
+    # First, and without what it depends on: on Linux PyPI's builds ask for gigabytes of CUDA.
+    session.install("--no-cache-dir", "--no-deps", f"torch=={torch}")
+    session.install("-c", "constraints.txt", *packages, *TESTED_WITH)
+    session.install("--no-deps", "--editable", ".")
+    session.run("python", "tests/torch_on_cpu.py")
+    session.run("python", "-m", "pytest", *(session.posargs or TESTS))
+    shutil.rmtree(session.virtualenv.location)  # 2 GB each
+
+
+@nox.session(reuse_venv=True)
+@nox.parametrize("name", [nox.param(name, id=name) for name in FRAMEWORKS])
+def frameworks(session: nox.Session, name: str) -> None:
+    """A framework's released package, and the example that docs/ has for it."""
+    # All at once, since pip by itself would choose another build of torch; see constraints.txt.
+    session.install(PINNED, "--editable", ".", *TESTED_WITH, *FRAMEWORKS[name])
+    session.run("python", "-m", "pytest", f"tests/frameworks/test_{name}.py", *session.posargs)

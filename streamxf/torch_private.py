@@ -1,0 +1,164 @@
+"""Every private name of torch that streamxf reaches, and what it relies on (tested by tests/dcp/test_torch_parts.py).
+
+What is private has a leading underscore somewhere in its path. Parts are looked up when they are first imported from
+here, so that importing this imports no torch, and reading an object imports no DCP. Not here are names that only stand
+in pickles; those are looked up nowhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from streamxf.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from torch import UntypedStorage, dtype
+    from torch._C import PyTorchFileReader, PyTorchFileWriter
+    from torch._C import _is_cow_tensor as is_cow_tensor  # type: ignore[attr-defined]
+    from torch._utils import _validate_loaded_sparse_tensors as validate_loaded_sparse_tensors
+    from torch._weights_only_unpickler import Unpickler
+    from torch.distributed._shard._utils import narrow_tensor_by_index
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed.checkpoint._extension import (
+        Extension,
+        ExtensionRegistry,
+        StreamTransformExtension,
+        ZStandard,
+    )
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+    from torch.distributed.checkpoint._traverse import set_element
+    from torch.distributed.checkpoint.filesystem import _split_by_size_and_type as split_by_size_and_type
+    from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
+    from torch.distributed.checkpoint.filesystem import _StorageReaderTransforms as StorageReaderTransforms
+    from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms as StorageWriterTransforms
+    from torch.distributed.checkpoint.planner_helpers import _create_chunk_list as create_chunk_list
+    from torch.serialization import _get_restore_location as get_restore_location
+    from torch.serialization import _save as save_records
+    from torch.serialization import _serialization_tls as serialization_tls
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+__all__ = [
+    "Extension",
+    "ExtensionRegistry",
+    "FsspecReader",
+    "FsspecWriter",
+    "PyTorchFileReader",
+    "PyTorchFileWriter",
+    "ShardedTensor",
+    "StorageInfo",
+    "StorageReaderTransforms",
+    "StorageWriterTransforms",
+    "StreamTransformExtension",
+    "Unpickler",
+    "ZStandard",
+    "create_chunk_list",
+    "extensions_of_the_asking_writer",
+    "get_restore_location",
+    "is_cow_tensor",
+    "is_traceable_wrapper_subclass",
+    "narrow_tensor_by_index",
+    "save_records",
+    "serialization_tls",
+    "set_element",
+    "split_by_size_and_type",
+    "storage_number",
+    "typed_storage",
+    "validate_loaded_sparse_tensors",
+]
+
+_DCP = "torch.distributed.checkpoint"
+_PARTS = {
+    # Stream extensions: what codecs are to torch. A registry makes them of descriptors by `from_descriptor_list`.
+    # Codecs are registered with the abstract class, which torch's isinstance checks then accept.
+    "Extension": f"{_DCP}._extension:Extension",
+    "StreamTransformExtension": f"{_DCP}._extension:StreamTransformExtension",
+    "ExtensionRegistry": f"{_DCP}._extension:ExtensionRegistry",
+    "ZStandard": f"{_DCP}._extension:ZStandard",
+    # The `transforms` of torch's writers and readers, asked for a stream for each item. `attach` puts others in their
+    # place, which have the same two methods.
+    "StorageWriterTransforms": f"{_DCP}.filesystem:_StorageWriterTransforms",
+    "StorageReaderTransforms": f"{_DCP}.filesystem:_StorageReaderTransforms",
+    # Where an item is: file, offset, length and descriptors, in this order. Attributes that are added to it reach the
+    # rank that publishes.
+    "StorageInfo": f"{_DCP}.filesystem:_StorageInfo",
+    # Distributes items over `thread_count` files by their sizes.
+    "split_by_size_and_type": f"{_DCP}.filesystem:_split_by_size_and_type",
+    # torch's writer and reader of URLs; torch 2.15 moved them to a public module.
+    "FsspecWriter": f"{_DCP}.fsspec_filesystem:FsspecWriter",
+    "FsspecReader": f"{_DCP}.fsspec_filesystem:FsspecReader",
+    # The parts of a tensor that this rank has, by offset and shape, for plain tensors, DTensors and ShardedTensors;
+    # ValueError for anything else.
+    "create_chunk_list": f"{_DCP}.planner_helpers:_create_chunk_list",
+    # Puts a value into a nested state dict, as the planner's mappings say where.
+    "set_element": f"{_DCP}._traverse:set_element",
+    # A view of a part of a tensor.
+    "narrow_tensor_by_index": "torch.distributed._shard._utils:narrow_tensor_by_index",
+    # The class of tensors that `local_shards()` has the parts of.
+    "ShardedTensor": "torch.distributed._shard.sharded_tensor.api:ShardedTensor",
+    # Whether a tensor is of a subclass that `__tensor_flatten__` takes apart.
+    "is_traceable_wrapper_subclass": "torch.utils._python_dispatch:is_traceable_wrapper_subclass",
+    # Whether writing to a tensor's memory would be seen through another one that shares it only until then.
+    "is_cow_tensor": "torch._C:_is_cow_tensor",
+    # torch's zip files. The writer takes a file object, whether to write CRC-32s, and the alignment of records; where a
+    # record has metadata only, it seeks forward in the file. The reader says where a record's bytes begin.
+    "PyTorchFileWriter": "torch._C:PyTorchFileWriter",
+    "PyTorchFileReader": "torch._C:PyTorchFileReader",
+    # What torch.save does once its zip file is open: (object, zip file, pickle module, protocol, whether to leave out
+    # byte order marks). It passes storages to `write_record`.
+    "save_records": "torch.serialization:_save",
+    # What `torch.load(weights_only=True)` unpickles with: asks `persistent_load` for each storage.
+    "Unpickler": "torch._weights_only_unpickler:Unpickler",
+    # Gives a function that takes a storage and the location it was saved from, and moves it to `map_location`.
+    "get_restore_location": "torch.serialization:_get_restore_location",
+    # Its `map_location`, of this thread, is what functions that rebuild tensors ask for.
+    "serialization_tls": "torch.serialization:_serialization_tls",
+    # Sparse tensors that were unpickled are checked all at once, at the end.
+    "validate_loaded_sparse_tensors": "torch._utils:_validate_loaded_sparse_tensors",
+}
+_EARLIER = {f"{_DCP}.fsspec_filesystem": f"{_DCP}._fsspec_filesystem"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PARTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home, _, attribute = _PARTS[name].partition(":")
+    try:
+        module = import_module(home)
+    except ModuleNotFoundError:
+        if home not in _EARLIER:
+            raise
+        module = import_module(_EARLIER[home])
+    try:
+        found = globals()[name] = getattr(module, attribute)
+    except AttributeError:
+        import torch
+
+        raise UnsupportedError(
+            f"torch {torch.__version__} has no {home}.{attribute}, so this streamxf cannot work with it; "
+            "docs/compatibility.md lists the versions that it was tried with"
+        ) from None
+    return found
+
+
+def storage_number(storage: UntypedStorage) -> int:
+    """The address of torch's own object of a storage, which no other one has while it lives."""
+    number: int = storage._cdata
+    return number
+
+
+def typed_storage(storage: UntypedStorage, dtype: dtype) -> Any:
+    """What `Unpickler` expects of `persistent_load`: a storage with its dtype, made without a warning."""
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+
+
+def extensions_of_the_asking_writer(frames: int) -> Any:
+    """The whole list of extensions of the torch writer that asks one of them for its stream, some frames above the
+    caller; None if something else asks.
+
+    That is `self.extensions` in ``_StorageWriterTransforms.transform_save_stream``.
+    """
+    return getattr(sys._getframe(1 + frames).f_locals.get("self"), "extensions", None)

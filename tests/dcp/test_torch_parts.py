@@ -1,0 +1,390 @@
+"""What streamxf/torch_private.py relies on, part by part; and that private parts are reached from nowhere else."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
+from torch.distributed.checkpoint.planner_helpers import _create_write_items
+from torch.distributed.tensor import DTensor
+
+import streamxf
+from streamxf import torch_private
+from streamxf.errors import UnsupportedError
+
+PACKAGE = Path(streamxf.__file__).parent
+HOME = "torch_private.py"
+# These read pickles and compare the names in them.
+NAMES_IN_PICKLES = {"objects/calls.py", "torchsave/outline.py", "checkpoint/stock.py"}
+
+
+class Doubled(torch_private.StreamTransformExtension):
+    """Each byte twice; it says in which order it was asked."""
+
+    asked: list[Doubled]
+
+    @staticmethod
+    def registry_name() -> str:
+        return "test.doubled"
+
+    @classmethod
+    def from_descriptor(cls, version: str) -> Doubled:
+        return cls()
+
+    def get_descriptor(self) -> str:
+        return "test.doubled/1"
+
+    def transform_to(self, output: Any) -> Any:
+        self.found = torch_private.extensions_of_the_asking_writer(frames=1)
+        return output
+
+    def transform_from(self, input: Any) -> Any:
+        return input
+
+
+def parameters(function: Any) -> list[str]:
+    return [*inspect.signature(function).parameters]
+
+
+def write_item(name: str = "w", tensor: torch.Tensor | None = None) -> Any:
+    (item,) = _create_write_items(name, torch.ones(4) if tensor is None else tensor)
+    return item
+
+
+def read_item() -> Any:
+    index, nothing = MetadataIndex("w"), torch.Size([0])
+    return ReadItem(LoadItemType.BYTE_IO, index, nothing, index, nothing, nothing)
+
+
+# -- stream extensions ---------------------------------------------------------------------------------------
+
+
+def test_codecs_are_extensions():
+    codec = streamxf.ZStandard()
+    assert isinstance(codec, torch_private.StreamTransformExtension)
+    assert isinstance(codec, torch_private.Extension)
+    for name in ("registry_name", "from_descriptor", "get_descriptor", "transform_to", "transform_from"):
+        assert callable(getattr(torch_private.StreamTransformExtension, name))
+        assert callable(getattr(codec, name))
+
+
+def test_a_registry_takes_classes_and_gives_extensions_for_descriptors():
+    registry = torch_private.ExtensionRegistry()
+    registry.register(Doubled)
+    (made,) = registry.from_descriptor_list(["test.doubled/1"])
+    assert type(made) is Doubled
+    with pytest.raises(ValueError, match="Unknown extension"):
+        registry.from_descriptor_list(["test.other/1"])
+
+
+def test_torchs_own_zstandard():
+    assert torch_private.ZStandard.registry_name() == "stream.zstd"
+    assert torch_private.ZStandard().get_descriptor() == "stream.zstd/1"
+
+
+def test_the_writer_asks_each_extension_of_its_list_for_a_stream():
+    extensions = [Doubled(), Doubled()]
+    transforms = torch_private.StorageWriterTransforms(extensions)
+    assert parameters(transforms.transform_save_stream) == ["write_item", "raw_stream"]
+    stream, descriptors = transforms.transform_save_stream(write_item(), io.BytesIO())
+    assert callable(stream.write)
+    assert [*descriptors] == ["test.doubled/1"] * 2
+    assert all(extension.found is extensions for extension in extensions)
+
+
+def test_nobody_asks_where_no_writer_does():
+    assert Doubled().transform_to(io.BytesIO()) is not None
+    assert torch_private.extensions_of_the_asking_writer(frames=0) is None
+
+
+def test_the_reader_asks_what_the_registry_gives():
+    registry = torch_private.ExtensionRegistry()
+    registry.register(Doubled)
+    transforms = torch_private.StorageReaderTransforms(registry)
+    assert parameters(transforms.transform_load_stream) == ["read_item", "transform_descriptors", "raw_stream"]
+    stream = transforms.transform_load_stream(read_item(), ["test.doubled/1"], io.BytesIO(b"abc"))
+    assert stream.read() == b"abc"
+
+
+def test_writers_and_readers_keep_them_as_transforms(tmp_path: Path):
+    writer, reader = dcp.FileSystemWriter(tmp_path), dcp.FileSystemReader(tmp_path)
+    assert type(writer.transforms) is torch_private.StorageWriterTransforms
+    assert type(reader.transforms) is torch_private.StorageReaderTransforms
+
+
+# -- DCP -----------------------------------------------------------------------------------------------------
+
+
+def test_where_an_item_is():
+    info = torch_private.StorageInfo("__0_0.distcp", 3, 9, ["stream.zstd/1"])
+    assert (info.relative_path, info.offset, info.length) == ("__0_0.distcp", 3, 9)
+    assert info.transform_descriptors == ["stream.zstd/1"]
+    assert torch_private.StorageInfo("a", 0, 0).transform_descriptors is None
+    info.streamxf_extra = "travels"  # type: ignore[attr-defined]
+    assert pickle.loads(pickle.dumps(info)).streamxf_extra == "travels"
+
+
+def test_items_are_distributed_over_files():
+    items = [write_item(str(size), torch.ones(size)) for size in (4, 400, 40)]
+    buckets = torch_private.split_by_size_and_type(2, items)
+    assert sorted(item.index.fqn for bucket in buckets for item in bucket) == ["4", "40", "400"]
+    assert [item.index.fqn for item in min(buckets, key=len)] == ["400"]
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("FsspecWriter", streamxf.FsspecWriter), ("FsspecReader", streamxf.FsspecReader)]
+)
+def test_classes_for_urls(name: str, own: type):
+    cls = getattr(torch_private, name)
+    assert issubclass(own, cls)
+    assert issubclass(cls, getattr(dcp, name.replace("Fsspec", "FileSystem")))
+    assert next(iter(parameters(cls))) == "path"
+
+
+def test_the_chunks_of_a_tensor():
+    (chunk,) = torch_private.create_chunk_list(torch.ones(2, 3))
+    assert (tuple(chunk.offsets), tuple(chunk.sizes)) == ((0, 0), (2, 3))
+    with pytest.raises(ValueError, match="Unsupported"):
+        torch_private.create_chunk_list("no tensor")  # type: ignore[arg-type]
+
+
+def test_a_value_is_put_into_a_nested_state_dict():
+    state: dict[str, Any] = {"a": {"b": 1}, "list": [0, {"c": 2}]}
+    torch_private.set_element(state, ("a", "b"), 5)
+    torch_private.set_element(state, ("list", 1, "c"), 6)
+    assert state == {"a": {"b": 5}, "list": [0, {"c": 6}]}
+
+
+def test_a_part_of_a_tensor_is_a_view():
+    tensor = torch.arange(12).reshape(3, 4)
+    part = torch_private.narrow_tensor_by_index(tensor, [1, 2], [2, 1])
+    part.fill_(-1)
+    assert tensor[1:, 2:3].eq(-1).all()
+    assert tensor.eq(-1).sum() == 2
+
+
+def test_tensors_of_other_classes():
+    assert callable(torch_private.ShardedTensor.local_shards)
+    assert not torch_private.is_traceable_wrapper_subclass(torch.ones(2))
+    assert hasattr(DTensor, "__tensor_flatten__")
+
+
+# -- torch.save and torch.load -------------------------------------------------------------------------------
+
+
+def test_copies_on_write_are_known():
+    tensor = torch.ones(4)
+    assert not torch_private.is_cow_tensor(tensor)
+    lazy = torch._lazy_clone(tensor)
+    assert torch_private.is_cow_tensor(lazy)
+    lazy.fill_(2)
+    assert not torch_private.is_cow_tensor(lazy)
+
+
+class Sought(io.BytesIO):
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self.skipped = offset, whence
+        return super().seek(offset, whence)
+
+
+class Kept:
+    """What `save_records` takes for a zip file."""
+
+    def __init__(self, writer: Any) -> None:
+        self.writer = writer
+        self.write_record = writer.write_record
+        self.numbers: list[int] = []
+
+    def write_record_metadata(self, name: str, size: int) -> None:
+        raise AssertionError("torch.save skips no data by itself")
+
+
+def written(value: Any) -> Sought:
+    target = Sought()
+    writer: Any = torch_private.PyTorchFileWriter(target, False, 64)
+    torch_private.save_records(value, Kept(writer), pickle, 2, False)  # type: ignore[no-untyped-call]
+    writer.write_end_of_file()
+    return target
+
+
+def test_torch_save_in_parts_is_torch_save():
+    whole = {"w": torch.arange(5.0), "name": "x"}
+    loaded = torch.load(io.BytesIO(written(whole).getvalue()), weights_only=True)
+    assert torch.equal(loaded["w"], whole["w"])
+    assert loaded["name"] == "x"
+
+
+def test_a_record_without_data_is_sought_over():
+    target = Sought()
+    writer: Any = torch_private.PyTorchFileWriter(target, False, 64)
+    writer.write_record_metadata("data/0", 1000)
+    writer.write_end_of_file()
+    assert target.skipped == (1000, 1)
+
+
+def test_the_reader_of_zip_files_says_where_records_begin():
+    tensor = torch.arange(5.0)
+    data = written(tensor).getvalue()
+    begin = torch_private.PyTorchFileReader(io.BytesIO(data)).get_record_offset("data/0")  # type: ignore[attr-defined]
+    assert begin % 64 == 0
+    assert data[begin : begin + tensor.nbytes] == tensor.numpy().tobytes()
+
+
+def test_a_storage_has_a_number_of_its_own():
+    tensor, other = torch.ones(4), torch.ones(4)
+    assert torch_private.storage_number(tensor.untyped_storage()) == torch_private.storage_number(
+        tensor[1:].untyped_storage()
+    )
+    assert torch_private.storage_number(tensor.untyped_storage()) != torch_private.storage_number(
+        other.untyped_storage()
+    )
+
+
+def test_the_unpickler_asks_for_storages_and_refuses_code():
+    target = Sought()
+    writer: Any = torch_private.PyTorchFileWriter(target, False, 64)
+    torch_private.save_records(torch.arange(3.0), Kept(writer), pickle, 2, False)  # type: ignore[no-untyped-call]
+    writer.write_end_of_file()
+    pickled = torch_private.PyTorchFileReader(io.BytesIO(target.getvalue())).get_record("data.pkl")  # type: ignore[attr-defined]
+    memory = torch.arange(3.0).untyped_storage()
+    restore: Any = torch_private.get_restore_location("cpu")  # type: ignore[no-untyped-call]
+    asked: list[Any] = []
+
+    def find(reference: Any) -> Any:
+        asked.append(reference)
+        return torch_private.typed_storage(restore(memory, "cpu"), torch.float32)
+
+    unpickler: Any = torch_private.Unpickler(io.BytesIO(pickled), encoding="utf-8")
+    unpickler.persistent_load = find
+    assert torch.equal(unpickler.load(), torch.arange(3.0))
+    ((word, kind, *rest),) = asked
+    assert (word, kind.dtype, *rest) == ("storage", torch.float32, "0", "cpu", 3)
+    with pytest.raises(pickle.UnpicklingError):
+        torch_private.Unpickler(io.BytesIO(pickle.dumps(print, 2)), encoding="utf-8").load()
+
+
+def test_sparse_tensors_are_checked_at_the_end():
+    """Rebuilding one puts it on a list, which the check empties."""
+    from torch._utils import _rebuild_sparse_tensor, _sparse_tensors_to_validate
+
+    assert not _sparse_tensors_to_validate
+    _rebuild_sparse_tensor(torch.sparse_coo, (torch.tensor([[9]]), torch.ones(1), (2,), False))
+    with (
+        torch.sparse.check_sparse_tensor_invariants(True),
+        pytest.raises(RuntimeError, match="size is inconsistent with indices"),
+    ):
+        torch_private.validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
+    assert not _sparse_tensors_to_validate
+
+
+def test_the_place_of_map_location():
+    assert torch_private.serialization_tls.map_location is None
+
+
+# -- the file itself -----------------------------------------------------------------------------------------
+
+
+def test_type_checkers_see_the_parts_where_they_are_at_run_time():
+    tree = ast.parse((PACKAGE / HOME).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname or alias.name: f"{node.module}:{alias.name}"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and (node.module, node.names[0].name) != ("torch", "UntypedStorage")
+        for alias in node.names
+    }
+    parts = {name: part.split(":") for name, part in torch_private._PARTS.items()}
+    earlier = torch_private._EARLIER
+    assert seen == {name: f"{earlier.get(home, home)}:{attribute}" for name, (home, attribute) in parts.items()}
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"}
+    assert {*torch_private.__all__} == {*parts} | functions
+
+
+@pytest.mark.parametrize("name", torch_private.__all__)
+def test_each_part_is_in_use(name: str):
+    sources = [path.read_text() for path in PACKAGE.rglob("*.py") if path.name != HOME]
+    assert any(re.search(rf"\b{name}\b", source) for source in sources)
+
+
+def test_a_part_that_torch_no_longer_has_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(torch_private._PARTS, "Gone", "torch.serialization:_gone")
+    with pytest.raises(UnsupportedError, match=r"torch .* has no torch\.serialization\._gone"):
+        _ = torch_private.Gone
+    with pytest.raises(AttributeError):
+        _ = torch_private.never_there
+
+
+def private_in(source: str) -> Iterator[str]:
+    """The private names of torch that a source imports, reaches as attributes of torch's modules, or has as text."""
+    tree = ast.parse(source)
+    known: dict[str, str] = {}
+
+    def dotted(node: ast.AST) -> str | None:
+        if isinstance(node, ast.Name):
+            return known.get(node.id)
+        if isinstance(node, ast.Attribute) and (before := dotted(node.value)) is not None:
+            return f"{before}.{node.attr}"
+        return None
+
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "torch":
+                    known[alias.asname or "torch"] = alias.name if alias.asname else "torch"
+                    found.append(alias.name)
+        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "torch":
+            for alias in node.names:
+                known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                found.append(f"{node.module}.{alias.name}")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (name := dotted(node)) is not None:
+            found.append(name)
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"torch[\w.]+", str(node.value)):
+            found.append(str(node.value))
+        elif isinstance(node, ast.Attribute) and node.attr == "_cdata":
+            found.append("torch.UntypedStorage._cdata")
+    return (name for name in found if re.search(r"\._(?!_)", name))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from torch.distributed.checkpoint._extension import Extension",
+        "from torch.serialization import _save",
+        "from torch.distributed.checkpoint import _traverse",
+        "import torch._C",
+        "import torch\ntorch._C._is_cow_tensor(1)",
+        "import torch.serialization as there\nthere._save",
+        "from torch.distributed.checkpoint import filesystem\nfilesystem._split_by_size_and_type",
+        "import_module('torch.distributed._shard')",
+        "tensor.untyped_storage()._cdata",
+    ],
+)
+def test_what_is_private_is_found(source: str):
+    assert [*private_in(source)]
+
+
+def test_what_is_public_is_not():
+    assert not [*private_in("import torch\ntorch.serialization.add_safe_globals\nself._own\ntorch.__version__")]
+
+
+def test_private_parts_are_reached_from_one_file():
+    found = {
+        str(path.relative_to(PACKAGE)): names
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if (names := [*private_in(path.read_text())])
+    }
+    del found[HOME]
+    assert found.keys() == NAMES_IN_PICKLES, found
