@@ -55,13 +55,13 @@ def run(settings: Settings) -> Result:
         goals.append(goal_row(f"time blocked, by {kind}", STOCK.name, ratio, GOAL))
     note = (
         f"`dcp.async_save` of {mib:,} MiB of bf16 Gaussian weights in CPU memory, in matrices of {_tensor_mib(mib):g} "
-        "MiB, while one thread goes on training a small model on the CPU. *Call* is the call itself, in which torch copies "
-        "the state; *save* is how long the rest takes in the background. *Slowdown* is the time that training lost "
-        "meanwhile: what the steps made until the save was over took beyond what they take without one, measured "
+        "MiB, while one thread goes on training a small model on the CPU. *Call* is the call itself, in which torch "
+        "copies the state; *save* is how long the rest takes in the background. *Slowdown* is the time that training "
+        "lost meanwhile: what the steps made until the save was over took beyond what they take without one, measured "
         f"before and after each save. *Blocked* is call and slowdown together. {settings.rounds} rounds, after one to "
         "warm up, in which the process that saves is started. *Memory* is the peak of both processes together, what "
-        "they share counted once, beyond what the training held before; the staged copy and, by process, the whole "
-        "process that saves belong to it. It is measured in a save of its own."
+        "they share counted once, beyond what the training held before: the staged copy and, by process, the whole "
+        "process that saves. It is measured in a save of its own."
     )
     figure = bars("Time that an async save blocks training", "s", blocked)
     tables = [Table(goals, "Goals"), Table(rows, "All")]
