@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import shutil
@@ -156,6 +157,7 @@ class _Saving:
             If what was saved is not the state.
         """
         save = self._begin()
+        ctypes.CDLL(None).malloc_trim(0)  # what earlier saves have freed
         before = peak = _proportional("self")
         future = save()
         while not future.done():

@@ -69,8 +69,7 @@ def _future() -> Future[Any] | None:
         frame = frame.f_back
     if frame is None or not called.startswith("torch.distributed.checkpoint."):
         return None
-    future: Future[Any] = frame.f_locals["self"].future
-    return future
+    return getattr(frame.f_locals.get("self"), "future", None)
 
 
 def _log_failure(future: Future[Any]) -> None:
