@@ -34,6 +34,7 @@ NAMES = (
     "rekey",
     "many_items",
     "writing",
+    "async_saves",
     "publishing",
     "verify",
     "pack",

@@ -21,6 +21,7 @@ from streamxf.checkpoint.disk import Mount, missing_folders, sync_folder, sync_n
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name
 from streamxf.checkpoint.publish import check_free, locked, remove_leftovers
 from streamxf.codecs.floatzip import FloatZip
+from streamxf.dcp.background import Background, changed_text, tensor_versions, with_copies
 from streamxf.dcp.border import ProgressLike, StorageMixin, shown, told
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import planned_bytes
@@ -101,26 +102,35 @@ class ChainWriterMixin(StorageMixin):
         self.report = None
         self.save_id = None  # torch's own is drawn on every rank, and no save has it
         self._coming = None
+        self._background = Background()
         warn_unless_in_one_step(self._storage, stacklevel=3)
 
     # -- what DCP calls, in this order -------------------------------------------------------------
+
+    def stage(self, state_dict: Any) -> Any:
+        """Copy what `dcp.async_save` is to save; first wait for an earlier save in the background by this writer."""
+        self._background.join()
+        return with_copies(super().stage(state_dict))  # type: ignore[misc]
 
     def storage_meta(self) -> StorageMeta:
         """What DCP tells planners: where the save goes, and the id that it has if this rank publishes it. As with
         torch's writers each rank has an id of its own. Once it has published, `save_id` has that, and this is the next.
         """
+        self._background.note()
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._coming_id())
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Switch to another checkpoint, with the same storage options; raises ParameterError for a URL of a class for
         folders.
         """
+        self._background.join()
         super().reset(checkpoint_id)
         self.save_id = None
 
     @told
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save: draw the writer id, and whatever the chain draws for each save."""
+        self._background.join()
         super().set_up_storage_writer(is_coordinator)  # type: ignore[misc]  # in torch 2.7 it takes nothing else
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
@@ -168,6 +178,7 @@ class ChainWriterMixin(StorageMixin):
         def opening(name: str) -> Any:
             return self.fs.create_stream(self.fs.concat_path(self.path, name), "wb")
 
+        versions = tensor_versions(plan, planner)
         begin = perf_counter()
         try:
             with shown(self._progress, "Saving") as save.progress:
@@ -180,6 +191,8 @@ class ChainWriterMixin(StorageMixin):
             if needed and needed not in self._warned:
                 self._warned.add(needed)
                 warnings.warn(text, stacklevel=2)  # an error if the process's filters say so
+            if text := changed_text(versions, tensor_versions(plan, planner)):
+                warnings.warn(text, stacklevel=2)
         except BaseException as error:
             left = storage.remove(name for name, _ in files)  # those that were finished, too
             for name, reason in left.items():
@@ -215,7 +228,9 @@ class ChainWriterMixin(StorageMixin):
         """A copy of the writer, in this process or another, begins its own saves. A `Progress` stays behind:
         it need not know of them, and perhaps cannot be pickled.
         """
-        return {**self.__dict__, "_save": None, "_coming": None, "report": None, "_progress": self._progress is True}
+        self._background.note()  # this may be on the way to a process that saves
+        own = {"_save": None, "_coming": None, "_background": Background(), "report": None}
+        return {**self.__dict__, **own, "_progress": self._progress is True}
 
     # -- helpers -----------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import streamxf
 from streamxf.checkpoint.storage import Storage
 
 from .foreign_errors import NeedsTwo, StoreError
-from .helpers import KEY, full_chain, index_of
+from .helpers import KEY, Told, full_chain, index_of
 from .rank_scenarios import join_group, start_ranks
 
 
@@ -167,6 +167,12 @@ def failing_loads(folder: Path) -> Any:
 
 
 def failing_in_the_background(folder: Path) -> Any:
+    """Each rank is told by its future, and the log of its own process."""
+    with Told() as told:
+        return _failing_in_the_background(folder, told)
+
+
+def _failing_in_the_background(folder: Path, told: Told) -> Any:
     found: dict[str, Any] = {}
     rank = dist.get_rank()
     for kind in (AsyncCheckpointerType.THREAD, AsyncCheckpointerType.PROCESS):
@@ -177,10 +183,14 @@ def failing_in_the_background(folder: Path) -> Any:
             future = dcp.async_save(
                 state_of(number), storage_writer=writer, planner=planner, async_checkpointer_type=kind
             )
-            found[f"{kind.value} {number}"] = failures_of(lambda: future.result(300))  # noqa: B023
+            failures = failures_of(lambda: future.result(300))  # noqa: B023
+            found[f"{kind.value} {number}"] = failures
+            if failures:
+                found[f"{kind.value} {number} logged"] = told.wait()
             dist.barrier()
             found[f"{kind.value} {number} loads"] = loads(path, 3 if number == 3 else 0)
             dist.barrier()
+    found["logged"] = len(told.records)
     return found
 
 

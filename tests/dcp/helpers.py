@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -156,6 +158,33 @@ def refused(kind: type[BaseException], *words: str) -> Iterator[None]:
 
 
 # -- metadata, taken apart and put together again by somebody who has the key --------------------
+
+
+class Told(logging.Handler):
+    """Keeps what is logged of saves in the background. A future's callbacks run after those who wait for it woke up."""
+
+    _logger = logging.getLogger("streamxf.dcp.background")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+        self._one = threading.Semaphore(0)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+        self._one.release()
+
+    def wait(self) -> str:
+        """The next message."""
+        assert self._one.acquire(timeout=300)
+        return self.records[-1].getMessage()
+
+    def __enter__(self) -> Told:
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)
 
 
 def sections_of(path: Path, name: str = ".metadata") -> tuple[bytes, Sections]:

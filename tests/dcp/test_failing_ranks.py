@@ -68,6 +68,11 @@ def test_saves_in_the_background_tell_it_through_their_futures(tmp_path: Path) -
             for number, failures in enumerate([None, put(1), put(0), None]):
                 assert plain(behind[f"{kind} {number}"]) == failures
                 assert behind[f"{kind} {number} loads"]
+                for rank, text in (failures or {}).items():
+                    logged = behind[f"{kind} {number} logged"]
+                    assert logged.startswith(f"a save in the background failed: rank {rank}: {text}; ")
+                    assert f" was written to file __{rank}_" in logged
+        assert behind["logged"] == 4
 
 
 def test_ranks_that_die_are_noticed_by_all_others(tmp_path: Path) -> None:

@@ -1,0 +1,351 @@
+"""Saves by `dcp.async_save`: what they capture, how their failures are told, and saves that overlap."""
+
+from __future__ import annotations
+
+import gc
+import io
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+
+import streamxf
+
+from .helpers import Told, full_chain, load
+
+LIMIT = 300
+
+
+class Held(dcp.DefaultSavePlanner):
+    """Waits before each item is written, until it may go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits, self.go_on = threading.Event(), threading.Event()
+
+    def resolve_data(self, write_item: Any) -> Any:
+        self.waits.set()
+        assert self.go_on.wait(LIMIT)
+        return super().resolve_data(write_item)
+
+
+class Failing(dcp.DefaultSavePlanner):
+    """Raises in one of its methods."""
+
+    def __init__(self, method: str, error: BaseException) -> None:
+        super().__init__()
+
+        def fail(*_: Any, storage_meta: Any = None, **__: Any) -> Any:
+            raise error
+
+        setattr(self, method, fail)
+
+
+class Uncopied(AsyncStager):
+    """Stages the caller's own tensors."""
+
+    _synchronize_after_execute = False
+
+    def stage(self, state_dict: Any, **_: Any) -> Any:
+        return state_dict
+
+    def close(self) -> None:
+        pass
+
+
+def in_background(state: dict[str, Any], **options: Any) -> Future[Any]:
+    future = dcp.async_save(state, no_dist=True, **options)
+    assert isinstance(future, Future)
+    return future
+
+
+def writer_for(path: Path, **options: Any) -> streamxf.FileSystemWriter:
+    return streamxf.FileSystemWriter(path, chain=full_chain(), sync_files=False, **options)
+
+
+# -- what is captured ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def sharded(*shape: int) -> DTensor:
+    return DTensor.from_local(torch.zeros(shape), init_device_mesh("cpu", (1,)), [Replicate()])
+
+
+def changing_state() -> dict[str, Any]:
+    return {
+        "tensor": torch.zeros(5000),
+        "scalar": torch.zeros(()),
+        "parameter": torch.nn.Parameter(torch.zeros(50)),
+        "view": torch.zeros(10)[2:4],
+        "gaps": torch.zeros(10, 10)[:, ::3],
+        "sharded": sharded(50),
+        "sharded scalar": sharded(),
+        "array": np.zeros(3),
+        "nested": {"list": [torch.zeros(2)], "tuple": (sharded(), io.BytesIO(b"0"))},
+        "file": io.BytesIO(b"0"),
+    }
+
+
+def change(state: dict[str, Any]) -> None:
+    with torch.no_grad():
+        for value in [*state.values(), *state["nested"]["list"], *state["nested"]["tuple"]]:
+            if isinstance(value, io.BytesIO):
+                value.write(b"1")
+            elif not isinstance(value, dict):
+                value += 1
+
+
+def zeros(value: Any) -> bool:
+    """Whether there is nothing but zeros in it."""
+    match value:
+        case dict():
+            return all(map(zeros, value.values()))
+        case list() | tuple():
+            return all(map(zeros, value))
+        case io.BytesIO():
+            return value.getvalue() == b"0"
+        case DTensor():
+            return zeros(value.to_local())
+    return not value.any()
+
+
+@pytest.mark.usefixtures("group")
+def test_staging_copies_whatever_may_change(tmp_path: Path) -> None:
+    for writer in (writer_for(tmp_path), streamxf.FsspecWriter("memory://staged")):
+        state = changing_state()
+        staged = writer.stage(state)
+        change(state)
+        assert not zeros(state)
+        assert zeros(staged)
+        assert list(staged) == list(state)
+        assert isinstance(staged["sharded scalar"], DTensor)
+        assert type(staged["nested"]["tuple"]) is tuple
+
+
+STAGERS: dict[str, Callable[[], AsyncStager | None]] = {
+    "the writer": lambda: None,
+    "DefaultStager": lambda: DefaultStager(StagingOptions(False, False, False, False)),
+    "shared memory": lambda: DefaultStager(StagingOptions(False, True, False, False)),
+}
+
+
+@pytest.mark.parametrize("stager", STAGERS)
+def test_what_tensors_hold_when_the_call_returns_is_saved_without_a_warning(tmp_path: Path, stager: str) -> None:
+    state = {"weight": torch.zeros(5000), "step": torch.zeros(()), "count": 0}
+    planner = Held()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        options = {"planner": planner, "async_stager": STAGERS[stager]()}
+        future = in_background(state, storage_writer=writer_for(tmp_path), **options)
+        assert planner.waits.wait(LIMIT)
+        state["weight"] += 1
+        state["step"] += 1
+        planner.go_on.set()
+        future.result(LIMIT)
+    found = load(state, tmp_path)
+    assert not found["weight"].any()
+    assert not found["step"].any()
+
+
+def changed_meanwhile(path: Path, state: dict[str, Any], change: Callable[[], object], thread: bool = False) -> None:
+    """Save tensors without a copy, and change them before the first is written."""
+    planner, writer = Held(), writer_for(path)
+    with ThreadPoolExecutor(1) as pool:
+        if thread:
+            future = pool.submit(dcp.save, state, storage_writer=writer, planner=planner, no_dist=True)
+        else:
+            future = in_background(state, storage_writer=writer, planner=planner, async_stager=Uncopied())
+        assert planner.waits.wait(LIMIT)
+        change()
+        planner.go_on.set()
+        future.result(LIMIT)
+
+
+@pytest.mark.parametrize("thread", [True, False])
+def test_tensors_that_change_while_they_are_saved_are_named_in_a_warning(tmp_path: Path, thread: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8, bias=False))
+
+    def train() -> None:
+        model(torch.ones(1, 8)).sum().backward()
+        torch.optim.AdamW(model.parameters()).step()
+
+    state = {"model": model.state_dict(), "frozen": torch.zeros(9), "step": 3}
+    with pytest.warns(UserWarning, match="dcp.async_save makes") as caught:
+        changed_meanwhile(tmp_path, state, train, thread)
+    (text,) = [str(one.message) for one in caught if "changed while" in str(one.message)]
+    assert text.startswith("tensors changed while they were saved: model.0.bias, model.0.weight, model.1.weight. This ")
+    assert (tmp_path / ".metadata").exists()
+
+
+@pytest.mark.usefixtures("group")
+def test_so_are_sharded_ones(tmp_path: Path) -> None:
+    state = {"weight": sharded(50), "bias": sharded(), "frozen": sharded(50)}
+
+    def change() -> None:
+        state["weight"].add_(1)
+        state["bias"].to_local().add_(1)
+
+    with pytest.warns(UserWarning, match="saved: bias, weight. This"):
+        changed_meanwhile(tmp_path, state, change)
+
+
+def test_many_of_them_are_counted(tmp_path: Path) -> None:
+    state = {f"{number}\n": torch.zeros(2) for number in range(5)}
+    with pytest.warns(UserWarning, match=r": 0\\n, 1\\n, 2\\n and 2 more\."):
+        changed_meanwhile(tmp_path, state, lambda: torch._foreach_add_(list(state.values()), 1))
+
+
+def test_the_warning_fails_the_save_where_warnings_are_errors(tmp_path: Path) -> None:
+    state = {"weight": torch.zeros(50)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        with pytest.raises(CheckpointException, match="tensors changed while they were saved: weight"):
+            changed_meanwhile(tmp_path, state, lambda: state["weight"].add_(1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_inference_tensors_are_not_counted_by_torch(tmp_path: Path) -> None:
+    with torch.inference_mode():
+        state = {"weight": torch.ones(50)}
+    dcp.save(state, storage_writer=writer_for(tmp_path), no_dist=True)
+    assert load({"weight": torch.zeros(50)}, tmp_path)["weight"].all()
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told() -> Iterator[Told]:
+    with Told() as handler:
+        yield handler
+
+
+@pytest.mark.parametrize("method", ["set_up_planner", "create_local_plan", "resolve_data", "finish_plan"])
+def test_a_failure_that_nobody_asks_for_is_logged_once(tmp_path: Path, told: Told, method: str) -> None:
+    writer = writer_for(tmp_path)
+    for checkpoint_id in (None, str(tmp_path / "other")):
+        planner = Failing(method, ValueError("torn\ncable"))
+        in_background({"weight": torch.ones(5)}, storage_writer=writer, planner=planner, checkpoint_id=checkpoint_id)
+        text = told.wait()
+        assert text.startswith(r"a save in the background failed: rank 0: ValueError: torn\ncable")
+        if method == "resolve_data":
+            assert "; while item weight was written to file __0_0_" in text
+    assert [record.levelname for record in told.records] == ["ERROR"] * 2
+    in_background({"weight": torch.ones(5)}, storage_writer=writer).result(LIMIT)
+    assert len(told.records) == 2
+    assert load({"weight": torch.zeros(5)}, tmp_path / "other")["weight"].all()
+
+
+def test_an_error_that_no_rank_exchanged_is_logged(tmp_path: Path, told: Told) -> None:
+    planner = Failing("resolve_data", KeyboardInterrupt("stop"))
+    writer = writer_for(tmp_path)
+    dcp.async_save({"weight": torch.ones(5)}, storage_writer=writer, planner=planner, use_collectives=False)
+    assert told.wait().startswith("a save in the background failed: KeyboardInterrupt: stop; while item weight")
+
+
+def test_a_save_that_somebody_waits_for_is_not_logged(tmp_path: Path, told: Told) -> None:
+    def training() -> None:
+        for _ in range(2):
+            with pytest.raises(CheckpointException):
+                dcp.save({"w": torch.ones(5)}, storage_writer=writer, planner=Failing("resolve_data", ValueError()))
+        in_background({"w": torch.ones(5)}, storage_writer=writer).result(LIMIT)
+        raise RuntimeError("of the training itself")
+
+    writer = writer_for(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        error = pool.submit(training).exception(LIMIT)
+    assert str(error) == "of the training itself"
+    time.sleep(0.05)
+    assert not told.records
+    assert load({"w": torch.zeros(5)}, tmp_path)["w"].all()
+
+
+def test_a_writer_keeps_no_memory_of_a_save_that_failed(tmp_path: Path, told: Told) -> None:
+    writer = writer_for(tmp_path)
+    staged: list[Any] = []
+    stage = writer.stage
+    writer.stage = lambda state: staged.append(stage(state)) or staged[-1]  # type: ignore[method-assign, func-returns-value]
+    planner: Any = Failing("resolve_data", ValueError("x"))
+    in_background({"weight": torch.ones(5)}, storage_writer=writer, planner=planner)
+    told.wait()
+    gone = weakref.ref(staged.pop()["weight"])
+    del planner
+    told.records.clear()
+    for _ in range(100):  # the pool's thread may be about to let go of it
+        gc.collect()
+        if gone() is None:
+            break
+        time.sleep(0.05)
+    assert gone() is None
+
+
+# -- two at the same time --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["async", "sync", "other stager", "reset"])
+def test_a_save_through_a_writer_that_is_at_work_waits(tmp_path: Path, way: str) -> None:
+    writer, planner = writer_for(tmp_path / "none"), Held()
+    first, second = tmp_path / "first", tmp_path / "second"
+    state = {"weight": torch.full((5000,), 1.0)}
+    one = in_background(state, storage_writer=writer, planner=planner, checkpoint_id=first)
+    assert planner.waits.wait(LIMIT)
+    state["weight"] += 1
+
+    def go_on() -> None:
+        order.append("first")
+        planner.go_on.set()
+
+    order: list[str] = []
+    timer = threading.Timer(0.3, go_on)
+    timer.start()
+    if way == "reset":
+        writer.reset(second)
+        dcp.save(state, storage_writer=writer, no_dist=True)
+    elif way == "sync":
+        dcp.save(state, storage_writer=writer, checkpoint_id=second, no_dist=True)
+    else:
+        options: dict[str, Any] = {"async_stager": STAGERS["DefaultStager"]()} if way == "other stager" else {}
+        in_background(state, storage_writer=writer, checkpoint_id=second, **options).result(LIMIT)
+    order.append("second")
+    assert order == ["first", "second"]
+    one.result(LIMIT)
+    timer.join()
+    assert (load(state, first)["weight"] == 1).all()
+    assert (load(state, second)["weight"] == 2).all()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_failure_does_not_stop_the_next_save(tmp_path: Path, told: Told, asked: bool) -> None:
+    """Raised there, too, it would cost another checkpoint."""
+    writer = writer_for(tmp_path)
+    failing = Failing("resolve_data", OSError(28, "No space left on device"))
+    future = in_background({"w": torch.ones(5)}, storage_writer=writer, planner=failing)
+    assert "No space left on device" in told.wait()
+    if asked:
+        with pytest.raises(CheckpointException, match="No space left on device"):
+            future.result(LIMIT)
+    in_background({"w": torch.ones(5)}, storage_writer=writer).result(LIMIT)
+    assert load({"w": torch.zeros(5)}, tmp_path)["w"].all()
