@@ -58,6 +58,22 @@ def storage(url: str, secret: str = SECRET) -> dict[str, Any]:
     return {"key": ACCESS, "secret": secret, "endpoint_url": url, "use_listings_cache": False}
 
 
+def client_of(url: str) -> Any:
+    """Botocore's client for it, which tries everything once."""
+    # not s3fs: this process may fork later, and a client of s3fs has a thread
+    import botocore.session
+    from botocore.config import Config
+
+    return botocore.session.get_session().create_client(
+        "s3",
+        "us-east-1",
+        endpoint_url=url,
+        aws_access_key_id=ACCESS,
+        aws_secret_access_key=SECRET,
+        config=Config(retries={"max_attempts": 0}, s3={"addressing_style": "path"}),
+    )
+
+
 def _config() -> dict[str, Any]:
     return {
         "identities": [
@@ -86,19 +102,9 @@ def _free_ports(count: int) -> list[int]:
 
 def _wait_for_bucket(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     """Until the server takes an object, or it died, or its time is over."""
-    # not s3fs: this process may fork later, and a client of s3fs has a thread
-    import botocore.session
-    from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
-    client = botocore.session.get_session().create_client(
-        "s3",
-        "us-east-1",
-        endpoint_url=url,
-        aws_access_key_id=ACCESS,
-        aws_secret_access_key=SECRET,
-        config=Config(retries={"max_attempts": 0}, s3={"addressing_style": "path"}),
-    )
+    client = client_of(url)
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:
