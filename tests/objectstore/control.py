@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from objectstore.requests import Fault, Request
+from .requests import Fault, Request
 
 SECONDS = 60.0  # far above what any answer takes
 

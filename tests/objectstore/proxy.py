@@ -21,8 +21,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from objectstore.messages import PIECE, Head, answer_body, request_body
-from objectstore.requests import ANSWERS, Fault, Request
+from .messages import PIECE, Head, answer_body, request_body
+from .requests import ANSWERS, Fault, Request
 
 CONTROL = "/-/"
 BURST = 0.01  # seconds of bandwidth that may be saved up: sleeps are never as short as asked

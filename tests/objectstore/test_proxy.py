@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from dcp.s3_server import client_of
 
-from objectstore.control import Proxy, most_at_once, proxied
-from objectstore.requests import Fault
+from .control import Proxy, most_at_once, proxied
+from .requests import Fault, Request
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 
@@ -160,7 +160,7 @@ def test_puts_fail(proxy: Proxy, client: Any, beside: Any, kind: str, code: str,
 def test_answers_break(proxy: Proxy, client: Any, kind: str, error: str) -> None:
     client.put_object(Bucket=BUCKET, Key="proxy/answer", Body=DATA)
     proxy.faults(Fault(kind, "GetObject", seconds=0.1))
-    with pytest.raises(Exception) as caught:  # noqa: B017 - botocore and urllib3 have no class in common
+    with pytest.raises(Exception) as caught:
         stored(client, "proxy/answer")
     named = {each.__name__ for each in type(caught.value).__mro__}
     # a reset overtakes what was sent before it
@@ -244,8 +244,6 @@ def test_bandwidth_is_shared_and_requests_wait(proxy: Proxy) -> None:
 
 
 def test_most_at_once() -> None:
-    from objectstore.requests import Request
-
     spans = [(0, 2), (1, 3), (3, 5), (2.5, 4)]
     assert most_at_once([Request("", begun=begun, ended=ended) for begun, ended in spans]) == 2
     assert most_at_once([]) == 0
