@@ -36,6 +36,7 @@ PART = 5 * 2**20  # the smallest that S3 takes
 # Whoever repeats a request that failed does so soon: botocore's own way takes half a minute for each.
 CONFIG = {"retries": {"max_attempts": 1}, "read_timeout": 20, "connect_timeout": 20}
 TIDY = 12  # saves after which leftovers are removed, and a new bucket begins: only whole ones give their space back
+SECONDS = 180.0  # of a save or a load that repeats all its requests, on a busy machine
 NAMES = {OLD: "old", NEW: "new"}
 
 
@@ -58,7 +59,7 @@ def killed_s3(subject: Subject, scratch: Path, every: int = 1) -> Tally:
 
 
 def _kills(request: Request, number: int) -> Iterator[Fault]:
-    shares = (0.1, 0.5, 0.9) if request.size > PART // 8 else (0.5,) if request.size else ()
+    shares = (0.1, 0.3, 0.5, 0.7, 0.9) if request.size > PART // 8 else (0.5,) if request.size else ()
     for kind in ("killed before", "killed after"):
         yield Fault(kind, request.operation, number)
     for share in shares:
@@ -144,7 +145,7 @@ class Place:
         """Save while something goes wrong, and count what loads then, if it did."""
         saved = NEW if self.stands == OLD else OLD
         self.proxy.forget()
-        outcome = forks.run_one(partial(self.save, saved, fault))
+        outcome = forks.run_one(partial(self.save, saved, fault), SECONDS)
         requests = self.proxy.requests()
         self.proxy.faults()
         found = forks.run_one(partial(self.verdict, self.server))
@@ -173,7 +174,7 @@ class Place:
     def load_under(self, tally: Tally, fault: Fault) -> None:
         """Load while something goes wrong: what is loaded is right, or the load raises."""
         self.proxy.forget()
-        outcome = forks.run_one(partial(self.verdict, self.proxy.url, fault))
+        outcome = forks.run_one(partial(self.verdict, self.proxy.url, fault), SECONDS)
         requests = self.proxy.requests()
         self.proxy.faults()
         assert any(request.fault for request in requests), fault
@@ -187,7 +188,7 @@ class Place:
         """Clean up, and count as "unclean" if parts of uploads are left, or objects that nothing names."""
         if self.subject.stock:
             return
-        cleaned = forks.run_one(self._clean)
+        cleaned = forks.run_one(self._clean, SECONDS)
         bucket = {"Bucket": f"faults{self._bucket}"}
         uploads = self.client.list_multipart_uploads(**bucket).get("Uploads", [])
         left = [f"upload of {upload['Key']}" for upload in uploads]

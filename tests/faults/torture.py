@@ -107,7 +107,7 @@ def jobs(share: int = 1) -> Iterator[dict[str, Any]]:
             for first in (False, True):
                 mutant = "nobody tells how much room there is"
                 yield job("full_disk", layout, chain, first=first, mutant=mutant, levels=max(24 // share, 4))
-    for layout, count in (("2 threads", 30), ("2 threads, 24 MiB", 70)):
+    for layout, count in (("2 threads", 30), ("2 threads, 40 MiB", 70)):
         for chain, part in (("full", share), ("stock", 3 * share)):
             yield job("killed_s3", layout, chain, every=part)
             points = {"saves": max(2 * count // part, 4), "loads": max(count // part, 4)}

@@ -25,7 +25,7 @@ from .messages import PIECE, Head, answer_body, request_body
 from .requests import ANSWERS, Fault, Request
 
 CONTROL = "/-/"
-BURST = 0.05  # seconds of bandwidth that may be saved up: sleeps take longer than asked, and other processes have the CPU
+BURST = 0.05  # seconds of bandwidth that may be saved up: sleeps take longer than asked, on a busy machine above all
 
 
 class Pace:
