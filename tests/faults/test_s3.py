@@ -15,7 +15,7 @@ def client() -> None:
 
 
 def test_old_or_new(passes: Try) -> None:
-    found = passes("killed_s3", "2 threads", every=7, at_least=4)
+    found = passes("killed_s3", "2 threads, 40 MiB", every=8, at_least=7)
     assert found["old"] > 0
     assert found["new"] > 0
 
