@@ -19,7 +19,9 @@ from streamxf.errors import ContainerError, ForeignError, MetadataError, Paramet
 from streamxf.proportion import held_at
 from streamxf.stream.source import FileSlice, PositionalFile, access_to
 from streamxf.transfer.calls import is_asynchronous
+from streamxf.transfer.conditional import put_over, stamp_of
 from streamxf.transfer.fetch import FetchedFile
+from streamxf.transfer.multipart import PendingUpload, abort_upload, pending_uploads
 from streamxf.transfer.upload import creating
 
 _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
@@ -254,7 +256,9 @@ class Storage:
         with creating(self.filesystem, self.inner(name)) as stream:
             yield stream
 
-    def put(self, name: str, data: bytes, *, sync: bool = True, check: Check | None = None) -> None:
+    def put(
+        self, name: str, data: bytes, *, sync: bool = True, check: Check | None = None, over: str | None = None
+    ) -> None:
         """Put `data` at `name`, replacing what is there in one step where the storage has such a step. Raises OSError;
         what was there before is then still there, unless the error came after the step: when the folder could not be
         synced, or when the answer of a server was lost.
@@ -262,6 +266,7 @@ class Storage:
         - `sync`: whether the disk must have it when this returns.
         - `check`: called last before that step, and may raise. With it, `data` is a new version of what is there: local
           files keep their owner and permissions, as far as this process may give them away.
+        - `over`: the `stamp` of what may be replaced; raises ReplacedMeanwhile if something else is there by now.
         """
         if (path := self.local_path(name)) is not None:
             put_local(path, data, sync, check)
@@ -270,7 +275,21 @@ class Storage:
         else:
             if check is not None:
                 check()
-            self.filesystem.pipe_file(self.inner(name), data)
+            if over is None:
+                self.filesystem.pipe_file(self.inner(name), data)
+            else:
+                put_over(self.filesystem, self.inner(name), data, over)
+
+    def stamp(self, name: str) -> str | None:
+        """What identifies the file that is there now, for `put`; None where the storage cannot put on a condition."""
+        return stamp_of(self.filesystem, self.inner(name)) if self.local is None else None
+
+    def uploads(self) -> list[PendingUpload]:
+        """Uploads to files of this folder that were begun, and neither completed nor aborted."""
+        return pending_uploads(self.filesystem, self.path) if self.local is None else []
+
+    def abort(self, upload: PendingUpload) -> None:
+        abort_upload(self.filesystem, upload)
 
     def remove(self, names: Iterable[str]) -> dict[str, Exception]:
         failed: dict[str, Exception] = {}

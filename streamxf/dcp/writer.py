@@ -165,12 +165,17 @@ class ChainWriterMixin(StorageMixin):
         buckets = _split_by_size_and_type(self.thread_count, plan.items) if one else [[item] for item in plan.items]
         files = [(save.file_name(self.rank or 0, number), items) for number, items in enumerate(filter(None, buckets))]
 
+        def opening(name: str) -> Any:
+            if storage.filesystem is not None:
+                return storage.create(name)
+            return self.fs.create_stream(self.fs.concat_path(self.path, name), "wb")
+
         begin = perf_counter()
         try:
             with shown(self._progress, "Saving") as save.progress:
                 if save.progress is not None:
                     save.progress.expect(sum(map(planned_bytes, plan.items)))
-                results = save.write_files(files, self.thread_count, storage.create, planner.resolve_data)
+                results = save.write_files(files, self.thread_count, opening, planner.resolve_data)
             if local is not None and self.sync_files:  # the process that publishes may be on another host
                 sync_folder(local)
             needed, text = save.refused_objects()

@@ -114,6 +114,10 @@ class PendingUpload:
     id: str
     begun: datetime
 
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2]
+
 
 def pending_uploads(filesystem: Any, folder: str) -> list[PendingUpload]:
     """Those of objects directly in a folder; none where the store is not S3."""
