@@ -110,7 +110,7 @@ def test_recipients_do_not_change_a_save_that_was_published_meanwhile(
 def test_the_answer_to_a_put_is_lost(proxy: Proxy) -> None:
     """The client repeats the put, and is told that something is there already: its own."""
     url, options = "s3://checkpoints/lost", storage(proxy.url)
-    proxy.faults(Fault("reset after", "PutObject", number=2))
+    proxy.faults(Fault("reset after", "PutObject", number=1))
     save_to(url, state_of(1), options)
     assert proxy.counts()["PutObject"] == 3, "the data file, and twice the metadata"
     assert_same(load_from(url, state_of(0), options), state_of(1))
