@@ -58,10 +58,10 @@ torture: $(STAMPS)/test ## Try every fault at every point, and write docs/reliab
 
 # About 50 minutes on 2 cores, 12 GiB of memory and 10 GiB of disk; one benchmark with its name: make bench ARGS='times --rounds 7'
 bench: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks (50 minutes, 12 GiB of memory, 10 GiB of disk)
-	$(RUN) benchmarks.run $(ARGS)
+	PYTHONPATH=.:tests $(RUN) benchmarks.run $(ARGS)
 
 bench-smoke: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks on very small data, to see that they work
-	$(RUN) benchmarks.run --smoke $(ARGS)
+	PYTHONPATH=.:tests $(RUN) benchmarks.run --smoke $(ARGS)
 
 bench-publish: $(STAMPS)/bench ## Bring the newest results into docs/benchmarks/, beside those of other machines
 	$(RUN) benchmarks.publish $(ARGS)

@@ -26,6 +26,7 @@ NAMES = (
     "blocks",
     "lock",
     "throttled",
+    "objects",
     "memory",
     "save_load",
     "overhead",

@@ -133,7 +133,9 @@ class Elements:
         end = self.origin + wanted.stop * self.itemsize
         memory = out.reshape(-1).view(np.uint8).data if wanted.is_run and out.flags.c_contiguous else None
         size = self.blocks.block_size
-        for index in range(begin // size, -(-end // size)):
+        first, stop = begin // size, -(-end // size)
+        self.blocks.expect(first, stop)
+        for index in range(first, stop):
             start, length = index * size, self.blocks.size_of(index)
             decode = self.blocks.decoder(index)
             if memory is not None and begin <= start and start + length <= end:

@@ -58,6 +58,9 @@ class StridedBlocks:
     def size_of(self, index: int) -> int:
         return min(_BLOCK, self.size - index * _BLOCK)
 
+    def expect(self, first: int, stop: int) -> None:
+        """Where the elements of a block stand depends on the strides."""
+
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         return partial(self._gather, index * _BLOCK // self._itemsize)
 

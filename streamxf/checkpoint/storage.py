@@ -18,6 +18,11 @@ from streamxf.checkpoint.disk import ONE_PUT, RENAMES, Check, put_local, put_ren
 from streamxf.errors import ContainerError, ForeignError, MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.proportion import held_at
 from streamxf.stream.source import FileSlice, PositionalFile, access_to
+from streamxf.transfer.calls import is_asynchronous
+from streamxf.transfer.conditional import put_over, stamp_of
+from streamxf.transfer.fetch import FetchedFile
+from streamxf.transfer.multipart import PendingUpload, abort_upload, pending_uploads
+from streamxf.transfer.upload import creating
 
 _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
@@ -49,14 +54,21 @@ class StoredFile:
     """A file that is open for reading.
 
     - `name`: for errors.
-    - `access`: to `raw`, by position; may be replaced by one that counts or measures.
+    - `access`: to the file, by position; may be replaced by one that counts or measures.
+    - `fetched`: the file in an object store, below `access`; None of any other file.
     """
 
     name: str
     size: int
     raw: IO[bytes]
     access: PositionalFile
+    fetched: FetchedFile | None = None
     _ahead: tuple[int, bytes] = (0, b"")
+
+    def expect(self, at: int, size: int) -> None:
+        """Announce what will be read, after all that was announced before; a file far away is fetched early."""
+        if isinstance(self.fetched, FetchedFile):
+            self.fetched.expect(at, at + size, soon=False)
 
     def slice(self, at: int, size: int) -> FileSlice:
         if at + size > self.size:
@@ -223,27 +235,30 @@ class Storage:
                 if error.errno == errno.EINVAL:  # as those that Linux makes up in /proc
                     raise UnsupportedError("the file has no known size", file=self.full(name)) from error
                 raise
-            yield StoredFile(self.full(name), size, raw, access_to(raw))
+            if self.local_path(name) is not None or not is_asynchronous(self.filesystem):
+                yield StoredFile(self.full(name), size, raw, access_to(raw))
+                return
+            fetched = FetchedFile(self.filesystem, self.inner(name), size)
+            try:
+                yield StoredFile(self.full(name), size, raw, fetched, fetched)
+            finally:
+                fetched.close()
 
     @contextmanager
     def create(self, name: str = "") -> Iterator[IO[bytes]]:
-        """Open a file of this folder, or this file itself, for writing. Where the file system lets others see it before
-        it is whole, it is removed after an error.
+        """Open a file of this folder, or this file itself, for writing, once and in order. After an error nothing of it
+        is left where fsspec stores it; locally it is the caller's to remove.
         """
         if (path := self.local_path(name)) is not None:
             with open(path, "wb") as file:
                 yield file
             return
-        with self.filesystem.open(self.inner(name), "wb") as stream:
-            try:
-                yield stream
-            except BaseException:
-                if not hasattr(stream, "forced"):  # not one of fsspec's buffered files, which store when closed
-                    stream.close()
-                    self.filesystem.rm_file(self.inner(name))
-                raise
+        with creating(self.filesystem, self.inner(name)) as stream:
+            yield stream
 
-    def put(self, name: str, data: bytes, *, sync: bool = True, check: Check | None = None) -> None:
+    def put(
+        self, name: str, data: bytes, *, sync: bool = True, check: Check | None = None, over: str | None = None
+    ) -> None:
         """Put `data` at `name`, replacing what is there in one step where the storage has such a step. Raises OSError;
         what was there before is then still there, unless the error came after the step: when the folder could not be
         synced, or when the answer of a server was lost.
@@ -251,6 +266,7 @@ class Storage:
         - `sync`: whether the disk must have it when this returns.
         - `check`: called last before that step, and may raise. With it, `data` is a new version of what is there: local
           files keep their owner and permissions, as far as this process may give them away.
+        - `over`: the `stamp` of what may be replaced; raises ReplacedMeanwhile if something else is there by now.
         """
         if (path := self.local_path(name)) is not None:
             put_local(path, data, sync, check)
@@ -259,7 +275,21 @@ class Storage:
         else:
             if check is not None:
                 check()
-            self.filesystem.pipe_file(self.inner(name), data)
+            if over is None:
+                self.filesystem.pipe_file(self.inner(name), data)
+            else:
+                put_over(self.filesystem, self.inner(name), data, over)
+
+    def stamp(self, name: str) -> str | None:
+        """What identifies the file that is there now, for `put`; None where the storage cannot put on a condition."""
+        return stamp_of(self.filesystem, self.inner(name)) if self.local is None else None
+
+    def uploads(self) -> list[PendingUpload]:
+        """Uploads to files of this folder that were begun, and neither completed nor aborted."""
+        return pending_uploads(self.filesystem, self.path) if self.local is None else []
+
+    def abort(self, upload: PendingUpload) -> None:
+        abort_upload(self.filesystem, upload)
 
     def remove(self, names: Iterable[str]) -> dict[str, Exception]:
         failed: dict[str, Exception] = {}

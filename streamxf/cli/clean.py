@@ -60,9 +60,9 @@ def clean(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what cannot be removed is in the report
         report = remove(dry_run=dry_run or asks)
-        if asks and report.removed:
+        if asks and (report.removed or report.uploads):
             show.console().print(str(report))
-            if not typer.confirm(f"Remove {'it' if len(report.removed) == 1 else 'them'}?"):
+            if not typer.confirm(f"Remove {'it' if len(report.removed) + len(report.uploads) == 1 else 'them'}?"):
                 show.console().print("nothing was removed")
                 return FINE
             report = remove()
@@ -73,7 +73,7 @@ def clean(
 def _print(path: str, report: CleanReport, json: bool) -> None:
     if json:
         show.as_json({"path": path, **asdict(report)})
-    elif report.removed or report.failed or report.kept or report.recent:
+    elif report.removed or report.uploads or report.failed or report.kept or report.recent:
         show.console().print(str(report))
     else:
         show.console().print("there is nothing to remove")

@@ -163,6 +163,9 @@ class _Framed:
     def size_of(self, index: int) -> int:
         return min(self.block_size, self.size - index * self.block_size)
 
+    def expect(self, first: int, stop: int) -> None:
+        self._blocks.expect(first, min(stop, self._blocks.count))
+
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         start = index * self.block_size - len(self._prefix)
         parts = StreamReader(self._blocks)

@@ -176,6 +176,8 @@ class ChainWriterMixin(StorageMixin):
         files = [(save.file_name(self.rank or 0, number), items) for number, items in enumerate(filter(None, buckets))]
 
         def opening(name: str) -> Any:
+            if storage.filesystem is not None:
+                return storage.create(name)
             return self.fs.create_stream(self.fs.concat_path(self.path, name), "wb")
 
         versions = tensor_versions(plan, planner)

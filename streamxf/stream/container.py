@@ -106,6 +106,10 @@ class BlockReader:
     def stored_size_of(self, index: int) -> int:
         return self._table.ends[index] - self._begin_of(index)
 
+    def expect(self, first: int, stop: int) -> None:
+        """Take note that the blocks from `first` to `stop` will be read next."""
+        self._source.expect(self._begin_of(first), self._table.ends[stop - 1])
+
     def decode(self, index: int, out: memoryview | None) -> None:
         """Decode block `index` into `out`, which has exactly its size; None to find out whether it is intact. Raises
         BlockError, CodecError, AuthenticationError if it is not as it was stored; what `out` then holds must not be

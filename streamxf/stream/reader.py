@@ -153,6 +153,7 @@ class StreamReader(CheckedReader):
             self._copy_part(out, start, first)
             return
         pipeline: Pipeline[None] = Pipeline()
+        self._blocks.expect(first, last + 1)
         try:
             for index in range(first, last + 1):
                 begin = index * self._block_size

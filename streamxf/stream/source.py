@@ -47,6 +47,9 @@ class PositionalFile(Protocol):
     def read_into(self, position: int, out: memoryview) -> int:
         """Fill `out` with what stands from `position`; return less than its size at the end of the file only."""
 
+    def expect(self, start: int, stop: int) -> None:
+        """Take note that the bytes from `start` to `stop` will be read next: a file far away is better asked early."""
+
 
 class _LocalFile:
     """A regular local file. `os.preadv` knows no shared position: threads and forks may read at once."""
@@ -63,6 +66,9 @@ class _LocalFile:
             count = os.preadv(self._file.fileno(), [out[done:]], position + done)
             done += count
         return done
+
+    def expect(self, start: int, stop: int) -> None:
+        """The kernel reads ahead by itself."""
 
 
 class _Positioned:
@@ -85,6 +91,9 @@ class _Positioned:
                     break
                 done += count
         return done
+
+    def expect(self, start: int, stop: int) -> None:
+        """It is read in order, and may fetch ahead by itself."""
 
     def _read_some(self, out: memoryview) -> int:
         if self._readinto is not None:
@@ -118,6 +127,9 @@ class Timed:
             return self._access.read_into(position, out)
         finally:
             self._add(perf_counter() - start)
+
+    def expect(self, start: int, stop: int) -> None:
+        self._access.expect(start, stop)
 
 
 class FileSlice:
@@ -153,6 +165,11 @@ class FileSlice:
 
     def slice(self, start: int, stop: int) -> FileSlice:
         return FileSlice(self._access, self._offset + start, stop - start)
+
+    def expect(self, start: int, stop: int) -> None:
+        """Take note that these bytes will be read next."""
+        if self._whole is None:
+            self._access.expect(self._offset + start, self._offset + stop)
 
     def read_at(self, position: int, size: int) -> bytes:
         """Exactly `size` bytes from `position` of the slice; raises ContainerError if the slice or the file ends
@@ -217,6 +234,9 @@ class Counted:
                 break
         return done
 
+    def expect(self, start: int, stop: int) -> None:
+        self._access.expect(start, stop)
+
 
 _BARE_BLOCK = 2**20
 
@@ -229,6 +249,9 @@ class Blocks(Protocol):
     count: int
 
     def size_of(self, index: int) -> int: ...
+
+    def expect(self, first: int, stop: int) -> None:
+        """Take note that the blocks from `first` to `stop` will be read next."""
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         """What fills memory of exactly that size with the block; any thread may call it, once."""
@@ -243,6 +266,9 @@ class BareBlocks:
 
     def size_of(self, index: int) -> int:
         return min(self.block_size, self.size - index * self.block_size)
+
+    def expect(self, first: int, stop: int) -> None:
+        self._source.expect(first * self.block_size, min(self.size, stop * self.block_size))
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         start = index * self.block_size
@@ -263,6 +289,9 @@ class MemoryBlocks:
 
     def size_of(self, index: int) -> int:
         return self.size
+
+    def expect(self, first: int, stop: int) -> None:
+        """They are in memory."""
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         return partial(_copy, self.data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ from streamxf.checkpoint.metadata import (
     resumable,
     unfinished,
 )
-from streamxf.checkpoint.publish import DAY, leftovers, locked, settled
+from streamxf.checkpoint.publish import DAY, leftovers, locked, made_by_writers, settled
 from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.checkpoint.storage import Storage
-from streamxf.errors import MetadataError, ParameterError, PolicyError, UnsupportedError
+from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.wording import listed, many, size_text
 
@@ -39,16 +40,19 @@ class CleanReport:
         Their size, if the storage reports it.
     failed : mapping of str to str
         Leftovers that could not be removed, each with the reason.
+    uploads : tuple of str
+        The files whose uploads were begun and not finished: the parts in the store were dropped, or would be.
     kept : tuple of str
         Files that no writer makes, and data files of ranks that have no metadata there. Only you know their purpose.
     recent : tuple of str
-        Files written to less than `min_age` ago: leftovers, or those of a save that is under way.
+        Files written to, or whose upload was begun, less than `min_age` ago: leftovers, or those of a save under way.
     dry_run : bool
     """
 
     removed: tuple[str, ...]
     bytes: int
     failed: Mapping[str, str]
+    uploads: tuple[str, ...]
     kept: tuple[str, ...]
     recent: tuple[str, ...]
     dry_run: bool
@@ -58,6 +62,7 @@ class CleanReport:
         lines = [
             f"{did} {many(len(self.removed), 'file')}, {size_text(self.bytes)}",
             *listed(did, self.removed),
+            *listed(f"{did} the parts of an unfinished upload", self.uploads),
             *listed("not removed", [f"{name}: {reason}" for name, reason in self.failed.items()]),
             *listed("left alone", self.kept),
             *listed("left alone, since a save may be writing it", self.recent),
@@ -76,7 +81,8 @@ def clean(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> CleanReport:
-    """Remove data files and drafts that the checkpoint does not name: what failed and killed saves left.
+    """Remove data files and drafts that the checkpoint does not name, and parts of uploads that were never finished:
+    what failed and killed saves left.
 
     The next save does the same, once it is published. Files that no writer makes stay. Call it when no save to the
     folder is under way. On a local disk, a save under way fails, and what is published stays intact. Elsewhere no lock
@@ -122,14 +128,21 @@ def clean(
             file=storage.given,
         )
     with locked(storage) as alone:
-        names = _metadata_files(storage)
+        age = min_age if min_age is not None else 0 if alone else DAY
+        uploads, young, failed_uploads = _clean_uploads(storage, age, dry_run)
+        try:
+            names = _metadata_files(storage)
+        except NoCheckpointError:
+            if not uploads and not young:  # the save that was killed may have been the first
+                raise
+            names = []
         files = storage.names()
         read = {name: _read(storage, name, access) for name in names}
         named = {*names}.union(*(_named_files(storage, each, files) for each in read.values()))
         ranks = None if names == [GLOBAL] else {rank_of(name) for name in names}
         found = [name for name in leftovers(files, named, None) if ranks is None or rank_in(name) in ranks]
         kept = sorted(files.keys() - named - set(found))
-        old = settled(storage, found, min_age if min_age is not None else 0 if alone else DAY)
+        old = settled(storage, found, age)
         for name in names if old and not alone else ():
             if _read(storage, name, access) != read[name]:
                 raise MetadataError(
@@ -142,14 +155,41 @@ def clean(
     report = CleanReport(
         removed,
         sum(files[name] or 0 for name in removed),
-        {name: str(error) for name, error in failed.items()},
+        {name: str(error) for name, error in {**failed, **failed_uploads}.items()},
+        uploads,
         tuple(kept),
-        tuple(name for name in found if name not in old),
+        (*(name for name in found if name not in old), *young),
         dry_run,
     )
-    if failed:
-        warnings.warn(f"{many(len(failed), 'file')} could not be removed:\n{report}", stacklevel=2)
+    if report.failed:
+        warnings.warn(f"{many(len(report.failed), 'file')} could not be removed:\n{report}", stacklevel=2)
     return report
+
+
+def _clean_uploads(
+    storage: Storage, age: float, dry_run: bool
+) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, Exception]]:
+    """Abort the uploads that were begun at least `age` seconds ago: the files of these, those of later ones, and what
+    could not be done.
+    """
+    done, young, failed = [], [], {}
+    try:
+        found = [upload for upload in storage.uploads() if made_by_writers(upload.name)]
+    except (OSError, NotImplementedError) as error:  # not every user of a bucket may list them
+        return (), (), {"unfinished uploads": error}
+    for upload in found:
+        if age and time.time() - upload.begun.timestamp() < age:
+            young.append(upload.name)
+            continue
+        try:
+            if not dry_run:
+                storage.abort(upload)
+            done.append(upload.name)
+        except FileNotFoundError:
+            """It was finished or aborted meanwhile."""
+        except Exception as error:  # the others are aborted all the same
+            failed[upload.name] = error
+    return tuple(done), tuple(young), failed
 
 
 def _metadata_files(storage: Storage) -> list[str]:

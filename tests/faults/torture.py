@@ -42,6 +42,7 @@ SECTIONS = {
     "lost_writes": "Crashes that lose what was not synced",
     "full_disk": "A small file system that fills up",
     "killed_s3": "SIGKILL while saving to an S3 server",
+    "faulty_s3": "Requests to an S3 server that fail",
 }
 
 
@@ -106,8 +107,11 @@ def jobs(share: int = 1) -> Iterator[dict[str, Any]]:
             for first in (False, True):
                 mutant = "nobody tells how much room there is"
                 yield job("full_disk", layout, chain, first=first, mutant=mutant, levels=max(24 // share, 4))
-    for chain in ("full", "stock"):
-        yield job("killed_s3", "2 threads", chain, every=share)
+    for layout, count in (("2 threads", 30), ("2 threads, 40 MiB", 70)):
+        for chain, part in (("full", share), ("stock", 3 * share)):
+            yield job("killed_s3", layout, chain, every=part)
+            points = {"saves": max(2 * count // part, 4), "loads": max(count // part, 4)}
+            yield job("faulty_s3", layout, chain, **points)
 
 
 def try_all(wanted: list[dict[str, Any]], workers: int, told: Callable[[Result], None]) -> list[Result]:

@@ -58,6 +58,7 @@ from streamxf.torch_private import narrow_tensor_by_index, set_element
 PIECE_BYTES = 4 * 2**20
 _AHEAD = 2**20  # bytes of small items that are read at once
 _WHOLE = 4 * 2**20  # bytes; a tensor of no more is opened and decoded by one worker
+_END = 16 * 1024  # bytes at an item's beginning and end that hold its header and its table, or most of that
 _BATCH = 2**20  # bytes of tensors after which a worker is given them
 # Errors that mean damage. Others say themselves what to do: give another key, say.
 _DAMAGE = (AuthenticationError, CodecError, ContainerError, DescriptorError, IdentityError, MetadataError)
@@ -173,6 +174,7 @@ class Loader:
             yield file
 
     def _read_file(self, file: StoredFile, entries: list[_Entry], shares: Shares | None) -> None:
+        _announce(file, entries)
         last: Wanted | None = None
         access, ahead = file.access, 0
         blocks: Blocks | None = None
@@ -403,6 +405,20 @@ def _stored_bytes(request: ReadItem, wanted: Wanted) -> int:
     if chunk is None or chunk.shape == tuple(request.lengths):
         return size
     return size * request.lengths.numel() // max(1, math.prod(chunk.shape))
+
+
+def _announce(file: StoredFile, entries: list[_Entry]) -> None:
+    """Have fetched what will be read; of an item that is read in part, what says where its parts are."""
+    last: Wanted | None = None
+    for request, wanted in entries:
+        if wanted == last:
+            continue
+        last, at, size = wanted, wanted.place.at, wanted.place.size
+        if size <= 2 * _END or (request is not None and _stored_bytes(request, wanted) == size):
+            file.expect(at, size)
+        else:
+            file.expect(at, _END)
+            file.expect(at + size - _END, _END)
 
 
 def _read_ahead(file: StoredFile, entries: list[_Entry], number: int) -> int:

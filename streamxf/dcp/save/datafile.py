@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import IO, Any, cast
@@ -255,42 +254,6 @@ class _Counted:
                 raise
         if self._error is not None:
             raise self._error
-
-
-@contextmanager
-def storing(opening: AbstractContextManager[Any]) -> Iterator[IO[bytes]]:
-    """Open a file for writing; after an error an upload that was begun is aborted.
-
-    A file of an object store is completed when it is closed, also by an exception that leaves its ``with`` block: half
-    of a data file would be stored, and the parts of one that cannot be completed would be kept, and paid for.
-    """
-    stream: Any = None
-    try:
-        with opening as stream:
-            try:
-                yield stream
-            except BaseException as error:
-                uploads, stream = stream, None
-                _discard(uploads, error)
-                raise
-    except BaseException as error:
-        if stream is not None:  # it could not be closed
-            _discard(stream, error)
-        raise
-
-
-def _discard(stream: Any, error: BaseException) -> None:
-    if not hasattr(stream, "forced"):  # not one of fsspec's buffered files, which upload
-        return
-    try:
-        stream.discard()
-    except Exception as reason:  # a store that does not answer; it must not hide what went wrong before
-        error.add_note(
-            f"the upload of this file could not be aborted ({type(reason).__name__}: {reason}); the store may keep its "
-            "parts until a rule for incomplete uploads removes them"
-        )
-    finally:
-        stream.closed = True  # or it would be completed with what there is
 
 
 def _minimal(tensor: torch.Tensor) -> torch.Tensor:

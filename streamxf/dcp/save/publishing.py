@@ -8,6 +8,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,14 @@ from streamxf.collector import collector_paused
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.metadata import extra_of, items_of, of_index
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord
-from streamxf.errors import ChainError, MetadataError, UnsupportedError
+from streamxf.errors import AbortedError, ChainError, MetadataError, UnsupportedError
 from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys
 from streamxf.format.items import Item, TensorItem, check_apart, check_tiles
 from streamxf.keys.envelope import Envelope
+from streamxf.transfer.conditional import ReplacedMeanwhile
 from streamxf.version import __version__
+
+_ATTEMPTS = 10  # at publishing while others do, where no lock keeps them apart
 
 
 @dataclass(frozen=True)
@@ -144,19 +148,27 @@ def publish(
     elsewhere = {record.path for record in made.records if own and record.place and record.place.is_other_than(own)}
     begun = False
     try:
-        found = storage.names(index.files)
-        check_free(storage.given, found, name, overwrite)
-        check_present(storage, found, index.files, elsewhere)
-        old = find_leftovers(storage, found, {name, *index.files}, index.rank, alone)
-        if check is not None:
-            check()
-        begun = True
-        storage.put(name, made.data, sync=sync)
+        for _ in range(_ATTEMPTS):
+            stamp = storage.stamp(name)
+            found = storage.names(index.files)
+            check_free(storage.given, found, name, overwrite)
+            check_present(storage, found, index.files, elsewhere)
+            old = find_leftovers(storage, found, {name, *index.files}, index.rank, alone)
+            if check is not None:
+                check()
+            begun = True
+            with suppress(ReplacedMeanwhile):
+                storage.put(name, made.data, sync=sync, over=stamp)
+                return old
+            begun = False
+        raise AbortedError(
+            f"{_ATTEMPTS} times another process published to {storage.given} just when this save was about to be; it "
+            "was not published. Save into a folder of its own"
+        )
     except BaseException:
         if not keep and (not begun or _surely_unpublished(storage, name, made.data)):
             storage.remove(index.files)
         raise
-    return old
 
 
 def _surely_unpublished(storage: Storage, name: str, data: bytes) -> bool:

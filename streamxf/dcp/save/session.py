@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.checkpoint.disk import Mount
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.save.datafile import DataFile, storing
+from streamxf.dcp.save.datafile import DataFile
 from streamxf.dcp.threads import side_by_side
 from streamxf.errors import AbortedError, StreamxfError, escaped, located
 from streamxf.format.limits import WRITER_ID_BYTES
@@ -122,7 +122,7 @@ class Save:
                 except IndexError:  # another thread took the last one
                     return
                 try:
-                    with storing(opening(name)) as raw:
+                    with opening(name) as raw:
                         results[name] = self.write_file(raw, name, items, resolve)
                         begin = perf_counter()
                     self.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed

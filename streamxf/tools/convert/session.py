@@ -22,7 +22,7 @@ from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.publish import SLIP, locked, remove_leftovers
 from streamxf.dcp.metadata import places_of
-from streamxf.dcp.save.datafile import planned_bytes, storing
+from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.publishing import assemble, publish
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord, Save
 from streamxf.dcp.save.space import check_size
@@ -122,7 +122,7 @@ class _Session:
         """Write a data file and its slip, which says that it is there."""
         wanted = {id(write): each for each, write in parts}
         try:
-            with storing(self._storage.create(name)) as raw:
+            with self._storage.create(name) as raw:
                 results = self._save.write_file(
                     raw, name, [write for _, write in parts], lambda write: self._conversion.read(wanted[id(write)])
                 )

@@ -93,6 +93,9 @@ class _Pieces:
                 break
         return done
 
+    def expect(self, start: int, stop: int) -> None:
+        """What is between the gaps is small."""
+
 
 def open_whole(tree: Tree, max_expansion: int = MAX_EXPANSION) -> Whole:
     """Open a file or a folder that is not a DCP checkpoint; raises as `pack`."""

@@ -19,7 +19,6 @@ from streamxf.checkpoint.disk import Volume, missing_folders, sync_folder, sync_
 from streamxf.checkpoint.publish import locked
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage
-from streamxf.dcp.save.datafile import storing
 from streamxf.descriptor import shorten
 from streamxf.errors import NoSpaceError, UnsupportedError
 from streamxf.formats.huggingface import INDEX, layout_of
@@ -77,7 +76,7 @@ def _write_files(target: Storage, plan: Plan, reader: BoxReader, progress: Progr
             Path(target.local, name).parent.mkdir(parents=True, exist_ok=True)
         else:
             target.filesystem.makedirs(target.inner(name).rpartition("/")[0], exist_ok=True)
-        with storing(target.create(name)) as stream:
+        with target.create(name) as stream:
             synced = SyncedFile(stream)
             for piece in pieces(reader, file):
                 write_all(synced, piece)

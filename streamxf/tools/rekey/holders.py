@@ -31,8 +31,15 @@ from streamxf.keys.vouchers import Vouchers
 from streamxf.stream.plain import Draft, PlainParts
 from streamxf.stream.source import FileSlice
 from streamxf.tools.rekey.recipients import KeySet, Opened
+from streamxf.transfer.conditional import ReplacedMeanwhile
 
 _STEP = 16 * 2**20  # bytes of a plain file that are copied at a time
+
+
+_REPLACED = (
+    "the metadata was replaced meanwhile: another process saves to this folder, or changes its recipients. It was left "
+    "as it is; try again when that is over"
+)
 
 
 class MetadataFiles:
@@ -116,15 +123,15 @@ class MetadataFiles:
         def read_again() -> Sections:
             found, sections = self.read(name)
             if found != before:
-                raise MetadataError(
-                    "the metadata was replaced meanwhile: another process saves to this folder, or changes its "
-                    "recipients. It was left as it is; try again when that is over"
-                )
+                raise MetadataError(_REPLACED)
             return sections
 
         data = self.pack(read_again(), keys)
         with locked(self._storage):
-            self._storage.put(name, data, check=read_again)
+            try:
+                self._storage.put(name, data, check=read_again, over=self._storage.stamp(name))
+            except ReplacedMeanwhile:
+                raise MetadataError(_REPLACED) from None
 
 
 def _key_set(sections: Sections) -> KeySet:

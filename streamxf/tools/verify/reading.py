@@ -94,10 +94,14 @@ class GuardedAccess:
         with storage_errors(self.name):
             return self._access.read_into(position, out)
 
+    def expect(self, start: int, stop: int) -> None:
+        self._access.expect(start, stop)
+
 
 def pieces_of(source: FileSlice) -> Iterator[bytes]:
     """A part of a file, piece by piece and in order, which workers read where several threads can."""
     pipeline: Pipeline[bytes] = Pipeline()
+    source.expect(0, source.length)
     try:
         for at in range(0, source.length, _STEP):
             read = partial(source.read_at, at, min(_STEP, source.length - at))
@@ -143,6 +147,7 @@ def check_blocks(
         notes.error(error)
         check_along_heads(source, header, coder, notes)
         return
+    blocks.expect(0, blocks.count)
     small = blocks.count == 1 and max(source.length, blocks.size) <= _CHECK_HERE
     for index in range(blocks.count):
         try:

@@ -1,0 +1,330 @@
+"""Saves and loads on an S3 server: SeaweedFS on loopback, as it is and with a proxy before it that limits bandwidth.
+
+Server and proxy are those of the tests, so ``tests`` must be on the path, as ``make bench`` has it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from dcp.s3_server import ACCESS, SECRET, client_of, serving, storage
+from objectstore.control import Proxy, proxied
+
+import streamxf
+from benchmarks.child import in_child
+from benchmarks.data.gaussian import gaussian_matrices
+from benchmarks.dcp_sides import KEY, Run, State, empty_target, full_chain, raw_bytes
+from benchmarks.harness import MIB, Phases, Rounds, Settings, alternate, progress
+from benchmarks.memory import need_proc, peak_added
+from benchmarks.plots import bars
+from benchmarks.result import Result, Row, Table, goal_row
+from benchmarks.spread import Spread, ratios
+from streamxf.dcp.fsspec import torch_fsspec
+
+PHASES = ("save", "load")
+THREADS = 2
+TENSOR_MIB = 24
+RATE = 100e6
+DIRECT, LIMITED = "loopback", f"{RATE / 1e6:g} MB/s"
+GOALS = {DIRECT: {"save": 0.5, "load": 0.4}, LIMITED: {"save": 0.7, "load": 0.7}}
+MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Client:
+    """A way to an S3 server for stock DCP, and the same with streamxf's chain."""
+
+    name: str
+    writer: Callable[[str, str, bool], Any]
+    reader: Callable[[str, str, bool], Any]
+
+
+@dataclass(frozen=True)
+class StoreSide:
+    """A client with or without the chain; a `benchmarks.dcp_sides.Side` whose paths are URLs."""
+
+    client: Client
+    chain: bool
+    endpoint: str
+
+    @property
+    def name(self) -> str:
+        return f"{'streamxf, FloatZip + Checksum + Encrypt' if self.chain else 'stock DCP'}, {self.client.name}"
+
+    def save(self, state: State, path: Any, threads: int) -> None:
+        dcp.save(state, storage_writer=self.client.writer(path, self.endpoint, self.chain))
+
+    def load(self, target: State, path: Any, threads: int) -> None:
+        dcp.load(target, storage_reader=self.client.reader(path, self.endpoint, self.chain))
+
+
+def _fsspec_writer(url: str, endpoint: str, chain: bool) -> Any:
+    # torch would sync all file systems of the machine, since an object has no file to sync
+    options = {"thread_count": THREADS, "sync_files": False, **storage(endpoint)}
+    if chain:
+        return streamxf.FsspecWriter(url, _extensions=full_chain(), **options)
+    return torch_fsspec.FsspecWriter(url, **options)
+
+
+def _fsspec_reader(url: str, endpoint: str, chain: bool) -> Any:
+    if chain:
+        return streamxf.FsspecReader(url, keys=KEY, **storage(endpoint))
+    return torch_fsspec.FsspecReader(url, **storage(endpoint))
+
+
+def _connector_writer(url: str, endpoint: str, chain: bool) -> Any:
+    from s3torchconnector.dcp import S3StorageWriter
+
+    writer = S3StorageWriter("us-east-1", url, _connected(endpoint), thread_count=THREADS)
+    return streamxf.attach(writer, full_chain()) if chain else writer
+
+
+def _connector_reader(url: str, endpoint: str, chain: bool) -> Any:
+    from s3torchconnector.dcp import S3StorageReader
+
+    reader = S3StorageReader("us-east-1", url, _connected(endpoint))
+    return streamxf.attach(reader, keys=KEY) if chain else reader
+
+
+def _connected(endpoint: str) -> Any:
+    from s3torchconnector import S3ClientConfig
+
+    # its classes for DCP take all this from nowhere else
+    os.environ |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": SECRET}
+    return S3ClientConfig(force_path_style=True)
+
+
+S3FS = Client("s3fs", _fsspec_writer, _fsspec_reader)
+CONNECTOR = Client("s3torchconnector", _connector_writer, _connector_reader)
+CLIENTS = (S3FS, CONNECTOR) if importlib.util.find_spec("s3torchconnector") else (S3FS,)
+
+
+def run(settings: Settings) -> Result:
+    """Measure.
+
+    Raises
+    ------
+    OSError
+        If there is no folder in memory, or no /proc to read a process's memory from.
+    """
+    if not MEMORY.is_dir():
+        raise OSError(f"this benchmark has its server write to {MEMORY}, which this system does not have")
+    need_proc()
+    mib = settings.pick(settings.mib, 16)
+    size = settings.pick(TENSOR_MIB, 1)
+    rounds = min(settings.rounds, 3)
+    with TemporaryDirectory(dir=MEMORY) as folder, serving(Path(folder), 1024) as server, proxied(server) as proxy:
+        arguments = {"server": server, "mib": mib, "size": size}
+        measured = in_child("benchmarks.objects", "child", proxy=proxy.url, rounds=rounds, **arguments)
+        added = {}
+        for number, side in enumerate(sides(server)):
+            progress(f"objects: memory, {side.name}")
+            added[side.name] = in_child("benchmarks.objects", "memory_child", number=number, **arguments)
+    found: dict[str, Rounds] = measured["rounds"]
+    stock, full = (side.name for side in sides(server)[:2])
+    goals = [
+        goal_row(f"{phase}, {full}, {link}", stock, ratios(of[full][phase], of[stock][phase]), GOALS[link][phase])
+        for link, of in found.items()
+        for phase in PHASES
+    ]
+    tables = [
+        Table(goals, "Goals"),
+        *(Table(_rows(found, phase, measured["stored"]), f"Seconds of {phase}s") for phase in PHASES),
+        Table(_request_rows(measured["requests"]), "Requests of one save and one load", digits=0),
+        Table(_memory_rows(added), "MiB that a save and a load add", digits=0),
+    ]
+    note = (
+        f"About {mib} MiB of bf16 Gaussian weights in matrices of {size} MiB, `thread_count={THREADS}`, medians "
+        f"(lowest-highest) of {rounds} rounds. The server is SeaweedFS on the same machine with its data in memory, so "
+        f"on {DIRECT} it shares the CPUs with its clients. *{LIMITED}* are those of a proxy before it, each way, for "
+        "all connections together. Each save goes to a bucket of its own. *Requests* are those that the proxy saw, "
+        "and *added* is the peak over the memory in use before, in a process of its own. Clients have their default "
+        "settings"
+        + ("." if CONNECTOR in CLIENTS else "; s3torchconnector is measured where it is installed, which it was not.")
+    )
+    return Result("objects", "Object storage", note, tables, {"objects": _figure(found)})
+
+
+def sides(endpoint: str) -> list[StoreSide]:
+    """Each client, first without the chain and then with it."""
+    return [StoreSide(client, chain, endpoint) for client in CLIENTS for chain in (False, True)]
+
+
+# -- in the child ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class StoreRun(Run):
+    """A side on a server; each save has a bucket of its own, because only whole buckets give their memory back.
+
+    Attributes
+    ----------
+    server : str
+        Its URL, without a proxy.
+    """
+
+    server: str = ""
+    _saves: int = field(default=0, init=False)
+
+    @property
+    def path(self) -> Any:
+        return f"s3://{self._bucket}/step"
+
+    @property
+    def _bucket(self) -> str:
+        return f"{self.label}-{self._saves}"
+
+    def save(self) -> float:
+        self._saves += 1
+        client = client_of(self.server)
+        client.create_bucket(Bucket=self._bucket)
+        client.put_object(Bucket=self._bucket, Key="ready", Body=b"")  # the server prepares a bucket's place by the way
+        client.close()
+        return super().save()
+
+    def save_and_load(self) -> Phases:
+        try:
+            return super().save_and_load()
+        finally:
+            self.remove()
+
+    def stored_bytes(self) -> int:
+        client = client_of(self.server)
+        listed = client.list_objects_v2(Bucket=self._bucket)["Contents"]
+        client.close()
+        return sum(entry["Size"] for entry in listed)
+
+    def remove(self) -> None:
+        """Remove what was saved."""
+        client = client_of(self.server)
+        client.delete_bucket(Bucket=self._bucket)
+        client.close()
+
+
+def child(server: str, proxy: str, mib: int, size: float, rounds: int) -> dict[str, Any]:
+    """All sides on both links: the rounds of each, the bytes stored by each, and the requests of each through the
+    proxy.
+    """
+    state = gaussian_matrices(mib, size, torch.bfloat16)
+    runs = _runs(server, state)
+    direct = {run.side.name: run.save_and_load for run in runs}
+    found = {DIRECT: alternate(direct, rounds, "objects: loopback")}
+    between = Proxy(proxy)
+    between.pace(RATE)
+    limited = {}
+    counted = {}
+    for run in runs:
+        through = replace(run, side=replace(run.side, endpoint=proxy), label=f"{run.label}-limited")
+        counted[run.side.name] = Counted(through, between)
+        limited[run.side.name] = counted[run.side.name].save_and_load
+    found[LIMITED] = alternate(limited, rounds, f"objects: {LIMITED}")
+    return {
+        "rounds": found,
+        "stored": {name: run.stored / raw_bytes(state) for name, run in counted.items()},
+        "requests": {name: run.requests for name, run in counted.items()},
+    }
+
+
+@dataclass
+class Counted:
+    """A run through a proxy, with the requests of its last save and load."""
+
+    run: StoreRun
+    proxy: Proxy
+    requests: dict[str, Counter[str]] = field(default_factory=dict)
+    stored: int = 0
+
+    def save_and_load(self) -> Phases:
+        """Seconds of both.
+
+        Raises
+        ------
+        AssertionError
+            If bytes passed the proxy by.
+        """
+        seconds = {}
+        for phase, action in (("save", self.run.save), ("load", self.run.load)):
+            self.proxy.forget()
+            seconds[phase] = action()
+            seen = self.proxy.requests()
+            self.requests[phase] = Counter(request.operation for request in seen)
+            self.stored = self.run.stored_bytes()
+            passed = sum(request.sent if phase == "save" else request.received for request in seen)
+            if passed < 0.99 * self.stored:
+                raise AssertionError(f"{self.run.side.name}: of {self.stored} bytes {passed} passed the proxy")
+        self.run.remove()
+        return seconds
+
+
+def memory_child(server: str, mib: int, size: float, number: int) -> dict[str, int]:
+    """The bytes that a save and a load of one of the sides add."""
+    small = _runs(server, {"small": torch.zeros(8)}, "small")[number]
+    small.save_and_load()  # imports and threads
+    run = _runs(server, gaussian_matrices(mib, size, torch.bfloat16), "memory")[number]
+    added = {"save": peak_added(run.save), "load": peak_added(run.load)}
+    run.remove()
+    return added
+
+
+def _runs(server: str, state: State, label: str = "run") -> list[StoreRun]:
+    target = empty_target(state)
+    folder = Path("unused")
+    return [
+        StoreRun(side, state, target, folder, THREADS, f"{label}{number}-{os.getpid()}", server)
+        for number, side in enumerate(sides(server))
+    ]
+
+
+# -- tables and figure -----------------------------------------------------------------------------------------------
+
+
+def _pairs(rounds: Rounds) -> list[tuple[str, str]]:
+    """Names of sides, stock's first, then the chain's with the same client."""
+    names = list(rounds)
+    return list(zip(names[::2], names[1::2], strict=True))
+
+
+def _rows(found: dict[str, Rounds], phase: str, stored: dict[str, float]) -> list[Row]:
+    rows: list[Row] = []
+    for stock, full in _pairs(found[DIRECT]):
+        for name in (stock, full):
+            cells = {link: Spread.of(rounds[name][phase]) for link, rounds in found.items()}
+            rows.append({"side": name, "stored": stored[name], **cells})
+        against = {link: ratios(rounds[full][phase], rounds[stock][phase]) for link, rounds in found.items()}
+        rows.append({"side": f"the latter, against {stock}", "stored": stored[full] / stored[stock], **against})
+    return rows
+
+
+def _request_rows(requests: dict[str, dict[str, dict[str, int]]]) -> list[Row]:
+    operations = sorted({each for phases in requests.values() for counts in phases.values() for each in counts})
+    return [
+        {"side": name, "": phase} | {each: counts.get(each, 0) for each in operations}
+        for name, phases in requests.items()
+        for phase, counts in phases.items()
+    ]
+
+
+def _memory_rows(added: dict[str, dict[str, int]]) -> list[Row]:
+    return [
+        {"side": name} | {phase: Spread.of([size / MIB]) for phase, size in phases.items()}
+        for name, phases in added.items()
+    ]
+
+
+def _figure(found: dict[str, Rounds]) -> Any:
+    groups = {
+        f"{phase}, {link}": {full: ratios(rounds[full][phase], rounds[stock][phase]) for stock, full in _pairs(rounds)}
+        for phase in PHASES
+        for link, rounds in found.items()
+    }
+    axis = "seconds, divided by stock DCP's with the same client"
+    return bars("Object storage, by link and client", axis, groups, (1.0, "stock DCP"))

@@ -1,0 +1,66 @@
+"""Requests to a file system of fsspec's that works asynchronously, several at a time and repeated where that may help.
+
+The clients below fsspec repeat requests by themselves, with back-off. What reaches us has outlasted that: a server that
+was overloaded for longer, or an answer that ended early. A few more attempts cost seconds, and a failed save costs all
+that it has uploaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_ATTEMPTS = 4
+_PAUSE = 0.25  # seconds before the second attempt; each further pause is twice as long
+
+# What the server has decided, and will decide again.
+_FINAL = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    NotImplementedError,
+)
+_FINAL_NUMBERS = (errno.EINVAL, errno.ENOSPC)  # of s3fs: a request or a condition that was refused; a full disk
+
+
+def is_asynchronous(filesystem: Any) -> bool:
+    """Whether a file system of fsspec's has coroutines, and a loop in a thread of its own that runs them."""
+    return bool(getattr(filesystem, "async_impl", False)) and not getattr(filesystem, "asynchronous", True)
+
+
+def begun(filesystem: Any, request: Callable[[], Awaitable[T]]) -> Future[T]:
+    """Have a request made, and repeated after errors that may pass; any number may be under way."""
+    return asyncio.run_coroutine_threadsafe(_repeated(request), filesystem.loop)
+
+
+def made(filesystem: Any, request: Callable[[], Awaitable[T]]) -> T:
+    """The same, and wait for its answer."""
+    future = begun(filesystem, request)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()  # an interrupt of this thread
+        raise
+
+
+async def _repeated(request: Callable[[], Awaitable[T]]) -> T:
+    pause = _PAUSE
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return await request()
+        except _FINAL:
+            raise
+        except Exception as error:  # of whatever class: each client has its own
+            if isinstance(error, OSError) and error.errno in _FINAL_NUMBERS:
+                raise
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause *= 2
+    return await request()

@@ -1,0 +1,152 @@
+"""`FetchedFile`: a file of an object store, read by position; what is announced is fetched ahead, in ranges."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from streamxf.transfer.calls import begun
+
+RANGE_BYTES = 8 * 2**20
+AHEAD_BYTES = 48 * 2**20  # under way or in memory
+_REQUESTS = 16
+_STALE = 256  # reads after which a range whose rest nobody wants, as it seems, is dropped
+_GAP = 128 * 1024  # bytes between two announced parts that are fetched along: another request would take longer
+
+_Span = tuple[int, int]
+
+
+class FetchedFile:
+    """The bytes of a file, from any thread.
+
+    Reads of what was announced by `expect` are served from memory, and what was read is forgotten; any other read is a
+    request of its own. So what is announced should be about to be read, and about in that order.
+    """
+
+    parallel = True
+
+    def __init__(self, filesystem: Any, path: str, size: int) -> None:
+        self._filesystem = filesystem
+        self._path = path
+        self._size = size
+        self._lock = threading.Lock()
+        self._announced: deque[list[_Span]] = deque()  # parts that one request will fetch
+        self._ranges: list[_Range] = []
+        self._reads = 0
+
+    def expect(self, start: int, stop: int, *, soon: bool = True) -> None:
+        """Announce that the bytes from `start` to `stop` will be read: before all else that was announced, or after."""
+        with self._lock:
+            known = [*self._announced, *(each.unread for each in self._ranges)]
+            spans = [(start, min(stop, self._size))]
+            for first, last in ((group[0][0], group[-1][1]) for group in known):
+                spans = [part for span in spans for part in _without(span, first, last)]
+            if soon:
+                groups: deque[list[_Span]] = deque()
+                _add(groups, spans)
+                self._announced.extendleft(reversed(groups))
+            else:
+                _add(self._announced, spans)
+            self._begin_next()
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        end = min(position + len(out), self._size)
+        at = position
+        while at < end:
+            with self._lock:
+                found = self._covering(at)
+                stop = min(end, found.stop) if found is not None else self._next_range(at, end)
+            begin, data = (at, self._request(at, stop)) if found is None else (found.start, found.data)
+            out[at - position : stop - position] = memoryview(data.result())[at - begin : stop - begin]
+            if found is not None:
+                with self._lock:
+                    found.read(at, stop)
+                    self._begin_next()
+            at = stop
+        return max(0, end - position)
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        with self._lock:
+            self._announced.clear()
+            for each in self._ranges:
+                each.data.cancel()
+            self._ranges.clear()
+
+    def _request(self, start: int, stop: int) -> Future[bytes]:
+        async def fetch() -> bytes:
+            data: bytes = await self._filesystem._cat_file(self._path, start=start, end=stop)
+            if len(data) != stop - start:
+                raise OSError(errno.EIO, f"{stop - start} bytes were asked for, {len(data)} came", self._path)
+            return data
+
+        return begun(self._filesystem, fetch)
+
+    # -- with the lock held ------------------------------------------------------------------------------
+
+    def _begin_next(self) -> None:
+        """Forget what was read, and fetch what is next as far as there is room."""
+        self._ranges = [each for each in self._ranges if each.unread and self._reads - each.used < _STALE]
+        held = sum(each.stop - each.start for each in self._ranges)
+        while self._announced and len(self._ranges) < _REQUESTS and held < AHEAD_BYTES:
+            begun_now = self._begin(self._announced.popleft())
+            held += begun_now.stop - begun_now.start
+
+    def _begin(self, spans: list[_Span]) -> _Range:
+        start, stop = spans[0][0], spans[-1][1]
+        made = _Range(start, stop, self._request(start, stop), spans, self._reads)
+        self._ranges.append(made)
+        return made
+
+    def _covering(self, at: int) -> _Range | None:
+        """The range that has a byte, begun now if it was only announced."""
+        self._reads += 1
+        for each in self._ranges:
+            if each.start <= at < each.stop:
+                each.used = self._reads
+                return each
+        for spans in self._announced:
+            if spans[0][0] <= at < spans[-1][1]:
+                self._announced.remove(spans)
+                return self._begin(spans)
+        return None
+
+    def _next_range(self, at: int, end: int) -> int:
+        return min([end, *(each.start for each in self._ranges if at < each.start)])
+
+
+@dataclass(eq=False, slots=True)
+class _Range:
+    """A range that is being fetched, the announced parts of it that nobody has read, and which read used it last."""
+
+    start: int
+    stop: int
+    data: Future[bytes]
+    unread: list[_Span]
+    used: int
+
+    def read(self, start: int, stop: int) -> None:
+        self.unread = [part for span in self.unread for part in _without(span, start, stop)]
+
+
+def _add(groups: deque[list[_Span]], spans: list[_Span]) -> None:
+    """Append spans, each to what is fetched along with those before it if they are near."""
+    for start, stop in spans:
+        while start < stop:
+            near = bool(groups) and 0 <= start - groups[-1][-1][1] <= _GAP
+            end = min(stop, (groups[-1][0][0] if near else start) + RANGE_BYTES)
+            if near and start < end:
+                groups[-1].append((start, end))
+            else:
+                end = min(stop, start + RANGE_BYTES)
+                groups.append([(start, end)])
+            start = end
+
+
+def _without(span: _Span, start: int, stop: int) -> list[_Span]:
+    """What is left of a span."""
+    return [(a, b) for a, b in ((span[0], min(span[1], start)), (max(span[0], stop), span[1])) if a < b]

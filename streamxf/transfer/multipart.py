@@ -1,0 +1,140 @@
+"""What object stores offer for uploads in parts: one class for each kind of store, of coroutines."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from streamxf.transfer.calls import is_asynchronous
+
+
+class Multipart(Protocol):
+    """An upload of one object, which appears when it is completed. Parts are numbered from 1; each call may be
+    repeated.
+    """
+
+    async def put(self, data: bytearray) -> None:
+        """Store the whole object in one request."""
+
+    async def begin(self) -> None: ...
+
+    async def part(self, number: int, data: bytearray) -> Any:
+        """Upload a part; returns what `complete` needs to know of it."""
+
+    async def complete(self, parts: Sequence[Any]) -> None: ...
+
+    async def abort(self) -> None:
+        """Drop all parts, as far as the store does not do that by itself."""
+
+
+class S3Multipart:
+    """Through s3fs, for S3 and whatever speaks its protocol."""
+
+    def __init__(self, filesystem: Any, path: str) -> None:
+        self._filesystem = filesystem
+        bucket, key, _ = filesystem.split_path(path)
+        self._object = {"Bucket": bucket, "Key": key}
+        self._upload: dict[str, str] = {}
+        self._size = 0
+
+    async def put(self, data: bytearray) -> None:
+        await self._call("put_object", Body=data)
+
+    async def begin(self) -> None:
+        answer = await self._call("create_multipart_upload")
+        self._upload = {"UploadId": answer["UploadId"]}
+
+    async def part(self, number: int, data: bytearray) -> Any:
+        answer = await self._call("upload_part", **self._upload, PartNumber=number, Body=data)
+        return {"PartNumber": number} | {
+            name: answer[name] for name in answer if name == "ETag" or name.startswith("Checksum")
+        }
+
+    async def complete(self, parts: Sequence[Any]) -> None:
+        try:
+            await self._call("complete_multipart_upload", **self._upload, MultipartUpload={"Parts": list(parts)})
+        except FileNotFoundError:
+            # There is no such upload. If the answer to an earlier attempt was lost, the object is there: its name is
+            # used only once.
+            await self._call("head_object")
+
+    async def abort(self) -> None:
+        if self._upload:
+            await self._call("abort_multipart_upload", **self._upload)
+
+    async def _call(self, method: str, **arguments: Any) -> Any:
+        return await self._filesystem._call_s3(method, **self._object, **arguments)
+
+
+class AzureMultipart:
+    """Through adlfs. Blocks that were never committed are dropped by the store itself, after a week."""
+
+    def __init__(self, filesystem: Any, path: str) -> None:
+        container, blob, _ = filesystem.split_path(path)
+        self._blob = filesystem.service_client.get_blob_client(container, blob)
+
+    async def put(self, data: bytearray) -> None:
+        await self._blob.upload_blob(bytes(data), overwrite=True)
+
+    async def begin(self) -> None:
+        """Blocks need no announcement."""
+
+    async def part(self, number: int, data: bytearray) -> Any:
+        name = base64.b64encode(b"%05d" % number).decode()
+        await self._blob.stage_block(name, bytes(data))
+        return name
+
+    async def complete(self, parts: Sequence[Any]) -> None:
+        await self._blob.commit_block_list(list(parts))
+
+    async def abort(self) -> None:
+        """See above."""
+
+
+_KINDS: dict[str, Callable[[Any, str], Multipart]] = {"s3": S3Multipart, "abfs": AzureMultipart}
+
+
+def multipart_of(filesystem: Any, path: str) -> Multipart | None:
+    """How an object at `path` is uploaded in parts; None where that is not known."""
+    if not is_asynchronous(filesystem):
+        return None
+    protocols = (filesystem.protocol,) if isinstance(filesystem.protocol, str) else filesystem.protocol
+    return next((_KINDS[each](filesystem, path) for each in protocols if each in _KINDS), None)
+
+
+@dataclass(frozen=True)
+class PendingUpload:
+    """An upload to S3 that was begun, and neither completed nor aborted: `key` is the object's, without its bucket."""
+
+    bucket: str
+    key: str
+    id: str
+    begun: datetime
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2]
+
+
+def pending_uploads(filesystem: Any, folder: str) -> list[PendingUpload]:
+    """Those of objects directly in a folder; none where the store is not S3."""
+    if not isinstance(multipart_of(filesystem, f"{folder}/any"), S3Multipart):
+        return []
+    bucket, prefix, _ = filesystem.split_path(f"{folder.rstrip('/')}/")
+    found: list[PendingUpload] = []
+    after: dict[str, str] = {}
+    while True:
+        answer = filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **after)
+        for upload in answer.get("Uploads", ()):
+            if "/" not in upload["Key"][len(prefix) :]:
+                found.append(PendingUpload(bucket, upload["Key"], upload["UploadId"], upload["Initiated"]))
+        if not answer.get("IsTruncated"):
+            return found
+        after = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
+
+
+def abort_upload(filesystem: Any, upload: PendingUpload) -> None:
+    filesystem.call_s3("abort_multipart_upload", Bucket=upload.bucket, Key=upload.key, UploadId=upload.id)

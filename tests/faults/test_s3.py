@@ -1,0 +1,27 @@
+"""Saves to an S3 server whose process is killed, and whose requests fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from .conftest import Try
+
+pytestmark = [pytest.mark.s3, pytest.mark.slow]
+
+
+@pytest.fixture(autouse=True)
+def client() -> None:
+    pytest.importorskip("s3fs")
+
+
+def test_old_or_new(passes: Try) -> None:
+    found = passes("killed_s3", "2 threads, 40 MiB", every=8, at_least=7)
+    assert found["old"] > 0
+    assert found["new"] > 0
+
+
+def test_requests_fail(passes: Try) -> None:
+    """One of each kind that suits a save and a load."""
+    found = passes("faulty_s3", "2 threads", saves=9, loads=9, at_least=16)
+    assert found["new"] > 0
+    assert found["refused"] > 0
