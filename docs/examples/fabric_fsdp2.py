@@ -27,9 +27,7 @@ def main(folder: Path) -> None:
     fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
     fabric.launch()
     torch.manual_seed(0)
-    model = fabric.setup(
-        torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 1))
-    )
+    model = fabric.setup(torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 1)))
     optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=1e-3))
 
     state = {"model": model, "optimizer": optimizer, "step": 0}
@@ -48,7 +46,6 @@ def main(folder: Path) -> None:
         if step % SAVE_EVERY == 0:
             # a checkpoint has a file beside those of DCP; under its name there is a whole one, or none
             fabric.save(folder / "unfinished", {**state, "step": step})
-            fabric.barrier()
             if fabric.is_global_zero:
                 os.rename(folder / "unfinished", folder / f"step-{step}")
         fabric.print(f"step {step} loss {loss.item():.9f}", flush=True)
