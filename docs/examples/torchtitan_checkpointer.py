@@ -70,6 +70,7 @@ def main(folder: str, mode: str = "disabled") -> None:
         if rank == 0:
             print(f"step {progress.step} loss {loss.item():.9f}", flush=True)
     checkpointer.close()
+    dist.barrier()  # a thread of gloo's that still holds a tensor of the save would abort Python at its exit
     dist.destroy_process_group()
 
 
