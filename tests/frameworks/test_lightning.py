@@ -45,6 +45,8 @@ def test_fsdp2_killed_and_resumed(example: str, tmp_path: Path) -> None:
     folder = assert_resumes(tmp_path, [sys.executable, EXAMPLES / example])
     saved = sorted((path.parent for path in folder.glob("*step*/meta.pt")), key=lambda path: path.stat().st_mtime)
     assert len(saved) == 4
+    for path in saved:  # by which the Trainer's example knows a whole checkpoint
+        assert (path / ".metadata").stat().st_mtime_ns <= (path / "meta.pt").stat().st_mtime_ns
     assert {stored_chain(path, None) for path in saved} == {"floatzip+checksum"}
 
     whole = tmp_path / "whole.ckpt"

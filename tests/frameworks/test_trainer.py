@@ -27,6 +27,9 @@ def test_fsdp2(package: str, example: str, tmp_path: Path) -> None:
     parts = [f"checkpoint-{step}/{part}" for step in (3, 6, 9, 12) for part in ("pytorch_model_fsdp_0", "optimizer_0")]
     assert {stored_chain(folder / part, None) for part in parts} == {"floatzip+checksum"}
 
+    for state in folder.glob("checkpoint-*/trainer_state.json"):  # by which the example knows a whole checkpoint
+        assert all(path.stat().st_mtime_ns <= state.stat().st_mtime_ns for path in state.parent.glob("*/.metadata"))
+
     model = folder / "checkpoint-12" / "pytorch_model_fsdp_0"
     with streamxf.install("floatzip+checksum"):
         utils.merge_fsdp_weights(str(model), str(tmp_path / "merged"))
