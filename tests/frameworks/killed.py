@@ -27,11 +27,16 @@ def environment(**variables: str) -> dict[str, str]:
 
 def finished(command: list[str | Path], **variables: str) -> list[str]:
     """The lines that a process prints until it ends by itself."""
-    ran = subprocess.run(
-        command, env=environment(**variables), capture_output=True, text=True, timeout=SECONDS, check=False
+    process = subprocess.Popen(
+        command, env=environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout.splitlines()
+    try:
+        printed, errors = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        kill(process.pid)
+        raise
+    assert process.returncode == 0, printed + errors
+    return printed.splitlines()
 
 
 def killed_at(line: str, command: list[str | Path], **variables: str) -> None:

@@ -14,7 +14,7 @@ import streamxf
 from streamxf.errors import ChainError, ContainerError, KeyMissingError, ParameterError
 from streamxf.lightning import ChainCheckpointIO
 
-from .killed import EXAMPLES, assert_resumes
+from .killed import EXAMPLES, assert_resumes, finished
 
 STATE = {"state_dict": {"weight": torch.randn(300, 40)}, "epoch": 3}
 CHAIN = "floatzip+checksum+encrypt"
@@ -36,6 +36,27 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
         torch.load(last)
     with streamxf.open(last) as file:
         assert torch.load(file)["global_step"] == 12
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lightning")
+@pytest.mark.parametrize("example", ["lightning_fsdp2.py", "fabric_fsdp2.py"])
+def test_fsdp2_killed_and_resumed(example: str, tmp_path: Path) -> None:
+    folder = assert_resumes(tmp_path, [sys.executable, EXAMPLES / example])
+    saved = sorted((path.parent for path in folder.glob("*step*/meta.pt")), key=lambda path: path.stat().st_mtime)
+    assert len(saved) == 4
+    for path in saved:  # by which the Trainer's example knows a whole checkpoint
+        assert (path / ".metadata").stat().st_mtime_ns <= (path / "meta.pt").stat().st_mtime_ns
+    assert {stored_chain(path, None) for path in saved} == {"floatzip+checksum"}
+
+    whole = tmp_path / "whole.ckpt"
+    convert = [sys.executable, "-m", "lightning.fabric.utilities.consolidate_checkpoint", saved[-1]]
+    finished([*convert, "--output_file", whole], STREAMXF_CHAIN="floatzip+checksum")
+    weights = next(iter(torch.load(whole, weights_only=True).values()))
+    with streamxf.Checkpoint(saved[-1]) as checkpoint:
+        for name, weight in weights.items():
+            (item,) = (item for item in checkpoint.items if item.endswith(name))
+            assert torch.equal(weight, checkpoint[item].read())
 
 
 @pytest.mark.parametrize("package", ["lightning", "lightning_fabric"])
@@ -110,7 +131,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
 
 
 def test_distributed_checkpoints_under_install(tmp_path: Path) -> None:
-    """The functions by which the strategies FSDP and ModelParallel save and load; they need GPUs around these."""
+    """The functions with which FSDPStrategy saves, loads and consolidates. torch's FSDP1 around them needs a GPU."""
     fsdp = pytest.importorskip("lightning.fabric.strategies.fsdp")
     state, target = {"model": {"w": torch.randn(50, 8)}}, {"model": {"w": torch.zeros(50, 8)}}
     with streamxf.install(CHAIN, keys=KEY):
