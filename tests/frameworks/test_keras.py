@@ -47,3 +47,11 @@ def test_weights_are_read_at_random(tmp_path: Path) -> None:
     with pytest.raises(io.UnsupportedOperation), streamxf.open(path, "wb") as file, h5py.File(file, "w"):
         pass
     assert streamxf.verify(path, keys=KEY).ok, "what failed has replaced nothing"
+
+
+def test_files_have_no_name(tmp_path: Path) -> None:
+    """Keras would put the weights, not encrypted, beside a file that has one."""
+    with streamxf.open(tmp_path / "model.keras.sxf", "wb", chain="encrypt", keys=KEY) as file:
+        assert not hasattr(file, "name")
+    with streamxf.open(tmp_path / "model.keras.sxf", keys=KEY) as file:
+        assert not hasattr(file, "name")
