@@ -28,11 +28,11 @@ LAYERS = [
     ["checkpoint"],
     ["dcp", "formats"],
     ["tools"],
-    ["environment", "lightning", "testing", "tuning"],
+    ["environment", "lightning", "orbax", "testing", "torch_checkpointing", "tuning"],
     ["cli"],
 ]
 # Where torch may be imported at the top of a module. Below it is imported by the functions that need it, if at all.
-WITH_TORCH = {"dcp", "tools", "testing", "tuning", "cli"}
+WITH_TORCH = {"dcp", "orbax", "tools", "testing", "torch_checkpointing", "tuning", "cli"}
 # Torch's own unpickler, in a class of ours; imported when an object is loaded.
 WITH_TORCH_LATE = {Path("objects/unpickle.py")}
 # A codec is an extension of torch's too, and only there does it need the streams of dcp/.
@@ -176,7 +176,7 @@ def test_importing_what_needs_no_torch_imports_none():
     modules = [
         "streamxf" if path.parts == ("__init__.py",) else "streamxf." + ".".join(path.with_suffix("").parts)
         for path in SOURCES
-        if path.parts[0] not in WITH_TORCH and path not in WITH_TORCH_LATE
+        if home_layer(path) not in WITH_TORCH and path not in WITH_TORCH_LATE
     ]
     code = (
         "import sys\n"

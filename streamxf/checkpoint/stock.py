@@ -33,6 +33,7 @@ from streamxf.format.limits import MAX_CODECS, MAX_INT, MAX_NDIM, MAX_STEP, MAX_
 
 _SHOWN = 200
 _DCP = "torch.distributed.checkpoint.metadata"
+_PLANNER = "torch.distributed.checkpoint.planner"
 _SHARDED = "torch.distributed._shard.sharded_tensor.metadata"  # where torch before 2.3 had TensorProperties
 _MEMORY_FORMATS = {0: None, 1: "channels_last", 2: "preserve"}
 
@@ -111,6 +112,7 @@ _CLASSES = {
     for name in (
         *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
         *("MetadataIndex", "StorageMeta", "TensorProperties", "_StorageInfo"),
+        *("SavePlan", "WriteItem", "TensorWriteData"),  # what Megatron adds, and nobody else reads
     )
 }
 _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
@@ -119,12 +121,16 @@ _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     (_DCP, "_MEM_FORMAT_ENCODING"): _MemoryFormat,
     (_SHARDED, "MEM_FORMAT_ENCODING"): _MemoryFormat,
     ("collections", "OrderedDict"): dict,
+    (_PLANNER, "WriteItemType"): lambda number: None,
     **{  # the folder's name, which torch's writers store as a path
         ("pathlib", name): lambda *parts: None
         for name in ("Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
     },
 }
-_MODULES = dict.fromkeys(_CLASSES, _DCP) | {"_StorageInfo": "torch.distributed.checkpoint.filesystem"}
+_MODULES = dict.fromkeys(_CLASSES, _DCP) | {
+    "_StorageInfo": "torch.distributed.checkpoint.filesystem",
+    **dict.fromkeys(("SavePlan", "WriteItem", "TensorWriteData"), _PLANNER),
+}
 
 
 class _StockUnpickler(pickle.Unpickler):

@@ -1,7 +1,7 @@
 """`install`: the writers and readers that frameworks and torch's own tools make for themselves use a chain.
 
 While installed, ``__init__`` of torch's classes turns the object that is being made into one of streamxf's. This
-reaches a class under whatever name it was imported before, leaves subclasses alone, and is undone exactly, because
+reaches a class under whatever name it was imported before, does nothing to subclasses, and is undone exactly, because
 torch's classes have an ``__init__`` of their own to be put back. A ``__new__`` could not be taken off again: Python
 then refuses the class all arguments. A factory in the place of the class would break ``isinstance``.
 
@@ -20,9 +20,11 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple, NoReturn, Self
 
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader as ReaderOfTorch
 
 from streamxf.chain import Chain, ChainLike
 from streamxf.codec import Codec
+from streamxf.dcp.attach import attach
 from streamxf.dcp.border import StorageMixin
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.reader import FileSystemReader
@@ -31,6 +33,12 @@ from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
 
 _DCP = "torch.distributed.checkpoint"
+_MEGATRON = "megatron.core.dist_checkpointing.strategies"
+_ATTACHED = {
+    f"{_MEGATRON}.filesystem_async.FileSystemWriterAsync",
+    f"{_MEGATRON}.cached_metadata_filesystem_reader.CachedMetadataFileSystemReader",
+}
+"""Derived classes that pass items through torch's ``transforms``, and for which `attach` is tested."""
 _log = logging.getLogger(__name__)
 
 
@@ -44,8 +52,9 @@ def install(
     """Give a chain to every DCP writer and reader that is made from now on in this process, whoever makes it.
 
     That goes for torch's ``FileSystemWriter``, ``FileSystemReader``, ``FsspecWriter`` and ``FsspecReader``, for
-    ``checkpoint_id=`` of ``save``, ``async_save`` and ``load``, and for tools such as ``dcp_to_torch_save``. Classes
-    derived from torch's are left alone, as are streamxf's own, and what was made before.
+    ``checkpoint_id=`` of ``save``, ``async_save`` and ``load``, and for tools such as ``dcp_to_torch_save``. Megatron
+    Core's are given it by `attach`. Other classes derived from torch's are left alone, as are streamxf's own, and what
+    was made before.
 
     An installation inside another shadows it. Use the result in a ``with`` statement, or call its `uninstall`.
 
@@ -165,15 +174,30 @@ class Installation:
         keys = None if isinstance(registry, Registry) and len(registry.keys) else self.keys
         return {**self._reader, **given, "keys": keys}
 
+    def _reach(self, target: Any) -> None:
+        """`attach` the chain to a derived writer, or the keys to a derived reader, if its class is known."""
+        if _named(type(target)) not in _ATTACHED or _has_codecs(target):
+            return
+        if isinstance(target, ReaderOfTorch):
+            if others := {*self._reader} - {"require", "weights_only", "safe_globals", "max_expansion"}:
+                raise UnsupportedError(f"{type(target).__name__} does not know {', '.join(sorted(others))} of reader=")
+            attach(target, keys=self.keys, **self._reader)
+        else:
+            attach(target, self.chain)
+
     def _warn_of(self, writer: Any) -> None:
         """Log, once for each class, that a writer saves without codecs: of its own, from `attach`, or the chain's."""
-        extensions = getattr(getattr(writer, "transforms", None), "extensions", ())
-        if isinstance(writer, StorageMixin) or any(isinstance(extension, Codec) for extension in extensions):
+        if isinstance(writer, StorageMixin) or _has_codecs(writer):
             return
         name = _named(type(writer))
         if name not in self.left_alone:
             self.left_alone.add(name)
             _log.warning("a %s that streamxf.install does not change is saving without the chain", name)
+
+
+def _has_codecs(writer: Any) -> bool:
+    extensions = getattr(getattr(writer, "transforms", None), "extensions", ())
+    return any(isinstance(extension, Codec) for extension in extensions)
 
 
 # -- torch's parts ---------------------------------------------------------------------------------
@@ -239,6 +263,7 @@ def _turning(owner: type, own: type, original: Callable[..., Any]) -> Callable[.
         given = _by_name(signature.bind(self, *args, **kwargs)) if type(self) is owner else None
         if given is None or getattr(given.get("serialization_format"), "value", "torch_save") != "torch_save":
             original(self, *args, **kwargs)
+            installation._reach(self)
             return
         made = installation._for_writer(given) if writes else installation._for_reader(given)
         self.__class__ = own
@@ -282,6 +307,7 @@ def _warning(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def set_up_storage_writer(self: Any, *args: Any, **kwargs: Any) -> None:
         if (installation := installed()) is not None:
+            installation._reach(self)
             installation._warn_of(self)
         original(self, *args, **kwargs)
 

@@ -267,24 +267,25 @@ def _seal(encoder: ContainerEncoder, encryption: Encrypt) -> bytes:
 
 def _open_reader(origin: PathOrFile, ring: KeyRing, registry: CodecRegistry) -> StreamReader | PipeReader:
     if not isinstance(origin, str | os.PathLike):
-        return _read_file(origin, ring, registry)
+        return read_file(origin, ring, registry)
     name = os.fspath(origin)
     file = _builtin_open(origin, "rb")  # noqa: SIM115 - the reader closes it
     try:
         with located(file=name):
-            return _read_file(file, ring, registry, file.close, name)
+            return read_file(file, ring, registry, file.close, name)
     except BaseException:
         file.close()
         raise
 
 
-def _read_file(
+def read_file(
     file: IO[bytes],
     ring: KeyRing,
     registry: CodecRegistry,
     finish: Callable[[], None] | None = None,
     name: str | None = None,
 ) -> StreamReader | PipeReader:
+    """As `open`; the reader calls `finish` when it is closed."""
     if not file.seekable():
         return _read_pipe(file, ring, registry, finish, name)
     parts = PlainParts.of(FileSlice(file, file.tell()))

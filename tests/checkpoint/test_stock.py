@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 import streamxf
 from streamxf.checkpoint.metadata import MAX_METADATA
@@ -68,6 +69,7 @@ def read(value: Metadata, protocol: int = 4, rank: int | None = None) -> StockMe
     return read_stock(pickle.dumps(value, protocol), rank)
 
 
+WHOLE_CHUNK = ChunkStorageMetadata(ZERO, SIZE)
 WHOLE = Chunk((0, 0), (4, 3), Place("a", 0, 9, ()), framed=True)
 
 
@@ -79,6 +81,12 @@ def test_what_torch_writes(protocol: int) -> None:
         "o": ObjectItem("o", Place("a", 9, 9, ()), ("list", 1)),
     }
     assert gc.isenabled()
+
+
+def test_plans_that_megatron_adds_are_not_looked_at() -> None:
+    item = WriteItem(MetadataIndex("w"), WriteItemType.TENSOR, TensorWriteData(WHOLE_CHUNK, TensorProperties(), SIZE))
+    plans = [SavePlan([item], storage_data=None, planner_data={"w": ("w",)})]
+    assert read(content(metadata={"all_local_plans": plans, "mcore_data": {"w": {}}})).items == read(content()).items
 
 
 def test_descriptors_come_in_save_order() -> None:

@@ -324,6 +324,42 @@ def test_attached_writers(checkpoint: Path, caplog: pytest.LogCaptureFixture) ->
     assert not logged(caplog)
 
 
+class TheirReader(ReaderNamedBefore):
+    """A framework's own reader."""
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes of a framework whose names streamxf knows."""
+    monkeypatch.setattr(installing, "_ATTACHED", {f"{__name__}.Theirs", f"{__name__}.TheirReader"})
+
+
+@pytest.mark.usefixtures("known")
+def test_known_classes_are_attached(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target = blank(STATE)
+    with streamxf.install(CHAIN, keys=KEY):
+        for _ in range(2):
+            dcp.save(STATE, storage_writer=(writer := Theirs(checkpoint)))
+            dcp.load(target, storage_reader=TheirReader(checkpoint))
+        assert type(writer) is Theirs
+        assert_same(target, STATE)
+        dcp.save(STATE, storage_writer=Theirs(checkpoint / "unencrypted", _extensions=[FloatZip()]))
+        with refused(PolicyError):
+            dcp.load(target, storage_reader=TheirReader(checkpoint / "unencrypted"))
+    assert not logged(caplog)
+    with streamxf.install(CHAIN, keys=OTHER_KEY), refused(KeyMissingError):
+        dcp.load(target, storage_reader=TheirReader(checkpoint))
+    with streamxf.Checkpoint(checkpoint, keys=KEY, require="bound") as read:
+        assert torch.equal(read["model.weight"].read(), STATE["model"]["weight"])
+
+
+@pytest.mark.usefixtures("known")
+def test_a_known_reader_does_not_ignore_what_it_cannot_check(checkpoint: Path) -> None:
+    with streamxf.install(reader={"expect_save_id": "0" * 32}):
+        with pytest.raises(UnsupportedError, match="expect_save_id"):
+            TheirReader(checkpoint)
+
+
 # -- doing and undoing ----------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,119 @@
+"""`ChainStorageConfig`: the files of Meta's torch_checkpointing go through a chain, whatever storage they are in."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch_checkpointing.storage.base_storage import ReadArgs, Storage, StorageConfig
+from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
+from typing_extensions import Buffer
+
+from streamxf.chain import Chain, ChainLike
+from streamxf.format.limits import PLAIN_MAGIC
+from streamxf.keys import KeyRing, KeysLike
+from streamxf.registry import CodecRegistry
+from streamxf.stream.plain import open as open_plain
+from streamxf.stream.plain import read_file
+
+
+def _local() -> Any:
+    return LocalFileSystemStorageConfig(use_direct_io=False)
+
+
+@dataclass
+class ChainStorageConfig(StorageConfig):  # type: ignore[misc]  # torch_checkpointing is not there when types are checked
+    """A storage for ``CheckpointManager.Config(storage_config=ChainStorageConfig("zstd+encrypt", keys=key))``.
+
+    Each file has the format of `streamxf.open`. Without keys, files that were saved without a chain load, too.
+
+    Parameters
+    ----------
+    chain : Chain, codecs or str
+        As in `streamxf.open`.
+    keys : Key, location, several of them or a KeyRing
+        The key for ``encrypt`` in a chain's text form, and for loading. With keys, what is not encrypted is refused.
+    storage : StorageConfig
+        Where the files are; local by default, without O_DIRECT, which many file systems refuse for unaligned writes.
+
+    Raises
+    ------
+    ChainError, ParameterError
+        If the arguments do not fit.
+    """
+
+    chain: ChainLike | None = None
+    keys: KeysLike = field(default=None, kw_only=True, repr=False)
+    storage: Any = field(default_factory=_local, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._chain = Chain.chosen(self.chain, "zstd", self.keys)
+
+    def create_storage(self) -> Storage:
+        return ChainStorage(self.storage.create_storage(), self._chain, KeyRing.of(self.keys))
+
+
+class ChainStorage(Storage):  # type: ignore[misc]
+    def __init__(self, storage: Any, chain: Chain, keys: KeyRing) -> None:
+        self._storage = storage
+        self._chain = chain
+        self._keys = keys
+
+    def stream_read(self, path: Path, read_args: ReadArgs | None = None) -> io.RawIOBase:
+        # the size that the caller knows is that of what is decoded, and of an encoded file only parts are read
+        args = replace(read_args or ReadArgs(), pre_read_full_file=False, known_size_bytes=None)
+        raw = self._storage.stream_read(path, args)
+        try:
+            if not len(self._keys):
+                begin = raw.read(len(PLAIN_MAGIC))
+                raw.seek(0)
+                if begin != PLAIN_MAGIC:
+                    return raw  # type: ignore[no-any-return]
+            return read_file(raw, self._keys, CodecRegistry(), raw.close, str(path))
+        except BaseException:
+            raw.close()
+            raise
+
+    @contextmanager
+    def stream_write(self, path: Path) -> Iterator[io.IOBase]:
+        with self._storage.stream_write(path) as raw, open_plain(raw, "wb", chain=self._chain) as file:
+            yield file
+
+    def write(self, path: Path, data: Buffer) -> None:
+        with self.stream_write(path) as file:
+            file.write(data)
+
+    def getsize(self, path: Path) -> int:
+        with self.stream_read(path) as file:
+            return file.seek(0, io.SEEK_END)
+
+    def delete(self, path: Path) -> None:
+        self._storage.delete(path)
+
+    def mkdir(self, path: Path, recursive: bool = True) -> None:
+        self._storage.mkdir(path, recursive)
+
+    def rmdir(self, path: Path) -> None:
+        self._storage.rmdir(path)
+
+    def rename(self, src_path: Path, dst_path: Path, *args: Any, **kwargs: Any) -> None:
+        self._storage.rename(src_path, dst_path, *args, **kwargs)
+
+    def ls(self, path: Path) -> Any:
+        return self._storage.ls(path)
+
+    def exists(self, path: Path) -> Any:
+        return self._storage.exists(path)
+
+    def glob(self, pattern: str) -> Any:
+        return self._storage.glob(pattern)
+
+    def isdir(self, path: Path) -> Any:
+        return self._storage.isdir(path)
+
+    def remap_path(self, path: Path) -> Any:
+        return self._storage.remap_path(path)

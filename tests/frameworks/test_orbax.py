@@ -1,0 +1,179 @@
+"""docs/examples/orbax_manager.py and flax_msgpack.py, killed and resumed; and what `streamxf.orbax` saves."""
+
+from __future__ import annotations
+
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dcp.helpers import stored_chain
+
+import streamxf
+from streamxf.errors import ChainError, MetadataError, ParameterError, PolicyError, UnsupportedError
+
+from .killed import EXAMPLES, assert_resumes, finished
+
+jax = pytest.importorskip("jax")
+ocp = pytest.importorskip("orbax.checkpoint")
+jnp = jax.numpy
+
+from streamxf.orbax import ChainHandler, chain_handlers  # noqa: E402 - needs orbax
+
+KEY = streamxf.Key.generate()
+CHAIN = "floatzip+checksum+encrypt"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ["orbax_manager", "flax_msgpack"])
+def test_killed_and_resumed(example: str, tmp_path: Path) -> None:
+    pytest.importorskip("flax")
+    folder = assert_resumes(tmp_path, [sys.executable, EXAMPLES / f"{example}.py"])
+    if example == "flax_msgpack":
+        assert streamxf.verify(folder / "state.msgpack.sxf").ok
+    else:
+        assert {stored_chain(path, None) for path in folder.glob("[0-9]*/default")} == {"floatzip+checksum"}
+
+
+def manager(folder: Path, **options: Any) -> Any:
+    return ocp.CheckpointManager(
+        folder,
+        handler_registry=chain_handlers(CHAIN, keys=KEY),
+        options=ocp.CheckpointManagerOptions(**options),
+    )
+
+
+def tree() -> dict[str, Any]:
+    return {
+        "params": {"w": jnp.arange(4000, dtype=jnp.bfloat16).reshape(8, 500), "layers": [jnp.ones(3), jnp.zeros(())]},
+        "host": np.arange(12, dtype=np.int8).reshape(3, 4).T,
+        "rng": jax.random.key(7),
+        "step": 3,
+        "name": "run",
+    }
+
+
+def assert_equal(found: Any, wanted: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        if hasattr(other, "dtype"):
+            assert one.dtype == other.dtype
+        if hasattr(other, "dtype") and jax.dtypes.issubdtype(other.dtype, jax.dtypes.prng_key):
+            one, other = jax.random.key_data(one), jax.random.key_data(other)
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("args", ["Standard", "PyTree"])
+def test_saved_and_restored(args: str, background: bool, tmp_path: Path) -> None:
+    saver = manager(tmp_path, enable_async_checkpointing=background)
+    saver.save(5, args=getattr(ocp.args, f"{args}Save")(tree()))
+    saver.close()
+    restore = getattr(ocp.args, f"{args}Restore")
+    shapes = jax.tree.map(lambda leaf: jax.eval_shape(lambda: leaf) if isinstance(leaf, jax.Array) else leaf, tree())
+    for target in tree(), shapes:
+        assert_equal(manager(tmp_path).restore(5, args=restore(target)), tree())
+    assert stored_chain(tmp_path / "5" / "default", KEY) == CHAIN
+
+    whole = manager(tmp_path).restore(5)
+    assert whole["params"]["w"].dtype == jnp.bfloat16
+    assert whole["step"] == 3
+    assert {*whole["params"]["layers"]} == {"0", "1"}
+    with streamxf.Checkpoint(tmp_path / "5" / "default", keys=KEY) as checkpoint:
+        assert checkpoint["params/w"][3, :4].tolist() == tree()["params"]["w"][3, :4].tolist()
+
+
+def test_each_device_reads_its_part(tmp_path: Path) -> None:
+    """Restored for other devices than it was saved from; the number of devices is that of a process."""
+    code = """
+import sys
+import jax, numpy as np, orbax.checkpoint as ocp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from streamxf.orbax import chain_handlers
+def on(*axes):
+    return NamedSharding(Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y")), PartitionSpec(*axes))
+values = np.arange(4000.0, dtype=np.float32).reshape(40, 100)
+manager = ocp.CheckpointManager(sys.argv[1], handler_registry=chain_handlers())
+manager.save(1, args=ocp.args.StandardSave({"w": jax.device_put(values, on("x", "y"))}))
+manager.wait_until_finished()
+target = {"w": jax.ShapeDtypeStruct((40, 100), np.float32, sharding=on("y"))}
+restored = manager.restore(1, args=ocp.args.StandardRestore(target))["w"]
+assert restored.sharding == on("y") and np.array_equal(restored, values)
+assert {shard.data.shape for shard in restored.addressable_shards} == {(20, 100)}
+"""
+    finished(
+        [sys.executable, "-c", code, tmp_path],
+        XLA_FLAGS="--xla_force_host_platform_device_count=4",
+        JAX_PLATFORMS="cpu",
+    )
+
+
+def test_donated_arrays_are_saved_as_they_were(tmp_path: Path) -> None:
+    saver, values = manager(tmp_path), jnp.arange(1_000_000.0)
+    saver.save(1, args=ocp.args.StandardSave({"w": values}))
+    jax.jit(lambda w: w * 0, donate_argnums=0)(values).block_until_ready()
+    saver.close()
+    assert np.array_equal(manager(tmp_path).restore(1)["w"], np.arange(1_000_000.0))
+
+
+def test_an_error_of_the_background_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr("streamxf.orbax.dcp.save", fail)
+    saver = manager(tmp_path)
+    saver.save(1, args=ocp.args.StandardSave(tree()))
+    with pytest.raises(OSError, match="no room"):
+        saver.wait_until_finished()
+    assert manager(tmp_path).latest_step() is None
+
+
+def test_what_is_not_encrypted_is_refused(tmp_path: Path) -> None:
+    saver = ocp.CheckpointManager(tmp_path, handler_registry=chain_handlers("floatzip"))
+    saver.save(1, args=ocp.args.StandardSave(tree()))
+    saver.close()
+    with pytest.raises(PolicyError):
+        manager(tmp_path).restore(1)
+
+
+def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ChainError):
+        chain_handlers("encrypt+zstd", keys=KEY)
+    handler = ChainHandler()
+    for args in (
+        ocp.args.PyTreeSave(tree(), save_args={}),
+        ocp.args.StandardSave(tree(), custom_metadata={"a": 1}),
+        ocp.args.StandardSave({"a/b": 1, "a": {"b": 2}}),
+        ocp.args.StandardSave(jnp.ones(3)),
+    ):
+        with pytest.raises(ParameterError):
+            handler.save(tmp_path / "refused", args)
+    with pytest.raises(UnsupportedError, match="int4"):
+        handler.save(tmp_path / "refused", ocp.args.StandardSave({"w": jnp.ones(3, dtype=jnp.int4)}))
+    with pytest.raises(UnsupportedError, match="local"):
+        handler.save("gs://bucket/run", ocp.args.StandardSave(tree()))
+    assert not (tmp_path / "refused").exists()
+
+    handler.save(tmp_path / "saved", ocp.args.StandardSave({"w": jnp.ones((2, 3))}))
+    for target, error in ({"w": jnp.ones((3, 2))}, "shape"), ({"v": jnp.ones(3)}, "no such item"):
+        with pytest.raises(MetadataError, match=error):
+            handler.restore(tmp_path / "saved", ocp.args.StandardRestore(target))
+    with pytest.raises(ParameterError, match="restore_args"):
+        handler.restore(tmp_path / "saved", ocp.args.PyTreeRestore(restore_args={"w": None}))
+
+
+def test_orbaxs_own_folders_are_archived(tmp_path: Path) -> None:
+    saver = ocp.CheckpointManager(tmp_path / "run")
+    saver.save(12, args=ocp.args.StandardSave({"w": jnp.arange(1000.0)}))
+    saver.close()
+    with (
+        streamxf.open(tmp_path / "step-12.tar.sxf", "wb", chain="checksum+encrypt", keys=KEY) as file,
+        tarfile.open(fileobj=file, mode="w|") as archive,
+    ):
+        archive.add(tmp_path / "run" / "12", arcname="")
+    with streamxf.open(tmp_path / "step-12.tar.sxf", keys=KEY) as file, tarfile.open(fileobj=file) as archive:
+        archive.extractall(tmp_path / "restored" / "12", filter="data")
+    restored = ocp.CheckpointManager(tmp_path / "restored").restore(12, args=ocp.args.StandardRestore())
+    assert np.array_equal(restored["w"], np.arange(1000.0))
