@@ -33,7 +33,10 @@ _FINAL_NUMBERS = (errno.EINVAL, errno.ENOSPC)  # of s3fs: a request or a conditi
 
 def is_asynchronous(filesystem: Any) -> bool:
     """Whether a file system of fsspec's has coroutines, and a loop in a thread of its own that runs them."""
-    return bool(getattr(filesystem, "async_impl", False)) and not getattr(filesystem, "asynchronous", True)
+    from fsspec.asyn import AsyncFileSystem
+
+    # A cache is not one itself, though it has the attributes of what lies below: asked there, it would be left out.
+    return isinstance(filesystem, AsyncFileSystem) and filesystem.async_impl and not filesystem.asynchronous
 
 
 def begun(filesystem: Any, request: Callable[[], Awaitable[T]]) -> Future[T]:

@@ -94,15 +94,15 @@ class AzureMultipart:
         """See above."""
 
 
-_KINDS: dict[str, Callable[[Any, str], Multipart]] = {"s3": S3Multipart, "abfs": AzureMultipart}
+# By what only they have: other packages, with other methods, go by the same protocols.
+_KINDS: dict[str, Callable[[Any, str], Multipart]] = {"_call_s3": S3Multipart, "service_client": AzureMultipart}
 
 
 def multipart_of(filesystem: Any, path: str) -> Multipart | None:
     """How an object at `path` is uploaded in parts; None where that is not known."""
     if not is_asynchronous(filesystem):
         return None
-    protocols = (filesystem.protocol,) if isinstance(filesystem.protocol, str) else filesystem.protocol
-    return next((_KINDS[each](filesystem, path) for each in protocols if each in _KINDS), None)
+    return next((kind(filesystem, path) for name, kind in _KINDS.items() if hasattr(filesystem, name)), None)
 
 
 @dataclass(frozen=True)

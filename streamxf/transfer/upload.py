@@ -16,9 +16,9 @@ from streamxf.transfer.multipart import Multipart, multipart_of
 
 PART_BYTES = 8 * 2**20
 _UNDER_WAY = 4  # parts; each takes its bytes of memory, as does the one that is being filled
-_EQUAL = 5_000
-"""Parts of equal size. S3 takes 10,000: from here on they grow, so that objects of a terabyte fit. A store that wants
-all of them equal, such as R2, takes 40 GiB."""
+_LONGER = ((8_000, 64), (5_000, 8))
+"""From which part on they are how many times as long, and go one by one. S3 takes 10,000: a terabyte fits. A store that
+wants all of them equal, such as R2, takes 40 GiB."""
 
 
 class Upload:
@@ -65,13 +65,17 @@ class Upload:
 
     @property
     def _part_bytes(self) -> int:
-        return PART_BYTES << max(0, self._number - _EQUAL) // 500
+        return PART_BYTES * self._longer
+
+    @property
+    def _longer(self) -> int:
+        return next((times for number, times in _LONGER if self._number >= number), 1)
 
     def _send(self) -> None:
         if not self._begun:
             made(self._filesystem, self._multipart.begin)
             self._begun = True
-        while len(self._under_way) >= _UNDER_WAY:
+        while len(self._under_way) >= (_UNDER_WAY if self._longer == 1 else 1):
             self._take()
         self._number += 1
         number, data = self._number, self._part

@@ -1,0 +1,149 @@
+"""`FetchedFile`: whatever is announced and read, in whatever order, the bytes are those of the file."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from fsspec.asyn import AsyncFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamxf.transfer import fetch
+from streamxf.transfer.fetch import FetchedFile
+
+DATA = random.Random(5).randbytes(40_000)
+
+
+class Store(AsyncFileSystem):  # type: ignore[misc]
+    """One file, and a record of what was asked for."""
+
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, int]] = []
+        self.failures: list[Exception | int] = []
+        self.under_way = self.most = 0
+
+    async def _cat_file(self, path: str, start: Any = None, end: Any = None, **_: Any) -> bytes:
+        self.asked.append((start, end))
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(0)
+        self.under_way -= 1
+        if self.failures:
+            failure = self.failures.pop(0)
+            if isinstance(failure, Exception):
+                raise failure
+            return DATA[start:end][:failure]
+        return DATA[start:end]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr("streamxf.transfer.calls._PAUSE", 0.001)
+    return Store()
+
+
+@pytest.fixture(autouse=True)
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(fetch, "AHEAD_BYTES", 3000)
+    monkeypatch.setattr(fetch, "_GAP", 50)
+
+
+def read(file: FetchedFile, start: int, stop: int) -> bytes:
+    out = bytearray(stop - start)
+    count = file.read_into(start, memoryview(out))
+    return bytes(out[:count])
+
+
+def file_in(store: Store) -> FetchedFile:
+    return FetchedFile(store, "file", len(DATA))
+
+
+places = st.integers(0, len(DATA) + 100)
+spans = st.tuples(places, st.integers(0, 5000)).map(lambda each: (each[0], each[0] + each[1]))
+steps = st.lists(st.tuples(st.sampled_from(["soon", "later", "read"]), spans), max_size=40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps)
+def test_bytes_are_those_of_the_file(steps: list[tuple[str, tuple[int, int]]]) -> None:
+    file = file_in(Store())
+    for what, (start, stop) in steps:
+        if what == "read":
+            assert read(file, start, stop) == DATA[start:stop]
+        else:
+            file.expect(start, stop, soon=what == "soon")
+    file.close()
+
+
+def test_what_was_announced_is_fetched_once(store: Store) -> None:
+    file = file_in(store)
+    for start in range(0, 20_000, 700):
+        file.expect(start, start + 700, soon=False)
+    file.expect(0, 700)
+    file.expect(5000, 7000)
+    for start in range(0, 20_000, 500):
+        assert read(file, start, start + 500) == DATA[start : start + 500]
+    asked = sorted(store.asked)
+    assert all(before[1] <= after[0] for before, after in pairwise(asked))
+    assert len(asked) <= 22, "neighbours are fetched by one request"
+
+
+def test_threads(store: Store) -> None:
+    file = file_in(store)
+    file.expect(0, len(DATA), soon=False)
+    places = list(range(0, len(DATA), 300))
+    with ThreadPoolExecutor(8) as pool:
+        for start, data in zip(places, pool.map(lambda at: read(file, at, at + 300), places), strict=True):
+            assert data == DATA[start : start + 300]
+
+
+def test_what_is_held_is_bounded(store: Store) -> None:
+    file = file_in(store)
+    file.expect(0, len(DATA), soon=False)
+    assert read(file, 0, 10) == DATA[:10]
+    assert sum(stop - start for start, stop in store.asked) <= 4000
+
+
+def test_parts_that_nobody_reads_do_not_stop_what_is_fetched_ahead(store: Store) -> None:
+    file = file_in(store)
+    for start in range(0, 4000, 1000):
+        file.expect(start, start + 1000, soon=False)
+    file.expect(10_000, len(DATA), soon=False)
+    for _ in range(2):
+        for start in range(10_000, len(DATA), 100):
+            read(file, start, start + 100)
+    store.asked.clear()
+    file.expect(4000, 5000)
+    assert store.asked or read(file, 4000, 4010) == DATA[4000:4010]
+    assert store.asked[0] == (4000, 5000)
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.EIO, "reset"), TimeoutError(), ValueError("odd"), 10])
+def test_what_may_pass_is_tried_again(store: Store, failure: Exception | int) -> None:
+    store.failures = [failure] * 3
+    assert read(file_in(store), 100, 200) == DATA[100:200]
+    assert len(store.asked) == 4
+
+
+@pytest.mark.parametrize("failure", [FileNotFoundError(), PermissionError(), OSError(errno.EINVAL, "refused")])
+def test_what_the_server_has_decided_is_not(store: Store, failure: Exception) -> None:
+    store.failures = [failure]
+    with pytest.raises(type(failure)):
+        read(file_in(store), 100, 200)
+    assert len(store.asked) == 1
+
+
+def test_answers_that_stay_short_are_an_error(store: Store) -> None:
+    store.failures = [10] * 8
+    with pytest.raises(OSError, match="100 bytes were asked for, 10 came"):
+        read(file_in(store), 100, 200)
