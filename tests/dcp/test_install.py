@@ -6,9 +6,13 @@ import inspect
 import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -233,18 +237,56 @@ def test_writers_go_through_pickles(checkpoint: Path) -> None:
 
 
 def test_a_forked_child_has_it_too(checkpoint: Path) -> None:
+
+    def child() -> None:
+        torch.set_num_threads(1)
+        dcp.save(STATE, checkpoint_id=checkpoint, no_dist=True)
+
     with streamxf.install(CHAIN, keys=KEY):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                torch.set_num_threads(1)
-                dcp.save(STATE, checkpoint_id=checkpoint, no_dist=True)
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitpid(child, 0)[1] == 0
+        assert in_child(child) == 0
     assert stored_chain(checkpoint) == CHAIN
+
+
+def in_child(action: Callable[[], Any]) -> int:
+    """The exit status of a forked child that does this, and is killed if it hangs."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(120)
+            action()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_child_that_is_forked_meanwhile_has_all_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A fork in the middle would leave the child a lock that no thread of its own releases."""
+    begun, points, made = threading.Event(), installing._points, []
+
+    def slowly() -> Any:
+        begun.set()
+        time.sleep(0.5)  # within which the fork begins
+        return points()
+
+    monkeypatch.setattr(installing, "_points", slowly)
+    thread = threading.Thread(target=lambda: made.append(streamxf.install("floatzip")))
+    thread.start()
+    assert begun.wait(120)
+
+    def child() -> None:
+        assert chain_of(tmp_path) == "floatzip"
+        installation = streamxf.installed()
+        assert installation is not None
+        installation.uninstall()
+        assert chain_of(tmp_path) == "none"
+
+    status = in_child(child)
+    thread.join(120)
+    assert status == 0
+    assert chain_of(tmp_path) == "floatzip"  # what a child undoes is undone there
+    made[0].uninstall()
 
 
 # -- what is left alone -----------------------------------------------------------------------------------
@@ -385,6 +427,27 @@ def test_nesting(tmp_path: Path) -> None:
     for installation in (inner, outer):
         with pytest.raises(UnsupportedError, match="it is not installed any more"):
             installation.uninstall()
+
+
+def test_threads(tmp_path: Path) -> None:
+    """An installation is the process's. Threads that undo theirs out of order are told, and may try again."""
+    together = threading.Barrier(8)
+
+    def installs(number: int) -> None:
+        together.wait(120)
+        for _ in range(20):
+            installation = streamxf.install("floatzip" if number % 2 else "zstd")
+            assert chain_of(tmp_path) != "none"
+            while installation in installing._stack:
+                try:
+                    installation.uninstall()
+                except UnsupportedError:  # another thread's lies on top
+                    time.sleep(0.001)
+
+    with ThreadPoolExecutor(8) as threads:
+        [*threads.map(installs, range(8))]
+    assert streamxf.installed() is None
+    assert chain_of(tmp_path) == "none"
 
 
 def test_undone_within_the_block() -> None:

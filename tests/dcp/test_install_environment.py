@@ -41,8 +41,11 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_entry_points(tmp_path_factory.mktemp("installed"))
+
+
+def with_entry_points(folder: Path) -> Path:
     """A folder in which importlib finds the package's entry points."""
-    folder = tmp_path_factory.mktemp("installed")
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     info = folder / f"streamxf-{streamxf.__version__}.dist-info"
     info.mkdir()
@@ -113,6 +116,16 @@ def test_streamxf_may_be_imported_first(first: str, installed: Path) -> None:
     code = f"import {first}, streamxf, torch.distributed.checkpoint as dcp; print(type(dcp.FileSystemWriter('a')))"
     ran = run(installed, "-c", code, STREAMXF_CHAIN="zstd")
     assert ran.stdout.strip() == "<class 'streamxf.dcp.writer.FileSystemWriter'>", ran.stderr
+
+
+def test_a_script_that_installs_by_itself_comes_first(installed: Path) -> None:
+    """What it undoes is its own."""
+    code = (
+        "import streamxf, torch; inner = streamxf.install('lz4'); print(streamxf.installed().chain); "
+        "inner.uninstall(); print(streamxf.installed().chain)"
+    )
+    ran = run(installed, "-c", code, STREAMXF_CHAIN="zstd")
+    assert ran.stdout.split() == [str(streamxf.Chain.parse(name)) for name in ("lz4", "zstd")], ran.stderr
 
 
 def test_torchs_switch_turns_it_off(installed: Path) -> None:

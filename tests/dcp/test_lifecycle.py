@@ -135,6 +135,17 @@ def test_planners_are_told_the_save_that_is_published(tmp_path: Path) -> None:
     assert len(set(ids)) == 3
 
 
+def test_a_reader_tells_which_checkpoint_it_read(tmp_path: Path) -> None:
+    """As torch's reader does, except that a checkpoint which was moved is where it is now."""
+    writer = streamxf.FileSystemWriter(tmp_path / "before")
+    dcp.save(STATE, storage_writer=writer)
+    now = (tmp_path / "before").rename(tmp_path / "now")
+    reader = streamxf.FileSystemReader(now)
+    meta = reader.read_metadata().storage_meta
+    assert meta is not None
+    assert (meta.checkpoint_id, meta.save_id, meta.load_id) == (now, writer.save_id, reader.load_id)
+
+
 def test_every_rank_has_an_id(tmp_path: Path) -> None:
     """As with torch's writers, where nobody but the coordinator publishes its own."""
     found = []
