@@ -31,7 +31,12 @@ TESTS = ["tests/dcp", "tests/checkpoint", "tests/formats", "tests/objects", "tes
 FRAMEWORKS = {
     "accelerate": ["accelerate"],
     "fsdp2": [],
+    "keras": ["keras", "h5py", "jax"],
     "lightning": ["lightning"],
+    "megatron": ["megatron-core", "psutil"],
+    "orbax": ["orbax-checkpoint", "flax", "optax"],
+    "torch_checkpointing": ["torch_checkpointing"],
+    "torch_save": [],
 }
 
 
