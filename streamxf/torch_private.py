@@ -8,13 +8,15 @@ in pickles; those are looked up nowhere.
 from __future__ import annotations
 
 import sys
+from concurrent.futures import Future
+from concurrent.futures.thread import _WorkItem
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from streamxf.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from torch import UntypedStorage, dtype
+    from torch import Tensor, UntypedStorage, dtype
     from torch._C import PyTorchFileReader, PyTorchFileWriter
     from torch._C import _is_cow_tensor as is_cow_tensor  # type: ignore[attr-defined]
     from torch._utils import _validate_loaded_sparse_tensors as validate_loaded_sparse_tensors
@@ -53,8 +55,10 @@ __all__ = [
     "StreamTransformExtension",
     "Unpickler",
     "ZStandard",
+    "counted_changes",
     "create_chunk_list",
     "extensions_of_the_asking_writer",
+    "future_of_the_save_in_this_thread",
     "get_restore_location",
     "is_cow_tensor",
     "is_traceable_wrapper_subclass",
@@ -162,3 +166,30 @@ def extensions_of_the_asking_writer(frames: int) -> Any:
     That is `self.extensions` in ``_StorageWriterTransforms.transform_save_stream``.
     """
     return getattr(sys._getframe(1 + frames).f_locals.get("self"), "extensions", None)
+
+
+def future_of_the_save_in_this_thread() -> Future[Any] | None:
+    """The future of the save in the background that this thread makes, or None.
+
+    torch's executors call one of DCP's functions in a `ThreadPoolExecutor`, which has the future in a frame below it. A
+    save that is only a part of what a pool was given, such as a whole training loop, is none.
+    """
+    frame: Any = sys._getframe()
+    pool = _WorkItem.run.__code__
+    called = ""
+    while frame is not None and frame.f_code is not pool:
+        if frame.f_code.co_filename != pool.co_filename:  # Python 3.14 has a frame of its own between
+            called = frame.f_globals.get("__name__", "")
+        frame = frame.f_back
+    if frame is None or not called.startswith(f"{_DCP}."):
+        return None
+    return getattr(frame.f_locals.get("self"), "future", None)
+
+
+def counted_changes(tensor: Tensor) -> int:
+    """How often a tensor, or the local one of a DTensor, was changed in place, as torch counts it.
+
+    It does not count for inference tensors, nor what fused optimizers do, nor `torch._foreach_*` on DTensors.
+    """
+    local = getattr(tensor, "_local_tensor", tensor)
+    return sum(one._version for one in (tensor, local) if not one.is_inference())

@@ -10,10 +10,8 @@ from __future__ import annotations
 import copy
 import io
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from concurrent.futures.thread import _WorkItem
 from typing import Any
 from weakref import ref
 
@@ -23,8 +21,8 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.tensor import DTensor
 
 from streamxf.errors import escaped
+from streamxf.torch_private import counted_changes, future_of_the_save_in_this_thread
 
-_POOL = _WorkItem.run.__code__
 _NAMES = 3  # in a warning
 _log = logging.getLogger(__name__)
 
@@ -37,7 +35,7 @@ class Background:
 
     def note(self) -> None:
         """If this thread makes a save in the background, have its failure logged."""
-        future = _future()
+        future = future_of_the_save_in_this_thread()
         if future is not None and future is not self._future():
             self._future = ref(future)  # the error of a save that failed leads to all that was staged
             future.add_done_callback(_log_failure)
@@ -47,29 +45,13 @@ class Background:
         may stage the second into the memory of the first.
         """
         earlier = self._future()
-        if earlier is not None and earlier is not _future():
+        if earlier is not None and earlier is not future_of_the_save_in_this_thread():
             wait([earlier])
         self.note()
 
 
 def _none() -> None:
     return None
-
-
-def _future() -> Future[Any] | None:
-    """The future of the save in the background that this thread makes, or None.
-
-    A save that is only a part of what a pool was given, such as a whole training loop, is none.
-    """
-    frame: Any = sys._getframe()
-    called = ""
-    while frame is not None and frame.f_code is not _POOL:
-        if frame.f_code.co_filename != _POOL.co_filename:  # Python 3.14 has a frame of its own between
-            called = frame.f_globals.get("__name__", "")
-        frame = frame.f_back
-    if frame is None or not called.startswith("torch.distributed.checkpoint."):
-        return None
-    return getattr(frame.f_locals.get("self"), "future", None)
 
 
 def _log_failure(future: Future[Any]) -> None:
@@ -105,19 +87,12 @@ def with_copies(staged: Any) -> Any:
 
 
 def tensor_versions(plan: SavePlan, planner: SavePlanner) -> dict[str, int]:
-    """How often each of the plan's tensors has been changed in place so far, as torch counts it.
-
-    It does not count what fused optimizers do, nor `torch._foreach_*` on DTensors.
-    """
+    """How often each of the plan's tensors has been changed in place so far, as torch counts it."""
     state = getattr(planner, "state_dict", None)
     if not isinstance(state, Mapping):  # a planner that is not derived from torch's default
         return {}
     tensors = {name: state.get(name) for name in {item.index.fqn for item in plan.items}}
-    return {
-        name: tensor._version + (tensor._local_tensor._version if isinstance(tensor, DTensor) else 0)
-        for name, tensor in tensors.items()
-        if isinstance(tensor, torch.Tensor) and not tensor.is_inference()
-    }
+    return {name: counted_changes(tensor) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
 
 
 def changed_text(before: dict[str, int], after: dict[str, int]) -> str:

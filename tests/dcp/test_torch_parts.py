@@ -8,6 +8,7 @@ import io
 import pickle
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -295,13 +296,53 @@ def test_the_place_of_map_location():
 # -- the file itself -----------------------------------------------------------------------------------------
 
 
+def test_changes_in_place_are_counted():
+    tensor = torch.zeros(4)
+    before = torch_private.counted_changes(tensor)
+    torch.zeros(4).copy_(tensor)
+    assert torch_private.counted_changes(tensor) == before
+    for change in (
+        lambda: tensor.add_(1),
+        lambda: tensor[1:2].fill_(1),
+        lambda: tensor.detach().zero_(),
+        lambda: torch._foreach_add_([tensor], 1),
+    ):
+        with torch.no_grad():
+            change()
+        before, earlier = torch_private.counted_changes(tensor), before
+        assert before > earlier
+    with torch.inference_mode():
+        assert torch_private.counted_changes(torch.zeros(4).add_(1)) == 0
+
+
+class AsksForItsFuture(dcp.DefaultSavePlanner):
+    found: Any = None
+
+    def create_local_plan(self) -> Any:
+        self.found = torch_private.future_of_the_save_in_this_thread()
+        return super().create_local_plan()
+
+
+def test_a_save_in_the_background_finds_its_future(tmp_path: Path):
+    writer: Any = dcp.FileSystemWriter(tmp_path)
+    planner = AsksForItsFuture()
+    future = dcp.async_save({"weight": torch.ones(3)}, storage_writer=writer, planner=planner)
+    future.result(300)
+    assert planner.found is future
+    dcp.save({"weight": torch.ones(3)}, storage_writer=writer, planner=planner)
+    assert planner.found is None
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: dcp.save({"weight": torch.ones(3)}, storage_writer=writer, planner=planner)).result(300)
+    assert planner.found is None
+
+
 def test_type_checkers_see_the_parts_where_they_are_at_run_time():
     tree = ast.parse((PACKAGE / HOME).read_text())
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     seen = {
         alias.asname or alias.name: f"{node.module}:{alias.name}"
         for node in block.body
-        if isinstance(node, ast.ImportFrom) and (node.module, node.names[0].name) != ("torch", "UntypedStorage")
+        if isinstance(node, ast.ImportFrom) and (node.module, node.names[0].name) != ("torch", "Tensor")
         for alias in node.names
     }
     parts = {name: part.split(":") for name, part in torch_private._PARTS.items()}
