@@ -15,7 +15,7 @@ from streamxf.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from torch import UntypedStorage, dtype
-    from torch._C import PyTorchFileReader, PyTorchFileWriter
+    from torch._C import DisableTorchFunctionSubclass, PyTorchFileReader, PyTorchFileWriter
     from torch._C import _is_cow_tensor as is_cow_tensor  # type: ignore[attr-defined]
     from torch._utils import _validate_loaded_sparse_tensors as validate_loaded_sparse_tensors
     from torch._weights_only_unpickler import Unpickler
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
+    "DisableTorchFunctionSubclass",
     "Extension",
     "ExtensionRegistry",
     "FsspecReader",
@@ -97,6 +98,8 @@ _PARTS = {
     "narrow_tensor_by_index": "torch.distributed._shard._utils:narrow_tensor_by_index",
     # The class of tensors that `local_shards()` has the parts of.
     "ShardedTensor": "torch.distributed._shard.sharded_tensor.api:ShardedTensor",
+    # A context in which subclasses' `__torch_function__` is not asked.
+    "DisableTorchFunctionSubclass": "torch._C:DisableTorchFunctionSubclass",
     # Whether a tensor is of a subclass that `__tensor_flatten__` takes apart.
     "is_traceable_wrapper_subclass": "torch.utils._python_dispatch:is_traceable_wrapper_subclass",
     # Whether writing to a tensor's memory would be seen through another one that shares it only until then.

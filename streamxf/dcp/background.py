@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.tensor import DTensor
 
 from streamxf.errors import escaped
+from streamxf.torch_private import DisableTorchFunctionSubclass, ShardedTensor
 
 _POOL = _WorkItem.run.__code__
 _NAMES = 3  # in a warning
@@ -112,12 +113,23 @@ def tensor_versions(plan: SavePlan, planner: SavePlanner) -> dict[str, int]:
     state = getattr(planner, "state_dict", None)
     if not isinstance(state, Mapping):  # a planner that is not derived from torch's default
         return {}
-    tensors = {name: state.get(name) for name in {item.index.fqn for item in plan.items}}
-    return {
-        name: tensor._version + (tensor._local_tensor._version if isinstance(tensor, DTensor) else 0)
-        for name, tensor in tensors.items()
-        if isinstance(tensor, torch.Tensor) and not tensor.is_inference()
-    }
+    with DisableTorchFunctionSubclass():  # classes of tensors may refuse what they do not know
+        return {
+            name: sum(part._version for part in _parts_of(state.get(name)) if not part.is_inference())
+            for name in {item.index.fqn for item in plan.items}
+        }
+
+
+def _parts_of(value: Any) -> list[torch.Tensor]:
+    """The tensors of this process in whose versions changes of this one are counted."""
+    match value:
+        case ShardedTensor():
+            return [shard.tensor for shard in value.local_shards()]
+        case DTensor():
+            return [value, value._local_tensor]
+        case torch.Tensor():
+            return [value]
+    return []
 
 
 def changed_text(before: dict[str, int], after: dict[str, int]) -> str:
