@@ -17,7 +17,7 @@ from streamxf.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage, dtype
-    from torch._C import PyTorchFileReader, PyTorchFileWriter
+    from torch._C import DisableTorchFunctionSubclass, PyTorchFileReader, PyTorchFileWriter
     from torch._C import _is_cow_tensor as is_cow_tensor  # type: ignore[attr-defined]
     from torch._utils import _validate_loaded_sparse_tensors as validate_loaded_sparse_tensors
     from torch._weights_only_unpickler import Unpickler
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
+    "DisableTorchFunctionSubclass",
     "Extension",
     "ExtensionRegistry",
     "FsspecReader",
@@ -101,6 +102,8 @@ _PARTS = {
     "narrow_tensor_by_index": "torch.distributed._shard._utils:narrow_tensor_by_index",
     # The class of tensors that `local_shards()` has the parts of.
     "ShardedTensor": "torch.distributed._shard.sharded_tensor.api:ShardedTensor",
+    # A context in which subclasses' `__torch_function__` is not asked.
+    "DisableTorchFunctionSubclass": "torch._C:DisableTorchFunctionSubclass",
     # Whether a tensor is of a subclass that `__tensor_flatten__` takes apart.
     "is_traceable_wrapper_subclass": "torch.utils._python_dispatch:is_traceable_wrapper_subclass",
     # Whether writing to a tensor's memory would be seen through another one that shares it only until then.
@@ -187,9 +190,13 @@ def future_of_the_save_in_this_thread() -> Future[Any] | None:
 
 
 def counted_changes(tensor: Tensor) -> int:
-    """How often a tensor, or the local one of a DTensor, was changed in place, as torch counts it.
+    """How often a tensor was changed in place, as torch counts it; of a DTensor or a ShardedTensor, what this rank has.
 
     It does not count for inference tensors, nor what fused optimizers do, nor `torch._foreach_*` on DTensors.
     """
-    local = getattr(tensor, "_local_tensor", tensor)
-    return sum(one._version for one in (tensor, local) if not one.is_inference())
+    with __getattr__("DisableTorchFunctionSubclass")():  # classes of tensors may refuse what they do not know
+        if isinstance(tensor, __getattr__("ShardedTensor")):
+            parts = [shard.tensor for shard in tensor.local_shards()]
+        else:
+            parts = [tensor, getattr(tensor, "_local_tensor", tensor)]
+        return sum(part._version for part in parts if not part.is_inference())

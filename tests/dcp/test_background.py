@@ -18,6 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
 from torch.distributed.device_mesh import init_device_mesh
@@ -209,6 +211,16 @@ def test_so_are_sharded_ones(tmp_path: Path) -> None:
 
     with pytest.warns(UserWarning, match="saved: bias, weight. This"):
         changed_meanwhile(tmp_path, state, change)
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("ignore:Please use DTensor")
+def test_so_are_the_shards_of_a_sharded_tensor(tmp_path: Path) -> None:
+    """Which refuses to be asked for its version, as other classes of tensors may."""
+    spec = ChunkShardingSpec(dim=0, placements=["rank:0/cpu"])
+    state = {name: sharded_tensor.zeros(spec, 4, 3) for name in ("weight", "frozen")}
+    with pytest.warns(UserWarning, match="saved: weight. This"):
+        changed_meanwhile(tmp_path, state, lambda: state["weight"].local_shards()[0].tensor.add_(1))
 
 
 def test_many_of_them_are_counted(tmp_path: Path) -> None:

@@ -181,6 +181,20 @@ def test_tensors_of_other_classes():
     assert hasattr(DTensor, "__tensor_flatten__")
 
 
+def test_subclasses_that_refuse_are_not_asked():
+    tensor = torch.ones(2).as_subclass(Refusing)
+    with pytest.raises(NotImplementedError):
+        tensor.is_inference()
+    with torch_private.DisableTorchFunctionSubclass():
+        assert (tensor.is_inference(), tensor._version) == (False, 0)
+
+
+class Refusing(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(func)
+
+
 # -- torch.save and torch.load -------------------------------------------------------------------------------
 
 
