@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import io
 import threading
 import time
@@ -20,8 +21,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -70,7 +72,7 @@ class Uncopied(AsyncStager):
 
 
 def in_background(state: dict[str, Any], **options: Any) -> Future[Any]:
-    future = dcp.async_save(state, no_dist=True, **options)
+    future = dcp.async_save(state, **options)
     assert isinstance(future, Future)
     return future
 
@@ -145,22 +147,34 @@ def test_staging_copies_whatever_may_change(tmp_path: Path) -> None:
         assert type(staged["nested"]["tuple"]) is tuple
 
 
-STAGERS: dict[str, Callable[[], AsyncStager | None]] = {
-    "the writer": lambda: None,
-    "DefaultStager": lambda: DefaultStager(StagingOptions(False, False, False, False)),
-    "shared memory": lambda: DefaultStager(StagingOptions(False, True, False, False)),
+def default_stager(share_memory: bool = False) -> Any:
+    return staging.DefaultStager(staging.StagingOptions(False, share_memory, False, False))
+
+
+STAGERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "the writer": dict,
+    "DefaultStager": lambda: {"async_stager": default_stager()},
+    "shared memory": lambda: {"async_stager": default_stager(share_memory=True)},
 }
 
 
-@pytest.mark.parametrize("stager", STAGERS)
+def takes(option: str) -> pytest.MarkDecorator:
+    known = inspect.signature(dcp.async_save).parameters
+    return pytest.mark.skipif(option not in known, reason=f"this torch's async_save takes no {option}")
+
+
+takes_stagers = takes("async_stager")
+stagers = [pytest.param(name, marks=[takes_stagers] if name != "the writer" else []) for name in STAGERS]
+
+
+@pytest.mark.parametrize("stager", stagers)
 def test_what_tensors_hold_when_the_call_returns_is_saved_without_a_warning(tmp_path: Path, stager: str) -> None:
     state = {"weight": torch.zeros(5000), "step": torch.zeros(()), "count": 0}
     planner = Held()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        options = {"planner": planner, "async_stager": STAGERS[stager]()}
-        future = in_background(state, storage_writer=writer_for(tmp_path), **options)
+        future = in_background(state, storage_writer=writer_for(tmp_path), planner=planner, **STAGERS[stager]())
         assert planner.waits.wait(LIMIT)
         state["weight"] += 1
         state["step"] += 1
@@ -176,7 +190,7 @@ def changed_meanwhile(path: Path, state: dict[str, Any], change: Callable[[], ob
     planner, writer = Held(), writer_for(path)
     with ThreadPoolExecutor(1) as pool:
         if thread:
-            future = pool.submit(dcp.save, state, storage_writer=writer, planner=planner, no_dist=True)
+            future = pool.submit(dcp.save, state, storage_writer=writer, planner=planner)
         else:
             future = in_background(state, storage_writer=writer, planner=planner, async_stager=Uncopied())
         assert planner.waits.wait(LIMIT)
@@ -185,7 +199,7 @@ def changed_meanwhile(path: Path, state: dict[str, Any], change: Callable[[], ob
         future.result(LIMIT)
 
 
-@pytest.mark.parametrize("thread", [True, False])
+@pytest.mark.parametrize("thread", [True, pytest.param(False, marks=takes_stagers)])
 def test_tensors_that_change_while_they_are_saved_are_named_in_a_warning(tmp_path: Path, thread: bool) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8, bias=False))
 
@@ -201,6 +215,7 @@ def test_tensors_that_change_while_they_are_saved_are_named_in_a_warning(tmp_pat
     assert (tmp_path / ".metadata").exists()
 
 
+@takes_stagers
 @pytest.mark.usefixtures("group")
 def test_so_are_sharded_ones(tmp_path: Path) -> None:
     state = {"weight": sharded(50), "bias": sharded(), "frozen": sharded(50)}
@@ -213,6 +228,7 @@ def test_so_are_sharded_ones(tmp_path: Path) -> None:
         changed_meanwhile(tmp_path, state, change)
 
 
+@takes_stagers
 @pytest.mark.usefixtures("group")
 @pytest.mark.filterwarnings("ignore:Please use DTensor")
 def test_so_are_the_shards_of_a_sharded_tensor(tmp_path: Path) -> None:
@@ -223,12 +239,14 @@ def test_so_are_the_shards_of_a_sharded_tensor(tmp_path: Path) -> None:
         changed_meanwhile(tmp_path, state, lambda: state["weight"].local_shards()[0].tensor.add_(1))
 
 
+@takes_stagers
 def test_many_of_them_are_counted(tmp_path: Path) -> None:
     state = {f"{number}\n": torch.zeros(2) for number in range(5)}
     with pytest.warns(UserWarning, match=r": 0\\n, 1\\n, 2\\n and 2 more\."):
         changed_meanwhile(tmp_path, state, lambda: torch._foreach_add_(list(state.values()), 1))
 
 
+@takes_stagers
 def test_the_warning_fails_the_save_where_warnings_are_errors(tmp_path: Path) -> None:
     state = {"weight": torch.zeros(50)}
     with warnings.catch_warnings():
@@ -242,7 +260,7 @@ def test_the_warning_fails_the_save_where_warnings_are_errors(tmp_path: Path) ->
 def test_inference_tensors_are_not_counted_by_torch(tmp_path: Path) -> None:
     with torch.inference_mode():
         state = {"weight": torch.ones(50)}
-    dcp.save(state, storage_writer=writer_for(tmp_path), no_dist=True)
+    dcp.save(state, storage_writer=writer_for(tmp_path))
     assert load({"weight": torch.zeros(50)}, tmp_path)["weight"].all()
 
 
@@ -271,6 +289,7 @@ def test_a_failure_that_nobody_asks_for_is_logged_once(tmp_path: Path, told: Tol
     assert load({"weight": torch.zeros(5)}, tmp_path / "other")["weight"].all()
 
 
+@takes("use_collectives")
 def test_an_error_that_no_rank_exchanged_is_logged(tmp_path: Path, told: Told) -> None:
     planner = Failing("resolve_data", KeyboardInterrupt("stop"))
     writer = writer_for(tmp_path)
@@ -317,7 +336,7 @@ def test_a_writer_keeps_no_memory_of_a_save_that_failed(tmp_path: Path, told: To
 # -- two at the same time --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["async", "sync", "other stager", "reset"])
+@pytest.mark.parametrize("way", ["async", "sync", pytest.param("other stager", marks=takes_stagers), "reset"])
 def test_a_save_through_a_writer_that_is_at_work_waits(tmp_path: Path, way: str) -> None:
     writer, planner = writer_for(tmp_path / "none"), Held()
     first, second = tmp_path / "first", tmp_path / "second"
@@ -335,11 +354,11 @@ def test_a_save_through_a_writer_that_is_at_work_waits(tmp_path: Path, way: str)
     timer.start()
     if way == "reset":
         writer.reset(second)
-        dcp.save(state, storage_writer=writer, no_dist=True)
+        dcp.save(state, storage_writer=writer)
     elif way == "sync":
-        dcp.save(state, storage_writer=writer, checkpoint_id=second, no_dist=True)
+        dcp.save(state, storage_writer=writer, checkpoint_id=second)
     else:
-        options: dict[str, Any] = {"async_stager": STAGERS["DefaultStager"]()} if way == "other stager" else {}
+        options = STAGERS["DefaultStager" if way == "other stager" else "the writer"]()
         in_background(state, storage_writer=writer, checkpoint_id=second, **options).result(LIMIT)
     order.append("second")
     assert order == ["first", "second"]
