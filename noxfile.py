@@ -32,6 +32,9 @@ FRAMEWORKS = {
     "accelerate": ["accelerate"],
     "fsdp2": [],
     "lightning": ["lightning"],
+    "torchtitan": ["torchtitan", "s3fs==2026.2.0"],  # goes with the fsspec that it needs; pip would search for minutes
+    "torchtune": ["torchtune", "torchao==0.15.0"],  # the newest that torchtune's last release can import
+    "trainer": ["transformers", "accelerate", "trl"],
 }
 
 
