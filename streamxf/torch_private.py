@@ -17,7 +17,7 @@ from streamxf.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage, dtype
-    from torch._C import DisableTorchFunctionSubclass, PyTorchFileReader, PyTorchFileWriter
+    from torch._C import PyTorchFileReader, PyTorchFileWriter
     from torch._C import _is_cow_tensor as is_cow_tensor  # type: ignore[attr-defined]
     from torch._utils import _validate_loaded_sparse_tensors as validate_loaded_sparse_tensors
     from torch._weights_only_unpickler import Unpickler
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
-    "DisableTorchFunctionSubclass",
     "Extension",
     "ExtensionRegistry",
     "FsspecReader",
@@ -102,8 +101,6 @@ _PARTS = {
     "narrow_tensor_by_index": "torch.distributed._shard._utils:narrow_tensor_by_index",
     # The class of tensors that `local_shards()` has the parts of.
     "ShardedTensor": "torch.distributed._shard.sharded_tensor.api:ShardedTensor",
-    # A context in which subclasses' `__torch_function__` is not asked.
-    "DisableTorchFunctionSubclass": "torch._C:DisableTorchFunctionSubclass",
     # Whether a tensor is of a subclass that `__tensor_flatten__` takes apart.
     "is_traceable_wrapper_subclass": "torch.utils._python_dispatch:is_traceable_wrapper_subclass",
     # Whether writing to a tensor's memory would be seen through another one that shares it only until then.
@@ -194,7 +191,9 @@ def counted_changes(tensor: Tensor) -> int:
 
     It does not count for inference tensors, nor what fused optimizers do, nor `torch._foreach_*` on DTensors.
     """
-    with __getattr__("DisableTorchFunctionSubclass")():  # classes of tensors may refuse what they do not know
+    import torch
+
+    with torch._C.DisableTorchFunctionSubclass():  # classes of tensors may refuse what they do not know
         if isinstance(tensor, __getattr__("ShardedTensor")):
             parts = [shard.tensor for shard in tensor.local_shards()]
         else:
