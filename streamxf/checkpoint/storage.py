@@ -279,6 +279,7 @@ class Storage:
                 self.filesystem.pipe_file(self.inner(name), data)
             else:
                 put_over(self.filesystem, self.inner(name), data, over)
+            self.forget_listings()  # adlfs keeps those that lack what it has put
 
     def stamp(self, name: str) -> str | None:
         """What identifies the file that is there now, for `put`; None where the storage cannot put on a condition."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -70,11 +69,12 @@ class S3Multipart:
 
 
 class AzureMultipart:
-    """Through adlfs. Blocks that were never committed are dropped by the store itself, after a week."""
+    """Through adlfs, in blocks. The store itself drops blocks that were never committed, after a week."""
 
     def __init__(self, filesystem: Any, path: str) -> None:
-        container, blob, _ = filesystem.split_path(path)
-        self._blob = filesystem.service_client.get_blob_client(container, blob)
+        container, name, _ = filesystem.split_path(path)
+        # it sends through the session of adlfs's client, and has none of its own to be closed
+        self._blob = filesystem.service_client.get_blob_client(container, name)
 
     async def put(self, data: bytearray) -> None:
         await self._blob.upload_blob(bytes(data), overwrite=True)
@@ -83,8 +83,8 @@ class AzureMultipart:
         """Blocks need no announcement."""
 
     async def part(self, number: int, data: bytearray) -> Any:
-        name = base64.b64encode(b"%05d" % number).decode()
-        await self._blob.stage_block(name, bytes(data))
+        name = f"{number:05}"  # those of a blob must have the same length
+        await self._blob.stage_block(name, data)
         return name
 
     async def complete(self, parts: Sequence[Any]) -> None:

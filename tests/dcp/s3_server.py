@@ -37,7 +37,7 @@ def serving(folder: Path, volume_mib: int = 64) -> Iterator[str]:
     (folder / "s3.json").write_text(json.dumps(_config()))
     names = ["master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc"]
     names += ["s3.port", "s3.port.grpc"]
-    ports = dict(zip(names, _free_ports(len(names)), strict=True))
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
     command = [program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder / 'data'}", "-s3"]
     command += [f"-s3.config={folder / 's3.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
     command += ["-volume.max=20", f"-master.volumeSizeLimitMB={volume_mib}", "-volume.minFreeSpace=1MiB"]
@@ -88,7 +88,7 @@ def _config() -> dict[str, Any]:
     }
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on, all different, and none of those that the system gives to connections: another
     process may be given one of these before the server listens on it.
     """

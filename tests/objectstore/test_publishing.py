@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import s3fs
-import torch
 import torch.distributed.checkpoint as dcp
 from dcp.fsspec_checks import load_from, save_to
 from dcp.helpers import KEY, OTHER_KEY, assert_same, error_of, refused
@@ -18,6 +17,7 @@ from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError, MetadataError, NoCheckpointError
 
 from .control import Proxy, proxied
+from .emulators import just_before_the_put, state_of
 from .requests import Fault
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
@@ -34,24 +34,6 @@ def proxy(running: Proxy) -> Proxy:
     running.faults()
     running.forget()
     return running
-
-
-def state_of(value: int) -> dict[str, Any]:
-    return {"weight": torch.full((1000,), float(value)), "step": value}
-
-
-def just_before_the_put(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], times: int = 1) -> None:
-    """Have something done when `.metadata` is about to be put, after all that was looked at before."""
-    original = Storage.put
-    left = [times]
-
-    def put(self: Storage, name: str, data: bytes, **options: Any) -> None:
-        if left[0] and name == ".metadata":
-            left[0] -= 1
-            act()
-        original(self, name, data, **options)
-
-    monkeypatch.setattr(Storage, "put", put)
 
 
 def files_of(url: str, options: dict[str, Any]) -> set[str]:

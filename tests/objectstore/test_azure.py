@@ -1,0 +1,129 @@
+"""Azure's Blob Storage, by adlfs and the emulator Azurite, which needs Node. What runs these tests:
+
+npm install --prefix /tmp/azurite azurite && pip install adlfs
+PATH=/tmp/azurite/node_modules/.bin:$PATH python -m pytest tests/objectstore/test_azure.py
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dcp.fsspec_checks import assert_only_the_save_remains, check_round_trips, fsspec_files, load_from, save_to
+from dcp.helpers import assert_same
+from dcp.s3_server import free_ports
+
+from streamxf.checkpoint.storage import Storage
+from streamxf.transfer.conditional import ReplacedMeanwhile
+
+from .emulators import SECONDS, Meeting, check_failing_save, emulated, just_before_the_put, large_state, state_of
+
+adlfs = pytest.importorskip("adlfs")
+BlobClient = pytest.importorskip("azure.storage.blob.aio").BlobClient
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """fsspec's options for an emulator that has the container "checkpoints"."""
+    program = shutil.which("azurite-blob")
+    if program is None:
+        pytest.skip("Azurite is not in PATH: npm install azurite")
+    (port,) = free_ports(1)
+    secret = base64.b64encode(os.urandom(64)).decode()
+    folder = tmp_path_factory.mktemp("azurite")
+    # adlfs's version of Azure's protocol may be newer than the emulator
+    command = [program, "--skipApiVersionCheck", "--disableTelemetry", "--blobPort", str(port)]
+    with emulated(command, port, folder / "log", AZURITE_ACCOUNTS=f"streamxf:{secret}"):
+        endpoint = f"BlobEndpoint=http://127.0.0.1:{port}/streamxf"
+        connection = f"DefaultEndpointsProtocol=http;AccountName=streamxf;AccountKey={secret};{endpoint};"
+        found = {"connection_string": connection}
+        adlfs.AzureBlobFileSystem(**found).mkdir("checkpoints")
+        yield found
+
+
+def test_round_trips(options: dict[str, Any]) -> None:
+    check_round_trips("abfs://checkpoints/round-trips", state_of(0), options)
+
+
+def test_parts_and_ranges_are_sent_several_at_a_time(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    url, state = "abfs://checkpoints/parts", large_state(1)
+    parts = Meeting(monkeypatch, BlobClient, "stage_block")
+    save_to(url, state, options)
+    assert parts.most >= 2
+    assert parts.calls >= 4
+    ranges = Meeting(monkeypatch, adlfs.AzureBlobFileSystem, "_cat_file", ".distcp")
+    assert_same(load_from(url, large_state(0), options), state)
+    assert ranges.most >= 2
+    assert ranges.calls >= 4
+    assert_only_the_save_remains(url, options)
+
+
+def test_a_failing_save_leaves_the_old_checkpoint(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    check_failing_save("abfs://checkpoints/failing", options, monkeypatch, BlobClient, "stage_block")
+
+
+def test_a_put_on_a_condition(options: dict[str, Any]) -> None:
+    storage = Storage.of("abfs://checkpoints/condition", options)
+    absent = storage.stamp("name")
+    assert absent is not None
+    storage.put("name", b"first", over=absent)
+    storage.put("name", b"first", over=absent)  # as after a lost answer: it is what was to be put
+    with pytest.raises(ReplacedMeanwhile):
+        storage.put("name", b"second", over=absent)
+    first = storage.stamp("name")
+    storage.put("name", b"second", over=first)
+    with pytest.raises(ReplacedMeanwhile):
+        storage.put("name", b"third", over=first)
+    second = storage.stamp("name")
+    storage.remove(["name"])
+    with pytest.raises(ReplacedMeanwhile):
+        storage.put("name", b"third", over=second)
+    assert storage.stamp("name") == absent
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_of_two_saves_at_once_the_last_one_stays_whole(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    url = f"abfs://checkpoints/two/{first}"
+    if not first:
+        save_to(url, state_of(0), options)
+    just_before_the_put(monkeypatch, lambda: save_to(url, state_of(1), options))
+    save_to(url, state_of(2), options)
+    assert_same(load_from(url, state_of(0), options), state_of(2))
+    assert_only_the_save_remains(url, options)
+
+
+CHILD = """
+import sys
+from dcp.fsspec_checks import load_from, save_to
+from objectstore.emulators import large_state
+
+options = {"connection_string": sys.argv[1]}
+save_to("abfs://checkpoints/child", large_state(1), options)
+load_from("abfs://checkpoints/child", large_state(0), options)
+"""
+
+
+def test_a_process_leaves_no_client_open(options: dict[str, Any]) -> None:
+    """aiohttp complains of sessions and connections that nobody closed."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    child = subprocess.run(
+        [sys.executable, "-W", "default", "-c", CHILD, options["connection_string"]],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=2 * SECONDS,
+    )
+    assert child.returncode == 0, child.stderr
+    assert "nclosed" not in child.stderr
+    assert fsspec_files("abfs://checkpoints/child", options)

@@ -1,0 +1,64 @@
+"""Google Cloud Storage, by gcsfs and an emulator. What runs these tests:
+
+pip install gcsfs gcp-storage-emulator
+python -m pytest tests/objectstore/test_google.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from dcp.fsspec_checks import assert_only_the_save_remains, check_round_trips, load_from, save_to
+from dcp.helpers import assert_same
+from dcp.s3_server import free_ports
+
+from .emulators import Meeting, check_failing_save, emulated, large_state, state_of
+
+gcsfs = pytest.importorskip("gcsfs")
+pytest.importorskip("gcp_storage_emulator")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """fsspec's options for an emulator that has the bucket "checkpoints"."""
+    from gcsfs.extended_gcsfs import BucketType
+
+    async def ordinary(*_: Any) -> BucketType:
+        return BucketType.NON_HIERARCHICAL
+
+    (port,) = free_ports(1)
+    log = tmp_path_factory.mktemp("google") / "log"
+    command = [sys.executable, "-m", "gcp_storage_emulator", "start", "--host=127.0.0.1", f"--port={port}"]
+    with pytest.MonkeyPatch.context() as patch, emulated([*command, "--in-memory"], port, log):
+        # asked for by gRPC, which the emulator does not speak
+        patch.setattr(gcsfs.GCSFileSystem, "_get_bucket_type", ordinary)
+        found = {"endpoint_url": f"http://127.0.0.1:{port}", "token": "anon", "project": "test"}
+        gcsfs.GCSFileSystem(**found).mkdir("checkpoints")
+        yield found
+
+
+def test_round_trips(options: dict[str, Any]) -> None:
+    check_round_trips("gs://checkpoints/round-trips", state_of(0), options)
+
+
+def test_ranges_are_fetched_several_at_a_time(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    url, state = "gs://checkpoints/ranges", large_state(1)
+    save_to(url, state, options)
+    ranges = Meeting(monkeypatch, gcsfs.GCSFileSystem, "_cat_file", ".distcp")
+    assert_same(load_from(url, large_state(0), options), state)
+    assert ranges.most >= 2
+    assert ranges.calls >= 4
+    assert_only_the_save_remains(url, options)
+
+
+def test_a_failing_save_leaves_the_old_checkpoint(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    discarded: list[Any] = []
+    # the emulator knows no request that cancels an upload
+    monkeypatch.setattr(gcsfs.core.GCSFile, "discard", lambda file: discarded.append(file.path))
+    check_failing_save("gs://checkpoints/failing", options, monkeypatch, gcsfs.core.GCSFile, "_upload_chunk")
+    assert len(discarded) == 1
