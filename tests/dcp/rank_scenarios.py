@@ -261,9 +261,9 @@ def _async(folder: Path, kind: AsyncCheckpointerType) -> Any:
     wanted = {name: tensor.clone() for name, tensor in flat(whole(state)).items()}
     writer = streamxf.FileSystemWriter(folder, _extensions=full_chain(), thread_count=2)
     file = folder.with_name(f"priorities {kind.value} {dist.get_rank()}")
-    wanted = os.getpriority(os.PRIO_PROCESS, 0)
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
     if kind == AsyncCheckpointerType.PROCESS:
-        wanted = max(10, wanted)
+        nice = max(10, nice)
     for _ in range(2):
         planner = NotesPriorities(file)
         future = dcp.async_save(state, storage_writer=writer, planner=planner, async_checkpointer_type=kind)
@@ -278,5 +278,5 @@ def _async(folder: Path, kind: AsyncCheckpointerType) -> Any:
         "same": all(torch.equal(found[name], wanted[name]) for name in wanted),
         "tensors": len(wanted),
         "files": len(list(folder.glob("*.distcp"))),
-        "priorities": json.loads(file.read_text()) == [wanted, wanted],
+        "priorities": json.loads(file.read_text()) == [nice, nice],
     }
