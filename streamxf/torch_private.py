@@ -60,6 +60,7 @@ __all__ = [
     "extensions_of_the_asking_writer",
     "future_of_the_save_in_this_thread",
     "get_restore_location",
+    "in_the_process_that_saves",
     "is_cow_tensor",
     "is_traceable_wrapper_subclass",
     "narrow_tensor_by_index",
@@ -184,6 +185,14 @@ def future_of_the_save_in_this_thread() -> Future[Any] | None:
     if frame is None or not called.startswith(f"{_DCP}."):
         return None
     return getattr(frame.f_locals.get("self"), "future", None)
+
+
+def in_the_process_that_saves() -> bool:
+    """Whether this thread makes a save in the process that torch started for saves in the background."""
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_checkpointing_subprocess":
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == f"{_DCP}._async_process_executor"
 
 
 def counted_changes(tensor: Tensor) -> int:

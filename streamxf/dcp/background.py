@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import io
 import logging
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from typing import Any
@@ -21,8 +22,13 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.tensor import DTensor
 
 from streamxf.errors import escaped
-from streamxf.torch_private import counted_changes, future_of_the_save_in_this_thread
+from streamxf.torch_private import (
+    counted_changes,
+    future_of_the_save_in_this_thread,
+    in_the_process_that_saves,
+)
 
+NICE = 10
 _NAMES = 3  # in a warning
 _log = logging.getLogger(__name__)
 
@@ -48,6 +54,15 @@ class Background:
         if earlier is not None and earlier is not future_of_the_save_in_this_thread():
             wait([earlier])
         self.note()
+
+
+def give_way() -> None:
+    """In the process that torch started for saves, lower the priority of this thread, and so of the workers that it
+    will start: training goes on beside them, perhaps on the same CPUs. Not in a thread of training's own process, where
+    one that waits for a CPU could hold the interpreter's lock.
+    """
+    if hasattr(os, "setpriority") and in_the_process_that_saves():
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def _none() -> None:

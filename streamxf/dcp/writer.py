@@ -21,7 +21,7 @@ from streamxf.checkpoint.disk import Mount, missing_folders, sync_folder, sync_n
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name
 from streamxf.checkpoint.publish import check_free, locked, remove_leftovers
 from streamxf.codecs.floatzip import FloatZip
-from streamxf.dcp.background import Background, changed_text, tensor_versions, with_copies
+from streamxf.dcp.background import Background, changed_text, give_way, tensor_versions, with_copies
 from streamxf.dcp.border import ProgressLike, StorageMixin, shown, told
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import planned_bytes
@@ -131,6 +131,7 @@ class ChainWriterMixin(StorageMixin):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save: draw the writer id, and whatever the chain draws for each save."""
         self._background.join()
+        give_way()
         super().set_up_storage_writer(is_coordinator)  # type: ignore[misc]  # in torch 2.7 it takes nothing else
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)

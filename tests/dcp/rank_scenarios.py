@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import streamxf
+from streamxf import engine
 from streamxf.errors import StreamxfError
 
 from .helpers import KEY, OTHER_KEY, full_chain, raw_bytes
@@ -238,13 +239,34 @@ def async_by_process(folder: Path) -> Any:
     return _async(folder / "process", AsyncCheckpointerType.PROCESS)
 
 
+class NotesPriorities(dcp.DefaultSavePlanner):
+    """Keeps, in a file, the priorities of the thread that writes and of a worker."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def resolve_data(self, write_item: Any) -> Any:
+        def priority() -> int:
+            return os.getpriority(os.PRIO_PROCESS, 0)
+
+        worker = engine.shared().submit(engine.Job(priority)).result(300)
+        self.file.write_text(json.dumps([priority(), worker]))
+        return super().resolve_data(write_item)
+
+
 def _async(folder: Path, kind: AsyncCheckpointerType) -> Any:
     """Two saves in the background by one writer; what the tensors hold when the call returns is what is saved."""
     state = {"model": sharded_state(4)["model"], "own": torch.full((5,), 1.0), "step": 1}
     wanted = {name: tensor.clone() for name, tensor in flat(whole(state)).items()}
     writer = streamxf.FileSystemWriter(folder, _extensions=full_chain(), thread_count=2)
+    file = folder.with_name(f"priorities {kind.value} {dist.get_rank()}")
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    if kind == AsyncCheckpointerType.PROCESS:
+        nice = max(10, nice)
     for _ in range(2):
-        future = dcp.async_save(state, storage_writer=writer, async_checkpointer_type=kind)
+        planner = NotesPriorities(file)
+        future = dcp.async_save(state, storage_writer=writer, planner=planner, async_checkpointer_type=kind)
         future.result(300)
     with torch.no_grad():
         for tensor in flat(state).values():
@@ -256,4 +278,5 @@ def _async(folder: Path, kind: AsyncCheckpointerType) -> Any:
         "same": all(torch.equal(found[name], wanted[name]) for name in wanted),
         "tensors": len(wanted),
         "files": len(list(folder.glob("*.distcp"))),
+        "priorities": json.loads(file.read_text()) == [nice, nice],
     }

@@ -89,4 +89,4 @@ def test_saves_in_the_background(tmp_path: Path) -> None:
     reports = run_ranks(2, tmp_path, "async_by_thread", "async_by_process")
     for report in reports:
         for how in ("async_by_thread", "async_by_process"):
-            assert report[how] == {"same": True, "tensors": 6, "files": 4}, how
+            assert report[how] == {"same": True, "tensors": 6, "files": 4, "priorities": True}, how

@@ -328,6 +328,11 @@ def test_changes_in_place_are_counted():
         assert torch_private.counted_changes(torch.zeros(4).add_(1)) == 0
 
 
+def test_this_process_is_not_the_one_that_saves():
+    """rank_scenarios.py has a save in the other."""
+    assert not torch_private.in_the_process_that_saves()
+
+
 class AsksForItsFuture(dcp.DefaultSavePlanner):
     found: Any = None
 
