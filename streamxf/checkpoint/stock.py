@@ -34,6 +34,7 @@ from streamxf.format.limits import MAX_CODECS, MAX_INT, MAX_NDIM, MAX_STEP, MAX_
 _SHOWN = 200
 _DCP = "torch.distributed.checkpoint.metadata"
 _SHARDED = "torch.distributed._shard.sharded_tensor.metadata"  # where torch before 2.3 had TensorProperties
+_FIRST = "torch.distributed._shard.checkpoint."  # where torch 1.13 had DCP
 _MEMORY_FORMATS = {0: None, 1: "channels_last", 2: "preserve"}
 
 
@@ -119,8 +120,9 @@ _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     (_DCP, "_MEM_FORMAT_ENCODING"): _MemoryFormat,
     (_SHARDED, "MEM_FORMAT_ENCODING"): _MemoryFormat,
     ("collections", "OrderedDict"): dict,
-    **{  # the folder's name, which torch's writers store as a path
-        ("pathlib", name): lambda *parts: None
+    **{  # the folder's name, which torch's writers store as a path; Python 3.13 has a module of their own for these
+        (module, name): lambda *parts: None
+        for module in ("pathlib", "pathlib._local")
         for name in ("Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
     },
 }
@@ -129,6 +131,8 @@ _MODULES = dict.fromkeys(_CLASSES, _DCP) | {"_StorageInfo": "torch.distributed.c
 
 class _StockUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if module.startswith(_FIRST):
+            module = f"torch.distributed.checkpoint.{module.removeprefix(_FIRST)}"
         if (call := _CALLS.get((module, name))) is not None:
             return _Callable(call)
         if module == "torch" and (name in ITEMSIZES or name in WITHOUT_ELEMENTS):
