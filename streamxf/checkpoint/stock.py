@@ -35,6 +35,7 @@ _SHOWN = 200
 _DCP = "torch.distributed.checkpoint.metadata"
 _PLANNER = "torch.distributed.checkpoint.planner"
 _SHARDED = "torch.distributed._shard.sharded_tensor.metadata"  # where torch before 2.3 had TensorProperties
+_FIRST = "torch.distributed._shard.checkpoint."  # where torch 1.13 had DCP
 _MEMORY_FORMATS = {0: None, 1: "channels_last", 2: "preserve"}
 
 
@@ -122,8 +123,9 @@ _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     (_SHARDED, "MEM_FORMAT_ENCODING"): _MemoryFormat,
     ("collections", "OrderedDict"): dict,
     (_PLANNER, "WriteItemType"): lambda number: None,
-    **{  # the folder's name, which torch's writers store as a path
-        ("pathlib", name): lambda *parts: None
+    **{  # the folder's name, which torch's writers store as a path; Python 3.13 has a module of their own for these
+        (module, name): lambda *parts: None
+        for module in ("pathlib", "pathlib._local")
         for name in ("Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
     },
 }
@@ -135,6 +137,8 @@ _MODULES = dict.fromkeys(_CLASSES, _DCP) | {
 
 class _StockUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if module.startswith(_FIRST):
+            module = f"torch.distributed.checkpoint.{module.removeprefix(_FIRST)}"
         if (call := _CALLS.get((module, name))) is not None:
             return _Callable(call)
         if module == "torch" and (name in ITEMSIZES or name in WITHOUT_ELEMENTS):

@@ -72,6 +72,10 @@ class StorageMixin(ABC):
         return Storage(path, path, getattr(self.fs, "fs", None))
 
 
+def rank_here() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
 # -- progress --------------------------------------------------------------------------------------
 
 
@@ -93,7 +97,7 @@ def shown(progress: ProgressLike, title: str) -> Iterator[Progress | None]:
     """What to call: the object itself, a bar for True, else None. Of several ranks, rank 0 shows the bar."""
     if not isinstance(progress, bool):
         yield progress
-    elif progress and (not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0):
+    elif progress and rank_here() == 0:
         with ProgressBar(title) as bar:
             yield bar
     else:

@@ -129,7 +129,7 @@ class ChainReaderMixin(StorageMixin):
         """Take the metadata in use; raises what is wrong with it."""
         if isinstance(metadata, UnreadableMetadata):
             metadata.raise_error()
-        super().set_up_storage_reader(metadata, is_coordinator)  # type: ignore[misc]  # in torch 2.7 it takes nothing else
+        super().set_up_storage_reader(metadata, is_coordinator)  # type: ignore[misc]  # before torch 2.9 it takes nothing else
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
         self._metadata = getattr(metadata, _METADATA, None)

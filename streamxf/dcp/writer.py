@@ -22,7 +22,7 @@ from streamxf.checkpoint.metadata import GLOBAL, metadata_name
 from streamxf.checkpoint.publish import check_free, locked, remove_leftovers
 from streamxf.codecs.floatzip import FloatZip
 from streamxf.dcp.background import Background, changed_text, give_way, tensor_versions, with_copies
-from streamxf.dcp.border import ProgressLike, StorageMixin, shown, told
+from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.publishing import prepare, publish, warn_unless_in_one_step
@@ -132,8 +132,8 @@ class ChainWriterMixin(StorageMixin):
         """Begin a save: draw the writer id, and whatever the chain draws for each save."""
         self._background.join()
         give_way()
-        super().set_up_storage_writer(is_coordinator)  # type: ignore[misc]  # in torch 2.7 it takes nothing else
-        self.rank = kwargs.get("rank")
+        super().set_up_storage_writer(is_coordinator)  # type: ignore[misc]  # before torch 2.9 it takes nothing else
+        self.rank = kwargs.get("rank", rank_here())  # torch before 2.9 does not say
         self.use_collectives = kwargs.get("use_collectives", True)
         self._publishes = is_coordinator or not self.use_collectives
         self.report = None
@@ -154,7 +154,7 @@ class ChainWriterMixin(StorageMixin):
     @told
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Tell each rank how much those that share its file system write to it."""
-        return share_room(super().prepare_global_plan(plans))  # type: ignore[misc]
+        return share_room(plans)
 
     @told
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:

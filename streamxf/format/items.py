@@ -28,6 +28,7 @@ ITEMSIZES = {name: size for size, names in _BY_SIZE.items() for name in names.sp
 WITHOUT_ELEMENTS = frozenset(
     {f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)}
     | {"quint8", "qint8", "qint32", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2", "bits8", "bits16"}
+    | {"bcomplex32"}  # two of bfloat16, from torch 2.14 on
 )
 """Other dtypes of torch: tensors of these are stored as ``torch.save`` writes them."""
 

@@ -19,7 +19,7 @@ from streamxf.torchsave.outline import STORAGES
 
 ELEMENT = 64  # bytes that count as an element
 _LATIN = ("latin1", "latin-1")
-_OTHERS = {name: {"bits16": 2, "qint32": 4}.get(name, 1) for name in WITHOUT_ELEMENTS}
+_OTHERS = {name: {"bits16": 2, "qint32": 4, "bcomplex32": 4}.get(name, 1) for name in WITHOUT_ELEMENTS}
 _DTYPES = {f"torch.{name}": size for name, size in (ITEMSIZES | _OTHERS).items()}
 STORAGE_SIZES = {
     **{f"torch.{kind}": ITEMSIZES[dtype] for kind, dtype in STORAGES.items()},

@@ -19,6 +19,7 @@ import zstandard
 from torch.distributed.checkpoint._extension import StreamTransformExtension
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.torch_version import TorchVersion
 
 import streamxf
 from streamxf import Checksum, Encrypt, Key, ZStandard
@@ -34,6 +35,11 @@ OTHER_KEY = Key(bytes(range(1, 33)))
 
 def full_chain(key: Key = KEY) -> list[Any]:
     return [ZStandard(level=3), Checksum(), Encrypt(key)]
+
+
+def since(version: str, why: str) -> pytest.MarkDecorator:
+    """Leaves a test out under torch before `version`."""
+    return pytest.mark.skipif(TorchVersion(torch.__version__) < version, reason=f"torch before {version} {why}")
 
 
 # -- saving and loading --------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from .failing_ranks import run_doomed
-from .helpers import assert_same, load
+from .helpers import assert_same, load, since
 from .rank_scenarios import TIMEOUT, run_ranks
 
 pytestmark = [
@@ -61,6 +61,7 @@ def test_every_rank_is_told_what_failed_on_which(tmp_path: Path) -> None:
         assert "NeedsTwo: get failed with 2" in loads["data"]["2"]
 
 
+@since("2.9", "has a background process that ends with a failed save, and the next save waits for it forever")
 def test_saves_in_the_background_tell_it_through_their_futures(tmp_path: Path) -> None:
     for report in run_ranks(2, tmp_path, "failing_in_the_background", module=MODULE):
         behind = report["failing_in_the_background"]

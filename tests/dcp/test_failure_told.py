@@ -28,7 +28,7 @@ from streamxf.dcp.save.datafile import DataFile
 from streamxf.errors import AbortedError, CodecError
 
 from .foreign_errors import MADE, NeedsTwo
-from .helpers import assert_same, full_chain, index_of, load, save, unwrapped
+from .helpers import assert_same, full_chain, index_of, load, save, since, unwrapped
 
 ITEMS = 8
 
@@ -527,6 +527,7 @@ def no_cached_plans() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_cached_plans")
+@since("2.8", "caches no metadata")
 def test_cached_plans_survive_a_save_that_fails(checkpoint: Path) -> None:
     writer = writer_for(checkpoint, 2)
     state, _ = states()

@@ -20,7 +20,7 @@ from .helpers import raw_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 
-DTYPES = sorted(ITEMSIZES)
+DTYPES = sorted(name for name in ITEMSIZES if hasattr(torch, name))  # torch 2.7 has no four-bit numbers
 
 
 def filled(dtype: str, shape: tuple[int, ...], seed: int = 1) -> torch.Tensor:

@@ -16,7 +16,7 @@ from streamxf.checkpoint.stock import read_stock
 from streamxf.errors import MetadataError
 from streamxf.format.index import File, Index, Writer, pack
 
-from .helpers import KEY, load, refused, save
+from .helpers import KEY, load, refused, save, since
 
 STATE = {"w": torch.arange(4.0)}
 CLASSES = [
@@ -77,6 +77,7 @@ def test_a_pickle_cannot_set_anything_on_a_class(name: str) -> None:
     assert dict(vars(getattr(dcp_metadata, name))) == before
 
 
+@since("2.9", "looks for no rank's own metadata")
 def test_global_metadata_does_not_pass_for_a_ranks_own(tmp_path: Path) -> None:
     """Else whoever deletes `.metadata` could give each rank another save."""
     save(STATE, tmp_path)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -14,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from cli.command import runner
 from torch.distributed._shard.sharded_tensor import metadata as older
 from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
+from torch.distributed.checkpoint.metadata import StorageMeta
 
 import streamxf
 from streamxf import FileSystemReader, FileSystemWriter
@@ -81,6 +84,19 @@ def test_whatever_reads_checkpoints_reads_them(tmp_path: Path, writer: str, prot
     assert streamxf.diff(path, copy).same
     assert run("verify", path).code == 0
     assert "weight" in run("inspect", path, "--items").out
+
+
+def test_python_3_13_has_paths_in_a_module_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_as_before(tmp_path)
+    members = {"__module__": "pathlib._local", "__reduce__": lambda self: (type(self), ("/",))}
+    cls = type("PosixPath", (str,), members)
+    monkeypatch.setitem(sys.modules, "pathlib._local", SimpleNamespace(PosixPath=cls))
+    content = pickle.loads((tmp_path / ".metadata").read_bytes())
+    content.storage_meta = StorageMeta(checkpoint_id=cls("/"))
+    data = pickle.dumps(content)
+    assert b"pathlib._local" in data
+    (tmp_path / ".metadata").write_bytes(data)
+    assert_same(load_with(STATE, FileSystemReader(tmp_path)), STATE)
 
 
 def test_what_else_stands_in_that_module_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from streamxf.errors import (
     UnsupportedError,
 )
 
-from .helpers import KEY, OTHER_KEY, Xor, assert_same, full_chain, load, load_with, refused, rewrite_index, save
+from .helpers import KEY, OTHER_KEY, Xor, assert_same, full_chain, load, load_with, refused, rewrite_index, save, since
 
 # -- extensions that do not fit -------------------------------------------------------------------
 
@@ -102,6 +102,7 @@ def test_safetensors_in_a_writer_that_is_attached_to(checkpoint: Path, safetenso
         streamxf.attach(stock, [ZStandard()])
 
 
+@since("2.8", "has them under private names")
 def test_hugging_face_writers_and_readers(checkpoint: Path) -> None:
     from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
@@ -227,6 +228,7 @@ def test_an_attached_reader_cannot_require_what_it_cannot_see(checkpoint: Path) 
 # -- checkpoints that are not whole --------------------------------------------------------------
 
 
+@since("2.9", "refuses it itself")
 def test_a_shard_without_the_others_is_not_published(tmp_path: Path) -> None:
     """Loaded elsewhere, it would leave the rest of the tensor as it was, and nobody would notice."""
     from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -290,16 +290,16 @@ def test_the_unpickler_asks_for_storages_and_refuses_code():
 
 def test_sparse_tensors_are_checked_at_the_end():
     """Rebuilding one puts it on a list, which the check empties."""
-    from torch._utils import _rebuild_sparse_tensor, _sparse_tensors_to_validate
+    from torch._utils import _rebuild_sparse_tensor
 
-    assert not _sparse_tensors_to_validate
     _rebuild_sparse_tensor(torch.sparse_coo, (torch.tensor([[9]]), torch.ones(1), (2,), False))
     with (
         torch.sparse.check_sparse_tensor_invariants(True),
         pytest.raises(RuntimeError, match="size is inconsistent with indices"),
     ):
         torch_private.validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
-    assert not _sparse_tensors_to_validate
+    with torch.sparse.check_sparse_tensor_invariants(True):
+        torch_private.validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
 
 
 def test_the_place_of_map_location():
