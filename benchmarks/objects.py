@@ -28,7 +28,7 @@ from benchmarks.memory import need_proc, peak_added
 from benchmarks.plots import bars
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.spread import Spread, ratios
-from streamxf.dcp.fsspec import torch_fsspec
+from streamxf import torch_private
 
 PHASES = ("save", "load")
 THREADS = 2
@@ -72,13 +72,13 @@ def _fsspec_writer(url: str, endpoint: str, chain: bool) -> Any:
     options = {"thread_count": THREADS, "sync_files": False, **storage(endpoint)}
     if chain:
         return streamxf.FsspecWriter(url, _extensions=full_chain(), **options)
-    return torch_fsspec.FsspecWriter(url, **options)
+    return torch_private.FsspecWriter(url, **options)
 
 
 def _fsspec_reader(url: str, endpoint: str, chain: bool) -> Any:
     if chain:
         return streamxf.FsspecReader(url, keys=KEY, **storage(endpoint))
-    return torch_fsspec.FsspecReader(url, **storage(endpoint))
+    return torch_private.FsspecReader(url, **storage(endpoint))
 
 
 def _connector_writer(url: str, endpoint: str, chain: bool) -> Any:

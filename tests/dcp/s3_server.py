@@ -40,7 +40,7 @@ def serving(folder: Path, volume_mib: int = 64) -> Iterator[str]:
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     command = [program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={folder / 'data'}", "-s3"]
     command += [f"-s3.config={folder / 's3.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
-    command += ["-volume.max=20", f"-master.volumeSizeLimitMB={volume_mib}", "-volume.minFreeSpace=1MiB"]
+    command += ["-volume.max=400", f"-master.volumeSizeLimitMB={volume_mib}", "-volume.minFreeSpace=1MiB"]
     command += [f"-{name}={port}" for name, port in ports.items()]
     url = f"http://127.0.0.1:{ports['s3.port']}"
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
