@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from torch._weights_only_unpickler import Unpickler
     from torch.distributed._shard._utils import narrow_tensor_by_index
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed.checkpoint._async_process_executor import (
+        _ProcessBasedAsyncCheckpointExecutor as ProcessBasedAsyncCheckpointExecutor,
+    )
+    from torch.distributed.checkpoint._async_thread_executor import (
+        _ThreadBasedAsyncCheckpointExecutor as ThreadBasedAsyncCheckpointExecutor,
+    )
     from torch.distributed.checkpoint._extension import (
         Extension,
         ExtensionRegistry,
@@ -30,7 +36,9 @@ if TYPE_CHECKING:
         ZStandard,
     )
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
+    from torch.distributed.checkpoint._storage_utils import _storage_setup as storage_setup
     from torch.distributed.checkpoint._traverse import set_element
+    from torch.distributed.checkpoint.filesystem import _FileSystemWriter as AnyFileSystemWriter
     from torch.distributed.checkpoint.filesystem import _split_by_size_and_type as split_by_size_and_type
     from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
     from torch.distributed.checkpoint.filesystem import _StorageReaderTransforms as StorageReaderTransforms
@@ -42,10 +50,12 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
+    "AnyFileSystemWriter",
     "Extension",
     "ExtensionRegistry",
     "FsspecReader",
     "FsspecWriter",
+    "ProcessBasedAsyncCheckpointExecutor",
     "PyTorchFileReader",
     "PyTorchFileWriter",
     "ShardedTensor",
@@ -53,6 +63,7 @@ __all__ = [
     "StorageReaderTransforms",
     "StorageWriterTransforms",
     "StreamTransformExtension",
+    "ThreadBasedAsyncCheckpointExecutor",
     "Unpickler",
     "ZStandard",
     "counted_changes",
@@ -68,7 +79,9 @@ __all__ = [
     "serialization_tls",
     "set_element",
     "split_by_size_and_type",
+    "part",
     "storage_number",
+    "storage_setup",
     "typed_storage",
     "validate_loaded_sparse_tensors",
 ]
@@ -96,6 +109,13 @@ _PARTS = {
     # The parts of a tensor that this rank has, by offset and shape, for plain tensors, DTensors and ShardedTensors;
     # ValueError for anything else.
     "create_chunk_list": f"{_DCP}.planner_helpers:_create_chunk_list",
+    # What makes a writer or reader of `checkpoint_id=`: (storage, checkpoint_id, reader).
+    "storage_setup": f"{_DCP}._storage_utils:_storage_setup",
+    # What saves in the background: `execute_save`, with `checkpoint_id=` and `storage_writer=`.
+    "ThreadBasedAsyncCheckpointExecutor": f"{_DCP}._async_thread_executor:_ThreadBasedAsyncCheckpointExecutor",
+    "ProcessBasedAsyncCheckpointExecutor": f"{_DCP}._async_process_executor:_ProcessBasedAsyncCheckpointExecutor",
+    # The class under all of torch's writers. Each save begins with its `set_up_storage_writer`.
+    "AnyFileSystemWriter": f"{_DCP}.filesystem:_FileSystemWriter",
     # Puts a value into a nested state dict, as the planner's mappings say where.
     "set_element": f"{_DCP}._traverse:set_element",
     # A view of a part of a tensor.
@@ -125,9 +145,8 @@ _PARTS = {
 _EARLIER = {f"{_DCP}.fsspec_filesystem": f"{_DCP}._fsspec_filesystem"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PARTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def part(name: str) -> Any:
+    """A part by its name here, as torch has it now. Raises ImportError or AttributeError if torch has it no longer."""
     home, _, attribute = _PARTS[name].partition(":")
     try:
         module = import_module(home)
@@ -135,13 +154,19 @@ def __getattr__(name: str) -> Any:
         if home not in _EARLIER:
             raise
         module = import_module(_EARLIER[home])
+    return getattr(module, attribute)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PARTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found = globals()[name] = getattr(module, attribute)
+        found = globals()[name] = part(name)
     except AttributeError:
         import torch
 
         raise UnsupportedError(
-            f"torch {torch.__version__} has no {home}.{attribute}, so this streamxf cannot work with it; "
+            f"torch {torch.__version__} has no {_PARTS[name].replace(':', '.')}, so this streamxf cannot work with it; "
             "docs/compatibility.md lists the versions that it was tried with"
         ) from None
     return found

@@ -16,7 +16,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple, NoReturn, Self
 
@@ -32,8 +31,8 @@ from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.writer import DEFAULT_CHAIN, ChainWriterMixin, FileSystemWriter
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
+from streamxf.torch_private import part
 
-_DCP = "torch.distributed.checkpoint"
 _MEGATRON = "megatron.core.dist_checkpointing.strategies"
 _ATTACHED = {
     f"{_MEGATRON}.filesystem_async.FileSystemWriterAsync",
@@ -222,8 +221,8 @@ if hasattr(os, "register_at_fork"):  # nor may a child have half an installation
 
 def _points() -> Iterator[tuple[type, str, Callable[..., Any]]]:
     """What is replaced: the class, the method, and what makes the replacement of the original."""
-    setup = _part(f"{_DCP}._storage_utils", "_storage_setup")
-    _check(setup, f"{_DCP}._storage_utils._storage_setup", ("storage", "checkpoint_id", "reader"))
+    setup = _part("storage_setup")
+    _check(setup, f"{setup.__module__}._storage_setup", ("storage", "checkpoint_id", "reader"))
     classes: dict[type, str] = {FileSystemWriter: "_extensions", FileSystemReader: "_extension_registry"}
     if find_spec("fsspec") is not None:  # torch does without, too
         from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
@@ -238,15 +237,12 @@ def _points() -> Iterator[tuple[type, str, Callable[..., Any]]]:
         except TypeError as error:
             _unknown(f"{_named(owner)} differs too much from streamxf's class ({error})")
         yield owner, "__init__", _turning(owner, own, original)
-    for module, name in (
-        ("_async_thread_executor", "_ThreadBasedAsyncCheckpointExecutor"),
-        ("_async_process_executor", "_ProcessBasedAsyncCheckpointExecutor"),
-    ):
-        owner = _part(f"{_DCP}.{module}", name)
+    for name in ("ThreadBasedAsyncCheckpointExecutor", "ProcessBasedAsyncCheckpointExecutor"):
+        owner = _part(name)
         original = _method(owner, "execute_save")
-        _check(original, f"{_DCP}.{module}.{name}.execute_save", ("self",), "checkpoint_id", "storage_writer")
+        _check(original, f"{_named(owner)}.execute_save", ("self",), "checkpoint_id", "storage_writer")
         yield owner, "execute_save", _making_at_once(original, setup)
-    owner = _part(f"{_DCP}.filesystem", "_FileSystemWriter")
+    owner = _part("AnyFileSystemWriter")
     original = _method(owner, "set_up_storage_writer")
     _check(original, f"{_named(owner)}.set_up_storage_writer", ("self", "is_coordinator"))
     yield owner, "set_up_storage_writer", _warning(original)
@@ -328,11 +324,11 @@ def _unhook() -> None:
     _hooks.clear()
 
 
-def _part(module: str, name: str) -> Any:
+def _part(name: str) -> Any:
     try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError):
-        _unknown(f"there is no {module}.{name}")
+        return part(name)
+    except (ImportError, AttributeError) as error:
+        _unknown(str(error))
 
 
 def _method(owner: type, name: str) -> Callable[..., Any]:

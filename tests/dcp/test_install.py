@@ -539,7 +539,7 @@ def other_parameters(self: Any, where: str) -> None: ...
 
 CHANGES: list[tuple[str, Callable[[pytest.MonkeyPatch], Any]]] = [
     (
-        r"there is no torch\.distributed\.checkpoint\._storage_utils\._storage_setup",
+        r"'torch\.distributed\.checkpoint\._storage_utils' has no attribute '_storage_setup'",
         lambda patch: patch.delattr("torch.distributed.checkpoint._storage_utils._storage_setup"),
     ),
     (
@@ -547,7 +547,7 @@ CHANGES: list[tuple[str, Callable[[pytest.MonkeyPatch], Any]]] = [
         lambda patch: patch.setattr("torch.distributed.checkpoint._storage_utils._storage_setup", other_parameters),
     ),
     (
-        r"there is no torch\.distributed\.checkpoint\._async_thread_executor\.",
+        r"torch\.distributed\.checkpoint\._async_thread_executor",
         lambda patch: patch.setitem(sys.modules, "torch.distributed.checkpoint._async_thread_executor", None),
     ),
     (

@@ -306,6 +306,27 @@ def test_the_place_of_map_location():
     assert torch_private.serialization_tls.map_location is None
 
 
+# -- what `install` replaces ---------------------------------------------------------------------------------
+
+
+def test_what_makes_a_writer_of_an_id(tmp_path: Path):
+    assert type(torch_private.storage_setup(None, tmp_path, reader=False)) is dcp.FileSystemWriter
+    assert type(torch_private.storage_setup(None, tmp_path, reader=True)) is dcp.FileSystemReader
+
+
+def test_the_class_under_all_writers_begins_each_save():
+    own = vars(torch_private.AnyFileSystemWriter)["set_up_storage_writer"]
+    for writer in (dcp.FileSystemWriter, torch_private.FsspecWriter):
+        assert issubclass(writer, torch_private.AnyFileSystemWriter)
+        assert writer.set_up_storage_writer is own
+
+
+@pytest.mark.parametrize("name", ["ThreadBasedAsyncCheckpointExecutor", "ProcessBasedAsyncCheckpointExecutor"])
+def test_what_saves_in_the_background(name: str):
+    parameters = inspect.signature(torch_private.part(name).execute_save).parameters
+    assert {"checkpoint_id", "storage_writer"} <= {*parameters}
+
+
 # -- the file itself -----------------------------------------------------------------------------------------
 
 
