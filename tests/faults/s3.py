@@ -177,7 +177,10 @@ class Place:
         outcome = forks.run_one(partial(self.verdict, self.proxy.url, fault), SECONDS)
         requests = self.proxy.requests()
         self.proxy.faults()
-        assert any(request.fault for request in requests), fault
+        if not any(request.fault for request in requests):  # loads differ in how many ranges they fetch
+            assert fault.number, fault
+            self.load_under(tally, replace(fault, number=fault.number // 2))
+            return
         tally.points += 1
         verdict = {"raised": "refused", "killed": "corrupt"}.get(outcome.how, outcome.how)
         if outcome.how == "returned":

@@ -101,12 +101,23 @@ def test_the_answer_to_a_put_is_lost(proxy: Proxy) -> None:
 # -- uploads that were never finished ----------------------------------------------------------------------------
 
 
-def begin_upload(url: str, options: dict[str, Any], name: str) -> str:
+@contextmanager
+def uploading(url: str, options: dict[str, Any], *names: str) -> Iterator[None]:
+    """Uploads that somebody has begun; other tests of the same server find none of them."""
     filesystem = s3fs.S3FileSystem(**options)
-    bucket, key, _ = filesystem.split_path(f"{url}/{name}")
-    upload: str = filesystem.call_s3("create_multipart_upload", Bucket=bucket, Key=key)["UploadId"]
-    filesystem.call_s3("upload_part", Bucket=bucket, Key=key, UploadId=upload, PartNumber=1, Body=b"x" * 6 * 2**20)
-    return upload
+    with ExitStack() as stack:
+        for name in names:
+            bucket, key, _ = filesystem.split_path(f"{url}/{name}")
+            place = {"Bucket": bucket, "Key": key}
+            upload = place | {"UploadId": filesystem.call_s3("create_multipart_upload", **place)["UploadId"]}
+            filesystem.call_s3("upload_part", **upload, PartNumber=1, Body=b"x" * 6 * 2**20)
+            stack.callback(_abort, filesystem, upload)
+        yield
+
+
+def _abort(filesystem: Any, upload: dict[str, str]) -> None:
+    with suppress(FileNotFoundError):  # it was
+        filesystem.call_s3("abort_multipart_upload", **upload)
 
 
 def uploads_to(url: str, options: dict[str, Any]) -> list[str]:
@@ -121,16 +132,15 @@ def test_clean_drops_the_parts_of_killed_uploads(endpoint: str, published: bool)
     url, options = f"s3://checkpoints/parts/{published}", storage(endpoint)
     if published:
         save_to(url, state_of(1), options)
-    for name in (OWN, "foreign.bin", f"inner/{OWN}"):
-        begin_upload(url, options, name)
-    assert sorted(uploads_to(url, options)) == sorted([OWN, "foreign.bin"])
-    keys = KEY if published else None
-    report = streamxf.clean(url, keys=keys, storage_options=options)
-    assert (report.uploads, report.recent) == ((), (OWN,)), "a save may be under way"
-    assert streamxf.clean(url, keys=keys, min_age=0, dry_run=True, storage_options=options).uploads == (OWN,)
-    assert OWN in uploads_to(url, options)
-    assert streamxf.clean(url, keys=keys, min_age=0, storage_options=options).uploads == (OWN,)
-    assert uploads_to(url, options) == ["foreign.bin"]
+    with uploading(url, options, OWN, "foreign.bin", f"inner/{OWN}"):
+        assert sorted(uploads_to(url, options)) == sorted([OWN, "foreign.bin"])
+        keys = KEY if published else None
+        report = streamxf.clean(url, keys=keys, storage_options=options)
+        assert (report.uploads, report.recent) == ((), (OWN,)), "a save may be under way"
+        assert streamxf.clean(url, keys=keys, min_age=0, dry_run=True, storage_options=options).uploads == (OWN,)
+        assert OWN in uploads_to(url, options)
+        assert streamxf.clean(url, keys=keys, min_age=0, storage_options=options).uploads == (OWN,)
+        assert uploads_to(url, options) == ["foreign.bin"]
     if published:
         assert_same(load_from(url, state_of(0), options), state_of(1))
     else:
