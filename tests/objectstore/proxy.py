@@ -99,8 +99,9 @@ class Proxy:
                 if not await connection.answer(head):
                     break
         except Broken:
-            # with this, closing sends a reset instead of what was not sent yet
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with suppress(OSError):  # the client may have gone already
+                # with this, closing sends a reset instead of what was not sent yet
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
         except ConnectionError:  # of the client, or of the server: either way the client's is over
             writer.transport.abort()
