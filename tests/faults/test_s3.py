@@ -15,13 +15,13 @@ def client() -> None:
 
 
 def test_old_or_new(passes: Try) -> None:
-    found = passes("killed_s3", "2 threads, 40 MiB", every=8, at_least=7)
+    found = passes("killed_s3", "2 threads, 40 MiB", every=16, at_least=4)
     assert found["old"] > 0
     assert found["new"] > 0
 
 
 def test_requests_fail(passes: Try) -> None:
-    """One of each kind that suits a save and a load."""
-    found = passes("faulty_s3", "2 threads", saves=9, loads=9, at_least=16)
+    """Of several kinds; `make torture` has all of them."""
+    found = passes("faulty_s3", "2 threads", saves=7, loads=4, at_least=9)
     assert found["new"] > 0
     assert found["refused"] > 0
