@@ -65,11 +65,6 @@ class StoredFile:
     fetched: FetchedFile | None = None
     _ahead: tuple[int, bytes] = (0, b"")
 
-    def expect(self, at: int, size: int) -> None:
-        """Announce what will be read, after all that was announced before; a file far away is fetched early."""
-        if isinstance(self.fetched, FetchedFile):
-            self.fetched.expect(at, at + size, soon=False)
-
     def slice(self, at: int, size: int) -> FileSlice:
         if at + size > self.size:
             raise ContainerError(

@@ -37,7 +37,6 @@ class S3Multipart:
         bucket, key, _ = filesystem.split_path(path)
         self._object = {"Bucket": bucket, "Key": key}
         self._upload: dict[str, str] = {}
-        self._size = 0
 
     async def put(self, data: bytearray) -> None:
         await self._call("put_object", Body=data)

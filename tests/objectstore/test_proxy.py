@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from dcp.s3_server import client_of
 
-from .control import Proxy, most_at_once, proxied
+from .control import Proxy, most_at_once
 from .requests import Fault, Request
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
@@ -22,20 +22,6 @@ pytestmark = [pytest.mark.s3, pytest.mark.slow]
 BUCKET = "checkpoints"
 PART = 5 * 2**20  # the smallest that S3 takes, but for the last
 DATA = bytes(range(256)) * 4000
-
-
-@pytest.fixture(scope="module")
-def running(endpoint: str) -> Iterator[Proxy]:
-    with proxied(endpoint) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def proxy(running: Proxy) -> Proxy:
-    running.faults()
-    running.pace()
-    running.forget()
-    return running
 
 
 @pytest.fixture(scope="module")

@@ -17,24 +17,11 @@ import streamxf
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError, MetadataError, NoCheckpointError
 
-from .control import Proxy, proxied
+from .control import Proxy
 from .emulators import just_before_the_put, state_of
 from .requests import Fault
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def running(endpoint: str) -> Iterator[Proxy]:
-    with proxied(endpoint) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def proxy(running: Proxy) -> Proxy:
-    running.faults()
-    running.forget()
-    return running
 
 
 def files_of(url: str, options: dict[str, Any]) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,27 +16,13 @@ import streamxf
 from streamxf import Checksum, Encrypt
 from streamxf.errors import StreamxfError
 
-from .control import Proxy, most_at_once, proxied
+from .control import Proxy, most_at_once
 from .requests import Fault, Request
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 
 MIB = 2**20
 SMALL = 60  # tensors
-
-
-@pytest.fixture(scope="module")
-def running(endpoint: str) -> Iterator[Proxy]:
-    with proxied(endpoint) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def proxy(running: Proxy) -> Proxy:
-    running.faults()
-    running.pace()
-    running.forget()
-    return running
 
 
 @pytest.fixture(scope="module")

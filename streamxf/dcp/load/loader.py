@@ -54,6 +54,7 @@ from streamxf.report import Meter
 from streamxf.stream.reader import StreamReader, read_all
 from streamxf.stream.source import READ_WHOLE, Blocks, Counted, FileSlice, Timed
 from streamxf.torch_private import narrow_tensor_by_index, set_element
+from streamxf.transfer.fetch import FetchedFile
 
 PIECE_BYTES = 4 * 2**20
 _AHEAD = 2**20  # bytes of small items that are read at once
@@ -174,7 +175,8 @@ class Loader:
             yield file
 
     def _read_file(self, file: StoredFile, entries: list[_Entry], shares: Shares | None) -> None:
-        _announce(file, entries)
+        if file.fetched is not None:
+            _announce(file.fetched, entries)
         last: Wanted | None = None
         access, ahead = file.access, 0
         blocks: Blocks | None = None
@@ -407,7 +409,7 @@ def _stored_bytes(request: ReadItem, wanted: Wanted) -> int:
     return size * request.lengths.numel() // max(1, math.prod(chunk.shape))
 
 
-def _announce(file: StoredFile, entries: list[_Entry]) -> None:
+def _announce(file: FetchedFile, entries: list[_Entry]) -> None:
     """Have fetched what will be read; of an item that is read in part, what says where its parts are."""
     last: Wanted | None = None
     for request, wanted in entries:
@@ -415,10 +417,10 @@ def _announce(file: StoredFile, entries: list[_Entry]) -> None:
             continue
         last, at, size = wanted, wanted.place.at, wanted.place.size
         if size <= 2 * _END or (request is not None and _stored_bytes(request, wanted) == size):
-            file.expect(at, size)
+            file.expect(at, at + size, soon=False)
         else:
-            file.expect(at, _END)
-            file.expect(at + size - _END, _END)
+            file.expect(at, at + _END, soon=False)
+            file.expect(at + size - _END, at + size, soon=False)
 
 
 def _read_ahead(file: StoredFile, entries: list[_Entry], number: int) -> int:
