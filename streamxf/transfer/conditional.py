@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from streamxf.transfer.calls import made
-from streamxf.transfer.multipart import AzureMultipart, S3Multipart, multipart_of
-
-ABSENT = ""  # the stamp of an object that is not there
+from streamxf.transfer.multipart import ABSENT, multipart_of
 
 _REPLACED = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
 _UNKNOWN = {"NotImplemented", "501"}
@@ -20,27 +18,20 @@ class ReplacedMeanwhile(Exception):
 def stamp_of(filesystem: Any, path: str) -> str | None:
     """What identifies the object that is at `path` now; None where the store has no such condition for a put."""
     store = multipart_of(filesystem, path)
+    if store is None:
+        return None
     try:
-        if isinstance(store, S3Multipart):
-            bucket, key, _ = filesystem.split_path(path)
-            return str(made(filesystem, lambda: filesystem._call_s3("head_object", Bucket=bucket, Key=key))["ETag"])
-        if isinstance(store, AzureMultipart):
-            return str(made(filesystem, lambda: filesystem._info(path, refresh=True))["etag"])
+        return made(filesystem, store.stamp)
     except FileNotFoundError:
         return ABSENT
-    return None
 
 
 def put_over(filesystem: Any, path: str, data: bytes, stamp: str) -> None:
-    """Put `data` at `path` if the object there still has that stamp. Raises ReplacedMeanwhile."""
-    bucket, key, _ = filesystem.split_path(path)
-    condition = {"IfMatch": stamp} if stamp != ABSENT else {"IfNoneMatch": "*"}
-    request = {"Bucket": bucket, "Key": key, "Body": data, **condition}
+    """Put `data` at `path`, whose `stamp_of` is known, if the object there still has it. Raises ReplacedMeanwhile."""
+    store = multipart_of(filesystem, path)
+    assert store is not None
     try:
-        if isinstance(multipart_of(filesystem, path), AzureMultipart):
-            made(filesystem, lambda: _put_to_azure(filesystem, path, data, stamp))
-        else:
-            made(filesystem, lambda: filesystem._call_s3("put_object", **request))
+        made(filesystem, lambda: store.put_over(data, stamp))
     except (OSError, NotImplementedError) as error:
         code = _code_of(error)
         if code in _UNKNOWN:
@@ -51,17 +42,6 @@ def put_over(filesystem: Any, path: str, data: bytes, stamp: str) -> None:
         # if the answer to an attempt was lost, the next one was refused on account of the first
         if made(filesystem, lambda: _read(filesystem, path)) != data:
             raise ReplacedMeanwhile from error
-
-
-async def _put_to_azure(filesystem: Any, path: str, data: bytes, stamp: str) -> None:
-    from azure.core import MatchConditions
-    from azure.core.exceptions import ResourceModifiedError
-
-    unchanged = {"etag": stamp, "match_condition": MatchConditions.IfNotModified}
-    try:
-        await filesystem._pipe_file(path, data, **(unchanged if stamp != ABSENT else {"mode": "create"}))
-    except ResourceModifiedError as error:
-        raise FileExistsError(path) from error  # what adlfs raises in place of the other refusal
 
 
 async def _read(filesystem: Any, path: str) -> bytes | None:

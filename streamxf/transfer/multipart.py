@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from streamxf.transfer.calls import is_asynchronous
 
+ABSENT = ""  # the stamp of an object that is not there
+
 
 class Multipart(Protocol):
     """An upload of one object, which appears when it is completed. Parts are numbered from 1; each call may be
@@ -17,6 +19,12 @@ class Multipart(Protocol):
 
     async def put(self, data: bytearray) -> None:
         """Store the whole object in one request."""
+
+    async def stamp(self) -> str:
+        """What identifies the object that is there now. Raises FileNotFoundError if there is none."""
+
+    async def put_over(self, data: bytes, stamp: str) -> None:
+        """Store the whole object if the one that is there has that stamp; raises the store's own refusal if not."""
 
     async def begin(self) -> None: ...
 
@@ -40,6 +48,13 @@ class S3Multipart:
 
     async def put(self, data: bytearray) -> None:
         await self._call("put_object", Body=data)
+
+    async def stamp(self) -> str:
+        return str((await self._call("head_object"))["ETag"])
+
+    async def put_over(self, data: bytes, stamp: str) -> None:
+        condition = {"IfMatch": stamp} if stamp != ABSENT else {"IfNoneMatch": "*"}
+        await self._call("put_object", Body=data, **condition)
 
     async def begin(self) -> None:
         answer = await self._call("create_multipart_upload")
@@ -71,12 +86,29 @@ class AzureMultipart:
     """Through adlfs, in blocks. The store itself drops blocks that were never committed, after a week."""
 
     def __init__(self, filesystem: Any, path: str) -> None:
+        self._filesystem = filesystem
+        self._path = path
         container, name, _ = filesystem.split_path(path)
         # it sends through the session of adlfs's client, and has none of its own to be closed
         self._blob = filesystem.service_client.get_blob_client(container, name)
 
     async def put(self, data: bytearray) -> None:
         await self._blob.upload_blob(bytes(data), overwrite=True)
+
+    async def stamp(self) -> str:
+        return str((await self._filesystem._info(self._path, refresh=True))["etag"])
+
+    async def put_over(self, data: bytes, stamp: str) -> None:
+        from azure.core import MatchConditions
+        from azure.core.exceptions import ResourceModifiedError
+
+        unchanged = {"etag": stamp, "match_condition": MatchConditions.IfNotModified}
+        try:
+            await self._filesystem._pipe_file(
+                self._path, data, **(unchanged if stamp != ABSENT else {"mode": "create"})
+            )
+        except ResourceModifiedError as error:
+            raise FileExistsError(self._path) from error  # what adlfs raises in place of the other refusal
 
     async def begin(self) -> None:
         """Blocks need no announcement."""

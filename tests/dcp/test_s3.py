@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -86,7 +87,9 @@ def test_a_save_that_fails_leaves_no_object_and_no_upload(endpoint: str) -> None
     begun: list[Any] = []
 
     def act() -> None:
-        begun.extend(uploads_begun(options))
+        deadline = monotonic() + 60
+        while not begun and monotonic() < deadline:  # the request is made by a thread of fsspec's
+            begun.extend(uploads_begun(options))
         fail()
 
     error = error_of(
