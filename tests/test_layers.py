@@ -28,6 +28,7 @@ LAYERS = [
     ["checkpoint"],
     ["dcp", "formats"],
     ["tools"],
+    ["manager"],
     ["environment", "lightning", "orbax", "testing", "torch_checkpointing", "tuning"],
     ["cli"],
 ]

@@ -1,0 +1,62 @@
+"""`Record`: what is known of one checkpoint of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+State = Literal["complete", "unfinished", "removing"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One checkpoint of a run's folder.
+
+    Attributes
+    ----------
+    name : str
+        Its folder, such as ``step-1000``.
+    time : float
+        When its save began, in seconds since 1970, by the clock of the machine that saved; of a checkpoint that no
+        manager saved, when its metadata was written.
+    bytes : int, optional
+        What its files take; None where nobody has counted them.
+    metrics : mapping of str to float
+        What was given to the save.
+    state : str
+        ``"complete"``; ``"unfinished"``, of a save that is under way or was killed; or ``"removing"``, of one whose
+        removal was begun. Only what is complete is ever resumed from.
+    save_id : str, optional
+        streamxf's id of the save.
+    """
+
+    name: str
+    time: float
+    bytes: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    state: State = "complete"
+    save_id: str | None = None
+
+    @property
+    def step(self) -> int:
+        """The last number in the name."""
+        return self.order[0][-1]
+
+    @property
+    def order(self) -> tuple[list[int], str]:
+        """What sorts records from the oldest to the newest: the numbers in the name, one after the other.
+
+        Steps decide, and not clocks, which may jump, and differ between machines.
+        """
+        return numbers_in(self.name), self.name
+
+
+def is_numbered(name: str) -> bool:
+    """Whether a name can be that of a checkpoint of a run: it has a number, and is not hidden."""
+    return not name.startswith(".") and re.search(r"[0-9]", name) is not None
+
+
+def numbers_in(name: str) -> list[int]:
+    return [int(digits) for digits in re.findall(r"[0-9]+", name)]
