@@ -144,6 +144,9 @@ class UnsupportedError(StreamxfError):
 NOT_DAMAGE = (KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, IdentityError)
 """What says something about keys, or about what is required, and nothing about whether data is intact."""
 
+DAMAGE = (AuthenticationError, CodecError, ContainerError, DescriptorError, IdentityError, MetadataError)
+"""What says of a checkpoint's data that it is not as it was saved, or not where it belongs."""
+
 
 class AbortedError(StreamxfError):
     """A stream was used after it failed, was aborted, or crossed a fork."""

@@ -32,6 +32,16 @@ def rate_text(rate: float) -> str:
     return f"{rate:,.3g} B/s"
 
 
+def time_text(seconds: float) -> str:
+    """A time as people read it, in its largest unit: ``2 d``, ``1.5 h``, ``40 s``."""
+    for unit, scale in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        if abs(seconds) >= scale or unit == "s":
+            number = seconds / scale
+            break
+    text = f"{number:,.0f}" if abs(number) >= 10 else f"{number:.1f}".removesuffix(".0")
+    return f"{text} {unit}"
+
+
 def listed(title: str, entries: Collection[object], unlisted: int = 0) -> list[str]:
     """A line for each of the first entries, and one that counts the others.
 

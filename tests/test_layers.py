@@ -28,8 +28,9 @@ LAYERS = [
     ["checkpoint"],
     ["dcp", "formats"],
     ["tools"],
+    ["environment", "orbax", "testing", "torch_checkpointing", "tuning"],
     ["manager"],
-    ["environment", "lightning", "orbax", "testing", "torch_checkpointing", "tuning"],
+    ["lightning"],
     ["cli"],
 ]
 # Where torch may be imported at the top of a module. Below it is imported by the functions that need it, if at all.

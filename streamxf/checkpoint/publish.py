@@ -240,24 +240,24 @@ def settled(storage: Storage, names: Collection[str], age: float) -> set[str]:
     if not age or not names:
         return set(names)
     now = time.time()
-    local = storage.local
     # a file system that remembers the listing of a moment ago asks for none
-    entries = storage.filesystem.ls(storage.path, detail=True) if local is None else []
+    entries = storage.filesystem.ls(storage.path, detail=True) if storage.local is None else []
     listed = {os.path.basename(entry["name"].rstrip("/")): entry for entry in entries}
-    found = set()
-    for name in names:
-        with suppress(OSError, NotImplementedError, AttributeError, ValueError):  # it has gone, or its age is unknown
-            if local is not None:
-                written = os.lstat(os.path.join(local, name)).st_mtime
-            elif (
-                told := next((listed[name][key] for key in _WRITTEN if key in listed.get(name, ())), None)
-            ) is not None:
-                written = _seconds(told)
-            else:  # a request for each
-                written = _seconds(storage.filesystem.modified(storage.inner(name)))
-            if now - written >= age:
-                found.add(name)
-    return found
+    ages = ((name, written_at(storage, name, listed.get(name, {}))) for name in names)
+    return {name for name, written in ages if written is not None and now - written >= age}
+
+
+def written_at(storage: Storage, name: str, entry: Mapping[str, Any] | None = None) -> float | None:
+    """When a file was last written, in seconds since 1970; None if it has gone, or the storage does not tell. `entry`
+    is what a listing by fsspec says of it.
+    """
+    with suppress(OSError, NotImplementedError, AttributeError, ValueError):
+        if (path := storage.local_path(name)) is not None:
+            return os.lstat(path).st_mtime
+        if (told := next((entry[key] for key in _WRITTEN if entry and key in entry), None)) is not None:
+            return _seconds(told)
+        return _seconds(storage.filesystem.modified(storage.inner(name)))  # a request
+    return None
 
 
 def _seconds(written: Any) -> float:

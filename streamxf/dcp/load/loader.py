@@ -36,17 +36,7 @@ from streamxf.checkpoint.reading import cut
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.dcp.load.target import Target
 from streamxf.engine import Pipeline
-from streamxf.errors import (
-    AuthenticationError,
-    CodecError,
-    ContainerError,
-    DescriptorError,
-    IdentityError,
-    MetadataError,
-    StreamxfError,
-    UnsupportedError,
-    escaped,
-)
+from streamxf.errors import DAMAGE, MetadataError, StreamxfError, UnsupportedError, escaped
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import held_bytes
@@ -61,8 +51,6 @@ _AHEAD = 2**20  # bytes of small items that are read at once
 _WHOLE = 4 * 2**20  # bytes; a tensor of no more is opened and decoded by one worker
 _END = 16 * 1024  # bytes at an item's beginning and end that hold its header and its table, or most of that
 _BATCH = 2**20  # bytes of tensors after which a worker is given them
-# Errors that mean damage. Others say themselves what to do: give another key, say.
-_DAMAGE = (AuthenticationError, CodecError, ContainerError, DescriptorError, IdentityError, MetadataError)
 
 _scratch = ScratchPool(keep=16)  # for tensors' stored bytes
 
@@ -123,7 +111,7 @@ class Loader:
             try:
                 with self._opened(name) as file:
                     self._read_file(file, entries, shares)
-            except _DAMAGE as error:
+            except DAMAGE as error:  # others say themselves what to do: give another key, say
                 error.add_note("next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest")
                 raise
         if shares is not None:

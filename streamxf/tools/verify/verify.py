@@ -101,7 +101,6 @@ def verify(
     OSError, ForeignError
         If the storage cannot be listed. A file that cannot be read is damage.
     """
-    begin = perf_counter()
     make: Callable[..., Access] = Access.of
     if registry is not None:
         from streamxf.dcp.extensions import access_with
@@ -109,7 +108,16 @@ def verify(
         make = partial(access_with, registry)
     ring = KeyRing.of(keys, trust, allow_unsigned)
     access = make(ring, require=require, expect_save_id=expect_save_id, max_expansion=max_expansion)
-    call = Call(Storage.of(path, storage_options), access, progress)
+    named = require is not None or expect_save_id is not None
+    return verify_at(Storage.of(path, storage_options), access, progress, only_dcp=named)
+
+
+def verify_at(
+    storage: Storage, access: Access, progress: Progress | None = None, *, only_dcp: bool = True
+) -> VerifyReport:
+    """The same for streamxf's own tools. With `only_dcp`, checkpoints of other formats raise ParameterError."""
+    begin = perf_counter()
+    call = Call(storage, access, progress)
     layout: huggingface.HubLayout | None = None
     try:
         with storage_errors(call.storage.given):
@@ -120,7 +128,7 @@ def verify(
         raise NoCheckpointError("there is no checkpoint, and no file or folder", file=call.storage.given) from None
     if is_folder and layout is None:
         return _check_checkpoint(call, begin)
-    if require is not None or expect_save_id is not None:
+    if only_dcp:
         raise ParameterError("require and expect_save_id are for checkpoints of DCP, and this is not one")
     with located(file=call.storage.given):
         if layout is not None:

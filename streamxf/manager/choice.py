@@ -1,0 +1,109 @@
+"""Which checkpoint to resume from: the newest that is as it was saved, as far as that was looked at."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.metadata import metadata_among
+from streamxf.checkpoint.storage import Storage, storage_errors
+from streamxf.errors import DAMAGE, ContainerError, MetadataError, ParameterError
+from streamxf.formats.opening import contents_of
+from streamxf.manager.record import Record
+from streamxf.tuning.sample import StoredTensors, take_sample
+
+Verify = Literal["none", "sample", "whole"]
+
+_TEXT = 500  # characters of a reason
+
+
+@dataclass
+class Choice:
+    """What to resume from, if anything.
+
+    - `record`: the newest that passed.
+    - `skipped`: newer ones that did not, each with the reason.
+    """
+
+    record: Record | None = None
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def choose(storage: Storage, records: Iterable[Record], access: Access, verify: Verify = "sample") -> Choice:
+    """Go from the newest complete checkpoint to older ones until one passes. Raises what is no damage: that a key or
+    a codec is missing, or that the storage cannot be reached.
+    """
+    choice = Choice()
+    for record in sorted(records, key=lambda record: record.order, reverse=True):
+        if record.state != "complete":
+            continue
+        reason = damage_of(storage, record, access, verify)
+        if reason is None:
+            choice.record = record
+            break
+        choice.skipped[record.name] = reason
+    return choice
+
+
+def check_verify(verify: str) -> None:
+    if verify not in get_args(Verify):
+        raise ParameterError(f"verify={verify!r:.40}: it is one of {', '.join(map(repr, get_args(Verify)))}")
+
+
+def damage_of(storage: Storage, record: Record, access: Access, verify: Verify) -> str | None:
+    """Why a checkpoint cannot be resumed from; None if nothing was found.
+
+    With ``"none"``, its metadata can be read, and all files are there in their sizes; with ``"sample"``, blocks spread
+    over its tensors were read as well; with ``"whole"``, all of it.
+    """
+    child = storage.child(record.name)
+    try:
+        with storage_errors(child.given):
+            if metadata_among(child.names(())):
+                _check(child, access, verify)
+                return None
+            # of a framework, with checkpoints of DCP in folders of their own, perhaps
+            parts = [part for name in child.folders() if metadata_among((part := child.child(name)).names(()))]
+            for part in parts:
+                _check(part, access, verify)
+            if record.bytes is None:
+                raise MetadataError("there is no metadata")
+            if (size := size_of(child)) != record.bytes:
+                raise ContainerError(f"its files had {record.bytes} bytes when it was committed, and now have {size}")
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        return f"{type(error).__name__}: {error}"[:_TEXT]
+    return None
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether an error says that a checkpoint is not as it was saved; otherwise another one would fare no better."""
+    lost = isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.errno == errno.EIO)
+    return lost or isinstance(error, DAMAGE)
+
+
+def size_of(storage: Storage) -> int:
+    """What all files below a folder have, in bytes."""
+    return sum(size or 0 for size in storage.names().values()) + sum(
+        size_of(storage.child(name)) for name in storage.folders()
+    )
+
+
+def _check(child: Storage, access: Access, verify: Verify) -> None:
+    if verify == "whole":
+        from streamxf.tools.verify.verify import verify_at
+
+        report = verify_at(child, access)
+        if not report.ok:
+            raise ContainerError(f"verify found damage: {report.damaged[0]}")
+        return
+    with Checkpoint.at(child, access, listing=verify == "none") as checkpoint:
+        if missing := contents_of(checkpoint).incomplete:
+            raise MetadataError(f"not there in the size that the metadata gives: {', '.join(missing[:3])}")
+        if verify == "sample":
+            take_sample(StoredTensors(checkpoint))

@@ -1,0 +1,194 @@
+"""`Retention`: which checkpoints of a run stay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from streamxf.errors import ParameterError
+from streamxf.manager.record import Record
+from streamxf.wording import time_text
+
+# In UTC, so that neither a machine's time zone nor daylight saving decides; weeks begin on Mondays.
+_CALENDAR: dict[str, Callable[[datetime], Hashable]] = {
+    "hourly": lambda at: (at.year, at.month, at.day, at.hour),
+    "daily": lambda at: (at.year, at.month, at.day),
+    "weekly": lambda at: at.isocalendar()[:2],
+    "monthly": lambda at: (at.year, at.month),
+    "yearly": lambda at: at.year,
+}
+_LATEST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Rules for which checkpoints stay: a checkpoint stays if any rule keeps it, and the newest always does.
+
+    Without any rule all of them stay. Counts are from 1; -1 means all.
+
+    Parameters
+    ----------
+    last : int, optional
+        The newest so many, by their steps.
+    every : int, optional
+        Those whose steps this number divides, for ever.
+    best : int, optional
+        So many with the best values of `metric`; of equal ones the newer. NaN is never among the best, and neither is a
+        checkpoint without the metric.
+    metric : str, optional
+        A name among the metrics given to the save.
+    mode : str
+        Whether the best value is the smallest, ``"min"``, or the largest, ``"max"``.
+    hourly, daily, weekly, monthly, yearly : int, optional
+        The newest of each of the last so many hours, days and so on that have checkpoints, in UTC, as restic's
+        ``--keep-hourly`` and the others do. While there are fewer of them than asked for, the oldest checkpoint stays,
+        too: the history then goes back as far as it can.
+    within : float, optional
+        Those saved at most so many seconds before the newest.
+    steps : sequence of int
+        Particular steps, for ever.
+    max_bytes : int, optional
+        What all of them together may take. If the other rules keep more, the oldest go first; those among the best go
+        last, the worst of them first. The newest stays all the same, and so does what `every` and `steps` keep for
+        ever. A checkpoint whose size is unknown counts as 0.
+
+    Raises
+    ------
+    ParameterError
+        If a rule cannot be meant.
+    """
+
+    last: int | None = None
+    every: int | None = None
+    best: int | None = None
+    metric: str | None = None
+    mode: Literal["min", "max"] = "min"
+    hourly: int | None = None
+    daily: int | None = None
+    weekly: int | None = None
+    monthly: int | None = None
+    yearly: int | None = None
+    within: float | None = None
+    steps: Sequence[int] = ()
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("last", "best", *_CALENDAR):
+            value = getattr(self, name)
+            if value != -1 and not _is_whole(value, 1):
+                raise _refused(name, value, "how many to keep, from 1, or -1 for all; without the rule leave it out")
+        if not _is_whole(self.every, 1):
+            raise _refused("every", self.every, "a number of steps, from 1")
+        if not _is_whole(self.max_bytes, 1):
+            raise _refused("max_bytes", self.max_bytes, "a number of bytes, from 1")
+        if self.within is not None and not (isinstance(self.within, int | float) and 0 < self.within < math.inf):
+            raise _refused("within", self.within, "a number of seconds, more than 0")
+        if isinstance(self.steps, str) or not isinstance(self.steps, Sequence) or not all(map(_is_step, self.steps)):
+            raise _refused("steps", self.steps, "a list of steps, whole numbers from 0")
+        if self.mode not in ("min", "max"):
+            raise _refused("mode", self.mode, "'min' where small values are good, 'max' where large ones are")
+        if (self.best is None) != (not self.metric):
+            raise ParameterError("best= and metric= go together, as in best=2, metric='loss'")
+        object.__setattr__(self, "steps", tuple(self.steps))
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether there is no rule, so that nothing is ever removed."""
+        return self == Retention(mode=self.mode)
+
+    def decide(self, records: Sequence[Record]) -> dict[str, tuple[str, ...]]:
+        """Say of each complete checkpoint, from the oldest to the newest, why it stays; nothing if it may go.
+
+        Reads no clock and no storage: the answer depends on nothing but the records.
+        """
+        complete = sorted((each for each in records if each.state == "complete"), key=lambda each: each.order)
+        reasons: dict[str, tuple[str, ...]] = {each.name: () for each in complete}
+        for reason, record in self._kept(complete[::-1]):
+            reasons[record.name] += (reason,)
+        if complete and not reasons[complete[-1].name]:
+            reasons[complete[-1].name] = ("newest",)
+        if self.max_bytes is not None:
+            taken = sum(each.bytes or 0 for each in complete if reasons[each.name])
+            for record in self._droppable([each for each in complete[:-1] if reasons[each.name]], complete):
+                if taken <= self.max_bytes:
+                    break
+                reasons[record.name] = ()
+                taken -= record.bytes or 0
+        return reasons
+
+    def _kept(self, records: Sequence[Record]) -> Iterator[tuple[str, Record]]:
+        """What each rule keeps, and the rule in words; the records are from the newest to the oldest."""
+        if self == Retention(mode=self.mode, max_bytes=self.max_bytes):
+            yield from (("no rule removes it", record) for record in records)
+        yield from ((_counted("last", self.last), record) for record in records[: _end(self.last)])
+        if self.every is not None:
+            word = f"every {self.every:,} steps" if self.every > 1 else "every step"
+            yield from ((word, record) for record in records if self._is_divided(record))
+        yield from ((f"{_counted('best', self.best)} by {self.metric}", record) for record in self._best(records))
+        for name, bucket in _CALENDAR.items():
+            yield from _newest_of_each(name, bucket, getattr(self, name), records)
+        if self.within is not None:
+            since = records[0].time - self.within if records else 0
+            word = f"within {time_text(self.within)}"
+            yield from ((word, record) for record in records if record.time >= since)
+        yield from ((f"step {record.step:,}", record) for record in records if record.step in self.steps)
+
+    def _best(self, records: Sequence[Record]) -> Sequence[Record]:
+        """Those with the best values, the best first; among equal values the order is that of the records."""
+        sign = 1 if self.mode == "min" else -1
+        values = [(sign * each.metrics.get(self.metric or "", math.nan), each) for each in records]
+        ranked = sorted((pair for pair in values if not math.isnan(pair[0])), key=lambda pair: pair[0])
+        return [record for _, record in ranked[: _end(self.best)]]
+
+    def _droppable(self, staying: Sequence[Record], complete: Sequence[Record]) -> list[Record]:
+        """Which of those that stay may go to save bytes, in the order in which they go."""
+        best = {each.name: rank for rank, each in enumerate(self._best(complete[::-1]))}
+        passing = [each for each in staying if not (each.step in self.steps or self._is_divided(each))]
+        return sorted(passing, key=lambda each: (each.name in best, -best.get(each.name, 0)))
+
+    def _is_divided(self, record: Record) -> bool:
+        return self.every is not None and record.step % self.every == 0
+
+
+def _newest_of_each(
+    word: str, bucket: Callable[[datetime], Hashable], count: int | None, records: Sequence[Record]
+) -> Iterator[tuple[str, Record]]:
+    """The newest record of each bucket, in at most `count` buckets; the oldest record, too, if there are fewer.
+
+    What was seen is remembered for good, and not only the last bucket: where a clock has been set back, the records of
+    one day do not stand together.
+    """
+    seen: set[Hashable] = set()
+    for record in records:
+        if count is None or len(seen) == count:
+            return
+        at = datetime.fromtimestamp(min(max(0, record.time), _LATEST), UTC)
+        if bucket(at) not in seen:
+            seen.add(bucket(at))
+            yield word, record
+        elif record is records[-1]:
+            yield f"oldest {word}", record
+
+
+def _end(count: int | None) -> int | None:
+    """Where to cut a list, for a rule's count."""
+    return 0 if count is None else None if count < 0 else count
+
+
+def _counted(word: str, count: int | None) -> str:
+    return f"{word} {count:,}" if count is not None and count > 0 else f"{word} (all)"
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
+
+
+def _is_step(value: Any) -> bool:
+    return value is not None and _is_whole(value, 0)
+
+
+def _refused(name: str, value: object, expected: str) -> ParameterError:
+    return ParameterError(f"{name}={value!r:.80}: it is {expected}")
