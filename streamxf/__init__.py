@@ -48,6 +48,14 @@ if TYPE_CHECKING:
         read_key as read_key,
         write_key as write_key,
     )
+    from streamxf.manager.forget import ForgetReport as ForgetReport, forget as forget
+    from streamxf.manager.holds import hold as hold
+    from streamxf.manager.interval import Interval as Interval
+    from streamxf.manager.listing import list_checkpoints as list_checkpoints
+    from streamxf.manager.manager import CheckpointManager as CheckpointManager
+    from streamxf.manager.record import Record as Record
+    from streamxf.manager.retention import Retention as Retention
+    from streamxf.manager.schedule import Schedule as Schedule
     from streamxf.progress import Progress as Progress
     from streamxf.registry import CodecRegistry as CodecRegistry
     from streamxf.report import LoadReport as LoadReport, Report as Report, SaveReport as SaveReport
@@ -103,6 +111,14 @@ _NAMES = {
     "formats.contents": "Contents Format",
     "keys": "AwsKms Key KeyProvider KeyRing PrivateKey PublicKey SigningKey VerifyKey public_id "
     "read_environment read_key write_key",
+    "manager.forget": "ForgetReport forget",
+    "manager.holds": "hold",
+    "manager.interval": "Interval",
+    "manager.listing": "list_checkpoints",
+    "manager.manager": "CheckpointManager",
+    "manager.record": "Record",
+    "manager.retention": "Retention",
+    "manager.schedule": "Schedule",
     "progress": "Progress",
     "registry": "CodecRegistry",
     "report": "LoadReport Report SaveReport",

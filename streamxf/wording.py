@@ -34,10 +34,9 @@ def rate_text(rate: float) -> str:
 
 def time_text(seconds: float) -> str:
     """A time as people read it, in its largest unit: ``2 d``, ``1.5 h``, ``40 s``."""
-    for unit, scale in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        if abs(seconds) >= scale or unit == "s":
-            number = seconds / scale
-            break
+    units = {"d": 86400, "h": 3600, "min": 60, "s": 1, "ms": 0.001}
+    unit = next((unit for unit, scale in units.items() if abs(seconds) >= scale), "s")
+    number = seconds / units[unit]
     text = f"{number:,.0f}" if abs(number) >= 10 else f"{number:.1f}".removesuffix(".0")
     return f"{text} {unit}"
 

@@ -35,8 +35,8 @@ LAYERS = [
 ]
 # Where torch may be imported at the top of a module. Below it is imported by the functions that need it, if at all.
 WITH_TORCH = {"dcp", "orbax", "tools", "testing", "torch_checkpointing", "tuning", "cli"}
-# Torch's own unpickler, in a class of ours; imported when an object is loaded.
-WITH_TORCH_LATE = {Path("objects/unpickle.py")}
+# Torch's own unpickler, in a class of ours, is imported when an object is loaded; listings of a run need no torch.
+WITH_TORCH_LATE = {Path("objects/unpickle.py"), Path("manager/agreement.py"), Path("manager/manager.py")}
 # A codec is an extension of torch's too, and only there does it need the streams of dcp/.
 EXCEPTIONS = {("codec.py", "streamxf.dcp.stock")}
 SOURCES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))

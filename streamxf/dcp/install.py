@@ -28,7 +28,7 @@ from streamxf.dcp.attach import attach
 from streamxf.dcp.border import StorageMixin
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.reader import FileSystemReader
-from streamxf.dcp.writer import DEFAULT_CHAIN, ChainWriterMixin, FileSystemWriter
+from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter, chain_and_keys
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.torch_private import part
@@ -77,10 +77,7 @@ def install(
     UnsupportedError
         If this torch lacks a part that is relied on; the message says which.
     """
-    ring = KeyRing.of(keys)
-    made = Chain.chosen(chain, DEFAULT_CHAIN, ring)
-    if keys is None and made.encryption is not None:
-        ring = KeyRing([key for key in made.encryption.recipients if key.unwraps] or None)
+    made, ring = chain_and_keys(chain, keys)
     installation = Installation(made, ring, dict(writer or {}), dict(reader or {}))
     with _lock:
         hooks = _hooks or [_Hook(owner, name, vars(owner)[name], new) for owner, name, new in _points()]

@@ -40,6 +40,15 @@ DEFAULT_CHAIN = (FloatZip(),)
 _log = logging.getLogger(__name__)
 
 
+def chain_and_keys(chain: ChainLike | None, keys: KeysLike) -> tuple[Chain, KeyRing]:
+    """The chain of writers, and the keys of readers: by default those of the chain that can read."""
+    ring = KeyRing.of(keys)
+    made = Chain.chosen(chain, DEFAULT_CHAIN, ring)
+    if keys is None and made.encryption is not None:
+        ring = KeyRing([key for key in made.encryption.recipients if key.unwraps] or None)
+    return made, ring
+
+
 class ChainWriterMixin(StorageMixin):
     """What streamxf's writers put in the place of torch's save path, beside a torch ``FileSystemWriter``."""
 

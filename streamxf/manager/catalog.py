@@ -70,11 +70,16 @@ class RunCatalog:
 
     def pack(self) -> bytes:
         saved = {
-            name: {"time": each.time, "bytes": each.bytes, "metrics": dict(each.metrics), "save": each.save_id}
+            name: {"time": each.time, "bytes": each.bytes, "metrics": _packed(each.metrics), "save": each.save_id}
             for name, each in self.saved.items()
         }
         saving = {
-            name: {"time": each.time, "metrics": dict(each.metrics), "replaced": each.replaced, "commits": each.commits}
+            name: {
+                "time": each.time,
+                "metrics": _packed(each.metrics),
+                "replaced": each.replaced,
+                "commits": each.commits,
+            }
             for name, each in self.saving.items()
         }
         runs = [[run.began, run.seen, run.ended] for run in self.runs[-_RUNS:]]
@@ -154,6 +159,11 @@ def _record(name: str, facts: Any) -> Record:
 
 def _saving(facts: Any) -> Saving:
     return Saving(_number(facts["time"]), _metrics(facts["metrics"]), _id(facts["replaced"]), bool(facts["commits"]))
+
+
+def _packed(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    """JSON has no number for infinity, nor for what is no number."""
+    return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
 
 
 def _number(value: Any) -> float:

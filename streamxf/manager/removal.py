@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from streamxf.checkpoint.disk import sync_folder
 from streamxf.checkpoint.metadata import is_metadata_name
+from streamxf.checkpoint.publish import DAY, locked, made_by_writers
 from streamxf.checkpoint.storage import Storage
-from streamxf.manager.catalog import RunCatalog, change_catalog, read_catalog
+from streamxf.manager.catalog import RunCatalog, Saving, change_catalog, read_catalog
 from streamxf.manager.holds import held
 from streamxf.manager.listing import look
 
@@ -76,6 +78,22 @@ def _remove_noted(storage: Storage, names: list[str]) -> tuple[list[str], dict[s
 
     change_catalog(storage, drop)
     return removed, in_use, failed
+
+
+def remove_leftover(storage: Storage, name: str, saving: Saving) -> bool:
+    """Remove what a save left that was killed before it was complete; whether it is gone. While it may be under way it
+    stays: for a day, or until no other process can publish it, whose save then fails.
+    """
+    child = storage.child(name)
+    old = abs(time.time() - saving.time) >= DAY
+    with locked(child) as alone:
+        files = child.names(())
+        if not old and (saving.commits or not alone):
+            return False
+        if not saving.commits and not all(made_by_writers(file) and not is_metadata_name(file) for file in files):
+            return False
+        _remove_folder(storage, name)
+    return True
 
 
 def _has_metadata(storage: Storage, name: str) -> bool:

@@ -1,0 +1,206 @@
+"""What the ranks of a job agree on at each step, without a step that waits.
+
+At each step every rank posts what it knows by an all-reduce in the background, and reads the result at the next step,
+when it has long been there. A decision that must not come a step late waits for the answer: a save does, which brings
+all ranks together anyway, and so does everything where steps are long, because a job that was told to end may not have
+the time for another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from streamxf.dcp.border import sendable
+from streamxf.errors import ParameterError, UnsupportedError
+
+T = TypeVar("T")
+
+LONG_STEP = 1.0
+"""Seconds from which a step counts as long: there, the millisecond for an answer is nothing."""
+PATIENCE = timedelta(seconds=10)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What all ranks know.
+
+    Attributes
+    ----------
+    due : bool
+        Rank 0 has found that a save is due; said once.
+    stop : bool
+        A rank was told to end; stays.
+    finished : int
+        So many saves are finished on all ranks.
+    """
+
+    due: bool = False
+    stop: bool = False
+    finished: int = 0
+
+
+class Agreement:
+    """The ranks of a process group, or of the whole job, with a gloo group of their own for small messages.
+
+    Without torch.distributed, or with one rank, everything is agreed at once. All methods are called on every rank, in
+    the same order, and in one thread.
+
+    Parameters
+    ----------
+    process_group : ProcessGroup, optional
+        Whose ranks; by default all.
+    timeout : timedelta, optional
+        How long a rank waits for others that are alive; by default as long as torch's gloo groups do. Of ranks that
+        have died, torch tells at once.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank, and how many there are.
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> None:
+        self.rank, self.size = 0, 1
+        self._group: dist.ProcessGroup | None = None
+        self._posted: tuple[dist.Work, torch.Tensor] | None = None
+        self._agreed = Flags()
+        self._steps_are_long = False
+        self._called = time.monotonic()
+        if dist.is_available() and dist.is_initialized():
+            self.rank, self.size = dist.get_rank(process_group), dist.get_world_size(process_group)
+            self._group = gloo_group(process_group, timeout)
+
+    def exchange(
+        self, step: int, *, due: bool = False, stop: bool = False, finished: int = 0, wait: bool = False
+    ) -> Flags:
+        """Post this rank's flags, and return what was agreed last.
+
+        Parameters
+        ----------
+        due : bool
+            By rank 0's clock a save is due; other ranks are not asked. A save follows when all have been told, so rank
+            0 posts this once until then, even if it is still due meanwhile.
+        stop : bool
+            This rank was told to end.
+        finished : int
+            How many saves have finished on this rank so far.
+        wait : bool
+            A save follows whatever the others say: wait until they are all here, and count what they know now.
+
+        Raises
+        ------
+        ParameterError
+            If ranks were at different steps.
+        """
+        if self._group is None:
+            return Flags(due, stop, finished)
+        before = self._read()
+        now = time.monotonic()
+        is_long, self._called = now - self._called > LONG_STEP, now
+        if self.rank != 0 or wait or before.due:
+            due = False
+        wait = wait or self._steps_are_long
+        flags = [due, stop, is_long and self.rank == 0, -finished, step, -step]
+        tensor = torch.tensor(flags, dtype=torch.int64, device="cpu")
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._posted = work, tensor
+        if not wait:
+            return before
+        after = self._read()
+        return Flags(before.due or after.due, after.stop, after.finished)
+
+    def broadcast(self, make: Callable[[], T]) -> T:
+        """What `make` returns on rank 0, which alone calls it. What it raises is raised on every rank."""
+        if self._group is None:
+            return make()
+        sent: list[tuple[T | None, BaseException | None]] = [(None, None)]
+        failure: BaseException | None = None
+        if self.rank == 0:
+            try:
+                sent = [(make(), None)]
+            except BaseException as error:
+                sent, failure = [(None, sendable(error))], error
+        dist.broadcast_object_list(sent, src=dist.get_global_rank(self._group, 0), group=self._group)
+        if failure is not None:
+            raise failure
+        ((made, told),) = sent
+        if told is not None:
+            raise told
+        return made  # type: ignore[return-value]
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        if self._group is not None:
+            dist.barrier(group=self._group)
+
+    def close(self, failed: bool = False) -> None:
+        """Wait for what is posted, and give the group back.
+
+        Parameters
+        ----------
+        failed : bool
+            An error has ended training on this rank. Others may wait for it elsewhere, so it waits for them no longer
+            than a few seconds; its own error counts, and those of the group are logged.
+        """
+        group, self._group = self._group, None
+        posted, self._posted = self._posted, None
+        if group is None:
+            return
+        try:
+            if posted is not None:
+                posted[0].wait(*([PATIENCE] if failed else []))
+        except RuntimeError as error:
+            if not failed:
+                raise
+            _log.warning("the ranks have not agreed on the last step: %s", error)
+            return  # giving the group back would wait for them, too
+        with suppress(ValueError):  # whoever destroys the group of all ranks destroys this one with it
+            dist.destroy_process_group(group)
+
+    def _read(self) -> Flags:
+        """What was agreed: with `due` only the first time."""
+        due = False
+        if self._posted is not None:
+            (work, tensor), self._posted = self._posted, None
+            work.wait()
+            found, stop, is_long, unfinished, highest, lowest = tensor.tolist()
+            if highest != -lowest:
+                raise ParameterError(
+                    f"ranks are at different steps, from {-lowest} to {highest}: call should_save on every rank, once "
+                    "in each step and with the same number"
+                )
+            due, self._steps_are_long = bool(found), bool(is_long)
+            self._agreed = Flags(False, bool(stop), -unfinished)
+        return Flags(due, self._agreed.stop, self._agreed.finished)
+
+
+def gloo_group(
+    process_group: dist.ProcessGroup | None = None, timeout: timedelta | None = None
+) -> dist.ProcessGroup | None:
+    """A new gloo group over the ranks of a group, or over all; None where there is one rank. Every one of them calls
+    this.
+    """
+    if dist.get_rank(process_group) < 0:
+        raise ParameterError("process_group: this rank is not in it")
+    if dist.get_world_size(process_group) == 1:
+        return None
+    if not dist.is_gloo_available():
+        raise UnsupportedError("ranks agree through gloo, without which this torch was built")
+    if process_group is None:
+        return dist.new_group(backend="gloo", timeout=timeout)  # type: ignore[no-any-return]
+    ranks = dist.get_process_group_ranks(process_group)
+    # only these ranks are here, so the others must not be waited for
+    return dist.new_group(  # type: ignore[no-any-return]
+        ranks, backend="gloo", timeout=timeout, use_local_synchronization=True
+    )

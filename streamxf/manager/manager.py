@@ -1,0 +1,481 @@
+"""`CheckpointManager`: when to save, what to keep, and what to resume from, on all ranks of a job."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_async_save
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from streamxf.chain import ChainLike
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.storage import Storage, is_url, storage_errors
+from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
+from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader
+from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter, chain_and_keys
+from streamxf.errors import NoCheckpointError, ParameterError, escaped
+from streamxf.keys import KeysLike
+from streamxf.manager.agreement import Agreement, gloo_group
+from streamxf.manager.catalog import read_catalog
+from streamxf.manager.choice import Choice, Verify, check_verify, choose, is_damage
+from streamxf.manager.holds import holding
+from streamxf.manager.interval import Interval
+from streamxf.manager.keeper import Keeper
+from streamxf.manager.listing import survey
+from streamxf.manager.notices import Notices
+from streamxf.manager.record import numbers_in
+from streamxf.manager.retention import Retention
+from streamxf.manager.schedule import SaveTimer, Schedule
+from streamxf.wording import listed
+
+_ASYNC = {"thread": AsyncCheckpointerType.THREAD, "process": AsyncCheckpointerType.PROCESS}
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Saving:
+    """A save in the background."""
+
+    name: str
+    future: Future[Any]
+    group: int  # the number of its process group
+
+
+class CheckpointManager:
+    """The checkpoints of a training job: it says when to save, saves, removes what need not be kept, and finds what to
+    resume from.
+
+    Every rank makes one, with the same arguments, and calls the same methods in the same order::
+
+        with streamxf.CheckpointManager("run", save=Schedule(seconds=1800), keep=Retention(last=3)) as manager:
+            begin = manager.resume(state) or 0
+            for step in range(begin + 1, STEPS + 1):
+                loss = train(step)
+                if manager.should_save(step, last=step == STEPS):
+                    manager.save(step, state, metrics={"loss": loss})
+                if manager.stopping:
+                    break
+
+    One job at a time saves to a run's folder. Any number may read it.
+
+    Parameters
+    ----------
+    run : path or str
+        The folder, or the URL, under which each checkpoint has a folder of its own.
+    chain, keys
+        As in `FileSystemWriter`. With `keys` left out, the keys of the chain that can read are also those for reading.
+    save : Schedule or int
+        When `should_save` says yes; a number means every so many steps.
+    keep : Retention or int
+        What stays after each save; a number means the last so many. By default everything stays.
+    async_save : bool or {"thread", "process"}
+        Whether saves go on in the background, after a copy was made; True means a thread.
+    in_flight : int
+        How many saves may be in the background at a time.
+    when_busy : {"wait", "skip"}
+        Whether a save that is due waits for those in the background if there are too many, or is left out. The last
+        one, and one before the job ends, are never left out.
+    verify : {"sample", "whole", "none"}
+        How a checkpoint is verified before it is resumed from: by its metadata and blocks spread over its tensors, by
+        reading all of it, or by its metadata and the sizes of its files. Loading checks all that it reads in any case.
+    name : str
+        The checkpoints' folders: ``{}`` stands for the step.
+    writer, reader : dict, optional
+        More arguments for streamxf's writers and readers, such as ``{"thread_count": 2}`` and
+        ``{"safe_globals": [...]}``.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
+    process_group : ProcessGroup, optional
+        The ranks that save together; by default all.
+
+    Attributes
+    ----------
+    stopping : bool
+        Whether a rank got a signal or a notice that the job will end; the same on all ranks after `should_save`, which
+        has asked for one more save.
+
+    Raises
+    ------
+    ParameterError, ChainError, UnsupportedError
+        If the arguments do not fit.
+    """
+
+    def __init__(
+        self,
+        run: str | os.PathLike[str],
+        chain: ChainLike | None = None,
+        *,
+        keys: KeysLike = None,
+        save: Schedule | int | None = None,
+        keep: Retention | int | None = None,
+        async_save: bool | Literal["thread", "process"] = False,
+        in_flight: int = 1,
+        when_busy: Literal["wait", "skip"] = "wait",
+        verify: Verify = "sample",
+        name: str = "step-{}",
+        writer: Mapping[str, Any] | None = None,
+        reader: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        mode = "thread" if async_save is True else async_save or None
+        if mode is not None and mode not in _ASYNC:
+            raise ParameterError(f"async_save={async_save!r:.40}: it is False, True, 'thread' or 'process'")
+        if type(in_flight) is not int or in_flight < 1:
+            raise ParameterError(f"in_flight={in_flight!r:.40}: it is a whole number from 1")
+        if when_busy not in ("wait", "skip"):
+            raise ParameterError(f"when_busy={when_busy!r:.40}: it is 'wait' or 'skip'")
+        if (
+            "/" in name
+            or name.startswith(".")
+            or _named(name, 12) == _named(name, 13)
+            or numbers_in(_named(name, 12))[-1] != 12
+        ):
+            raise ParameterError(f"name={name!r:.80}: it is the name of a folder, with {{}} for the step at its end")
+        check_verify(verify)
+        self._chain, ring = chain_and_keys(chain, keys)
+        self._schedule = Schedule.of(save)
+        if not isinstance(keep, Retention):
+            keep = Retention(last=keep)
+        self._async, self._most, self._skips = mode, in_flight, when_busy == "skip"
+        self._verify: Verify = verify
+        self._name = name
+        self._options = dict(storage_options or {})
+        self._writer, self._reader = dict(writer or {}), {"keys": ring, **(reader or {})}
+        self._storage = Storage.of(run, storage_options)
+        reading = {key: self._reader[key] for key in ("trust", "allow_unsigned") if key in self._reader}
+        self._access = Access.of(self._reader["keys"], **reading)
+        self._make_writer(0)  # so that arguments which do not fit are refused now
+        self._make_reader(self._storage.given)
+        self.stopping = False
+        self._holds = ExitStack()
+        self._agreement = Agreement(process_group)
+        self._groups: list[Any] = [
+            gloo_group(process_group) if self._agreement.size > 1 else None for _ in range(in_flight if mode else 1)
+        ]
+        self._writers: dict[int, ChainWriterMixin] = {}
+        self._saving: deque[_Saving] = deque()
+        self._finished = 0
+        self._keeper = Keeper(self._storage, keep, self._access, verify) if self._agreement.rank == 0 else None
+        before = self._keeper.sessions() if self._keeper is not None and self._schedule.optimal else []
+        self._timer = SaveTimer(self._schedule, [(each.began, each.seen, each.ended) for each in before])
+        self._notices = Notices(self._schedule.signals, self._schedule.notice)
+        self._told: Interval | None = None
+        self._closed = False
+
+    # -- when ----------------------------------------------------------------------------------------
+
+    def should_save(self, step: int, *, last: bool = False) -> bool:
+        """Whether to save after this step; every rank calls it once after each step, and gets the same answer.
+
+        What is due by the clock, or because a rank was told that the job will end, is agreed while the next step is
+        computed, so that no step waits for it.
+
+        Parameters
+        ----------
+        step : int
+        last : bool
+            Whether training ends after this step, so that it must be saved.
+
+        Raises
+        ------
+        ParameterError
+            If ranks ask for different steps.
+        Exception
+            What a save in the background failed with; it is raised once, on every rank. Training may go on.
+        """
+        asked = last or self._schedule.asks(step)
+        done = sum(saving.future.done() for saving in self._saving)
+        flags = self._agreement.exchange(
+            step,
+            due=self._agreement.rank == 0 and not self._saving_too_many() and self._timer.due(),
+            stop=self._notices.requested,
+            finished=self._finished + done,
+            wait=asked,
+        )
+        self._collect(flags.finished - self._finished)
+        stops = flags.stop and not self.stopping
+        self.stopping |= flags.stop
+        if not (asked or flags.due or stops):
+            return False
+        if self._skips and self._saving_too_many() and not last and not stops:
+            _log.warning("no save at step %d: the one of %s is still under way", step, self._saving[0].name)
+            return False
+        return True
+
+    @property
+    def interval(self) -> Interval | None:
+        """How often ``Schedule(optimal=True)`` saves by now, and why; on rank 0, after the first save."""
+        return self._timer.interval
+
+    # -- saving --------------------------------------------------------------------------------------
+
+    def save(self, step: int, state: dict[str, Any], *, metrics: Mapping[str, float] | None = None) -> None:
+        """Save under the step's name, over what is there, if anything is; then remove what need not be kept, in the
+        background.
+
+        Parameters
+        ----------
+        step : int
+        state : dict
+            As for ``dcp.save``.
+        metrics : mapping of str to float, optional
+            For `Retention`, and for `list_checkpoints`.
+
+        Raises
+        ------
+        CheckpointException
+            If the save failed on any rank; with `async_save`, if an earlier one did. What was there before still loads.
+        """
+        began = time.monotonic()
+        while self._saving_too_many():
+            self._collect(1)
+        name = _named(self._name, step)
+        self._begin(name, metrics, commits=False)
+        self._timer.began()
+        group = min(set(range(len(self._groups))) - {saving.group for saving in self._saving})
+        writer = self._writers.get(group)
+        if writer is None:
+            writer = self._writers[group] = self._make_writer(step)
+        else:  # it may have memory for copies
+            writer.reset(self._storage.full(name))
+        given = {
+            "storage_writer": writer,
+            "process_group": self._groups[group],
+            "no_dist": self._agreement.size == 1,
+        }
+        if self._async is None:
+            try:
+                dcp_save(state, **given)
+            except BaseException:
+                self._give_up(name)
+                raise
+            self._commit(name)
+        else:
+            future = dcp_async_save(state, async_checkpointer_type=_ASYNC[self._async], **given)
+            assert isinstance(future, Future)  # the writer makes the copies, and not a stager of the caller's
+            future.add_done_callback(lambda _: self._timer.finished(time.monotonic() - began))
+            self._saving.append(_Saving(name, future, group))
+        self._timer.blocked(time.monotonic() - began)
+        self._report_interval()
+
+    def begin(self, step: int, *, metrics: Mapping[str, float] | None = None) -> str:
+        """Announce a save that a framework makes by itself; returns the folder to save to. It is complete once
+        `commit` is called, and what was there before is no longer.
+        """
+        name = _named(self._name, step)
+        self._timer.began()
+        self._begin(name, metrics, commits=True)
+        self._agreement.barrier()
+        return self._storage.full(name)
+
+    def commit(self, step: int) -> None:
+        """Say that the save is complete that was announced by `begin`; call it when it is so on all ranks."""
+        self._agreement.barrier()
+        self._commit(_named(self._name, step))
+
+    def wait(self) -> None:
+        """Wait for all saves in the background, and for removals. Raises what a save failed with."""
+        self._collect(len(self._saving))
+        if self._keeper is not None:
+            self._keeper.wait()
+
+    # -- resuming ------------------------------------------------------------------------------------
+
+    def resume(self, state: dict[str, Any], *, step: int | None = None) -> int | None:
+        """Load the newest checkpoint that is as it was saved, and return its step; None if there is none yet.
+
+        All ranks load the same one. Damage that any of them finds makes all of them fall back to the one before; each
+        logs the reason. Meanwhile nobody removes it.
+
+        Parameters
+        ----------
+        state : dict
+            As for ``dcp.load``, which fills it.
+        step : int, optional
+            The only step to load.
+
+        Raises
+        ------
+        NoCheckpointError
+            If there are complete checkpoints and all are damaged, or there is none of `step`. A job that took this for
+            a fresh start would overwrite them.
+        CheckpointException
+            If loading fails for a reason that has nothing to do with damage, such as another shape.
+        KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, UnknownCodecError
+            If the newest one needs other keys or codecs.
+        OSError, ForeignError
+            If the storage cannot be reached.
+        """
+        self.wait()
+        skipped: dict[str, str] = {}
+        while (choice := self._choose(skipped, step)).record is not None:
+            record = choice.record
+            path = self._storage.full(record.name)
+            reader = self._make_reader(path)
+            try:
+                dcp_load(
+                    state,
+                    storage_reader=reader,
+                    process_group=self._groups[0],
+                    no_dist=self._agreement.size == 1,
+                )
+            except CheckpointException as error:
+                failures = [failure for failure, _ in error.failures.values()]
+                if not all(map(is_damage, failures)):
+                    raise
+                skipped[record.name] = f"{type(failures[0]).__name__}: {failures[0]}"
+                _log.warning("%s does not load: %s", path, escaped(skipped[record.name]))
+                continue
+            finally:
+                self._release()
+            _log.info("resumed from %s", path)
+            return record.step
+        return None
+
+    def latest(self) -> str | None:
+        """The path of the newest checkpoint that verifies, the same on all ranks, for frameworks that load by
+        themselves; None if there is none yet. It is not removed before the next save. Raises as `resume`.
+        """
+        self.wait()
+        record = self._choose({}, None).record
+        return self._storage.full(record.name) if record is not None else None
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Wait for all that is in the background. Raises what a save failed with."""
+        self._close(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with ExitStack() as stack:
+            stack.callback(self._notices.close)
+            if self._keeper is not None:
+                stack.callback(self._keeper.close, ended=error is None)
+            stack.callback(self._release)
+            stack.callback(self._agreement.close, failed=error is not None)
+            try:
+                self._collect(len(self._saving))
+            except Exception as failure:
+                if error is None:
+                    raise
+                _log.error("a save in the background failed: %s", escaped(f"{type(failure).__name__}: {failure}"))
+
+    # -- helpers -------------------------------------------------------------------------------------
+
+    def _choose(self, skipped: dict[str, str], step: int | None) -> Choice:
+        """What rank 0 chooses, and holds, among what was not skipped before; the reasons for skipping are logged."""
+
+        def find() -> Choice:
+            with storage_errors(self._storage.given):
+                while True:
+                    records = survey(self._storage, read_catalog(self._storage))
+                    wanted = [record for record in records if record.name not in skipped]
+                    if step is not None:
+                        wanted = [record for record in wanted if record.name == _named(self._name, step)]
+                    found = choose(self._storage, wanted, self._access, self._verify)
+                    if found.record is None:
+                        return found
+                    try:
+                        self._holds.enter_context(holding(self._storage, found.record.name))
+                    except NoCheckpointError:
+                        continue  # someone has begun to remove it
+                    return found
+
+        choice = self._agreement.broadcast(find)
+        for name, reason in choice.skipped.items():
+            _log.warning("%s is not resumed from: %s", self._storage.full(name), escaped(reason))
+        reasons = {**choice.skipped, **skipped}
+        if choice.record is None and (reasons or step is not None):
+            why = "; ".join(listed("damaged", [f"{name}: {reason}" for name, reason in reasons.items()]))
+            where = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+            raise NoCheckpointError(
+                f"{where} can be resumed from{f' ({why})' if why else ''}. Nothing was removed. See `streamxf salvage` "
+                "for what is left, or move the folder away to begin anew",
+                file=self._storage.given,
+            )
+        return choice
+
+    def _release(self) -> None:
+        self._holds.close()
+
+    def _begin(self, name: str, metrics: Mapping[str, float] | None, *, commits: bool) -> None:
+        self._release()
+        numbers = {key: float(value) for key, value in (metrics or {}).items()}
+        if self._keeper is not None:
+            self._keeper.begin(name, numbers, commits=commits)
+
+    def _commit(self, name: str) -> None:
+        if self._keeper is not None:
+            self._keeper.commit(name)
+
+    def _give_up(self, name: str) -> None:
+        if self._keeper is not None:
+            self._keeper.give_up(name)
+
+    def _saving_too_many(self) -> bool:
+        return len(self._saving) >= self._most
+
+    def _collect(self, count: int) -> None:
+        """Take the first of the saves in the background, once they are done; raises what the first one failed with."""
+        failure: BaseException | None = None
+        for _ in range(count):
+            saving = self._saving.popleft()
+            self._finished += 1
+            try:
+                saving.future.result()
+            except BaseException as error:
+                self._give_up(saving.name)
+                failure = failure or error
+            else:
+                self._commit(saving.name)
+        if failure is not None:
+            raise failure
+
+    def _report_interval(self) -> None:
+        found = self._timer.interval if self._agreement.rank == 0 else None
+        if found is not None and (self._told is None or not 0.8 < found.seconds / self._told.seconds < 1.25):
+            self._told = found
+            _log.info("%s", found)
+
+    def _make_writer(self, step: int) -> ChainWriterMixin:
+        path = self._storage.full(_named(self._name, step))
+        if is_url(path) or self._options:
+            return FsspecWriter(path, chain=self._chain, **self._writer, **self._options)
+        return FileSystemWriter(path, chain=self._chain, **self._writer)
+
+    def _make_reader(self, path: str) -> ChainReaderMixin:
+        if is_url(path) or self._options:
+            return FsspecReader(path, **self._reader, **self._options)
+        return FileSystemReader(path, **self._reader)
+
+
+def _named(name: str, step: int) -> str:
+    try:
+        return name.format(step)
+    except (IndexError, KeyError, ValueError) as error:
+        raise ParameterError(f"name={name!r:.80}: {{}} in it stands for the step, and nothing else") from error

@@ -1,0 +1,172 @@
+"""When to save: `Schedule` is what the user asks for, and `SaveTimer` is its clock."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from streamxf.errors import ParameterError
+from streamxf.manager.interval import Interval, Run, estimated_mtbf, observed, optimal, overhead
+
+_MEASURED = 5
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When a run saves. Without any of these, it saves at its end, on signals, and when it is told to.
+
+    Parameters
+    ----------
+    steps : int, optional
+        At every multiple of so many steps, from the first on.
+    seconds : float, optional
+        When so many seconds have passed since the last save began.
+    at : collection of int
+        At these steps.
+    optimal : bool
+        Compute the seconds instead: from what saves cost, which is measured, and how often the job fails. The first
+        step that asks saves, too, which measures the cost and shows early that saving works.
+    mtbf : float, optional
+        For `optimal`: seconds between two failures of the whole job on average. By default they are estimated from the
+        run's own history.
+    signals : tuple of int
+        Signals by which the job is told that it will end soon. Each of them leads to a save, after which
+        `CheckpointManager.stopping` is true.
+    notice : callable, optional
+        Returns whether this machine is about to be taken away; called every few seconds in a thread of its own. True
+        has the effect of a signal.
+
+    Raises
+    ------
+    ParameterError
+        If one of these has a value that it does not take.
+    """
+
+    steps: int | None = None
+    seconds: float | None = None
+    at: Collection[int] = ()
+    optimal: bool = False
+    mtbf: float | None = None
+    signals: tuple[int, ...] = (signal.SIGTERM,)
+    notice: Callable[[], bool] | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and (type(self.steps) is not int or self.steps < 1):
+            raise ParameterError(f"Schedule(steps={self.steps!r}): steps is a whole number from 1 on")
+        for name in ("seconds", "mtbf"):
+            value = getattr(self, name)
+            if value is not None and not _is_positive(value):
+                raise ParameterError(f"Schedule({name}={value!r}): {name} is a positive number")
+        if not _are_whole(self.at):
+            raise ParameterError(f"Schedule(at={self.at!r:.80}): at has the numbers of steps")
+        object.__setattr__(self, "at", frozenset(self.at))
+        if type(self.optimal) is not bool:
+            raise ParameterError(f"Schedule(optimal={self.optimal!r}): optimal is True or False")
+        if self.optimal and self.seconds is not None:
+            raise ParameterError(
+                "Schedule(seconds=..., optimal=True): optimal computes the seconds, so give one of them"
+            )
+        if self.mtbf is not None and not self.optimal:
+            raise ParameterError("Schedule(mtbf=...): only optimal=True uses it")
+        if not isinstance(self.signals, tuple) or not all(_can_be_handled(number) for number in self.signals):
+            raise ParameterError(
+                f"Schedule(signals={self.signals!r:.80}): signals is a tuple of signals of this system"
+            )
+        if self.notice is not None and not callable(self.notice):
+            raise ParameterError(f"Schedule(notice={self.notice!r:.80}): notice is a function without parameters")
+
+    @classmethod
+    def of(cls, save: Schedule | int | None) -> Schedule:
+        """What ``save=`` stands for: a number is one of steps."""
+        if save is None or isinstance(save, int):
+            return cls(steps=save)
+        if not isinstance(save, cls):
+            raise ParameterError(f"save={save!r:.80}: it is a Schedule, or a number of steps")
+        return save
+
+    def asks(self, step: int) -> bool:
+        """Whether a save is due at this step whatever the time is. Every rank gets the same answer by itself."""
+        return step in self.at or (self.steps is not None and step > 0 and step % self.steps == 0)
+
+
+class SaveTimer:
+    """Whether a save is due by the time that has passed. Only rank 0's decides, so that clocks need not agree.
+
+    Parameters
+    ----------
+    runs : iterable of Run
+        Earlier runs of the job, without this one.
+    clock : callable
+        A monotonic one.
+    """
+
+    def __init__(
+        self, schedule: Schedule, runs: Iterable[Run] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._schedule, self._clock = schedule, clock
+        self._start = self._last = clock()
+        self._failures, self._seconds = observed(runs)
+        self._costs: deque[float] = deque(maxlen=_MEASURED)
+        self._durations: deque[float] = deque(maxlen=_MEASURED)
+        self._interval: Interval | None = None
+
+    @property
+    def interval(self) -> Interval | None:
+        """What ``optimal`` has computed; None without it, and before the first save."""
+        return self._interval
+
+    def due(self) -> bool:
+        seconds = self._schedule.seconds
+        if self._schedule.optimal:
+            if self._interval is None:
+                return True
+            seconds = self._interval.seconds
+        return seconds is not None and self._clock() - self._last >= seconds
+
+    def began(self) -> None:
+        """A save begins, for whatever reason."""
+        self._last = self._clock()
+
+    def blocked(self, seconds: float) -> None:
+        """A save has let training go on again after so many seconds."""
+        self._costs.append(max(seconds, 0.0))
+        self._compute()
+
+    def finished(self, seconds: float) -> None:
+        """A save has finished, so many seconds after it began. Only of those in the background, of which the interval
+        must not be shorter.
+        """
+        self._durations.append(max(seconds, 0.0))
+        self._compute()
+
+    def _compute(self) -> None:
+        if not self._schedule.optimal or not self._costs:
+            return
+        cost = median(self._costs)  # a single save may be slow for reasons of its own
+        duration = median(self._durations) if self._durations else cost
+        seen = self._seconds + self._clock() - self._start
+        mtbf = self._schedule.mtbf or estimated_mtbf(self._failures, seen)
+        seconds = optimal(cost, mtbf, duration)
+        lost = overhead(seconds, cost, mtbf, duration)
+        self._interval = Interval(seconds, cost, mtbf, self._failures, seen, lost)
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _are_whole(steps: object) -> bool:
+    return (
+        isinstance(steps, Collection)
+        and not isinstance(steps, str | bytes)
+        and all(type(step) is int and step >= 0 for step in steps)
+    )
+
+
+def _can_be_handled(number: object) -> bool:
+    return isinstance(number, int) and number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
