@@ -35,7 +35,7 @@ T = TypeVar("T")
 class Saving:
     """A save that was begun.
 
-    - `replaced`: the id of the save that the folder had before; None if it had none, or one without an id.
+    - `replaced`: the mark of the save that the folder had before; None if it had none.
     - `commits`: whether it is complete only once that is noted here, since a framework writes more than DCP's files.
     """
 
@@ -59,7 +59,7 @@ class RunCatalog:
     """Each by the names of checkpoints.
 
     - `saved`: records of complete ones.
-    - `removing`: what someone began to remove, with the id of the save that is to go.
+    - `removing`: what someone began to remove, with the mark of the save that is to go.
     - `runs`: the processes that saved here, the first one first.
     """
 
@@ -70,7 +70,7 @@ class RunCatalog:
 
     def pack(self) -> bytes:
         saved = {
-            name: {"time": each.time, "bytes": each.bytes, "metrics": _packed(each.metrics), "save": each.save_id}
+            name: {"time": each.time, "bytes": each.bytes, "metrics": _packed(each.metrics), "mark": each.mark}
             for name, each in self.saved.items()
         }
         saving = {
@@ -96,7 +96,7 @@ class RunCatalog:
             return cls(
                 {name: _record(name, each) for name, each in found["saved"].items()},
                 {name: _saving(each) for name, each in found["saving"].items()},
-                {name: _id(save_id) for name, save_id in found["removing"].items()},
+                {name: _mark(mark) for name, mark in found["removing"].items()},
                 [Session(_number(began), _number(seen), bool(ended)) for began, seen, ended in found["runs"]],
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -154,11 +154,11 @@ def _read(storage: Storage) -> bytes | None:
 
 def _record(name: str, facts: Any) -> Record:
     metrics = _metrics(facts["metrics"])
-    return Record(name, _number(facts["time"]), _bytes(facts["bytes"]), metrics, "complete", _id(facts["save"]))
+    return Record(name, _number(facts["time"]), _bytes(facts["bytes"]), metrics, "complete", _mark(facts["mark"]))
 
 
 def _saving(facts: Any) -> Saving:
-    return Saving(_number(facts["time"]), _metrics(facts["metrics"]), _id(facts["replaced"]), bool(facts["commits"]))
+    return Saving(_number(facts["time"]), _metrics(facts["metrics"]), _mark(facts["replaced"]), bool(facts["commits"]))
 
 
 def _packed(metrics: Mapping[str, float]) -> dict[str, float | str]:
@@ -182,7 +182,7 @@ def _metrics(value: Any) -> dict[str, float]:
     return {str(name): float(each) for name, each in value.items()}
 
 
-def _id(value: Any) -> str | None:
+def _mark(value: Any) -> str | None:
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"{value!r:.40} is not an id")
+        raise ValueError(f"{value!r:.40} is not a mark")
     return value

@@ -70,7 +70,7 @@ def damage_of(storage: Storage, record: Record, access: Access, verify: Verify) 
             parts = [part for name in child.folders() if metadata_among((part := child.child(name)).names(()))]
             for part in parts:
                 _check(part, access, verify)
-            if record.bytes is None or record.save_id is not None:
+            if record.bytes is None or record.mark is not None:
                 raise MetadataError("there is no metadata")
             if (size := size_of(child)) != record.bytes:
                 raise ContainerError(f"its files had {record.bytes} bytes when it was committed, and now have {size}")

@@ -14,7 +14,7 @@ from streamxf.errors import escaped
 from streamxf.manager.catalog import RunCatalog, Saving, Session, change_catalog, read_catalog
 from streamxf.manager.choice import Verify, size_of
 from streamxf.manager.forget import forget_in
-from streamxf.manager.listing import look
+from streamxf.manager.listing import look, mark_of
 from streamxf.manager.record import Record
 from streamxf.manager.removal import finish_removals, remove_leftover
 from streamxf.manager.retention import Retention
@@ -98,9 +98,8 @@ class Keeper:
         now = time.time()
 
         def note(catalog: RunCatalog, _: Session) -> None:
-            record = look(self._storage, name, catalog, identify=True)
             catalog.removing.pop(name, None)
-            catalog.saving[name] = Saving(now, metrics, record.save_id if record is not None else None, commits)
+            catalog.saving[name] = Saving(now, metrics, mark_of(self._storage, name), commits)
             if commits:
                 catalog.saved.pop(name, None)
 
@@ -111,9 +110,7 @@ class Keeper:
             saving = catalog.saving.pop(name, None)
             when, metrics = (saving.time, saving.metrics) if saving is not None else (time.time(), {})
             child = self._storage.child(name)
-            record = look(self._storage, name, RunCatalog(), identify=True)
-            save_id = record.save_id if record is not None else None
-            catalog.saved[name] = Record(name, when, size_of(child), metrics, save_id=save_id)
+            catalog.saved[name] = Record(name, when, size_of(child), metrics, mark=mark_of(self._storage, name))
 
         self._change(commit)
 

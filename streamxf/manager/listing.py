@@ -4,21 +4,24 @@ know.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
-from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import metadata_among, read_metadata
+from streamxf.checkpoint.metadata import metadata_among
 from streamxf.checkpoint.publish import made_by_writers, written_at
 from streamxf.checkpoint.storage import Storage, storage_errors
-from streamxf.errors import NoCheckpointError, StreamxfError, UnsupportedError
+from streamxf.errors import NoCheckpointError, UnsupportedError
 from streamxf.manager.catalog import RunCatalog, read_catalog
 from streamxf.manager.record import Record, is_numbered
 
-_ONE_BY_ONE = 8  # unknown folders in an object store; more are found by one listing of everything
+Entries = Mapping[str, Mapping[str, Any]]
+
+_END = 256  # bytes
+ONE_BY_ONE = 8  # unknown folders in an object store; more are found by one listing of everything
 
 
 def list_checkpoints(run: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> list[Record]:
@@ -64,29 +67,18 @@ def survey(storage: Storage, catalog: RunCatalog) -> list[Record]:
     doubtful = catalog.saving.keys() | catalog.removing.keys()
     found = [catalog.saved[name] for name in names if name in catalog.saved and name not in doubtful]
     unknown = [name for name in names if name not in aliases and (name in doubtful or name not in catalog.saved)]
-    facts = _all_at_once(storage) if storage.local is None and len(unknown) > _ONE_BY_ONE else None
+    entries = entries_of(storage, unknown)
     for name in unknown:
-        record = look(storage, name, catalog, facts.get(name, {}) if facts is not None else None)
+        record = look(storage, name, catalog, entries(name))
         if record is not None:
             found.append(record)
     return sorted(found, key=lambda record: record.order)
 
 
-def look(
-    storage: Storage,
-    name: str,
-    catalog: RunCatalog,
-    entries: Mapping[str, Mapping[str, Any]] | None = None,
-    *,
-    identify: bool = False,
-) -> Record | None:
-    """What one folder is by now; None if it holds nothing of a checkpoint.
-
-    - `entries`: its files, as fsspec lists them; None to ask for them.
-    - `identify`: whether to read which save it is in any case, and not only where that matters.
-    """
+def look(storage: Storage, name: str, catalog: RunCatalog, entries: Entries | None = None) -> Record | None:
+    """What one folder is by now; None if it holds nothing of a checkpoint. `entries` are its files, where known."""
     child = storage.child(name)
-    files = child.names() if entries is None else {file: entry.get("size") for file, entry in entries.items()}
+    files = entries if entries is not None else entries_of(storage, [name])(name)
     metadata = metadata_among(files)
     known, saving = catalog.saved.get(name), catalog.saving.get(name)
     if saving is not None and saving.commits:
@@ -96,25 +88,54 @@ def look(
             return Record(name, known.time if known is not None else 0.0, state="removing")
         if saving is not None:
             return Record(name, saving.time, None, saving.metrics, "unfinished")
-        if known is not None and known.save_id is None:  # it was committed
+        if known is not None and known.mark is None:  # it was committed
             return known
         data = next(filter(made_by_writers, files), None)
-        return Record(name, _written(child, data, entries), state="unfinished") if data is not None else None
-    identify = identify or name in catalog.saving or name in catalog.removing
-    save_id = _save_id(child, metadata[0]) if identify else None
-    size = sum(each or 0 for each in files.values())
-    if name in catalog.removing and save_id == catalog.removing[name]:
-        return Record(name, known.time if known is not None else 0.0, size, state="removing", save_id=save_id)
-    if saving is not None and (save_id is None or save_id != saving.replaced):
-        return Record(name, saving.time, size, saving.metrics, save_id=save_id)
-    if known is not None and known.save_id == save_id:
+        return Record(name, _written(child, data, files), state="unfinished") if data is not None else None
+    mark = _mark(child, metadata[0], files) if known or saving or name in catalog.removing else None
+    size = sum(entry.get("size") or 0 for entry in files.values())
+    if name in catalog.removing and mark == catalog.removing[name]:
+        return Record(name, known.time if known is not None else 0.0, size, state="removing", mark=mark)
+    if saving is not None and mark != saving.replaced:
+        return Record(name, saving.time, size, saving.metrics, mark=mark)
+    if known is not None and known.mark == mark:
         return known
-    return Record(name, _written(child, metadata[0], entries), size, save_id=save_id)
+    return Record(name, _written(child, metadata[0], files), size, mark=mark)
 
 
-def _written(child: Storage, file: str, entries: Mapping[str, Mapping[str, Any]] | None) -> float:
-    when = written_at(child, file, entries[file] if entries is not None else None)
+def _written(child: Storage, file: str, entries: Entries) -> float:
+    when = written_at(child, file, entries[file])
     return time.time() if when is None else when
+
+
+def entries_of(storage: Storage, names: Collection[str]) -> Callable[[str], Entries]:
+    """What gives the files of each of these folders, by their names, as fsspec lists them; in an object store, many of
+    them are listed at once. A folder that is not there has none.
+    """
+    if storage.local is None and len(names) > ONE_BY_ONE:
+        everything = files_below(storage)
+        return lambda name: {file: entry for file, entry in everything.get(name, {}).items() if "/" not in file}
+
+    def listed(name: str) -> Entries:
+        child = storage.child(name)
+        if storage.local is not None:
+            return {file: {"size": size} for file, size in child.names().items()}
+        with suppress(FileNotFoundError):
+            return {file: entry for file, entry in child.listed() if entry.get("type") != "directory"}
+        return {}
+
+    return listed
+
+
+def files_below(storage: Storage, name: str = "") -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Where fsspec stores a run: all files below one of its folders, or below all, by folder and by the path in it."""
+    storage.forget_listings()
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for path, entry in storage.filesystem.find(storage.inner(name), detail=True).items():
+        folder, _, file = path.removeprefix(storage.path.rstrip("/")).lstrip("/").partition("/")
+        if file:
+            found.setdefault(folder, {})[file] = entry
+    return found
 
 
 def links(storage: Storage) -> dict[str, str]:
@@ -133,25 +154,22 @@ def links(storage: Storage) -> dict[str, str]:
     return found
 
 
-def _save_id(child: Storage, name: str) -> str | None:
-    """streamxf's id of the save that the folder has now; None of metadata that has none, or cannot be read."""
-    try:
-        index = read_metadata(child, name, Access(), listing=True).index
-    except (StreamxfError, FileNotFoundError):
-        return None
-    return index.save_id if index is not None else None
+def mark_of(storage: Storage, name: str, entries: Entries | None = None) -> str | None:
+    """What tells the save that a folder has from any other; None if it has no metadata."""
+    files = entries if entries is not None else entries_of(storage, [name])(name)
+    for file in metadata_among(files):
+        return _mark(storage.child(name), file, files)
+    return None
 
 
-def _all_at_once(storage: Storage) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """Of all folders in a run, in an object store: their files, by name, as fsspec lists them."""
-    storage.forget_listings()
-    found: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for path, entry in storage.filesystem.find(storage.path, detail=True).items():
-        folder, _, name = _below(storage, path).partition("/")
-        if name and "/" not in name:
-            found.setdefault(folder, {})[name] = entry
-    return found
-
-
-def _below(storage: Storage, path: str) -> str:
-    return path.removeprefix(storage.path.rstrip("/")).lstrip("/")
+def _mark(child: Storage, file: str, entries: Entries) -> str | None:
+    """The store's own mark of the metadata, or a digest of its end, where streamxf has a digest of all of it, and torch
+    the save's id.
+    """
+    if (stamp := entries[file].get("ETag") or entries[file].get("etag")) is not None:
+        return str(stamp).strip('"')
+    child.forget_listings()
+    with suppress(FileNotFoundError), child.open(file, random=True) as metadata:
+        end = metadata.read(max(metadata.size - _END, 0))
+        return hashlib.sha256(b"%d %b" % (metadata.size, end)).hexdigest()[:32]
+    return None

@@ -28,8 +28,8 @@ class Record:
     state : str
         ``"complete"``; ``"unfinished"``, of a save that is under way or was killed; or ``"removing"``, of one whose
         removal was begun. Only what is complete is ever resumed from.
-    save_id : str, optional
-        streamxf's id of the save.
+    mark : str, optional
+        Another one for each save; None where a framework keeps no metadata of DCP in the folder itself.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Record:
     bytes: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     state: State = "complete"
-    save_id: str | None = None
+    mark: str | None = None
 
     @property
     def step(self) -> int:

@@ -7,19 +7,16 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Iterable
+from contextlib import suppress
 
-from streamxf.checkpoint.disk import sync_folder
+from streamxf.checkpoint.disk import ONE_PUT
 from streamxf.checkpoint.metadata import is_metadata_name
 from streamxf.checkpoint.publish import DAY, locked, made_by_writers
 from streamxf.checkpoint.storage import Storage
 from streamxf.manager.catalog import RunCatalog, Saving, change_catalog, read_catalog
 from streamxf.manager.holds import held
-from streamxf.manager.listing import look
-
-_AT_ONCE = 8  # folders in an object store, each of which takes a few requests
+from streamxf.manager.listing import ONE_BY_ONE, entries_of, files_below, mark_of
 
 
 def remove_checkpoints(storage: Storage, names: Iterable[str]) -> tuple[list[str], dict[str, str], dict[str, str]]:
@@ -31,10 +28,8 @@ def remove_checkpoints(storage: Storage, names: Iterable[str]) -> tuple[list[str
     def note(catalog: RunCatalog) -> list[str]:
         free = [name for name in wanted if name not in catalog.saving]
         for name in free:
-            record = catalog.saved.get(name)
-            if record is None or record.save_id is None:
-                record = look(storage, name, catalog, identify=True)
-            catalog.removing[name] = record.save_id if record is not None else None
+            known = catalog.saved.get(name)
+            catalog.removing[name] = known.mark if known is not None else mark_of(storage, name)
         return free
 
     return _remove_noted(storage, change_catalog(storage, note)) if wanted else ([], {}, {})
@@ -50,25 +45,20 @@ def finish_removals(storage: Storage) -> None:
 def _remove_noted(storage: Storage, names: list[str]) -> tuple[list[str], dict[str, str], dict[str, str]]:
     catalog = read_catalog(storage)
     readers = held(storage)
-    removed: list[str] = []
+    entries = entries_of(storage, names)
+    gone: list[str] = []
     in_use: dict[str, str] = {}
-    failed: dict[str, str] = {}
     again: list[str] = []  # another save has been published there since
-
-    def remove(name: str) -> None:
-        record = look(storage, name, catalog)
-        if record is not None and record.state == "complete":
+    for name in names:
+        noted, mark = catalog.removing.get(name), mark_of(storage, name, entries(name))
+        if mark is not None and mark != noted:
             again.append(name)
-        elif name in readers and record is not None and _has_metadata(storage, name):
+        elif name in readers and mark == noted:
             in_use[name] = readers[name]
         else:
-            try:
-                _remove_folder(storage, name)
-                removed.append(name)
-            except Exception as error:  # of whatever class; the others are removed all the same
-                failed[name] = f"{type(error).__name__}: {error}"
-
-    _for_each(storage, names, remove)
+            gone.append(name)
+    failed = _remove_folders(storage, gone) if storage.local is not None else _remove_objects(storage, gone)
+    removed = [name for name in gone if name not in failed]
 
     def drop(catalog: RunCatalog) -> None:
         for name in (*removed, *in_use, *again):
@@ -92,41 +82,50 @@ def remove_leftover(storage: Storage, name: str, saving: Saving) -> bool:
             return False
         if not saving.commits and not all(made_by_writers(file) and not is_metadata_name(file) for file in files):
             return False
-        _remove_folder(storage, name)
-    return True
+        return not (_remove_folders if storage.local is not None else _remove_objects)(storage, [name])
 
 
-def _has_metadata(storage: Storage, name: str) -> bool:
-    return any(map(is_metadata_name, storage.child(name).names(())))
-
-
-def _for_each(storage: Storage, names: list[str], call: Callable[[str], Any]) -> None:
-    if storage.local is not None or len(names) == 1:
-        for name in names:
-            call(name)
-        return
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(call, names))
-
-
-def _remove_folder(storage: Storage, name: str) -> None:
-    """A checkpoint's folder with all that is in it. Its metadata goes first, for a reader that does not know the
-    catalog.
+def _remove_folders(storage: Storage, names: Iterable[str]) -> dict[str, str]:
+    """Remove folders with all that is in them, and their metadata first, for readers that do not know the catalog; what
+    could not be removed, with the reason.
     """
-    child = storage.child(name)
-    if (path := storage.local_path(name)) is not None and os.path.islink(path):
-        os.unlink(path)
-        return
-    metadata = [file for file in child.names(()) if is_metadata_name(file)]
-    for error in child.remove(metadata).values():
-        raise error
-    try:
-        if path is not None:
-            if metadata:
-                sync_folder(path)
+    failed: dict[str, str] = {}
+    for name in names:
+        path = os.path.join(storage.local or "", name)
+        try:
+            if os.path.islink(path):
+                os.unlink(path)
+                continue
+            for file in filter(is_metadata_name, os.listdir(path)):
+                os.unlink(os.path.join(path, file))
             shutil.rmtree(path)
-        else:
-            child.forget_listings()
-            child.filesystem.rm(child.path, recursive=True)
-    except FileNotFoundError:
-        """It had no other files, and an object store has no empty folders; or someone else removed it, too."""
+        except FileNotFoundError:
+            """Someone else removed it, too."""
+        except OSError as error:  # the others are removed all the same
+            failed[name] = f"{type(error).__name__}: {error}"
+    return failed
+
+
+def _remove_objects(storage: Storage, names: list[str]) -> dict[str, str]:
+    """The same where fsspec stores them: all metadata by as few requests as there can be, and then everything else."""
+    if not names:
+        return {}
+    if len(names) > ONE_BY_ONE:
+        below = files_below(storage)
+    else:
+        below = {folder: files for name in names for folder, files in files_below(storage, name).items()}
+    paths = [(name, file) for name in names for file in below.get(name, ())]
+    try:
+        for first in (True, False):
+            chosen = [storage.inner(f"{name}/{file}") for name, file in paths if is_metadata_name(file) == first]
+            if chosen:
+                with suppress(FileNotFoundError):
+                    storage.filesystem.rm(chosen)
+        for name in names if storage.protocol not in ONE_PUT else ():  # it has folders, which are left
+            with suppress(FileNotFoundError):
+                storage.filesystem.rm(storage.inner(name), recursive=True)
+    except Exception as error:  # of whatever class; what is left is removed by the next call
+        return dict.fromkeys(names, f"{type(error).__name__}: {error}")
+    finally:
+        storage.forget_listings()
+    return {}
