@@ -18,6 +18,7 @@ from dcp.rank_scenarios import join_group
 from streamxf.errors import ParameterError, WrongKeyError
 from streamxf.manager import agreement as agreement_module
 from streamxf.manager.agreement import Agreement, Flags
+from streamxf.manager.notices import Notices
 
 SHORT = timedelta(seconds=3)
 
@@ -56,7 +57,13 @@ def due_when_saving_anyway(folder: Path) -> Any:
 def stopped_by_one(folder: Path) -> Any:
     """The last rank gets a signal in step 3; all others learn of it at the same step, and it stays."""
     agreement, last = Agreement(), dist.get_rank() == dist.get_world_size() - 1
-    found = [told(agreement.exchange(step, stop=last and step == 3))[1] for step in range(1, 7)]
+    notices = Notices((signal.SIGTERM,))
+    found = []
+    for step in range(1, 7):
+        if last and step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        found.append(told(agreement.exchange(step, stop=notices.requested))[1])
+    notices.close()
     agreement.close()
     return found
 
