@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from streamxf.manager.interval import Interval as Interval
     from streamxf.manager.listing import list_checkpoints as list_checkpoints
     from streamxf.manager.manager import CheckpointManager as CheckpointManager
+    from streamxf.manager.preemption import aws_notice as aws_notice, azure_notice as azure_notice
+    from streamxf.manager.preemption import gce_notice as gce_notice
     from streamxf.manager.record import Record as Record
     from streamxf.manager.retention import Retention as Retention
     from streamxf.manager.schedule import Schedule as Schedule
@@ -116,6 +118,7 @@ _NAMES = {
     "manager.interval": "Interval",
     "manager.listing": "list_checkpoints",
     "manager.manager": "CheckpointManager",
+    "manager.preemption": "aws_notice azure_notice gce_notice",
     "manager.record": "Record",
     "manager.retention": "Retention",
     "manager.schedule": "Schedule",

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -104,7 +104,8 @@ class Agreement:
             If ranks were at different steps.
         """
         if self._group is None:
-            return Flags(due, stop, finished)
+            self._agreed = Flags(False, stop or self._agreed.stop, finished)
+            return replace(self._agreed, due=due)
         before = self._read()
         now = time.monotonic()
         is_long, self._called = now - self._called > LONG_STEP, now
@@ -118,7 +119,7 @@ class Agreement:
         if not wait:
             return before
         after = self._read()
-        return Flags(before.due or after.due, after.stop, after.finished)
+        return replace(after, due=before.due or after.due)
 
     def broadcast(self, make: Callable[[], T]) -> T:
         """What `make` returns on rank 0, which alone calls it. What it raises is raised on every rank."""
@@ -181,8 +182,8 @@ class Agreement:
                     "in each step and with the same number"
                 )
             due, self._steps_are_long = bool(found), bool(is_long)
-            self._agreed = Flags(False, bool(stop), -unfinished)
-        return Flags(due, self._agreed.stop, self._agreed.finished)
+            self._agreed = Flags(False, bool(stop) or self._agreed.stop, -unfinished)
+        return replace(self._agreed, due=due)
 
 
 def gloo_group(

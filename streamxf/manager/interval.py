@@ -18,12 +18,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from streamxf.manager.catalog import Session
 from streamxf.wording import many, time_text
 
-Run = tuple[float, float, bool]
-"""When a run began and when it was last seen, in seconds since 1970, and whether it ended in order."""
-
 DAY = 86_400.0
+SHORTEST = 60.0
 
 
 @dataclass(frozen=True)
@@ -97,14 +96,15 @@ def overhead(seconds: float, cost: float, mtbf: float, duration: float = 0.0) ->
     return 1 - (seconds - cost) / (mtbf * math.exp(delay) * math.expm1(seconds / mtbf))
 
 
-def observed(runs: Iterable[Run]) -> tuple[int, float]:
-    """Failures and seconds of training of earlier runs.
+def observed(sessions: Iterable[Session]) -> tuple[int, float]:
+    """Failures and seconds of training of earlier sessions.
 
-    A run that was last seen when it began has not come to its first save. It died of its own program, most likely, and
-    says nothing about the machines. A clock that was set back makes a run of no length.
+    A session is seen when it begins, and at each of its saves. One that was not seen a minute later has not come to a
+    save. It died of its own program, most likely, and one that fails at once, however often it is started, says nothing
+    about the machines.
     """
-    seen = [(last - began, ended) for began, last, ended in runs if last != began]
-    return sum(not ended for _, ended in seen), sum(max(length, 0.0) for length, _ in seen)
+    counted = [session for session in sessions if session.seen - session.began >= SHORTEST]
+    return sum(not session.ended for session in counted), sum(session.seen - session.began for session in counted)
 
 
 def estimated_mtbf(failures: int, seconds: float) -> float:

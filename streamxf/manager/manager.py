@@ -171,7 +171,7 @@ class CheckpointManager:
         self._finished = 0
         self._keeper = Keeper(self._storage, keep, self._access, verify) if self._agreement.rank == 0 else None
         before = self._keeper.sessions() if self._keeper is not None and self._schedule.optimal else []
-        self._timer = SaveTimer(self._schedule, [(each.began, each.seen, each.ended) for each in before])
+        self._timer = SaveTimer(self._schedule, before)
         self._notices = Notices(self._schedule.signals, self._schedule.notice)
         self._told: Interval | None = None
         self._closed = False

@@ -1,28 +1,120 @@
-"""`Notices`: whether this process was told that the job will end, by a signal or a notice."""
+"""`Notices`: whether this process was told that the job will end, by a signal or by who owns the machine."""
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from streamxf.errors import escaped
+
+POLL_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
 
 class Notices:
-    """Watches for signals, until it is closed."""
+    """Watches until it is closed; then every signal has the handler that it had before.
 
-    def __init__(self, signals: tuple[int, ...], notice: Callable[[], bool] | None) -> None:
-        self._notice = notice
-        self._told = False
-        self._before: dict[int, Any] = {number: signal.signal(number, self._handle) for number in signals}
+    A handler of Python's that was there before is called, too. What was ignored stays ignored. Several may watch the
+    same signals and be closed in any order.
+
+    Parameters
+    ----------
+    signals : tuple of int
+        Watched if this is the main thread: only there does Python let a program handle signals.
+    notice : callable, optional
+        Asked every few seconds, in a thread of its own, until it returns something true. What it raises is logged once.
+    """
+
+    def __init__(self, signals: tuple[int, ...], notice: Callable[[], bool] | None = None) -> None:
+        self._told = ""
+        self._logged = False
+        self._process = os.getpid()
+        self._before: dict[int, Any] = {}
+        self._closed = threading.Event()
+        self._watch(signals)
+        self._thread = threading.Thread(target=self._poll, args=(notice,), name="streamxf-notice", daemon=True)
+        if notice is not None:
+            self._thread.start()
 
     @property
     def requested(self) -> bool:
-        return self._told or (self._notice is not None and self._notice())
+        """Whether it was told. Logs it, which a signal handler must not do."""
+        if self._told and not self._logged:
+            self._logged = True
+            _log.warning("%s came: the job saves, and then ends", self._told)
+        return bool(self._told)
 
     def close(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._closed.set()
+        if _in_main_thread():
+            for number, before in self._before.items():
+                if signal.getsignal(number) == self._handle:  # or someone has put another one over it since
+                    signal.signal(number, _open(number, before))
+        if self._thread.is_alive():
+            self._thread.join(POLL_SECONDS)  # it may be asking, which takes as long as it takes
+
+    def _watch(self, signals: tuple[int, ...]) -> None:
+        if signals and not _in_main_thread():
+            names = ", ".join(signal.Signals(number).name for number in signals)
+            _log.warning("%s will not lead to a save: only the main thread can watch for signals", names)
+            return
+        for number in signals:
+            before = signal.getsignal(number)
+            if before is None:
+                _log.warning("%s has a handler that Python cannot restore; it stays", signal.Signals(number).name)
+            elif before != signal.SIG_IGN:
+                self._before[number] = before
+                signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._told = True
+        before = _open(number, self._before[number])
+        if self._closed.is_set() or os.getpid() != self._process:
+            self._pass_on(number, frame, before)
+            return
+        self._told = signal.Signals(number).name
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
+
+    def _pass_on(self, number: int, frame: FrameType | None, before: Any) -> None:
+        """Do what would happen without this handler: another one was put over it, or a copy of this process has it.
+
+        A copy ends by SIGTERM and SIGINT, as whoever sent them expects. Other signals come to every process of a job,
+        and one that ends, such as a data loader's worker, would take training with it before it saves.
+        """
+        if callable(before):
+            before(number, frame)
+        elif self._closed.is_set() or number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    def _poll(self, notice: Callable[[], bool]) -> None:
+        complained = False
+        while not self._closed.is_set():
+            try:
+                if notice():
+                    self._told = "a notice that this machine goes away"
+                    return
+            except Exception as error:
+                if not complained:
+                    _log.warning(
+                        "asking for notices fails, and goes on: %s", escaped(f"{type(error).__name__}: {error}")
+                    )
+                complained = True
+            self._closed.wait(POLL_SECONDS)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _open(number: int, before: Any) -> Any:
+    """The handler that was there before, and before those of others that are closed by now."""
+    while isinstance(owner := getattr(before, "__self__", None), Notices) and owner._closed.is_set():
+        before = owner._before[number]
+    return before

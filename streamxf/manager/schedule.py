@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from statistics import median
 
 from streamxf.errors import ParameterError
-from streamxf.manager.interval import Interval, Run, estimated_mtbf, observed, optimal, overhead
+from streamxf.manager.catalog import Session
+from streamxf.manager.interval import Interval, estimated_mtbf, observed, optimal, overhead
 
 _MEASURED = 5
 
@@ -33,7 +33,7 @@ class Schedule:
         step that asks saves, too, which measures the cost and shows early that saving works.
     mtbf : float, optional
         For `optimal`: seconds between two failures of the whole job on average. By default they are estimated from the
-        run's own history.
+        run's own sessions.
     signals : tuple of int
         Signals by which the job is told that it will end soon. Each of them leads to a save, after which
         `CheckpointManager.stopping` is true.
@@ -97,22 +97,25 @@ class Schedule:
 class SaveTimer:
     """Whether a save is due by the time that has passed. Only rank 0's decides, so that clocks need not agree.
 
+    Saves in the background may tell from any thread that they have finished.
+
     Parameters
     ----------
-    runs : iterable of Run
-        Earlier runs of the job, without this one.
+    sessions : iterable of Session
+        Earlier ones of the run, without this one.
     clock : callable
         A monotonic one.
     """
 
     def __init__(
-        self, schedule: Schedule, runs: Iterable[Run] = (), clock: Callable[[], float] = time.monotonic
+        self, schedule: Schedule, sessions: Iterable[Session] = (), clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._schedule, self._clock = schedule, clock
         self._start = self._last = clock()
-        self._failures, self._seconds = observed(runs)
-        self._costs: deque[float] = deque(maxlen=_MEASURED)
-        self._durations: deque[float] = deque(maxlen=_MEASURED)
+        self._failures, self._seconds = observed(sessions)
+        # replaced, and never changed: a save in the background may finish while another one is entered
+        self._costs: tuple[float, ...] = ()
+        self._durations: tuple[float, ...] = ()
         self._interval: Interval | None = None
 
     @property
@@ -134,21 +137,22 @@ class SaveTimer:
 
     def blocked(self, seconds: float) -> None:
         """A save has let training go on again after so many seconds."""
-        self._costs.append(max(seconds, 0.0))
+        self._costs = (*self._costs, max(seconds, 0.0))[-_MEASURED:]
         self._compute()
 
     def finished(self, seconds: float) -> None:
         """A save has finished, so many seconds after it began. Only of those in the background, of which the interval
         must not be shorter.
         """
-        self._durations.append(max(seconds, 0.0))
+        self._durations = (*self._durations, max(seconds, 0.0))[-_MEASURED:]
         self._compute()
 
     def _compute(self) -> None:
-        if not self._schedule.optimal or not self._costs:
+        costs, durations = self._costs, self._durations
+        if not self._schedule.optimal or not costs:
             return
-        cost = median(self._costs)  # a single save may be slow for reasons of its own
-        duration = median(self._durations) if self._durations else cost
+        cost = median(costs)  # a single save may be slow for reasons of its own
+        duration = median(durations) if durations else cost
         seen = self._seconds + self._clock() - self._start
         mtbf = self._schedule.mtbf or estimated_mtbf(self._failures, seen)
         seconds = optimal(cost, mtbf, duration)

@@ -1,0 +1,204 @@
+"""Signals and notices: who is told, who else gets them, and that everything is as before in the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from streamxf.manager import notices
+from streamxf.manager.notices import Notices
+
+USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Every test leaves signals as they were; here they end the process unless someone handles them."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (USR1, USR2)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def eventually(is_so: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 60
+    while not is_so() and time.monotonic() < end:
+        time.sleep(0.001)
+    return is_so()
+
+
+def test_a_signal_is_noticed_and_nothing_else_happens(caplog: pytest.LogCaptureFixture) -> None:
+    watch = Notices((USR1, USR2))
+    assert not watch.requested
+    signal.raise_signal(USR2)
+    assert watch.requested
+    assert watch.requested
+    assert [record.getMessage() for record in caplog.records] == ["SIGUSR2 came: the job saves, and then ends"]
+    watch.close()
+    assert signal.getsignal(USR1) == signal.getsignal(USR2) == signal.SIG_DFL
+
+
+def test_handlers_that_were_there_are_called_and_come_back() -> None:
+    called: list[int] = []
+
+    def handler(number: int, frame: Any) -> None:
+        called.append(number)
+
+    signal.signal(USR1, handler)
+    watch = Notices((USR1,))
+    signal.raise_signal(USR1)
+    assert watch.requested
+    assert called == [USR1]
+    watch.close()
+    assert signal.getsignal(USR1) is handler
+    watch.close()
+    assert signal.getsignal(USR1) is handler
+
+
+def test_what_was_ignored_stays_ignored() -> None:
+    signal.signal(USR1, signal.SIG_IGN)
+    watch = Notices((USR1,))
+    signal.raise_signal(USR1)
+    assert not watch.requested
+    watch.close()
+    assert signal.getsignal(USR1) == signal.SIG_IGN
+
+
+def test_an_interrupt_can_be_a_request() -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    watch = Notices((signal.SIGINT,))
+    signal.raise_signal(signal.SIGINT)
+    assert watch.requested
+    watch.close()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)], ids=str)
+def test_nested_ones_are_all_told_and_close_in_any_order(order: tuple[int, ...]) -> None:
+    watches = [Notices((USR1,)) for _ in range(3)]
+    left = list(watches)
+    for place in order:
+        for watch in left:
+            watch._told = ""
+        signal.raise_signal(USR1)
+        assert [watch.requested for watch in left] == [True] * len(left)
+        watches[place].close()
+        left.remove(watches[place])
+    assert signal.getsignal(USR1) == signal.SIG_DFL
+
+
+def test_a_closed_one_below_a_foreign_handler_stands_aside() -> None:
+    """Someone has put a handler over it, which stays, and calls it."""
+    called: list[int] = []
+    signal.signal(USR1, lambda number, _: called.append(number))
+    watch = Notices((USR1,))
+    below = signal.getsignal(USR1)
+    foreign = signal.signal(USR1, lambda number, frame: below(number, frame))  # type: ignore[operator]
+    assert foreign == below
+    watch.close()
+    assert signal.getsignal(USR1) != below
+    signal.raise_signal(USR1)
+    assert called == [USR1]
+    assert not watch.requested
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, USR1], ids=["SIGTERM", "SIGUSR1"])
+def test_copies_of_the_process(number: signal.Signals) -> None:
+    """A copy ends by SIGTERM, but not by a signal that a batch system sends to every process."""
+    before = signal.signal(number, signal.SIG_DFL)
+    watch = Notices((number,))
+    try:
+        if (child := os.fork()) == 0:
+            signal.raise_signal(number)
+            os._exit(3 if watch._told else 0)
+        _, status = os.waitpid(child, 0)
+    finally:
+        watch.close()
+        signal.signal(number, before)
+    assert not watch.requested
+    if number == signal.SIGTERM:
+        assert os.WTERMSIG(status) == signal.SIGTERM
+    else:
+        assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_other_threads_cannot_watch_signals(caplog: pytest.LogCaptureFixture) -> None:
+    made: list[Notices] = []
+    thread = threading.Thread(target=lambda: made.append(Notices((USR1,))))
+    thread.start()
+    thread.join()
+    assert "SIGUSR1 will not lead to a save" in caplog.text
+    assert signal.getsignal(USR1) == signal.SIG_DFL
+    made[0].close()
+    made[0].close()
+
+
+def test_closed_by_another_thread_it_stands_aside() -> None:
+    called: list[int] = []
+    signal.signal(USR1, lambda number, _: called.append(number))
+    watch = Notices((USR1,))
+    thread = threading.Thread(target=watch.close)
+    thread.start()
+    thread.join()
+    signal.raise_signal(USR1)
+    assert called == [USR1]
+    assert not watch.requested
+
+
+# -- notices ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "POLL_SECONDS", 0.001)
+
+
+@pytest.mark.usefixtures("hurry")
+def test_a_notice_is_asked_for_until_it_comes() -> None:
+    answers = iter([False, False, True])
+    watch = Notices((), lambda: next(answers))
+    assert eventually(lambda: watch.requested)
+    watch.close()
+    assert next(answers, "no more") == "no more"
+
+
+@pytest.mark.usefixtures("hurry")
+def test_errors_are_logged_once_and_asking_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[int] = []
+
+    def notice() -> bool:
+        asked.append(1)
+        if len(asked) < 4:
+            raise OSError(f"no answer {len(asked)}")
+        return True
+
+    watch = Notices((), notice)
+    assert eventually(lambda: watch.requested)
+    watch.close()
+    failures = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert failures[:-1] == ["asking for notices fails, and goes on: OSError: no answer 1"]
+
+
+@pytest.mark.usefixtures("hurry")
+def test_closing_ends_the_asking() -> None:
+    asked: list[int] = []
+    watch = Notices((), lambda: bool(asked.append(1)))
+    assert eventually(lambda: len(asked) > 2)
+    watch.close()
+    assert eventually(lambda: not watch._thread.is_alive())
+    assert not watch.requested
+
+
+def test_no_thread_without_a_notice() -> None:
+    before = threading.active_count()
+    watch = Notices((USR1,))
+    assert threading.active_count() == before
+    watch.close()
