@@ -14,6 +14,7 @@ from streamxf.version import __version__
 PANELS = {
     "Look": ("inspect", "diff", "cat"),
     "Check and repair": ("verify", "salvage", "clean"),
+    "Training runs": ("list", "latest", "forget"),
     "Convert": ("pack", "unpack", "transcode"),
     "Keys": ("keygen", "rekey", "recipients"),
     "Choose a chain": ("tune", "bench", "codecs", "demo"),

@@ -105,6 +105,15 @@ Path = Annotated[
         "configuration, FSSPEC_S3_ENDPOINT_URL for one).",
     ),
 ]
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        callback=existing,
+        show_default=False,
+        help="A training run's folder, with a folder for each checkpoint, or its URL.",
+    ),
+]
 Target = Annotated[
     str, typer.Argument(metavar="TARGET", show_default=False, help="The new checkpoint's folder, or its URL.")
 ]
@@ -172,6 +181,15 @@ MaxExpansion = Annotated[
         min=1,
         help="How many times as much as is stored may be decoded, compared or printed; 256 MiB is always allowed. A "
         "checkpoint that is nearly all zeros may need more.",
+    ),
+]
+Verify = Annotated[
+    Literal["none", "sample", "whole"],
+    typer.Option(
+        "--verify",
+        metavar="HOW",
+        help="What has to be intact for a checkpoint to count as good: its metadata and the sizes of its files, a "
+        "sample of its tensors as well, or all of it.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts; progress is not shown.")]

@@ -29,6 +29,15 @@ def size(text: str) -> int:
     return int(found)
 
 
+def count(text: str) -> int:
+    """``3``, or ``unlimited``, which is -1; raises BadParameter for anything else, and for 0."""
+    if text in ("unlimited", "-1"):
+        return -1
+    if not re.fullmatch("0*[1-9][0-9]*", text, re.ASCII):
+        raise typer.BadParameter(f"{text!r:.40} is not a count; write a number from 1, or unlimited")
+    return int(text)
+
+
 def rate(text: str) -> float:
     """``2GB/s`` in bytes per second; raises BadParameter for anything else, for nothing, and without a unit: whether
     ``500`` means MB/s is unknown.

@@ -9,12 +9,11 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.storage import Storage, storage_errors
-from streamxf.errors import NoCheckpointError
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.manager.catalog import read_catalog
 from streamxf.manager.choice import Verify, check_verify, choose
 from streamxf.manager.holds import held
-from streamxf.manager.listing import links, survey
+from streamxf.manager.listing import check_folder, links, survey
 from streamxf.manager.removal import finish_removals, remove_checkpoints
 from streamxf.manager.retention import Retention
 from streamxf.wording import listed, many, size_text
@@ -97,8 +96,8 @@ def forget(
 
     Raises
     ------
-    NoCheckpointError
-        If there is no such folder.
+    NoCheckpointError, UnsupportedError
+        If there is no such folder, or it is a file.
     MetadataError
         If the run's catalog is damaged.
     KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, UnknownCodecError
@@ -110,10 +109,7 @@ def forget(
     storage = Storage.of(run, storage_options)
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned)
     with storage_errors(storage.given):
-        try:
-            storage.is_folder()
-        except FileNotFoundError:
-            raise NoCheckpointError("there is no such folder", file=storage.given) from None
+        check_folder(storage)
         return forget_in(storage, keep, access, verify, dry_run=dry_run)
 
 

@@ -49,12 +49,17 @@ def list_checkpoints(run: str | os.PathLike[str], *, storage_options: Mapping[st
     """
     storage = Storage.of(run, storage_options)
     with storage_errors(storage.given):
-        try:
-            if not storage.is_folder():
-                raise UnsupportedError("this is a file, and not a folder of checkpoints", file=storage.given)
-        except FileNotFoundError:
-            raise NoCheckpointError("there is no such folder", file=storage.given) from None
+        check_folder(storage)
         return survey(storage, read_catalog(storage))
+
+
+def check_folder(storage: Storage) -> None:
+    """Raise NoCheckpointError if there is no such folder, UnsupportedError if it is a file."""
+    try:
+        if not storage.is_folder():
+            raise UnsupportedError("this is a file, and not a folder of checkpoints", file=storage.given)
+    except FileNotFoundError:
+        raise NoCheckpointError("there is no such folder", file=storage.given) from None
 
 
 def survey(storage: Storage, catalog: RunCatalog) -> list[Record]:

@@ -31,6 +31,7 @@ READING = (
     "transcode",
     "tune",
 )
+ON_RUNS = ("list  {}", "latest  {}", "forget  {}  --keep-last  1  --yes")
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,15 @@ CASES = [
     *(Case(on("nothing", command), 2, "there is no file or folder 'nothing'") for command in READING),
     Case("diff  plain  nothing", 2, "there is no file or folder 'nothing'"),
     Case("bench  nothing", 2, "nothing"),
+    *(Case(command.format("nothing"), 2, "there is no file or folder 'nothing'") for command in ON_RUNS),
+    *(Case(command.format("memory://nothing/there"), 2, "there is no such") for command in ON_RUNS),
     *(Case(on("memory://nothing/there", command), 2, "there is no") for command in ("inspect", "verify", "clean")),
     *(Case(on("nosuch://bucket/step", command), 2, "nosuch") for command in ("inspect", "verify", "pack")),
     # no checkpoint
     *(Case(on("empty", command), 2, "no checkpoint") for command in READING),
     *(Case(on("text.txt", command), 2, "checkpoint") for command in READING if command != "tune"),
+    *(Case(command.format("text.txt"), 2, "not a folder of checkpoints") for command in ON_RUNS),
+    Case("latest  empty", 1, "no complete checkpoint"),
     *(Case(on("folder with a file", command), 2, "no checkpoint") for command in ("inspect", "verify", "pack")),
     *(Case(on("pipe", command), 2, "") for command in ("inspect", "diff", "pack")),
     # half a checkpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ def world(tmp_path: Path, plain: Path, encrypted: Path, key_file: Path) -> Path:
     damaged = tmp_path / "damaged"
     save({"w": torch.arange(9000.0), "step": 7}, storage_writer=streamxf.FileSystemWriter(damaged))
     flip_bit(damaged)
+    for step in (1, 2):
+        shutil.copytree(plain, tmp_path / "run" / f"step-{step}")
+    (tmp_path / "empty").mkdir()
     return tmp_path
 
 
@@ -79,6 +83,11 @@ def test_every_field_is_used_and_every_name_is_a_field():
         "salvage plain new",
         "salvage damaged new",
         "clean plain --dry-run",
+        "list run",
+        "latest run",
+        "latest empty",
+        "forget run --keep-last 1 --dry-run",
+        "forget run --keep-last 1 --yes",
         "pack model.safetensors new",
         "pack model.safetensors new --encrypt-to file:team.pub --signer file:sign.key",
         "unpack plain new.pt",

@@ -1,0 +1,49 @@
+"""``streamxf latest``."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from streamxf.cli import options, show
+from streamxf.cli.exits import FAILED, FINE
+from streamxf.wording import printable
+
+EXAMPLES = (
+    "streamxf latest /checkpoints/run-7",
+    "streamxf verify $(streamxf latest s3://bucket/run-7)",
+)
+
+
+def latest(
+    run: options.Run,
+    verify: options.Verify = "sample",
+    key: options.Key = None,
+    trust: options.Trust = None,
+    allow_unsigned: options.Unsigned = False,
+    json: options.Json = False,
+) -> int:
+    """Print the path of the newest checkpoint of a run that can be resumed from.
+
+    It goes from the newest complete one to older ones until one passes the check, and says on stderr which it passed
+    over, and why. The exit code is 1 if there is none.
+    """
+    from streamxf.checkpoint.access import Access
+    from streamxf.checkpoint.storage import Storage
+    from streamxf.manager.choice import choose
+    from streamxf.manager.listing import list_checkpoints
+
+    storage = Storage.of(run)
+    access = Access.of(key, trust=trust, allow_unsigned=allow_unsigned)
+    choice = choose(storage, list_checkpoints(run), access, verify)
+    path = None if choice.record is None else storage.full(choice.record.name)
+    if json:
+        show.as_json({"path": run, "latest": path, "skipped": choice.skipped})
+    elif path is not None:
+        print(path)
+    for name, reason in choice.skipped.items():
+        warnings.warn(f"{name} is passed over: {reason}", stacklevel=2)
+    if path is None:
+        text = "no complete checkpoint passes the check" if choice.skipped else "there is no complete checkpoint"
+        print(show.wrapped(f"streamxf latest: {printable(run)}: {text}", sys.stderr), file=sys.stderr)
+    return FINE if path is not None else FAILED

@@ -1,0 +1,75 @@
+"""``streamxf list``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from streamxf.cli import options, show
+from streamxf.cli.exits import FINE
+from streamxf.wording import many, size_text, time_text
+
+if TYPE_CHECKING:
+    from streamxf.manager.record import Record
+
+EXAMPLES = (
+    "streamxf list /checkpoints/run-7",
+    "streamxf list s3://bucket/run-7 --json",
+)
+
+
+def list(run: options.Run, json: options.Json = False) -> int:
+    """List the checkpoints of a training run, the oldest first.
+
+    Only complete ones are ever resumed from. Unfinished ones belong to a save that is under way, or was killed; the
+    next save to the same folder replaces them. Metrics are those that a CheckpointManager was given.
+    """
+    from streamxf.checkpoint.storage import Storage
+    from streamxf.manager.holds import held
+    from streamxf.manager.listing import list_checkpoints
+
+    found = list_checkpoints(run)
+    readers = held(Storage.of(run))
+    if json:
+        show.as_json({"path": run, "checkpoints": [_as_dict(record) for record in found], "in_use": readers})
+    elif found:
+        _print(found, readers)
+    else:
+        show.console().print("there are no checkpoints")
+    return FINE
+
+
+def _as_dict(record: Record) -> dict[str, Any]:
+    size = {} if record.bytes is None else {"bytes": record.bytes}
+    return {
+        "name": record.name,
+        "step": record.step,
+        "time": record.time,
+        **size,
+        "metrics": {name: value if math.isfinite(value) else None for name, value in record.metrics.items()},
+        "state": record.state,
+        "save_ids": [] if record.save_id is None else [record.save_id],
+    }
+
+
+def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
+    table = show.table("name", "step", "saved", "age", "size", "metrics", "state", right=["step", "age", "size"])
+    now = time.time()
+    for each in found:
+        show.row(
+            table,
+            show.ItemName(each.name),
+            f"{each.step:,}",
+            datetime.fromtimestamp(each.time).strftime("%Y-%m-%d %H:%M"),
+            time_text(now - each.time),
+            "" if each.bytes is None else size_text(each.bytes),
+            ", ".join(f"{name} {value:.4g}" for name, value in each.metrics.items()),
+            "; ".join(filter(None, (each.state, readers.get(each.name)))),
+        )
+    complete = [each for each in found if each.state == "complete"]
+    out = show.console()
+    out.print(table)
+    out.print(f"{many(len(complete), 'complete checkpoint')}, {size_text(sum(each.bytes or 0 for each in complete))}")
