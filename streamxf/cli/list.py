@@ -51,7 +51,6 @@ def _as_dict(record: Record) -> dict[str, Any]:
         **size,
         "metrics": {name: value if math.isfinite(value) else None for name, value in record.metrics.items()},
         "state": record.state,
-        "save_ids": [] if record.save_id is None else [record.save_id],
     }
 
 

@@ -138,13 +138,8 @@ class CheckpointManager:
             raise ParameterError(f"in_flight={in_flight!r:.40}: it is a whole number from 1")
         if when_busy not in ("wait", "skip"):
             raise ParameterError(f"when_busy={when_busy!r:.40}: it is 'wait' or 'skip'")
-        if (
-            "/" in name
-            or name.startswith(".")
-            or _named(name, 12) == _named(name, 13)
-            or numbers_in(_named(name, 12))[-1] != 12
-        ):
-            raise ParameterError(f"name={name!r:.80}: it is the name of a folder, with {{}} for the step at its end")
+        if "/" in name or name.startswith(".") or numbers_in(_named(name, 12))[-1:] != [12]:
+            raise ParameterError(f"name={name!r:.80}: it is a folder's name, with {{}} for the step as its last number")
         check_verify(verify)
         self._chain, ring = chain_and_keys(chain, keys)
         self._schedule = Schedule.of(save)
