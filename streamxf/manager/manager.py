@@ -272,20 +272,22 @@ class CheckpointManager:
         self._timer.blocked(time.monotonic() - began)
         self._report_interval()
 
-    def begin(self, step: int, *, metrics: Mapping[str, float] | None = None) -> str:
+    def begin(self, step: int) -> str:
         """Announce a save that a framework makes by itself; returns the folder to save to. It is complete once
         `commit` is called, and what was there before is no longer.
         """
         name = _named(self._name, step)
         self._timer.began()
-        self._begin(name, metrics, commits=True)
+        self._begin(name, None, commits=True)
         self._agreement.barrier()
         return self._storage.full(name)
 
-    def commit(self, step: int) -> None:
-        """Say that the save is complete that was announced by `begin`; call it when it is so on all ranks."""
+    def commit(self, step: int, *, metrics: Mapping[str, float] | None = None) -> None:
+        """Say that this rank's part of the save is complete that was announced by `begin`. `metrics` are as in `save`:
+        frameworks often know them only now.
+        """
         self._agreement.barrier()
-        self._commit(_named(self._name, step))
+        self._commit(_named(self._name, step), metrics)
 
     def wait(self) -> None:
         """Wait for all saves in the background, and for removals. Raises what a save failed with."""
@@ -425,13 +427,12 @@ class CheckpointManager:
 
     def _begin(self, name: str, metrics: Mapping[str, float] | None, *, commits: bool) -> None:
         self._release()
-        numbers = {key: float(value) for key, value in (metrics or {}).items()}
         if self._keeper is not None:
-            self._keeper.begin(name, numbers, commits=commits)
+            self._keeper.begin(name, _floats(metrics), commits=commits)
 
-    def _commit(self, name: str) -> None:
+    def _commit(self, name: str, metrics: Mapping[str, float] | None = None) -> None:
         if self._keeper is not None:
-            self._keeper.commit(name)
+            self._keeper.commit(name, _floats(metrics))
 
     def _give_up(self, name: str) -> None:
         if self._keeper is not None:
@@ -472,6 +473,10 @@ class CheckpointManager:
         if is_url(path) or self._options:
             return FsspecReader(path, **self._reader, **self._options)
         return FileSystemReader(path, **self._reader)
+
+
+def _floats(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    return {key: float(value) for key, value in (metrics or {}).items()}
 
 
 def _named(name: str, step: int) -> str:
