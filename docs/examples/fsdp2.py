@@ -22,9 +22,7 @@ class Training:
         return {"model": weights, "optimizer": moments}
 
     def load_state_dict(self, state):
-        set_state_dict(
-            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
 def main(folder: str) -> None:

@@ -174,6 +174,7 @@ class CheckpointManager:
         self._timer = SaveTimer(self._schedule, before)
         self._notices = Notices(self._schedule.signals, self._schedule.notice)
         self._told: Interval | None = None
+        self._announced = time.monotonic()  # the last save of a framework
         self._closed = False
 
     # -- when ----------------------------------------------------------------------------------------
@@ -222,6 +223,10 @@ class CheckpointManager:
         return self._timer.interval
 
     # -- saving --------------------------------------------------------------------------------------
+
+    def path(self, step: int) -> str:
+        """The folder of a step's checkpoint, or its URL, whether there is one or not."""
+        return self._storage.full(_named(self._name, step))
 
     def save(self, step: int, state: dict[str, Any], *, metrics: Mapping[str, float] | None = None) -> None:
         """Save under the step's name, over what is there, if anything is; then remove what need not be kept, in the
@@ -276,11 +281,11 @@ class CheckpointManager:
         """Announce a save that a framework makes by itself; returns the folder to save to. It is complete once
         `commit` is called, and what was there before is no longer.
         """
-        name = _named(self._name, step)
         self._timer.began()
-        self._begin(name, None, commits=True)
+        self._announced = time.monotonic()
+        self._begin(_named(self._name, step), None, commits=True)
         self._agreement.barrier()
-        return self._storage.full(name)
+        return self.path(step)
 
     def commit(self, step: int, *, metrics: Mapping[str, float] | None = None) -> None:
         """Say that this rank's part of the save is complete that was announced by `begin`. `metrics` are as in `save`:
@@ -288,6 +293,8 @@ class CheckpointManager:
         """
         self._agreement.barrier()
         self._commit(_named(self._name, step), metrics)
+        self._timer.blocked(time.monotonic() - self._announced)
+        self._report_interval()
 
     def wait(self) -> None:
         """Wait for all saves in the background, and for removals. Raises what a save failed with."""
@@ -464,7 +471,7 @@ class CheckpointManager:
             _log.info("%s", found)
 
     def _make_writer(self, step: int) -> ChainWriterMixin:
-        path = self._storage.full(_named(self._name, step))
+        path = self.path(step)
         if is_url(path) or self._options:
             return FsspecWriter(path, chain=self._chain, **self._writer, **self._options)
         return FileSystemWriter(path, chain=self._chain, **self._writer)
