@@ -4,12 +4,12 @@ Killed and started again, it resumes where it saved last.
 """
 
 import sys
-from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 import streamxf
+from streamxf.transformers import ManagerCallback
 
 streamxf.install(chain="floatzip+checksum")
 
@@ -31,7 +31,7 @@ def main(folder: str) -> None:
     arguments = TrainingArguments(
         folder,
         max_steps=STEPS,
-        save_steps=SAVE_EVERY,
+        save_strategy="no",
         per_device_train_batch_size=4,
         fsdp=True,
         fsdp_config={"version": 2, "state_dict_type": "SHARDED_STATE_DICT"},
@@ -45,12 +45,13 @@ def main(folder: str) -> None:
         train_dataset=[{"input_ids": row, "labels": row} for row in rows],
         callbacks=[PrintLosses()],
     )
-    # the Trainer writes this file last, so a save that was killed has none
-    saved = [path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json")]
-    last = max(saved, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None)
-    if last is not None:
-        print(f"resumed from {last}", flush=True)
-    trainer.train(resume_from_checkpoint=last and str(last))
+    keep = streamxf.Retention(last=2, best=1, metric="loss")
+    with streamxf.CheckpointManager(folder, name="checkpoint-{}", save=SAVE_EVERY, keep=keep) as manager:
+        trainer.add_callback(ManagerCallback(manager))
+        last = manager.latest()
+        if last is not None:
+            print(f"resumed from {last}", flush=True)
+        trainer.train(resume_from_checkpoint=last)
 
 
 if __name__ == "__main__":

@@ -77,7 +77,8 @@ class Agreement:
         self._agreed = Flags()
         self._steps_are_long = False
         self._called = time.monotonic()
-        if dist.is_available() and dist.is_initialized():
+        self._knows_ranks = dist.is_available() and dist.is_initialized()
+        if self._knows_ranks:
             self.rank, self.size = dist.get_rank(process_group), dist.get_world_size(process_group)
             self._group = gloo_group(process_group, timeout)
 
@@ -103,7 +104,7 @@ class Agreement:
         ParameterError
             If ranks were at different steps.
         """
-        if self._group is None:
+        if self._is_alone():
             self._agreed = Flags(False, stop or self._agreed.stop, finished)
             return replace(self._agreed, due=due)
         before = self._read()
@@ -123,7 +124,7 @@ class Agreement:
 
     def broadcast(self, make: Callable[[], T]) -> T:
         """What `make` returns on rank 0, which alone calls it. What it raises is raised on every rank."""
-        if self._group is None:
+        if self._is_alone():
             return make()
         sent: list[tuple[T | None, BaseException | None]] = [(None, None)]
         failure: BaseException | None = None
@@ -142,7 +143,7 @@ class Agreement:
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
-        if self._group is not None:
+        if not self._is_alone():
             dist.barrier(group=self._group)
 
     def close(self, failed: bool = False) -> None:
@@ -168,6 +169,14 @@ class Agreement:
             return  # giving the group back would wait for them, too
         with suppress(ValueError):  # whoever destroys the group of all ranks destroys this one with it
             dist.destroy_process_group(group)
+
+    def _is_alone(self) -> bool:
+        if not self._knows_ranks and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            raise ParameterError(
+                "torch.distributed was initialized after the CheckpointManager was made, so each rank takes itself for "
+                "the only one: make it afterwards"
+            )
+        return self._group is None
 
     def _read(self) -> Flags:
         """What was agreed: with `due` only the first time."""

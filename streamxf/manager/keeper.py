@@ -47,9 +47,9 @@ class Keeper:
         if commits:
             noted.result()
 
-    def commit(self, name: str) -> None:
-        """Note that a save is complete, and then remove what the rules do not keep."""
-        self._submit(f"{name} is saved, and could not be entered in the catalog", self._commit, name)
+    def commit(self, name: str, metrics: Mapping[str, float]) -> None:
+        """Note that a save is complete, with more metrics, and then remove what the rules do not keep."""
+        self._submit(f"{name} is saved, and could not be entered in the catalog", self._commit, name, dict(metrics))
         self._submit("older checkpoints could not be removed", self._forget)
 
     def give_up(self, name: str) -> None:
@@ -105,12 +105,13 @@ class Keeper:
 
         self._change(note)
 
-    def _commit(self, name: str) -> None:
+    def _commit(self, name: str, more: dict[str, float]) -> None:
         def commit(catalog: RunCatalog, _: Session) -> None:
             saving = catalog.saving.pop(name, None)
             when, metrics = (saving.time, saving.metrics) if saving is not None else (time.time(), {})
             child = self._storage.child(name)
-            catalog.saved[name] = Record(name, when, size_of(child), metrics, mark=mark_of(self._storage, name))
+            mark = mark_of(self._storage, name)
+            catalog.saved[name] = Record(name, when, size_of(child), {**metrics, **more}, mark=mark)
 
         self._change(commit)
 

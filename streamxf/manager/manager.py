@@ -169,6 +169,7 @@ class CheckpointManager:
         self._timer = SaveTimer(self._schedule, before)
         self._notices = Notices(self._schedule.signals, self._schedule.notice)
         self._told: Interval | None = None
+        self._announced = time.monotonic()  # the last save of a framework
         self._closed = False
 
     # -- when ----------------------------------------------------------------------------------------
@@ -217,6 +218,10 @@ class CheckpointManager:
         return self._timer.interval
 
     # -- saving --------------------------------------------------------------------------------------
+
+    def path(self, step: int) -> str:
+        """The folder of a step's checkpoint, or its URL, whether there is one or not."""
+        return self._storage.full(_named(self._name, step))
 
     def save(self, step: int, state: dict[str, Any], *, metrics: Mapping[str, float] | None = None) -> None:
         """Save under the step's name, over what is there, if anything is; then remove what need not be kept, in the
@@ -267,20 +272,24 @@ class CheckpointManager:
         self._timer.blocked(time.monotonic() - began)
         self._report_interval()
 
-    def begin(self, step: int, *, metrics: Mapping[str, float] | None = None) -> str:
+    def begin(self, step: int) -> str:
         """Announce a save that a framework makes by itself; returns the folder to save to. It is complete once
         `commit` is called, and what was there before is no longer.
         """
-        name = _named(self._name, step)
         self._timer.began()
-        self._begin(name, metrics, commits=True)
+        self._announced = time.monotonic()
+        self._begin(_named(self._name, step), None, commits=True)
         self._agreement.barrier()
-        return self._storage.full(name)
+        return self.path(step)
 
-    def commit(self, step: int) -> None:
-        """Say that the save is complete that was announced by `begin`; call it when it is so on all ranks."""
+    def commit(self, step: int, *, metrics: Mapping[str, float] | None = None) -> None:
+        """Say that this rank's part of the save is complete that was announced by `begin`. `metrics` are as in `save`:
+        frameworks often know them only now.
+        """
         self._agreement.barrier()
-        self._commit(_named(self._name, step))
+        self._commit(_named(self._name, step), metrics)
+        self._timer.blocked(time.monotonic() - self._announced)
+        self._report_interval()
 
     def wait(self) -> None:
         """Wait for all saves in the background, and for removals. Raises what a save failed with."""
@@ -420,13 +429,12 @@ class CheckpointManager:
 
     def _begin(self, name: str, metrics: Mapping[str, float] | None, *, commits: bool) -> None:
         self._release()
-        numbers = {key: float(value) for key, value in (metrics or {}).items()}
         if self._keeper is not None:
-            self._keeper.begin(name, numbers, commits=commits)
+            self._keeper.begin(name, _floats(metrics), commits=commits)
 
-    def _commit(self, name: str) -> None:
+    def _commit(self, name: str, metrics: Mapping[str, float] | None = None) -> None:
         if self._keeper is not None:
-            self._keeper.commit(name)
+            self._keeper.commit(name, _floats(metrics))
 
     def _give_up(self, name: str) -> None:
         if self._keeper is not None:
@@ -458,7 +466,7 @@ class CheckpointManager:
             _log.info("%s", found)
 
     def _make_writer(self, step: int) -> ChainWriterMixin:
-        path = self._storage.full(_named(self._name, step))
+        path = self.path(step)
         if is_url(path) or self._options:
             return FsspecWriter(path, chain=self._chain, **self._writer, **self._options)
         return FileSystemWriter(path, chain=self._chain, **self._writer)
@@ -467,6 +475,10 @@ class CheckpointManager:
         if is_url(path) or self._options:
             return FsspecReader(path, **self._reader, **self._options)
         return FileSystemReader(path, **self._reader)
+
+
+def _floats(metrics: Mapping[str, float] | None) -> dict[str, float]:
+    return {key: float(value) for key, value in (metrics or {}).items()}
 
 
 def _named(name: str, step: int) -> str:

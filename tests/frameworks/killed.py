@@ -7,12 +7,19 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import streamxf
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 SECONDS = 300
+
+WAITING = Path(__file__).parent / "waiting.py"
+COMMIT = "streamxf.manager.manager:CheckpointManager.commit"
+SHOULD_SAVE = "streamxf.manager.manager:CheckpointManager.should_save"
 
 
 def two_ranks(*command: str | Path) -> list[str | Path]:
@@ -41,18 +48,26 @@ def finished(command: list[str | Path], **variables: str) -> list[str]:
 
 def killed_at(line: str, command: list[str | Path], **variables: str) -> None:
     """Kill a process and its descendants, all at once, when it has printed a line that begins so."""
+    with printing(line, command, **variables):
+        """It is killed now."""
+
+
+@contextmanager
+def printing(line: str, command: list[str | Path], **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that has printed a line that begins so. It and its descendants are killed at the end, all at once."""
     process = subprocess.Popen(command, env=environment(**variables), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     late = threading.Timer(SECONDS, kill, (process.pid,))  # which ends its output, too
     late.start()
     try:
-        seen = any(printed.startswith(line) for printed in process.stdout)
+        assert any(printed.startswith(line) for printed in process.stdout), f"it has not printed {line!r}"
+        yield process
     finally:
         late.cancel()
-        kill(process.pid)
+        if process.poll() is None:
+            kill(process.pid)
         process.stdout.close()
         process.wait(SECONDS)
-    assert seen, f"it has not printed {line!r}"
 
 
 def kill(pid: int) -> None:
@@ -84,3 +99,26 @@ def assert_resumes(folder: Path, command: list[str | Path], **variables: str) ->
     assert 7 <= first <= 10, "it began at the last save before it was killed"
     assert resumed == {step: loss for step, loss in whole.items() if int(step) >= first}
     return folder / "killed"
+
+
+def assert_managed(
+    folder: Path, launcher: list[str | Path], script: list[str | Path], saving: str = COMMIT, **variables: str
+) -> Path:
+    """The same of one with a `CheckpointManager`: killed in its second save, where `saving` is called; and then told by
+    SIGTERM to end, in its fourth step from there.
+    """
+    whole = losses(finished([*launcher, *script, folder / "whole"], **variables))
+    assert [*whole] == [str(step) for step in range(1, 13)]
+    run = folder / "managed"
+    killed_at("waiting", [*launcher, WAITING, saving, "2", *script, run], **variables)
+    with printing("waiting", [*launcher, WAITING, SHOULD_SAVE, "4", *script, run], **variables) as process:
+        assert process.stdout is not None
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()  # until it has ended
+    saved = streamxf.list_checkpoints(run)[-1]
+    assert saved.state == "complete"
+    assert saved.step in (7, 8), "it resumed from 3, and saved when it was told to end, or a step later"
+    lines = finished([*launcher, *script, run], **variables)
+    assert any(line.startswith("resumed from ") and str(saved.step) in line for line in lines)
+    assert losses(lines) == {step: loss for step, loss in whole.items() if int(step) > saved.step}
+    return run

@@ -1,4 +1,4 @@
-"""docs/examples/fsdp2.py, killed and resumed; and with its two lines about `install` left out."""
+"""docs/examples/fsdp2.py, killed and resumed; and a chain that ranks take from the environment."""
 
 from __future__ import annotations
 
@@ -11,29 +11,39 @@ from dcp.test_install_environment import with_entry_points
 
 import streamxf
 
-from .killed import EXAMPLES, ROOT, assert_resumes, finished, two_ranks
+from .killed import EXAMPLES, ROOT, assert_managed, finished, two_ranks
 
 pytestmark = pytest.mark.slow
 
+# no line of it is about streamxf
+SAVING = """
+import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+dist.init_process_group("gloo")
+dcp.save({"weight": torch.ones(1000)}, checkpoint_id=sys.argv[1])
+dist.barrier()
+dist.destroy_process_group()
+"""
+
 
 def test_killed_and_resumed(tmp_path: Path) -> None:
-    folder = assert_resumes(tmp_path, two_ranks(EXAMPLES / "fsdp2.py"))
-    assert streamxf.latest(str(folder)) == str(folder / "step-12")
-    assert {stored_chain(path, None) for path in folder.glob("step-*")} == {"floatzip+checksum"}
+    saving = "streamxf.dcp.writer:ChainWriterMixin.finish"
+    run = assert_managed(tmp_path, two_ranks(), [EXAMPLES / "fsdp2.py"], saving)
+    records = streamxf.list_checkpoints(run)
+    assert [record.name for record in records][-2:] == ["step-9", "step-12"]
+    assert len(records) <= 3, "the last 2, and the best one"
+    assert all(record.metrics.keys() == {"loss"} for record in records)
+    assert {stored_chain(run / record.name, None) for record in records} == {"floatzip+checksum"}
 
 
 def test_ranks_by_environment(tmp_path: Path) -> None:
     """torchrun hands its environment on, and the key's location with it."""
-    example = (EXAMPLES / "fsdp2.py").read_text()
-    without = example.replace('streamxf.install(chain="floatzip+checksum")\n', "")
-    assert without != example
     script, key = tmp_path / "plain.py", streamxf.Key.generate()
-    script.write_text(without)
+    script.write_text(SAVING)
     streamxf.write_key(tmp_path / "key", key)
     finished(
-        two_ranks(script, tmp_path / "run"),
+        two_ranks(script, tmp_path / "saved"),
         PYTHONPATH=os.pathsep.join(map(str, [with_entry_points(tmp_path), ROOT])),
         STREAMXF_CHAIN="zstd+encrypt",
         STREAMXF_KEYS=f"file:{tmp_path / 'key'}",
     )
-    assert {stored_chain(path, key) for path in (tmp_path / "run").glob("step-*")} == {"zstd+encrypt"}
+    assert stored_chain(tmp_path / "saved", key) == "zstd+encrypt"

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from dcp.helpers import stored_chain
 
 import streamxf
+from streamxf.errors import ParameterError
 
-from .killed import EXAMPLES, assert_resumes, two_ranks
+from .killed import EXAMPLES, assert_managed, assert_resumes, two_ranks
 
 pytestmark = pytest.mark.slow
 
+ON_CPU = Path(__file__).parent / "accelerate_on_cpu.py"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
-@pytest.mark.parametrize(("package", "example"), [("transformers", "trainer_fsdp2.py"), ("trl", "trl_sft.py")])
-def test_fsdp2(package: str, example: str, tmp_path: Path) -> None:
-    pytest.importorskip(package)
+def test_fsdp2(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
     safetensors = pytest.importorskip("safetensors.torch")
     utils = pytest.importorskip("accelerate.utils")
-    command = two_ranks(Path(__file__).parent / "accelerate_on_cpu.py", EXAMPLES / example)
-    folder = assert_resumes(tmp_path, command, **OFFLINE, HF_HOME=str(tmp_path / "home"))
-    parts = [f"checkpoint-{step}/{part}" for step in (3, 6, 9, 12) for part in ("pytorch_model_fsdp_0", "optimizer_0")]
-    assert {stored_chain(folder / part, None) for part in parts} == {"floatzip+checksum"}
+    script = [ON_CPU, EXAMPLES / "trainer_fsdp2.py"]
+    run = assert_managed(tmp_path, two_ranks(), script, **OFFLINE)
+    records = streamxf.list_checkpoints(run)
+    assert [record.name for record in records][-2:] == ["checkpoint-9", "checkpoint-12"]
+    assert len(records) <= 3, "the last 2, and the best one"
+    assert all({"loss", "learning_rate"} <= record.metrics.keys() for record in records)
+    parts = [path.parent for path in run.glob("checkpoint-*/*/.metadata")]
+    assert len(parts) == 2 * len(records)
+    assert {stored_chain(part, None) for part in parts} == {"floatzip+checksum"}
 
-    for state in folder.glob("checkpoint-*/trainer_state.json"):  # by which the example knows a whole checkpoint
-        assert all(path.stat().st_mtime_ns <= state.stat().st_mtime_ns for path in state.parent.glob("*/.metadata"))
-
-    model = folder / "checkpoint-12" / "pytorch_model_fsdp_0"
+    model = run / "checkpoint-12" / "pytorch_model_fsdp_0"
     with streamxf.install("floatzip+checksum"):
         utils.merge_fsdp_weights(str(model), str(tmp_path / "merged"))
     merged = safetensors.load_file(tmp_path / "merged" / "model.safetensors")
@@ -38,6 +43,83 @@ def test_fsdp2(package: str, example: str, tmp_path: Path) -> None:
         assert {*merged} == {name.removeprefix("model.") for name in checkpoint.items}
         assert all(torch.equal(merged[name], checkpoint[f"model.{name}"].read()) for name in merged)
         assert len(checkpoint.items["model.lm_head.weight"].chunks) == 2, "each process saves a part"
+
+
+def test_trl(tmp_path: Path) -> None:
+    """It resumes from the newest folder that has what the Trainer writes last."""
+    pytest.importorskip("trl")
+    folder = assert_resumes(tmp_path, two_ranks(ON_CPU, EXAMPLES / "trl_sft.py"), **OFFLINE)
+    parts = [f"checkpoint-{step}/{part}" for step in (3, 6, 9, 12) for part in ("pytorch_model_fsdp_0", "optimizer_0")]
+    assert {stored_chain(folder / part, None) for part in parts} == {"floatzip+checksum"}
+    for state in folder.glob("checkpoint-*/trainer_state.json"):
+        assert all(path.stat().st_mtime_ns <= state.stat().st_mtime_ns for path in state.parent.glob("*/.metadata"))
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Makes a Trainer on one device, which evaluates at every second step."""
+    for name, value in OFFLINE.items():
+        monkeypatch.setenv(name, value)
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+
+    def make(*callbacks: Any, **arguments: Any) -> Any:
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+        rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 32, (8, 4))]
+        given = {"save_strategy": "no", "eval_strategy": "steps", "eval_steps": 2, "logging_steps": 100, **arguments}
+        return transformers.Trainer(
+            transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=32, **sizes)),
+            transformers.TrainingArguments(
+                tmp_path / "run", max_steps=6, use_cpu=True, report_to="none", disable_tqdm=True, **given
+            ),
+            train_dataset=rows,
+            eval_dataset=rows,
+            callbacks=[*callbacks],
+        )
+
+    return make
+
+
+def test_without_fsdp(tmp_path: Path, make_trainer: Callable[..., Any]) -> None:
+    """Its files know no chain; the manager does the rest all the same."""
+    callbacks = pytest.importorskip("streamxf.transformers")
+    early = pytest.importorskip("transformers").EarlyStoppingCallback(1, early_stopping_threshold=1e9)
+    run = tmp_path / "run"
+    with streamxf.CheckpointManager(run, name="checkpoint-{}", save=3) as manager:
+        trainer = make_trainer(early, metric_for_best_model="loss")
+        trainer.add_callback(callbacks.ManagerCallback(manager))
+        trainer.train()
+    assert trainer.state.global_step == 4, "the second evaluation was no better"
+    third, fourth = streamxf.list_checkpoints(run)
+    assert (third.name, fourth.name) == ("checkpoint-3", "checkpoint-4")
+    assert "loss" in third.metrics
+    assert "eval_loss" not in third.metrics, "that was evaluated at step 2"
+    evaluated = [logs["eval_loss"] for logs in trainer.state.log_history if "eval_loss" in logs]
+    assert fourth.metrics["eval_loss"] == evaluated[-1]
+
+    model = run / "checkpoint-4" / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1])
+    with streamxf.CheckpointManager(run, name="checkpoint-{}", save=3) as manager:
+        assert manager.latest() == str(run / "checkpoint-3"), "the newer one is not as it was saved"
+        trainer = make_trainer()
+        trainer.add_callback(callbacks.ManagerCallback(manager))
+        trainer.train(resume_from_checkpoint=manager.latest())
+        assert trainer.state.global_step == 6
+    assert [record.step for record in streamxf.list_checkpoints(run)] == [3, 4, 6]
+
+
+def test_who_decides_when_to_save(tmp_path: Path, make_trainer: Callable[..., Any]) -> None:
+    callbacks = pytest.importorskip("streamxf.transformers")
+    with streamxf.CheckpointManager(tmp_path / "run", name="checkpoint-{}") as manager:
+        trainer = make_trainer(callbacks.ManagerCallback(manager), save_strategy="steps")
+        with pytest.raises(ParameterError, match="save_strategy"):
+            trainer.train()
+    for name, folder in ("step-{}", "run"), ("checkpoint-{}", "elsewhere"):
+        with streamxf.CheckpointManager(tmp_path / folder, name=name) as manager:
+            trainer = make_trainer(callbacks.ManagerCallback(manager))
+            with pytest.raises(ParameterError, match="the manager expects"):
+                trainer.train()
 
 
 def test_archive(tmp_path: Path) -> None:

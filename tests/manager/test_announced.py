@@ -1,0 +1,74 @@
+"""Saves that a framework makes by itself, between `begin` and `commit`; and a job whose ranks came too late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+import streamxf
+from streamxf.errors import NoCheckpointError, ParameterError
+
+
+def save(manager: streamxf.CheckpointManager, step: int, text: str) -> None:
+    folder = Path(manager.begin(step))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "weights").write_text(text)
+
+
+def test_complete_once_it_is_committed(tmp_path: Path) -> None:
+    with streamxf.CheckpointManager(tmp_path) as manager:
+        save(manager, 3, "three")
+        manager.commit(3, metrics={"loss": 1})
+        assert manager.latest() == manager.path(3) == str(tmp_path / "step-3")
+        save(manager, 6, "six")
+        assert manager.latest() == str(tmp_path / "step-3")
+        manager.commit(6)
+        assert manager.latest() == str(tmp_path / "step-6")
+        save(manager, 6, "six again")
+        assert manager.latest() == str(tmp_path / "step-3"), "what was there before is no longer"
+    third, sixth = streamxf.list_checkpoints(tmp_path)
+    assert (third.state, third.metrics, third.bytes) == ("complete", {"loss": 1.0}, 5)
+    assert sixth.state == "unfinished"
+
+
+def test_damage_is_seen_by_sizes(tmp_path: Path) -> None:
+    with streamxf.CheckpointManager(tmp_path) as manager:
+        for step in 3, 6:
+            save(manager, step, "weights")
+            manager.commit(step)
+        manager.wait()
+        (tmp_path / "step-6" / "weights").write_text("weight")
+        assert manager.latest() == str(tmp_path / "step-3")
+        (tmp_path / "step-3" / "weights").unlink()
+        with pytest.raises(NoCheckpointError, match="had 7 bytes when it was committed"):
+            manager.latest()
+
+
+def test_what_it_takes_is_measured(tmp_path: Path) -> None:
+    with streamxf.CheckpointManager(tmp_path, save=streamxf.Schedule(optimal=True)) as manager:
+        assert manager.should_save(1)
+        save(manager, 1, "one")
+        manager.commit(1)
+        assert manager.interval is not None
+        assert not manager.should_save(2), "the first one was just saved"
+
+
+@pytest.fixture
+def two_ranks_later() -> Iterator[None]:
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("two_ranks_later")
+def test_a_manager_made_before_its_ranks(tmp_path: Path) -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    with streamxf.CheckpointManager(tmp_path) as manager:
+        assert not manager.should_save(1)
+        dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+        for call in lambda: manager.should_save(2), manager.latest, lambda: manager.begin(2), lambda: manager.commit(2):
+            with pytest.raises(ParameterError, match="make it afterwards"):
+                call()
