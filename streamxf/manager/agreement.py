@@ -126,6 +126,7 @@ class Agreement:
         """What `make` returns on rank 0, which alone calls it. What it raises is raised on every rank."""
         if self._is_alone():
             return make()
+        assert self._group is not None
         sent: list[tuple[T | None, BaseException | None]] = [(None, None)]
         failure: BaseException | None = None
         if self.rank == 0:

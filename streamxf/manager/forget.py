@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from streamxf.manager.catalog import read_catalog
 from streamxf.manager.choice import Verify, check_verify, choose
 from streamxf.manager.holds import held
 from streamxf.manager.listing import check_folder, links, survey
+from streamxf.manager.record import Record
 from streamxf.manager.removal import finish_removals, remove_checkpoints
 from streamxf.manager.retention import Retention
 from streamxf.wording import listed, many, size_text
@@ -74,6 +75,9 @@ def forget(
 ) -> ForgetReport:
     """Remove those complete checkpoints of a run that no rule of `keep` keeps, each with its whole folder.
 
+    The rules are applied to each series of names by itself: ``step-100`` and ``step-200`` are of one, and a model
+    beside them in ``llama-7b`` is of another.
+
     Whatever the rules say, these stay: the newest one; the newest one that verifies; those that someone reads through a
     `CheckpointManager` or `hold`; those that links in the run's folder lead to; and those that are being saved over. If
     none verifies, none is removed. A call that is killed leaves no half checkpoint that could be resumed from, and the
@@ -120,27 +124,35 @@ def forget_in(
     verify: Verify,
     *,
     dry_run: bool = False,
-    protected: Iterable[str] = (),
+    series: str | None = None,
 ) -> ForgetReport:
-    """The same; the checkpoints named in `protected` stay, too."""
+    """The same; with `series`, for the checkpoints of that one alone."""
     if not dry_run:
         finish_removals(storage)
     catalog = read_catalog(storage)
     records = [record for record in survey(storage, catalog) if record.state == "complete"]
-    reasons = dict(keep.decide(records))
-    for name in {*protected, *catalog.saving}.intersection(reasons):
-        reasons[name] = (*reasons[name], "is being saved")
-    for link, target in links(storage).items():
-        if target in reasons:
-            reasons[target] = (*reasons[target], f"link {link}")
+    found = sorted({record.series for record in records if series in (None, record.series)})
     readers = held(storage)
-    in_use = {name: readers[name] for name, why in reasons.items() if not why and name in readers}
-    going = [record for record in records if not reasons[record.name] and record.name not in in_use]
-    if going:
-        newest = choose(storage, records, access, verify).record
-        for record in going if newest is None else [newest]:
-            reasons[record.name] = reasons[record.name] or (_UNVERIFIED if newest is None else _NEWEST,)
-        going = [record for record in going if not reasons[record.name]]
+    targets = {target: link for link, target in links(storage).items()}
+    reasons: dict[str, tuple[str, ...]] = {}
+    in_use: dict[str, str] = {}
+    going: list[Record] = []
+    for each in found:
+        own = [record for record in records if record.series == each]
+        decided = keep.decide(own)
+        for name in decided:
+            if name in catalog.saving:
+                decided[name] += ("is being saved",)
+            if name in targets:
+                decided[name] += (f"link {targets[name]}",)
+        in_use |= {name: readers[name] for name, why in decided.items() if not why and name in readers}
+        doomed = [record for record in own if not decided[record.name] and record.name not in in_use]
+        if doomed:
+            newest = choose(storage, own, access, verify).record
+            for record in doomed if newest is None else [newest]:
+                decided[record.name] = decided[record.name] or (_UNVERIFIED if newest is None else _NEWEST,)
+        going += [record for record in doomed if not decided[record.name]]
+        reasons |= decided
     names = [record.name for record in going]
     failed: dict[str, str] = {}
     if not dry_run:
@@ -149,7 +161,7 @@ def forget_in(
     removed = set(names)
     gone = [record for record in going if record.name in removed]
     return ForgetReport(
-        {name: why for name, why in reasons.items() if why},
+        {record.name: reasons[record.name] for record in records if reasons.get(record.name)},
         tuple(record.name for record in gone),
         sum(record.bytes or 0 for record in gone),
         failed,

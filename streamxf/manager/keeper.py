@@ -30,26 +30,38 @@ class Keeper:
     saved is good without its metrics, and one that could not be removed is removed after the next save.
     """
 
-    def __init__(self, storage: Storage, keep: Retention, access: Access, verify: Verify) -> None:
+    def __init__(self, storage: Storage, keep: Retention, series: str, access: Access, verify: Verify) -> None:
         self._storage = storage
         self._keep = keep
+        self._series = series
         self._access = access
         self._verify = verify
         self._began = time.time()
         self._pool = ThreadPoolExecutor(1, "streamxf-keeper")
-        self._submit("the run's folder could not be tidied up", self._tidy)
+        self._saves = False
 
-    def begin(self, name: str, metrics: Mapping[str, float], *, commits: bool) -> None:
-        """Note that a save begins. Waits, since this must be known before anything of the folder is overwritten, if
-        the checkpoint will be complete only once it is committed.
+    def begin(self, name: str, metrics: Mapping[str, float]) -> None:
+        """Note that a save begins. With the first one this process is the one that saves to the run: what others left
+        that were killed is put in order.
         """
-        noted = self._submit(f"the save of {name} could not be noted", self._note, name, dict(metrics), commits)
-        if commits:
-            noted.result()
+        self._first()
+        self._submit(f"the save of {name} could not be noted", self._note, name, dict(metrics))
 
-    def commit(self, name: str, metrics: Mapping[str, float]) -> None:
-        """Note that a save is complete, with more metrics, and then remove what the rules do not keep."""
-        self._submit(f"{name} is saved, and could not be entered in the catalog", self._commit, name, dict(metrics))
+    def commit(self, name: str) -> None:
+        """Note that a save is published, and then remove what the rules do not keep."""
+        self._submit(f"{name} is saved, and could not be entered in the catalog", self._commit, name, {})
+        self._submit("older checkpoints could not be removed", self._forget)
+
+    def announce(self, name: str) -> None:
+        """Note that a save begins which is complete only once it is committed. Waits, and raises what goes wrong: it
+        must be known before anything in the folder is overwritten.
+        """
+        self._first()
+        self._pool.submit(self._note, name, {}, commits=True).result()
+
+    def complete(self, name: str, metrics: Mapping[str, float]) -> None:
+        """Note that it is complete. Waits, and raises what goes wrong; then removes what the rules do not keep."""
+        self._pool.submit(self._commit, name, dict(metrics)).result()
         self._submit("older checkpoints could not be removed", self._forget)
 
     def give_up(self, name: str) -> None:
@@ -68,9 +80,14 @@ class Keeper:
 
     def close(self, *, ended: bool) -> None:
         """Finish what was asked for. `ended` says that the job came to an end of its own."""
-        if ended:
+        if ended and self._saves:
             self._submit("the end of the run could not be noted", self._change, lambda _, session: _end(session))
         self._pool.shutdown()
+
+    def _first(self) -> None:
+        if not self._saves:
+            self._saves = True
+            self._submit("the run's folder could not be tidied up", self._tidy)
 
     def _submit(self, failure: str, call: Callable[..., Any], *arguments: Any) -> Future[None]:
         def work() -> None:
@@ -94,7 +111,7 @@ class Keeper:
 
         change_catalog(self._storage, both)
 
-    def _note(self, name: str, metrics: dict[str, float], commits: bool) -> None:
+    def _note(self, name: str, metrics: dict[str, float], commits: bool = False) -> None:
         now = time.time()
 
         def note(catalog: RunCatalog, _: Session) -> None:
@@ -119,7 +136,7 @@ class Keeper:
         self._change(lambda catalog, _: _drop(catalog, name))
 
     def _forget(self) -> None:
-        report = forget_in(self._storage, self._keep, self._access, self._verify)
+        report = forget_in(self._storage, self._keep, self._access, self._verify, series=self._series)
         if report.removed:
             _log.info("removed %s", some(report.removed))
         for name, reason in report.failed.items():

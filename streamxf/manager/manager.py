@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from streamxf.manager.interval import Interval
 from streamxf.manager.keeper import Keeper
 from streamxf.manager.listing import survey
 from streamxf.manager.notices import Notices
-from streamxf.manager.record import numbers_in
+from streamxf.manager.record import numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import SaveTimer, Schedule
 from streamxf.wording import listed
@@ -164,7 +164,10 @@ class CheckpointManager:
         self._writers: dict[int, ChainWriterMixin] = {}
         self._saving: deque[_Saving] = deque()
         self._finished = 0
-        self._keeper = Keeper(self._storage, keep, self._access, verify) if self._agreement.rank == 0 else None
+        self._series = series_of(_named(name, 0))
+        self._keeper = None
+        if self._agreement.rank == 0:
+            self._keeper = Keeper(self._storage, keep, self._series, self._access, verify)
         before = self._keeper.sessions() if self._keeper is not None and self._schedule.optimal else []
         self._timer = SaveTimer(self._schedule, before)
         self._notices = Notices(self._schedule.signals, self._schedule.notice)
@@ -244,7 +247,9 @@ class CheckpointManager:
         while self._saving_too_many():
             self._collect(1)
         name = _named(self._name, step)
-        self._begin(name, metrics, commits=False)
+        self._release()
+        if self._keeper is not None:
+            self._keeper.begin(name, _floats(metrics))
         self._timer.began()
         group = min(set(range(len(self._groups))) - {saving.group for saving in self._saving})
         writer = self._writers.get(group)
@@ -263,7 +268,7 @@ class CheckpointManager:
             except BaseException:
                 self._give_up(name)
                 raise
-            self._commit(name)
+            self._published(name)
         else:
             future = dcp_async_save(state, async_checkpointer_type=_ASYNC[self._async], **given)
             assert isinstance(future, Future)  # the writer makes the copies, and not a stager of the caller's
@@ -275,19 +280,31 @@ class CheckpointManager:
     def begin(self, step: int) -> str:
         """Announce a save that a framework makes by itself; returns the folder to save to. It is complete once
         `commit` is called, and what was there before is no longer.
+
+        Raises
+        ------
+        MetadataError, OSError, ForeignError
+            If that cannot be noted in the run's folder. Do not save then.
         """
+        name = _named(self._name, step)
+        self._release()
         self._timer.began()
         self._announced = time.monotonic()
-        self._begin(_named(self._name, step), None, commits=True)
-        self._agreement.barrier()
+        self._on_rank_0(lambda keeper: keeper.announce(name))
         return self.path(step)
 
     def commit(self, step: int, *, metrics: Mapping[str, float] | None = None) -> None:
         """Say that this rank's part of the save is complete that was announced by `begin`. `metrics` are as in `save`:
         frameworks often know them only now.
+
+        Raises
+        ------
+        MetadataError, OSError, ForeignError
+            If that cannot be noted in the run's folder.
         """
+        name, numbers = _named(self._name, step), _floats(metrics)
         self._agreement.barrier()
-        self._commit(_named(self._name, step), metrics)
+        self._on_rank_0(lambda keeper: keeper.complete(name, numbers))
         self._timer.blocked(time.monotonic() - self._announced)
         self._report_interval()
 
@@ -398,7 +415,8 @@ class CheckpointManager:
             with storage_errors(self._storage.given):
                 while True:
                     records = survey(self._storage, read_catalog(self._storage))
-                    wanted = [record for record in records if record.name not in skipped]
+                    own = [record for record in records if record.series == self._series]
+                    wanted = [record for record in own if record.name not in skipped]
                     if step is not None:
                         wanted = [record for record in wanted if record.name == _named(self._name, step)]
                     found = choose(self._storage, wanted, self._access, self._verify)
@@ -427,14 +445,14 @@ class CheckpointManager:
     def _release(self) -> None:
         self._holds.close()
 
-    def _begin(self, name: str, metrics: Mapping[str, float] | None, *, commits: bool) -> None:
-        self._release()
-        if self._keeper is not None:
-            self._keeper.begin(name, _floats(metrics), commits=commits)
+    def _on_rank_0(self, call: Callable[[Keeper], None]) -> None:
+        """Have rank 0 do something, and wait for it; what it raises is raised on every rank."""
+        keeper = self._keeper
+        self._agreement.broadcast(lambda: call(keeper) if keeper is not None else None)
 
-    def _commit(self, name: str, metrics: Mapping[str, float] | None = None) -> None:
+    def _published(self, name: str) -> None:
         if self._keeper is not None:
-            self._keeper.commit(name, _floats(metrics))
+            self._keeper.commit(name)
 
     def _give_up(self, name: str) -> None:
         if self._keeper is not None:
@@ -455,7 +473,7 @@ class CheckpointManager:
                 self._give_up(saving.name)
                 failure = failure or error
             else:
-                self._commit(saving.name)
+                self._published(saving.name)
         if failure is not None:
             raise failure
 

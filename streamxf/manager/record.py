@@ -52,10 +52,21 @@ class Record:
         """
         return numbers_in(self.name), self.name
 
+    @property
+    def series(self) -> str:
+        """The name with ``{}`` for each number. Checkpoints of one series are saves of one job, of which some are kept;
+        what has another name, such as a model that was put beside them, is none of them.
+        """
+        return series_of(self.name)
+
 
 def is_numbered(name: str) -> bool:
     """Whether a name can be that of a checkpoint of a run: it has a number, and is not hidden."""
     return not name.startswith(".") and re.search(r"[0-9]", name) is not None
+
+
+def series_of(name: str) -> str:
+    return re.sub(r"[0-9]+", "{}", name)
 
 
 def numbers_in(name: str) -> list[int]:
