@@ -128,8 +128,10 @@ def forget_in(
     catalog = read_catalog(storage)
     records = [record for record in survey(storage, catalog) if record.state == "complete"]
     reasons = dict(keep.decide(records))
-    for name in {*protected, *catalog.saving}.intersection(reasons):
+    for name in catalog.saving.keys() & reasons:
         reasons[name] = (*reasons[name], "is being saved")
+    for name in {*protected} & reasons.keys():
+        reasons[name] = (*reasons[name], "was just saved")
     for link, target in links(storage).items():
         if target in reasons:
             reasons[target] = (*reasons[target], f"link {link}")

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from streamxf.checkpoint.access import Access
@@ -37,20 +38,27 @@ class Keeper:
         self._verify = verify
         self._began = time.time()
         self._pool = ThreadPoolExecutor(1, "streamxf-keeper")
-        self._submit("the run's folder could not be tidied up", self._tidy)
+        self._saves = False
 
     def begin(self, name: str, metrics: Mapping[str, float], *, commits: bool) -> None:
-        """Note that a save begins. Waits, since this must be known before anything of the folder is overwritten, if
-        the checkpoint will be complete only once it is committed.
+        """Note that a save begins. If the checkpoint will be complete only once it is committed, this waits, and raises
+        what went wrong, since it must be known before anything of the folder is overwritten.
         """
-        noted = self._submit(f"the save of {name} could not be noted", self._note, name, dict(metrics), commits)
+        if not self._saves:  # a job that only reads leaves the saves of others alone
+            self._saves = True
+            self._submit("what killed saves left could not be removed", self._tidy)
+        saving = Saving(time.time(), dict(metrics), None, commits)
+        if self._storage.local is not None:  # now, since a small save is published before this thread comes to it
+            saving = self._over(name, saving)
         if commits:
-            noted.result()
+            self._pool.submit(self._note, name, saving).result()
+        else:
+            self._submit(f"the save of {name} could not be noted", self._note, name, saving)
 
     def commit(self, name: str) -> None:
         """Note that a save is complete, and then remove what the rules do not keep."""
         self._submit(f"{name} is saved, and could not be entered in the catalog", self._commit, name)
-        self._submit("older checkpoints could not be removed", self._forget)
+        self._submit("older checkpoints could not be removed", self._forget, name)
 
     def give_up(self, name: str) -> None:
         """Note that a save failed."""
@@ -68,7 +76,7 @@ class Keeper:
 
     def close(self, *, ended: bool) -> None:
         """Finish what was asked for. `ended` says that the job came to an end of its own."""
-        if ended:
+        if ended and self._saves:
             self._submit("the end of the run could not be noted", self._change, lambda _, session: _end(session))
         self._pool.shutdown()
 
@@ -80,6 +88,10 @@ class Keeper:
                 _log.error("%s: %s", failure, escaped(f"{type(error).__name__}: {error}"))
 
         return self._pool.submit(work)
+
+    def _over(self, name: str, saving: Saving) -> Saving:
+        """A save, with what it replaces."""
+        return replace(saving, replaced=mark_of(self._storage, name))
 
     # -- in the keeper's thread --------------------------------------------------------------------
 
@@ -94,31 +106,39 @@ class Keeper:
 
         change_catalog(self._storage, both)
 
-    def _note(self, name: str, metrics: dict[str, float], commits: bool) -> None:
-        now = time.time()
+    def _note(self, name: str, saving: Saving) -> None:
+        if self._storage.local is None:
+            saving = self._over(name, saving)
 
         def note(catalog: RunCatalog, _: Session) -> None:
             catalog.removing.pop(name, None)
-            catalog.saving[name] = Saving(now, metrics, mark_of(self._storage, name), commits)
-            if commits:
+            catalog.saving[name] = saving
+            if saving.commits:
                 catalog.saved.pop(name, None)
 
         self._change(note)
 
     def _commit(self, name: str) -> None:
         def commit(catalog: RunCatalog, _: Session) -> None:
-            saving = catalog.saving.pop(name, None)
-            when, metrics = (saving.time, saving.metrics) if saving is not None else (time.time(), {})
-            child = self._storage.child(name)
-            catalog.saved[name] = Record(name, when, size_of(child), metrics, mark=mark_of(self._storage, name))
+            mark = mark_of(self._storage, name)
+            known, saving = catalog.saved.get(name), catalog.saving.pop(name, None)
+            if saving is not None:
+                when, metrics = saving.time, saving.metrics
+            elif known is not None and known.mark == mark:  # the next job of the run has entered it already
+                when, metrics = known.time, known.metrics
+            else:
+                when, metrics = time.time(), {}
+            catalog.saved[name] = Record(name, when, size_of(self._storage.child(name)), metrics, mark=mark)
 
         self._change(commit)
 
     def _give_up(self, name: str) -> None:
+        # its files are left to the writers: the same step may be saved again by now
         self._change(lambda catalog, _: _drop(catalog, name))
 
-    def _forget(self) -> None:
-        report = forget_in(self._storage, self._keep, self._access, self._verify)
+    def _forget(self, saved: str) -> None:
+        """Whatever the rules say of the step, the job's own last save stays: it may have resumed from an older step."""
+        report = forget_in(self._storage, self._keep, self._access, self._verify, protected=[saved])
         if report.removed:
             _log.info("removed %s", some(report.removed))
         for name, reason in report.failed.items():
