@@ -9,9 +9,9 @@ from typing import Literal, get_args
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.metadata import metadata_among
+from streamxf.checkpoint.metadata import GLOBAL, metadata_among, read_metadata
 from streamxf.checkpoint.storage import Storage, storage_errors
-from streamxf.errors import DAMAGE, ContainerError, MetadataError, ParameterError
+from streamxf.errors import DAMAGE, ContainerError, MetadataError, ParameterError, StreamxfError
 from streamxf.formats.opening import contents_of
 from streamxf.manager.record import Record
 from streamxf.tuning.sample import StoredTensors, take_sample
@@ -27,10 +27,12 @@ class Choice:
 
     - `record`: the newest that passed.
     - `skipped`: newer ones that did not, each with the reason.
+    - `save_id`: of that record's save, once somebody has asked for it.
     """
 
     record: Record | None = None
     skipped: dict[str, str] = field(default_factory=dict)
+    save_id: str | None = None
 
 
 def choose(storage: Storage, records: Iterable[Record], access: Access, verify: Verify = "sample") -> Choice:
@@ -79,6 +81,15 @@ def damage_of(storage: Storage, record: Record, access: Access, verify: Verify) 
             raise
         return f"{type(error).__name__}: {error}"[:_TEXT]
     return None
+
+
+def save_id_of(child: Storage) -> str | None:
+    """streamxf's id of the save that a folder has now; None of metadata that has none, or cannot be read."""
+    try:
+        index = read_metadata(child, GLOBAL, Access(), listing=True).index
+    except (StreamxfError, FileNotFoundError):
+        return None
+    return index.save_id if index is not None else None
 
 
 def is_damage(error: BaseException) -> bool:

@@ -125,8 +125,9 @@ def forget_in(
     *,
     dry_run: bool = False,
     series: str | None = None,
+    protected: str | None = None,
 ) -> ForgetReport:
-    """The same; with `series`, for the checkpoints of that one alone."""
+    """The same; with `series`, for the checkpoints of that one alone. The one named `protected` stays."""
     if not dry_run:
         finish_removals(storage)
     catalog = read_catalog(storage)
@@ -143,6 +144,8 @@ def forget_in(
         for name in decided:
             if name in catalog.saving:
                 decided[name] += ("is being saved",)
+            if name == protected:
+                decided[name] += ("was just saved",)
             if name in targets:
                 decided[name] += (f"link {targets[name]}",)
         in_use |= {name: readers[name] for name, why in decided.items() if not why and name in readers}

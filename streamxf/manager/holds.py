@@ -17,8 +17,8 @@ from typing import Any
 
 from streamxf.checkpoint.publish import DAY
 from streamxf.checkpoint.storage import Storage, storage_errors
-from streamxf.errors import NoCheckpointError, ParameterError
-from streamxf.manager.catalog import FOLDER, read_catalog
+from streamxf.errors import MetadataError, NoCheckpointError, ParameterError
+from streamxf.manager.catalog import FOLDER, RunCatalog, read_catalog
 from streamxf.manager.listing import look
 
 _FOLDER = f"{FOLDER}/holds"
@@ -66,7 +66,11 @@ def holding(storage: Storage, name: str) -> Iterator[None]:
         storage.put(file, b"", sync=False)
     try:
         with storage_errors(storage.given):
-            record = look(storage, name, read_catalog(storage))
+            try:
+                catalog = read_catalog(storage)
+            except MetadataError:  # nothing is removed, then
+                catalog = RunCatalog()
+            record = look(storage, name, catalog)
         if record is None or record.state != "complete":
             state = "there is none" if record is None else f"it is {record.state}"
             raise NoCheckpointError(f"no complete checkpoint: {state}", file=storage.full(name))

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from streamxf.checkpoint.access import Access
@@ -45,24 +46,27 @@ class Keeper:
         that were killed is put in order.
         """
         self._first()
-        self._submit(f"the save of {name} could not be noted", self._note, name, dict(metrics))
+        saving = Saving(time.time(), dict(metrics), None)
+        if self._storage.local is not None:  # now, since a small save is published before this thread comes to it
+            saving = self._over(name, saving)
+        self._submit(f"the save of {name} could not be noted", self._note, name, saving)
 
     def commit(self, name: str) -> None:
         """Note that a save is published, and then remove what the rules do not keep."""
         self._submit(f"{name} is saved, and could not be entered in the catalog", self._commit, name, {})
-        self._submit("older checkpoints could not be removed", self._forget)
+        self._submit("older checkpoints could not be removed", self._forget, name)
 
     def announce(self, name: str) -> None:
         """Note that a save begins which is complete only once it is committed. Waits, and raises what goes wrong: it
         must be known before anything in the folder is overwritten.
         """
         self._first()
-        self._pool.submit(self._note, name, {}, commits=True).result()
+        self._pool.submit(self._note, name, Saving(time.time(), {}, None, commits=True)).result()
 
     def complete(self, name: str, metrics: Mapping[str, float]) -> None:
         """Note that it is complete. Waits, and raises what goes wrong; then removes what the rules do not keep."""
         self._pool.submit(self._commit, name, dict(metrics)).result()
-        self._submit("older checkpoints could not be removed", self._forget)
+        self._submit("older checkpoints could not be removed", self._forget, name)
 
     def give_up(self, name: str) -> None:
         """Note that a save failed."""
@@ -98,6 +102,10 @@ class Keeper:
 
         return self._pool.submit(work)
 
+    def _over(self, name: str, saving: Saving) -> Saving:
+        """A save, with what it replaces."""
+        return replace(saving, replaced=mark_of(self._storage, name))
+
     # -- in the keeper's thread --------------------------------------------------------------------
 
     def _change(self, change: Callable[[RunCatalog, Session], None]) -> None:
@@ -111,32 +119,41 @@ class Keeper:
 
         change_catalog(self._storage, both)
 
-    def _note(self, name: str, metrics: dict[str, float], commits: bool = False) -> None:
-        now = time.time()
+    def _note(self, name: str, saving: Saving) -> None:
+        if self._storage.local is None:
+            saving = self._over(name, saving)
 
         def note(catalog: RunCatalog, _: Session) -> None:
             catalog.removing.pop(name, None)
-            catalog.saving[name] = Saving(now, metrics, mark_of(self._storage, name), commits)
-            if commits:
+            catalog.saving[name] = saving
+            if saving.commits:
                 catalog.saved.pop(name, None)
 
         self._change(note)
 
     def _commit(self, name: str, more: dict[str, float]) -> None:
         def commit(catalog: RunCatalog, _: Session) -> None:
-            saving = catalog.saving.pop(name, None)
-            when, metrics = (saving.time, saving.metrics) if saving is not None else (time.time(), {})
-            child = self._storage.child(name)
             mark = mark_of(self._storage, name)
-            catalog.saved[name] = Record(name, when, size_of(child), {**metrics, **more}, mark=mark)
+            known, saving = catalog.saved.get(name), catalog.saving.pop(name, None)
+            if saving is not None:
+                when, metrics = saving.time, saving.metrics
+            elif known is not None and known.mark == mark:  # the next job of the run has entered it already
+                when, metrics = known.time, known.metrics
+            else:
+                when, metrics = time.time(), {}
+            size = size_of(self._storage.child(name))
+            catalog.saved[name] = Record(name, when, size, {**metrics, **more}, mark=mark)
 
         self._change(commit)
 
     def _give_up(self, name: str) -> None:
+        # its files are left to the writers: the same step may be saved again by now
         self._change(lambda catalog, _: _drop(catalog, name))
 
-    def _forget(self) -> None:
-        report = forget_in(self._storage, self._keep, self._access, self._verify, series=self._series)
+    def _forget(self, saved: str) -> None:
+        """Whatever the rules say of the step, the job's own last save stays: it may have resumed from an older step."""
+        storage, keep = self._storage, self._keep
+        report = forget_in(storage, keep, self._access, self._verify, series=self._series, protected=saved)
         if report.removed:
             _log.info("removed %s", some(report.removed))
         for name, reason in report.failed.items():

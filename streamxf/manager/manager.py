@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,17 +28,17 @@ from streamxf.checkpoint.storage import Storage, is_url, storage_errors
 from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
 from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader
 from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter, chain_and_keys
-from streamxf.errors import NoCheckpointError, ParameterError, escaped
+from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, escaped
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, gloo_group
-from streamxf.manager.catalog import read_catalog
-from streamxf.manager.choice import Choice, Verify, check_verify, choose, is_damage
+from streamxf.manager.catalog import RunCatalog, read_catalog
+from streamxf.manager.choice import Choice, Verify, check_verify, choose, is_damage, save_id_of
 from streamxf.manager.holds import holding
 from streamxf.manager.interval import Interval
 from streamxf.manager.keeper import Keeper
 from streamxf.manager.listing import survey
 from streamxf.manager.notices import Notices
-from streamxf.manager.record import numbers_in, series_of
+from streamxf.manager.record import Record, numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import SaveTimer, Schedule
 from streamxf.wording import listed
@@ -150,13 +152,16 @@ class CheckpointManager:
         self._name = name
         self._options = dict(storage_options or {})
         self._writer, self._reader = dict(writer or {}), {"keys": ring, **(reader or {})}
-        self._storage = Storage.of(run, storage_options)
+        # a relative path means what it means now, wherever the job changes to
+        self._storage = Storage.of(run if is_url(run) else os.path.abspath(run), storage_options)
         reading = {key: self._reader[key] for key in ("trust", "allow_unsigned") if key in self._reader}
         self._access = Access.of(self._reader["keys"], **reading)
         self._make_writer(0)  # so that arguments which do not fit are refused now
         self._make_reader(self._storage.given)
         self.stopping = False
         self._holds = ExitStack()
+        if mode == "process" and not (dist.is_available() and dist.is_initialized()):
+            raise ParameterError("async_save='process' needs torch.distributed to be initialized; 'thread' does not")
         self._agreement = Agreement(process_group)
         self._groups: list[Any] = [
             gloo_group(process_group) if self._agreement.size > 1 else None for _ in range(in_flight if mode else 1)
@@ -244,9 +249,10 @@ class CheckpointManager:
             If the save failed on any rank; with `async_save`, if an earlier one did. What was there before still loads.
         """
         began = time.monotonic()
-        while self._saving_too_many():
-            self._collect(1)
+        self._check_open()
         name = _named(self._name, step)
+        while self._saving_too_many() or any(saving.name == name for saving in self._saving):
+            self._collect(1)
         self._release()
         if self._keeper is not None:
             self._keeper.begin(name, _floats(metrics))
@@ -262,15 +268,17 @@ class CheckpointManager:
             "process_group": self._groups[group],
             "no_dist": self._agreement.size == 1,
         }
-        if self._async is None:
-            try:
+        try:
+            if self._async is None:
                 dcp_save(state, **given)
-            except BaseException:
-                self._give_up(name)
-                raise
+            else:
+                future = dcp_async_save(state, async_checkpointer_type=_ASYNC[self._async], **given)
+        except BaseException:
+            self._give_up(name)
+            raise
+        if self._async is None:
             self._published(name)
         else:
-            future = dcp_async_save(state, async_checkpointer_type=_ASYNC[self._async], **given)
             assert isinstance(future, Future)  # the writer makes the copies, and not a stager of the caller's
             future.add_done_callback(lambda _: self._timer.finished(time.monotonic() - began))
             self._saving.append(_Saving(name, future, group))
@@ -310,6 +318,7 @@ class CheckpointManager:
 
     def wait(self) -> None:
         """Wait for all saves in the background, and for removals. Raises what a save failed with."""
+        self._check_open()
         self._collect(len(self._saving))
         if self._keeper is not None:
             self._keeper.wait()
@@ -343,10 +352,11 @@ class CheckpointManager:
         """
         self.wait()
         skipped: dict[str, str] = {}
-        while (choice := self._choose(skipped, step)).record is not None:
+        while (choice := self._choose(skipped, step, damaged_catalog=True)).record is not None:
             record = choice.record
             path = self._storage.full(record.name)
-            reader = self._make_reader(path)
+            # or ranks might load two saves, if one is replaced at this moment
+            reader = self._make_reader(path, expect_save_id=choice.save_id)
             try:
                 dcp_load(
                     state,
@@ -372,7 +382,7 @@ class CheckpointManager:
         themselves; None if there is none yet. It is not removed before the next save. Raises as `resume`.
         """
         self.wait()
-        record = self._choose({}, None).record
+        record = self._choose({}, None, damaged_catalog=False).record
         return self._storage.full(record.name) if record is not None else None
 
     # -- the end -------------------------------------------------------------------------------------
@@ -408,13 +418,13 @@ class CheckpointManager:
 
     # -- helpers -------------------------------------------------------------------------------------
 
-    def _choose(self, skipped: dict[str, str], step: int | None) -> Choice:
+    def _choose(self, skipped: dict[str, str], step: int | None, *, damaged_catalog: bool) -> Choice:
         """What rank 0 chooses, and holds, among what was not skipped before; the reasons for skipping are logged."""
 
         def find() -> Choice:
             with storage_errors(self._storage.given):
                 while True:
-                    records = survey(self._storage, read_catalog(self._storage))
+                    records = self._records(damaged_catalog)
                     own = [record for record in records if record.series == self._series]
                     wanted = [record for record in own if record.name not in skipped]
                     if step is not None:
@@ -426,6 +436,13 @@ class CheckpointManager:
                         self._holds.enter_context(holding(self._storage, found.record.name))
                     except NoCheckpointError:
                         continue  # someone has begun to remove it
+                    except OSError as error:
+                        if not isinstance(error, PermissionError) and error.errno != errno.EROFS:
+                            raise
+                        _log.warning(
+                            "nothing keeps %s from being removed while it is read: %s", found.record.name, error
+                        )
+                    found.save_id = save_id_of(self._storage.child(found.record.name))
                     return found
 
         choice = self._agreement.broadcast(find)
@@ -442,11 +459,25 @@ class CheckpointManager:
             )
         return choice
 
+    def _records(self, damaged_catalog: bool) -> list[Record]:
+        """The run's checkpoints. With `damaged_catalog` a damaged one is done without: what dcp.save saved is complete
+        when it has metadata, but of what a framework saved only the catalog says so.
+        """
+        try:
+            return survey(self._storage, read_catalog(self._storage))
+        except MetadataError as error:
+            records = survey(self._storage, RunCatalog()) if damaged_catalog else []
+            if not any(record.state == "complete" for record in records):
+                raise
+            _log.warning("resuming without the catalog: %s", escaped(str(error)))
+            return records
+
     def _release(self) -> None:
         self._holds.close()
 
     def _on_rank_0(self, call: Callable[[Keeper], None]) -> None:
         """Have rank 0 do something, and wait for it; what it raises is raised on every rank."""
+        self._check_open()
         keeper = self._keeper
         self._agreement.broadcast(lambda: call(keeper) if keeper is not None else None)
 
@@ -458,6 +489,10 @@ class CheckpointManager:
         if self._keeper is not None:
             self._keeper.give_up(name)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ParameterError("this CheckpointManager is closed; use it inside its with block")
+
     def _saving_too_many(self) -> bool:
         return len(self._saving) >= self._most
 
@@ -465,6 +500,8 @@ class CheckpointManager:
         """Take the first of the saves in the background, once they are done; raises what the first one failed with."""
         failure: BaseException | None = None
         for _ in range(count):
+            # if this is interrupted, by Ctrl-C say, the save is still under way
+            futures.wait([self._saving[0].future])
             saving = self._saving.popleft()
             self._finished += 1
             try:
@@ -489,10 +526,11 @@ class CheckpointManager:
             return FsspecWriter(path, chain=self._chain, **self._writer, **self._options)
         return FileSystemWriter(path, chain=self._chain, **self._writer)
 
-    def _make_reader(self, path: str) -> ChainReaderMixin:
+    def _make_reader(self, path: str, **more: Any) -> ChainReaderMixin:
+        options = {**more, **self._reader}
         if is_url(path) or self._options:
-            return FsspecReader(path, **self._reader, **self._options)
-        return FileSystemReader(path, **self._reader)
+            return FsspecReader(path, **options, **self._options)
+        return FileSystemReader(path, **options)
 
 
 def _floats(metrics: Mapping[str, float] | None) -> dict[str, float]:

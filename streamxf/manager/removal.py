@@ -7,13 +7,14 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from streamxf.checkpoint.disk import ONE_PUT
 from streamxf.checkpoint.metadata import is_metadata_name
 from streamxf.checkpoint.publish import DAY, locked, made_by_writers
 from streamxf.checkpoint.storage import Storage
+from streamxf.errors import StreamxfError
 from streamxf.manager.catalog import RunCatalog, Saving, change_catalog, read_catalog
 from streamxf.manager.holds import held
 from streamxf.manager.listing import ONE_BY_ONE, entries_of, files_below, mark_of
@@ -57,10 +58,18 @@ def _remove_noted(storage: Storage, names: list[str]) -> tuple[list[str], dict[s
             in_use[name] = readers[name]
         else:
             gone.append(name)
-    failed = _remove_folders(storage, gone) if storage.local is not None else _remove_objects(storage, gone)
+    if storage.local is not None:
+        failed = _remove_folders(storage, gone, catalog.removing)
+    else:
+        failed = _remove_objects(storage, gone)
     removed = [name for name in gone if name not in failed]
 
     def drop(catalog: RunCatalog) -> None:
+        for name in again:
+            # what is known of the save that was to go says nothing of the one that is there
+            known = catalog.saved.get(name)
+            if known is not None and name in catalog.removing and known.mark == catalog.removing[name]:
+                del catalog.saved[name]
         for name in (*removed, *in_use, *again):
             catalog.removing.pop(name, None)
         for name in removed:
@@ -82,28 +91,37 @@ def remove_leftover(storage: Storage, name: str, saving: Saving) -> bool:
             return False
         if not saving.commits and not all(made_by_writers(file) and not is_metadata_name(file) for file in files):
             return False
-        return not (_remove_folders if storage.local is not None else _remove_objects)(storage, [name])
+        if storage.local is None:
+            return not _remove_objects(storage, [name])
+        _remove_folder(os.path.join(storage.local, name))
+    return True
 
 
-def _remove_folders(storage: Storage, names: Iterable[str]) -> dict[str, str]:
-    """Remove folders with all that is in them, and their metadata first, for readers that do not know the catalog; what
-    could not be removed, with the reason.
-    """
+def _remove_folders(storage: Storage, names: Iterable[str], marks: Mapping[str, str | None]) -> dict[str, str]:
+    """Remove folders of saves with these marks; what could not be removed, with the reason."""
     failed: dict[str, str] = {}
     for name in names:
         path = os.path.join(storage.local or "", name)
         try:
-            if os.path.islink(path):
-                os.unlink(path)
-                continue
+            with locked(storage.child(name)):  # or a save might be published between this look and the removal
+                if mark_of(storage, name) in (None, marks.get(name)):
+                    _remove_folder(path)
+                else:
+                    failed[name] = "another save has just been published there"
+        except (OSError, StreamxfError) as error:  # the others are removed all the same
+            failed[name] = f"{type(error).__name__}: {error}"
+    return failed
+
+
+def _remove_folder(path: str) -> None:
+    """Remove a folder with all that is in it, and its metadata first, for readers that do not know the catalog."""
+    if os.path.islink(path):
+        os.unlink(path)
+    while os.path.lexists(path):
+        with suppress(FileNotFoundError):  # someone else removes it, too
             for file in filter(is_metadata_name, os.listdir(path)):
                 os.unlink(os.path.join(path, file))
             shutil.rmtree(path)
-        except FileNotFoundError:
-            """Someone else removed it, too."""
-        except OSError as error:  # the others are removed all the same
-            failed[name] = f"{type(error).__name__}: {error}"
-    return failed
 
 
 def _remove_objects(storage: Storage, names: list[str]) -> dict[str, str]:

@@ -1,0 +1,283 @@
+"""What a job resumes from: the newest that is as it was saved, and an error where a fresh start would be a mistake."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+import streamxf
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError
+from streamxf.manager import holds as module_of_holds
+from streamxf.manager import manager as module
+from streamxf.manager import removal as module_of_removal
+from streamxf.manager.catalog import CATALOG, change_catalog
+from streamxf.manager.forget import forget
+from streamxf.manager.holds import held, hold
+from streamxf.manager.manager import CheckpointManager
+from streamxf.manager.retention import Retention
+
+from .runs import blank, complete, damage, is_at, saved_run, state_at
+
+HOLDS = ".streamxf/holds"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    saved_run(tmp_path / "run", 1, 2, 3)
+    return tmp_path / "run"
+
+
+def resumed(run: Path | str, **options: Any) -> int | None:
+    """The step that a new job resumes from; what it loads must be of that step."""
+    state = blank()
+    with CheckpointManager(run, **options) as manager:
+        step = manager.resume(state)
+    assert step is None or is_at(state, step)
+    return step
+
+
+def holds_of(run: Path) -> list[str]:
+    return os.listdir(run / HOLDS) if (run / HOLDS).exists() else []
+
+
+def test_a_new_run_begins_at_the_beginning(tmp_path: Path) -> None:
+    assert resumed(tmp_path / "run") is None
+    (tmp_path / "run" / "step-7").mkdir(parents=True)
+    (tmp_path / "run" / "step-7" / f"__0_0_{'a' * 32}.distcp").write_bytes(b"of a first save that was killed")
+    assert resumed(tmp_path / "run") is None
+
+
+@pytest.mark.parametrize("verify", ["none", "sample", "whole"])
+def test_the_newest_one_is_resumed_from(run: Path, verify: Any) -> None:
+    assert resumed(run, verify=verify) == 3
+    assert holds_of(run) == []
+
+
+def test_numbers_decide_which_is_the_newest_and_not_clocks(run: Path) -> None:
+    saved_run(run, 10)
+    for file in (run / "step-2").iterdir():
+        os.utime(file, (4e9, 4e9))
+    assert resumed(run) == 10
+
+
+@pytest.mark.parametrize("verify", ["none", "sample", "whole"])
+def test_damage_makes_it_fall_back_with_the_reason(run: Path, verify: Any, caplog: pytest.LogCaptureFixture) -> None:
+    damage(run / "step-3")
+    assert resumed(run, verify=verify) == 2
+    assert f"{run}/step-3 is not resumed from: " in caplog.text
+    assert complete(run) == ["step-1", "step-2", "step-3"]
+
+
+def test_damage_that_only_the_load_finds_makes_it_fall_back(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (file,) = (run / "step-3").glob("*.distcp")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    assert resumed(run, verify="none", chain="floatzip+checksum") == 2
+    assert f"{run}/step-3 does not load: " in caplog.text
+
+
+def test_a_save_without_its_metadata_is_none(run: Path) -> None:
+    (run / "step-3" / ".metadata").unlink()
+    assert resumed(run) == 2
+
+
+def test_nothing_usable_is_no_fresh_start(run: Path) -> None:
+    for step in (1, 2, 3):
+        damage(run / f"step-{step}")
+    for ask in (lambda manager: manager.resume(blank()), CheckpointManager.latest):
+        with CheckpointManager(run) as manager, pytest.raises(NoCheckpointError, match="no checkpoint can be resumed"):
+            ask(manager)
+    assert complete(run) == ["step-1", "step-2", "step-3"]
+
+
+def test_one_step_and_no_other_may_be_asked_for(run: Path) -> None:
+    state = blank()
+    with CheckpointManager(run) as manager:
+        assert manager.resume(state, step=2) == 2
+        assert is_at(state, 2)
+        with pytest.raises(NoCheckpointError, match="of step 9"):
+            manager.resume(state, step=9)
+    damage(run / "step-2")
+    with CheckpointManager(run) as manager, pytest.raises(NoCheckpointError, match="of step 2"):
+        manager.resume(state, step=2)
+
+
+def test_a_state_that_does_not_fit_is_an_error_and_no_damage(run: Path) -> None:
+    with CheckpointManager(run) as manager:
+        for state in ({**blank(), "weight": torch.zeros(7)}, {**blank(), "other": torch.zeros(7)}):
+            with pytest.raises((CheckpointException, RuntimeError, ValueError)):
+                manager.resume(state)
+    assert holds_of(run) == []
+
+
+def test_a_missing_key_is_an_error_and_no_damage(tmp_path: Path, key: streamxf.Key) -> None:
+    saved_run(tmp_path, 1, chain="encrypt", keys=key)
+    with CheckpointManager(tmp_path) as manager, pytest.raises(KeyMissingError):
+        manager.resume(blank())
+    assert resumed(tmp_path, chain="encrypt", keys=key) == 1
+
+
+def test_saves_of_torchs_own_writer_are_resumed_from(tmp_path: Path) -> None:
+    dcp.save(state_at(4), storage_writer=dcp.FileSystemWriter(tmp_path / "step-4"))
+    assert resumed(tmp_path) == 4
+
+
+# -- while others remove and save --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def during_load(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> Iterator[None]:
+    """Do something between the choice of a checkpoint and its load."""
+    load = module.dcp_load
+
+    def acting(*arguments: Any, **options: Any) -> None:
+        act()
+        load(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "dcp_load", acting)
+        yield
+
+
+def test_what_is_being_loaded_is_not_removed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(run, 4)
+    damage(run / "step-4")  # or it would stay as the newest one
+    reports = []
+    keep = Retention(steps=[1])
+    with during_load(monkeypatch, lambda: reports.append(forget(run, keep))):
+        assert resumed(run) == 3
+    (report,) = reports
+    assert report.removed == ("step-2",)
+    assert list(report.in_use) == ["step-3"] or "step-3" in report.kept
+    assert holds_of(run) == []
+
+
+def test_a_removal_that_has_begun_makes_it_choose_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It notes the removal after the choice and before the hold."""
+    holding = module.holding
+    asked = []
+
+    def removed_first(storage: Storage, name: str) -> Any:
+        asked.append(name)
+        if name == "step-3":
+            change_catalog(storage, lambda catalog: catalog.removing.update({name: catalog.saved[name].mark}))
+        return holding(storage, name)
+
+    monkeypatch.setattr(module, "holding", removed_first)
+    assert resumed(run) == 2
+    assert asked == ["step-3", "step-2"]
+    assert holds_of(run) == []
+
+
+def test_a_save_that_is_replaced_at_that_moment_is_not_loaded_in_part(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def replace() -> None:
+        if not replaced:
+            replaced.append(True)
+            dcp.save(state_at(9), storage_writer=streamxf.FileSystemWriter(run / "step-3"))
+
+    replaced: list[bool] = []
+    with during_load(monkeypatch, replace):
+        assert resumed(run) == 2
+    assert "step-3 does not load: IdentityError" in caplog.text
+
+
+def test_a_hold_and_a_removal_never_both_go_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pauses where it has noted its intention and has not looked yet, in each order."""
+    storage = Storage.of(run)
+    for first in ("hold", "removal"):
+        saved_run(run, 1)
+        noted, go_on = threading.Event(), threading.Event()
+        here = threading.current_thread()
+        look, looks_for_holds = module_of_holds.look, module_of_removal.held
+
+        def pausing(call: Callable[..., Any], here: Any = here, noted: Any = noted, go_on: Any = go_on) -> Any:
+            def paused(*arguments: Any, **options: Any) -> Any:
+                if threading.current_thread() is not here:
+                    noted.set()
+                    assert go_on.wait(60)
+                return call(*arguments, **options)
+
+            return paused
+
+        results: dict[str, bool] = {}
+
+        def try_to_hold(results: dict[str, bool] = results) -> None:
+            try:
+                with hold(run / "step-1"):
+                    results["hold"] = (run / "step-1" / ".metadata").exists()
+            except NoCheckpointError:
+                results["hold"] = False
+
+        def try_to_remove(results: dict[str, bool] = results) -> None:
+            results["removal"] = module_of_removal.remove_checkpoints(storage, ["step-1"])[0] == ["step-1"]
+
+        with monkeypatch.context() as patched:
+            patched.setattr(module_of_holds, "look", pausing(look))
+            patched.setattr(module_of_removal, "held", pausing(looks_for_holds))
+            calls = {"hold": try_to_hold, "removal": try_to_remove}
+            thread = threading.Thread(target=calls.pop(first))
+            thread.start()
+            assert noted.wait(60)
+            (second,) = calls.values()
+            second()
+            go_on.set()
+            thread.join(60)
+        assert not (results["hold"] and results["removal"]), (first, results)
+        assert (run / "step-1" / ".metadata").exists() is not results["removal"]
+        assert held(storage) == {}
+
+
+# -- runs that are not as they should be -------------------------------------------------------------------------------
+
+
+def test_a_damaged_catalog_does_not_keep_a_job_from_resuming(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (run / CATALOG).write_bytes(b'{"version": 1')
+    assert resumed(run) == 3
+    assert "resuming without the catalog" in caplog.text
+
+
+def test_a_damaged_catalog_counts_where_it_alone_knows_what_is_complete(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        (tmp_path / manager.begin(1)).mkdir()
+        (tmp_path / "step-1" / "model.bin").write_bytes(b"weights")
+        manager.commit(1)
+    (tmp_path / CATALOG).write_bytes(b"{}")
+    with CheckpointManager(tmp_path) as manager:
+        with pytest.raises(MetadataError, match="damaged"):
+            manager.latest()
+        with pytest.raises(MetadataError, match="damaged"):
+            manager.resume(blank())
+
+
+def test_a_lost_catalog_costs_metrics_only(run: Path) -> None:
+    shutil.rmtree(run / ".streamxf")
+    assert resumed(run) == 3
+    assert complete(run) == ["step-1", "step-2", "step-3"]
+
+
+def test_a_folder_that_may_only_be_read_is_resumed_from(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(storage: Storage, name: str, *_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", storage.full(name))
+
+    monkeypatch.setattr(Storage, "put", refuse)
+    assert resumed(run) == 3
+    with CheckpointManager(run) as manager:
+        assert manager.latest() == str(run / "step-3")
+    assert "nothing keeps step-3 from being removed while it is read" in caplog.text
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
