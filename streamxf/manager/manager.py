@@ -411,7 +411,7 @@ class CheckpointManager:
             stack.callback(self._agreement.close, failed=error is not None)
             try:
                 self._collect(len(self._saving))
-            except Exception as failure:
+            except (Exception, CheckpointException) as failure:  # torch's is a BaseException
                 if error is None:
                     raise
                 _log.error("a save in the background failed: %s", escaped(f"{type(failure).__name__}: {failure}"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 
 from streamxf.checkpoint.disk import ONE_PUT
@@ -46,21 +46,34 @@ def finish_removals(storage: Storage) -> None:
 def _remove_noted(storage: Storage, names: list[str]) -> tuple[list[str], dict[str, str], dict[str, str]]:
     catalog = read_catalog(storage)
     readers = held(storage)
-    entries = entries_of(storage, names)
+    entries = entries_of(storage, names) if storage.local is None else None
     gone: list[str] = []
     in_use: dict[str, str] = {}
+    failed: dict[str, str] = {}
     again: list[str] = []  # another save has been published there since
-    for name in names:
-        noted, mark = catalog.removing.get(name), mark_of(storage, name, entries(name))
+
+    def may_go(name: str) -> bool:
+        noted = catalog.removing.get(name)
+        mark = mark_of(storage, name, entries(name) if entries is not None else None)
         if mark is not None and mark != noted:
             again.append(name)
         elif name in readers and mark == noted:
             in_use[name] = readers[name]
         else:
-            gone.append(name)
-    if storage.local is not None:
-        failed = _remove_folders(storage, gone, catalog.removing)
+            return True
+        return False
+
+    if entries is None:
+        for name in names:
+            try:
+                with locked(storage.child(name)):  # or a save might be published between the look and the removal
+                    if may_go(name):
+                        _remove_folder(os.path.join(storage.local or "", name))
+                        gone.append(name)
+            except (OSError, StreamxfError) as error:  # the others are removed all the same
+                failed[name] = f"{type(error).__name__}: {error}"
     else:
+        gone = [name for name in names if may_go(name)]
         failed = _remove_objects(storage, gone)
     removed = [name for name in gone if name not in failed]
 
@@ -95,22 +108,6 @@ def remove_leftover(storage: Storage, name: str, saving: Saving) -> bool:
             return not _remove_objects(storage, [name])
         _remove_folder(os.path.join(storage.local, name))
     return True
-
-
-def _remove_folders(storage: Storage, names: Iterable[str], marks: Mapping[str, str | None]) -> dict[str, str]:
-    """Remove folders of saves with these marks; what could not be removed, with the reason."""
-    failed: dict[str, str] = {}
-    for name in names:
-        path = os.path.join(storage.local or "", name)
-        try:
-            with locked(storage.child(name)):  # or a save might be published between this look and the removal
-                if mark_of(storage, name) in (None, marks.get(name)):
-                    _remove_folder(path)
-                else:
-                    failed[name] = "another save has just been published there"
-        except (OSError, StreamxfError) as error:  # the others are removed all the same
-            failed[name] = f"{type(error).__name__}: {error}"
-    return failed
 
 
 def _remove_folder(path: str) -> None:
