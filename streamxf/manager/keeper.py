@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 from streamxf.checkpoint.access import Access
@@ -27,8 +26,9 @@ _log = logging.getLogger(__name__)
 class Keeper:
     """Keeps the catalog and the rules of retention; on rank 0 alone.
 
-    Its calls return at once, and what they ask for is done in their order. An error is logged: a checkpoint that was
-    saved is good without its metrics, and one that could not be removed is removed after the next save.
+    What its calls ask for is done in their order, and few of them wait for it. An error is logged, unless a call says
+    otherwise: a checkpoint that was saved is good without its metrics, and one that could not be removed is removed
+    after the next save.
     """
 
     def __init__(self, storage: Storage, keep: Retention, series: str, access: Access, verify: Verify) -> None:
@@ -42,13 +42,8 @@ class Keeper:
         self._saves = False
 
     def begin(self, name: str, metrics: Mapping[str, float]) -> None:
-        """Note that a save begins. With the first one this process is the one that saves to the run: what others left
-        that were killed is put in order.
-        """
-        self._first()
-        saving = Saving(time.time(), dict(metrics), None)
-        if self._storage.local is not None:  # now, since a small save is published before this thread comes to it
-            saving = self._over(name, saving)
+        """Note that a save begins; no rank may write before this returns. Raises what listing the folder raises."""
+        saving = Saving(time.time(), dict(metrics), self._cleared(name))
         self._submit(f"the save of {name} could not be noted", self._note, name, saving)
 
     def commit(self, name: str) -> None:
@@ -60,8 +55,8 @@ class Keeper:
         """Note that a save begins which is complete only once it is committed. Waits, and raises what goes wrong: it
         must be known before anything in the folder is overwritten.
         """
-        self._first()
-        self._pool.submit(self._note, name, Saving(time.time(), {}, None, commits=True)).result()
+        saving = Saving(time.time(), {}, self._cleared(name), commits=True)
+        self._pool.submit(self._note, name, saving).result()
 
     def complete(self, name: str, metrics: Mapping[str, float]) -> None:
         """Note that it is complete. Waits, and raises what goes wrong; then removes what the rules do not keep."""
@@ -88,10 +83,20 @@ class Keeper:
             self._submit("the end of the run could not be noted", self._change, lambda _, session: _end(session))
         self._pool.shutdown()
 
-    def _first(self) -> None:
+    def _cleared(self, name: str) -> str | None:
+        """The mark of what the folder of a save holds that begins; waits while something of it may be being removed.
+
+        With its first save this process becomes the one that saves to the run, and puts in order what those left that
+        were killed. One that only reads leaves the saves of others alone.
+        """
         if not self._saves:
             self._saves = True
-            self._submit("the run's folder could not be tidied up", self._tidy)
+            self._submit("what killed saves left could not be removed", self._tidy)
+            self.wait()
+        if not self._storage.child(name).names(()):
+            return None
+        self.wait()
+        return mark_of(self._storage, name)
 
     def _submit(self, failure: str, call: Callable[..., Any], *arguments: Any) -> Future[None]:
         def work() -> None:
@@ -101,10 +106,6 @@ class Keeper:
                 _log.error("%s: %s", failure, escaped(f"{type(error).__name__}: {error}"))
 
         return self._pool.submit(work)
-
-    def _over(self, name: str, saving: Saving) -> Saving:
-        """A save, with what it replaces."""
-        return replace(saving, replaced=mark_of(self._storage, name))
 
     # -- in the keeper's thread --------------------------------------------------------------------
 
@@ -120,9 +121,6 @@ class Keeper:
         change_catalog(self._storage, both)
 
     def _note(self, name: str, saving: Saving) -> None:
-        if self._storage.local is None:
-            saving = self._over(name, saving)
-
         def note(catalog: RunCatalog, _: Session) -> None:
             catalog.removing.pop(name, None)
             catalog.saving[name] = saving

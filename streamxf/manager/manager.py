@@ -254,8 +254,8 @@ class CheckpointManager:
         while self._saving_too_many() or any(saving.name == name for saving in self._saving):
             self._collect(1)
         self._release()
-        if self._keeper is not None:
-            self._keeper.begin(name, _floats(metrics))
+        numbers = _floats(metrics)
+        self._on_rank_0(lambda keeper: keeper.begin(name, numbers))
         self._timer.began()
         group = min(set(range(len(self._groups))) - {saving.group for saving in self._saving})
         writer = self._writers.get(group)
