@@ -26,32 +26,38 @@ def remove_checkpoints(storage: Storage, names: Iterable[str]) -> tuple[list[str
     """
     wanted = list(names)
 
-    def note(catalog: RunCatalog) -> list[str]:
-        free = [name for name in wanted if name not in catalog.saving]
-        for name in free:
-            known = catalog.saved.get(name)
-            catalog.removing[name] = known.mark if known is not None else mark_of(storage, name)
-        return free
+    def note(catalog: RunCatalog) -> dict[str, str | None]:
+        marks = {}
+        for name in wanted:
+            if name not in catalog.saving:
+                known = catalog.saved.get(name)
+                marks[name] = known.mark if known is not None else mark_of(storage, name)
+        catalog.removing |= marks
+        return marks
 
     return _remove_noted(storage, change_catalog(storage, note)) if wanted else ([], {}, {})
 
 
-def finish_removals(storage: Storage) -> None:
-    """Go on with what another process began to remove, and was killed."""
-    noted = read_catalog(storage).removing
-    if noted:
-        _remove_noted(storage, list(noted))
-
-
-def _remove_noted(storage: Storage, names: list[str]) -> tuple[list[str], dict[str, str], dict[str, str]]:
+def finish_removals(storage: Storage) -> RunCatalog:
+    """Go on with what another process began to remove, and was killed; returns the catalog as it is then."""
     catalog = read_catalog(storage)
+    if not catalog.removing:
+        return catalog
+    _remove_noted(storage, catalog.removing)
+    return read_catalog(storage)
+
+
+def _remove_noted(
+    storage: Storage, marks: Mapping[str, str | None]
+) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """Remove what is noted, each with the mark of the save that is to go."""
     readers = held(storage)
-    entries = entries_of(storage, names)
+    entries = entries_of(storage, marks)
     gone: list[str] = []
     in_use: dict[str, str] = {}
     again: list[str] = []  # another save has been published there since
-    for name in names:
-        noted, mark = catalog.removing.get(name), mark_of(storage, name, entries(name))
+    for name, noted in marks.items():
+        mark = mark_of(storage, name, entries(name))
         if mark is not None and mark != noted:
             again.append(name)
         elif name in readers and mark == noted:
@@ -59,7 +65,7 @@ def _remove_noted(storage: Storage, names: list[str]) -> tuple[list[str], dict[s
         else:
             gone.append(name)
     if storage.local is not None:
-        failed = _remove_folders(storage, gone, catalog.removing)
+        failed = _remove_folders(storage, gone, marks)
     else:
         failed = _remove_objects(storage, gone)
     removed = [name for name in gone if name not in failed]
