@@ -37,6 +37,7 @@ NAMES = (
     "writing",
     "async_saves",
     "publishing",
+    "manager",
     "verify",
     "pack",
     "commands",

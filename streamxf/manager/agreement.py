@@ -97,12 +97,13 @@ class Agreement:
         finished : int
             How many saves have finished on this rank so far.
         wait : bool
-            A save follows whatever the others say: wait until they are all here, and count what they know now.
+            A save follows whatever the others say, on every rank: wait until they are all here, and count what they
+            know now.
 
         Raises
         ------
         ParameterError
-            If ranks were at different steps.
+            If ranks are at different steps, or only some of them are about to save.
         """
         if self._is_alone():
             self._agreed = Flags(False, stop or self._agreed.stop, finished)
@@ -112,12 +113,11 @@ class Agreement:
         is_long, self._called = now - self._called > LONG_STEP, now
         if self.rank != 0 or wait or before.due:
             due = False
-        wait = wait or self._steps_are_long
-        flags = [due, stop, is_long and self.rank == 0, -finished, step, -step]
+        flags = [due, stop, is_long and self.rank == 0, -finished, step, -step, wait, -wait]
         tensor = torch.tensor(flags, dtype=torch.int64, device="cpu")
         work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         self._posted = work, tensor
-        if not wait:
+        if not (wait or self._steps_are_long):
             return before
         after = self._read()
         return replace(after, due=before.due or after.due)
@@ -185,11 +185,16 @@ class Agreement:
         if self._posted is not None:
             (work, tensor), self._posted = self._posted, None
             work.wait()
-            found, stop, is_long, unfinished, highest, lowest = tensor.tolist()
+            found, stop, is_long, unfinished, highest, lowest, some_save, all_save = tensor.tolist()
             if highest != -lowest:
                 raise ParameterError(
                     f"ranks are at different steps, from {-lowest} to {highest}: call should_save on every rank, once "
                     "in each step and with the same number"
+                )
+            if some_save != -all_save:
+                raise ParameterError(
+                    f"some ranks are about to save at step {highest}, and others are not: give all of them the same "
+                    "schedule, and should_save the same `last`"
                 )
             due, self._steps_are_long = bool(found), bool(is_long)
             self._agreed = Flags(False, bool(stop) or self._agreed.stop, -unfinished)

@@ -128,9 +128,7 @@ def forget_in(
     protected: str | None = None,
 ) -> ForgetReport:
     """The same; with `series`, for the checkpoints of that one alone. The one named `protected` stays."""
-    if not dry_run:
-        finish_removals(storage)
-    catalog = read_catalog(storage)
+    catalog = read_catalog(storage) if dry_run else finish_removals(storage)
     records = [record for record in survey(storage, catalog) if record.state == "complete"]
     found = sorted({record.series for record in records if series in (None, record.series)})
     readers = held(storage)

@@ -159,8 +159,7 @@ class Keeper:
 
     def _tidy(self) -> None:
         """Finish what a process left that was killed."""
-        finish_removals(self._storage)
-        catalog = read_catalog(self._storage)
+        catalog = finish_removals(self._storage)
         found = {name: look(self._storage, name, catalog) for name in catalog.saving}
         over = [
             name

@@ -9,6 +9,8 @@ from typing import Literal
 
 State = Literal["complete", "unfinished", "removing"]
 
+_NUMBER = re.compile("[0-9]+")
+
 
 @dataclass(frozen=True)
 class Record:
@@ -62,12 +64,12 @@ class Record:
 
 def is_numbered(name: str) -> bool:
     """Whether a name can be that of a checkpoint of a run: it has a number, and is not hidden."""
-    return not name.startswith(".") and re.search(r"[0-9]", name) is not None
+    return not name.startswith(".") and _NUMBER.search(name) is not None
 
 
 def series_of(name: str) -> str:
-    return re.sub(r"[0-9]+", "{}", name)
+    return _NUMBER.sub("{}", name)
 
 
 def numbers_in(name: str) -> list[int]:
-    return [int(digits) for digits in re.findall(r"[0-9]+", name)]
+    return [int(digits) for digits in _NUMBER.findall(name)]

@@ -26,35 +26,40 @@ def remove_checkpoints(storage: Storage, names: Iterable[str]) -> tuple[list[str
     """
     wanted = list(names)
 
-    def note(catalog: RunCatalog) -> list[str]:
-        free = [name for name in wanted if name not in catalog.saving]
-        for name in free:
-            known = catalog.saved.get(name)
-            catalog.removing[name] = known.mark if known is not None else mark_of(storage, name)
-        return free
+    def note(catalog: RunCatalog) -> dict[str, str | None]:
+        marks = {}
+        for name in wanted:
+            if name not in catalog.saving:
+                known = catalog.saved.get(name)
+                marks[name] = known.mark if known is not None else mark_of(storage, name)
+        catalog.removing |= marks
+        return marks
 
     return _remove_noted(storage, change_catalog(storage, note)) if wanted else ([], {}, {})
 
 
-def finish_removals(storage: Storage) -> None:
-    """Go on with what another process began to remove, and was killed."""
-    noted = read_catalog(storage).removing
-    if noted:
-        _remove_noted(storage, list(noted))
-
-
-def _remove_noted(storage: Storage, names: list[str]) -> tuple[list[str], dict[str, str], dict[str, str]]:
+def finish_removals(storage: Storage) -> RunCatalog:
+    """Go on with what another process began to remove, and was killed; returns the catalog as it is then."""
     catalog = read_catalog(storage)
+    if not catalog.removing:
+        return catalog
+    _remove_noted(storage, catalog.removing)
+    return read_catalog(storage)
+
+
+def _remove_noted(
+    storage: Storage, marks: Mapping[str, str | None]
+) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """Remove what is noted, each with the mark of the save that is to go."""
     readers = held(storage)
-    entries = entries_of(storage, names) if storage.local is None else None
+    entries = entries_of(storage, marks)
     gone: list[str] = []
     in_use: dict[str, str] = {}
     failed: dict[str, str] = {}
     again: list[str] = []  # another save has been published there since
 
     def may_go(name: str) -> bool:
-        noted = catalog.removing.get(name)
-        mark = mark_of(storage, name, entries(name) if entries is not None else None)
+        noted, mark = marks[name], mark_of(storage, name, entries(name))
         if mark is not None and mark != noted:
             again.append(name)
         elif name in readers and mark == noted:
@@ -63,17 +68,17 @@ def _remove_noted(storage: Storage, names: list[str]) -> tuple[list[str], dict[s
             return True
         return False
 
-    if entries is None:
-        for name in names:
+    if storage.local is not None:
+        for name in marks:
             try:
                 with locked(storage.child(name)):  # or a save might be published between the look and the removal
                     if may_go(name):
-                        _remove_folder(os.path.join(storage.local or "", name))
+                        _remove_folder(os.path.join(storage.local, name))
                         gone.append(name)
             except (OSError, StreamxfError) as error:  # the others are removed all the same
                 failed[name] = f"{type(error).__name__}: {error}"
     else:
-        gone = [name for name in names if may_go(name)]
+        gone = list(filter(may_go, marks))
         failed = _remove_objects(storage, gone)
     removed = [name for name in gone if name not in failed]
 
@@ -81,7 +86,7 @@ def _remove_noted(storage: Storage, names: list[str]) -> tuple[list[str], dict[s
         for name in again:
             # what is known of the save that was to go says nothing of the one that is there
             known = catalog.saved.get(name)
-            if known is not None and name in catalog.removing and known.mark == catalog.removing[name]:
+            if known is not None and known.mark == marks[name]:
                 del catalog.saved[name]
         for name in (*removed, *in_use, *again):
             catalog.removing.pop(name, None)

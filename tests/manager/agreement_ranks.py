@@ -110,6 +110,21 @@ def different_steps(folder: Path) -> Any:
     return {"done": done}
 
 
+def different_schedules(folder: Path) -> Any:
+    """Rank 0 alone is about to save at step 2; it is told before it does."""
+    agreement, rank = Agreement(), dist.get_rank()
+    done = []
+    try:
+        for step in (1, 2, 3):
+            agreement.exchange(step, wait=rank == 0 and step == 2)
+            done.append(step)
+    except ParameterError as error:
+        return {"done": done, "error": str(error)}
+    finally:
+        agreement.close()
+    return {"done": done}
+
+
 def messages(folder: Path) -> Any:
     """Rank 0's answer, and rank 0's error, on every rank, with an exchange under way."""
     agreement, rank = Agreement(), dist.get_rank()

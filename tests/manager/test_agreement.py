@@ -55,12 +55,13 @@ def test_ranks_agree(count: int, tmp_path: Path) -> None:
         "finished_on_all",
         "long_steps",
         "different_steps",
+        "different_schedules",
         "messages",
         "part_of_the_ranks",
         "closed_after_the_job",
     )
     # every rank the same, whatever its own flags were
-    for name in found.keys() - {"different_steps", "messages", "part_of_the_ranks"}:
+    for name in found.keys() - {"different_steps", "different_schedules", "messages", "part_of_the_ranks"}:
         assert found[name] == [found[name][0]] * count, name
     same = {name: reports[0] for name, reports in found.items()}
     assert [due for due, _, _ in same["one_step_late"]] == [False, False, True, False, False, False]
@@ -71,7 +72,8 @@ def test_ranks_agree(count: int, tmp_path: Path) -> None:
     assert same["finished_on_all"] == [0, *(step // count for step in range(1, 6))]
     assert same["long_steps"] == [[True, True, 0], [False, True, 0]]
     check_messages(found["messages"])
-    check_different_steps(found["different_steps"])
+    check_told(found["different_steps"], [10, 11], "from 12 to 13")
+    check_told(found["different_schedules"], [1], "save at step 2")
     check_parts(found["part_of_the_ranks"])
 
 
@@ -86,11 +88,11 @@ def check_messages(reports: list[Any]) -> None:
         }
 
 
-def check_different_steps(reports: list[Any]) -> None:
+def check_told(reports: list[Any], done: list[int], error: str) -> None:
     """Rank 0, which is about to save, is told before it does; the others at their next step."""
     for rank, report in enumerate(reports):
-        assert "from 12 to 13" in report["error"]
-        assert report["done"] == ([10, 11] if rank == 0 else [10, 11, 12])
+        assert error in report["error"]
+        assert report["done"] == (done if rank == 0 else [*done, done[-1] + 1])
 
 
 def check_parts(reports: list[Any]) -> None:
