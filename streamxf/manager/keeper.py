@@ -107,8 +107,8 @@ class Keeper:
 
     def _commit(self, name: str, more: dict[str, float]) -> None:
         def commit(catalog: RunCatalog, _: Session) -> None:
-            saving = catalog.saving.pop(name, None)
-            when, metrics = (saving.time, saving.metrics) if saving is not None else (time.time(), {})
+            known = catalog.saving.pop(name, None) or catalog.saved.get(name)
+            when, metrics = (known.time, known.metrics) if known is not None else (time.time(), {})
             child = self._storage.child(name)
             mark = mark_of(self._storage, name)
             catalog.saved[name] = Record(name, when, size_of(child), {**metrics, **more}, mark=mark)

@@ -288,8 +288,8 @@ class CheckpointManager:
         return self.path(step)
 
     def commit(self, step: int, *, metrics: Mapping[str, float] | None = None) -> None:
-        """Say that this rank's part of the save is complete that was announced by `begin`. `metrics` are as in `save`:
-        frameworks often know them only now.
+        """Say that this rank's part of the save is complete that was announced by `begin`. `metrics` are as in `save`;
+        those that are known later, such as a validation's, can be added by another call.
         """
         self._agreement.barrier()
         self._commit(_named(self._name, step), metrics)

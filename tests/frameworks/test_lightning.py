@@ -14,7 +14,7 @@ import streamxf
 from streamxf.errors import ChainError, ContainerError, KeyMissingError, ParameterError
 from streamxf.lightning import ChainCheckpointIO
 
-from .killed import EXAMPLES, assert_resumes, finished
+from .killed import EXAMPLES, assert_managed, finished, two_ranks
 
 STATE = {"state_dict": {"weight": torch.randn(300, 40)}, "epoch": 3}
 CHAIN = "floatzip+checksum+encrypt"
@@ -30,8 +30,12 @@ def lightning() -> Any:
 @pytest.mark.slow
 @pytest.mark.usefixtures("lightning")
 def test_killed_and_resumed(tmp_path: Path) -> None:
-    folder = assert_resumes(tmp_path, [sys.executable, EXAMPLES / "lightning_trainer.py"])
-    last = folder / "last.ckpt"
+    run = assert_managed(tmp_path, [sys.executable], [EXAMPLES / "lightning_trainer.py"])
+    records = streamxf.list_checkpoints(run)
+    assert [record.name for record in records][-2:] == ["step-9", "step-12"]
+    assert len(records) <= 3, "the last 2, and the best one"
+    assert all(record.metrics.keys() == {"loss"} for record in records)
+    last = run / "step-12" / "lightning.ckpt"
     with pytest.raises(Exception, match="load"):
         torch.load(last)
     with streamxf.open(last) as file:
@@ -40,13 +44,18 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lightning")
-@pytest.mark.parametrize("example", ["lightning_fsdp2.py", "fabric_fsdp2.py"])
-def test_fsdp2_killed_and_resumed(example: str, tmp_path: Path) -> None:
-    folder = assert_resumes(tmp_path, [sys.executable, EXAMPLES / example])
-    saved = sorted((path.parent for path in folder.glob("*step*/meta.pt")), key=lambda path: path.stat().st_mtime)
-    assert len(saved) == 4
-    for path in saved:  # by which the Trainer's example knows a whole checkpoint
-        assert (path / ".metadata").stat().st_mtime_ns <= (path / "meta.pt").stat().st_mtime_ns
+@pytest.mark.parametrize(
+    ("launcher", "example", "part"),
+    [(two_ranks(), "lightning_fsdp2.py", "lightning.ckpt"), ([sys.executable], "fabric_fsdp2.py", "")],
+    ids=["trainer", "fabric"],
+)
+def test_fsdp2_killed_and_resumed(launcher: list[str | Path], example: str, part: str, tmp_path: Path) -> None:
+    run = assert_managed(tmp_path, launcher, [EXAMPLES / example])
+    records = streamxf.list_checkpoints(run)
+    assert [record.name for record in records][-2:] == ["step-9", "step-12"]
+    assert len(records) <= 3, "the last 2, and the best one"
+    assert all(record.metrics.keys() == {"loss"} for record in records)
+    saved = [run / record.name / part for record in records]
     assert {stored_chain(path, None) for path in saved} == {"floatzip+checksum"}
 
     whole = tmp_path / "whole.ckpt"
