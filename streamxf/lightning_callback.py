@@ -41,8 +41,9 @@ class ManagedCheckpoint(_Checkpoint):  # type: ignore[misc]
     def __init__(self, manager: CheckpointManager) -> None:
         self._manager = manager
         self._step = self._saved = 0  # the last step, and the last one that was saved
-        self._trained: set[str] = set()
-        self._validated: set[str] = set()  # the names of validation's metrics
+        self._others: set[str] = set()
+        self._validations: set[str] = set()  # the names of validation's metrics
+        self._validated = 0  # the step of the last one
         self._sigterm: Any = None
 
     def latest(self) -> str | None:
@@ -71,12 +72,13 @@ class ManagedCheckpoint(_Checkpoint):  # type: ignore[misc]
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._trained = set(trainer.callback_metrics) - self._validated
+        self._others = set(trainer.callback_metrics) - self._validations
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self._validated |= set(trainer.callback_metrics) - self._trained
-        if trainer.global_step == self._saved > 0 and not trainer.sanity_checking:
-            self._manager.commit(self._saved, metrics=_floats(trainer.callback_metrics))
+        self._validations |= set(trainer.callback_metrics) - self._others
+        self._validated = trainer.global_step
+        if self._saved == self._validated > 0 and not trainer.sanity_checking:
+            self._commit(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         if trainer.global_step != self._saved:
@@ -85,10 +87,9 @@ class ManagedCheckpoint(_Checkpoint):  # type: ignore[misc]
     def _save(self, trainer: Any) -> None:
         self._saved = trainer.global_step
         trainer.save_checkpoint(f"{self._manager.begin(self._saved)}/lightning.ckpt")
-        # those of validation are of an earlier step
-        metrics = {key: value for key, value in trainer.callback_metrics.items() if key not in self._validated}
-        self._manager.commit(self._saved, metrics=_floats(metrics))
+        self._commit(trainer)
 
-
-def _floats(metrics: dict[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items()}
+    def _commit(self, trainer: Any) -> None:
+        old = self._validations if self._validated != self._saved else set()
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name not in old}
+        self._manager.commit(self._saved, metrics=metrics)

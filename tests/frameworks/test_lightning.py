@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,88 @@ def test_fsdp2_killed_and_resumed(launcher: list[str | Path], example: str, part
         for name, weight in weights.items():
             (item,) = (item for item in checkpoint.items if item.endswith(name))
             assert torch.equal(weight, checkpoint[item].read())
+
+
+@pytest.fixture
+def train(tmp_path: Path, lightning: Any) -> Callable[..., Any]:
+    """Trains for 16 batches, validated after each 4 of them; the run's folder and the losses."""
+    callback = pytest.importorskip("streamxf.lightning_callback").ManagedCheckpoint
+
+    class Model(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = torch.nn.Linear(4, 1)
+            self.losses: dict[int, float] = {}
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = self.layer(torch.full((2, 4), float(batch_idx))).square().mean()
+            self.losses[self.trainer.fit_loop.total_batch_idx] = float(loss)
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, *_: Any) -> None:
+            self.log("val_loss", float(self.global_step), batch_size=1)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters())
+
+    def run(name: str, *callbacks: Any, save: Any, **arguments: Any) -> dict[int, float]:
+        model = Model()
+        with streamxf.CheckpointManager(tmp_path / name, save=save) as manager:
+            managed = callback(manager)
+            trainer = lightning.Trainer(
+                accelerator="cpu",
+                logger=False,
+                enable_progress_bar=False,
+                callbacks=[managed, *callbacks],
+                **{"max_epochs": 2, "val_check_interval": 4, **arguments},
+            )
+            trainer.fit(model, range(8), range(1), ckpt_path=managed.latest())
+        return model.losses
+
+    return run
+
+
+def test_metrics_of_a_validation_are_added(tmp_path: Path, train: Callable[..., Any]) -> None:
+    train("run", save=3)
+    records = streamxf.list_checkpoints(tmp_path / "run")
+    assert [record.step for record in records] == [3, 6, 9, 12, 15, 16], "and the last step"
+    validated = {record.step: record.metrics.get("val_loss") for record in records}
+    assert validated == {3: None, 6: None, 9: None, 12: 12.0, 15: None, 16: 16.0}
+    assert all("loss" in record.metrics for record in records)
+
+
+def test_steps_of_several_batches(tmp_path: Path, train: Callable[..., Any]) -> None:
+    train("run", save=3, accumulate_grad_batches=2)
+    assert [record.step for record in streamxf.list_checkpoints(tmp_path / "run")] == [3, 6, 8]
+
+
+def test_stopped_early_and_continued(tmp_path: Path, train: Callable[..., Any], lightning: Any) -> None:
+    whole = train("whole", save=100)
+    stopping = lightning.callbacks.EarlyStopping("val_loss", patience=1, mode="min")
+    first = train("run", stopping, save=5)
+    assert [record.step for record in streamxf.list_checkpoints(tmp_path / "run")] == [5, 8]
+    assert {**first, **train("run", save=5)} == whole
+    assert [record.step for record in streamxf.list_checkpoints(tmp_path / "run")] == [5, 8, 10, 15, 16]
+
+
+def test_told_to_end(tmp_path: Path, train: Callable[..., Any], lightning: Any) -> None:
+    """Lightning itself would end without a save, or not end before the steps that it must take."""
+
+    class Told(lightning.Callback):  # type: ignore[misc]
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 6:
+                signal.raise_signal(signal.SIGTERM)
+
+    train("run", Told(), save=5, min_steps=16)
+    assert [record.step for record in streamxf.list_checkpoints(tmp_path / "run")] == [5, 7]
+
+
+def test_saves_in_the_background_are_refused(train: Callable[..., Any], lightning: Any) -> None:
+    plugin = lightning.plugins.io.AsyncCheckpointIO(ChainCheckpointIO())
+    with pytest.raises(ParameterError, match="AsyncCheckpointIO"):
+        train("run", save=3, plugins=[plugin])
 
 
 @pytest.mark.parametrize("package", ["lightning", "lightning_fabric"])
