@@ -30,11 +30,21 @@ LAYERS = [
     ["tools"],
     ["environment", "orbax", "testing", "torch_checkpointing", "tuning"],
     ["manager"],
-    ["lightning", "transformers"],
+    ["lightning", "lightning_callback", "transformers"],
     ["cli"],
 ]
 # Where torch may be imported at the top of a module. Below it is imported by the functions that need it, if at all.
-WITH_TORCH = {"dcp", "orbax", "tools", "testing", "torch_checkpointing", "torchtitan", "transformers", "tuning", "cli"}
+WITH_TORCH = {
+    "dcp",
+    "lightning_callback",
+    "orbax",
+    "tools",
+    "testing",
+    "torch_checkpointing",
+    "transformers",
+    "tuning",
+    "cli",
+}
 # Torch's own unpickler, in a class of ours, is imported when an object is loaded; listings of a run need no torch.
 WITH_TORCH_LATE = {Path("objects/unpickle.py"), Path("manager/agreement.py"), Path("manager/manager.py")}
 # A codec is an extension of torch's too, and only there does it need the streams of dcp/.

@@ -1,8 +1,6 @@
 """Fabric with FSDP2: python fabric_fsdp2.py RUN. Killed and started again, it resumes where it saved last."""
 
-import os
 import sys
-from pathlib import Path
 
 import torch
 from lightning.fabric import Fabric
@@ -22,7 +20,7 @@ def shard(model, mesh):
     return model
 
 
-def main(folder: Path) -> None:
+def main(folder: str) -> None:
     strategy = ModelParallelStrategy(shard, data_parallel_size=2, tensor_parallel_size=1)
     fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
     fabric.launch()
@@ -31,25 +29,26 @@ def main(folder: Path) -> None:
     optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=1e-3))
 
     state = {"model": model, "optimizer": optimizer, "step": 0}
-    saved = sorted(folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
-    if saved:
-        fabric.load(saved[-1], state)
-        fabric.print(f"resumed from {saved[-1]}", flush=True)
-
-    for step in range(state["step"] + 1, STEPS + 1):
-        torch.manual_seed(1000 * step + fabric.global_rank)
-        data = torch.randn(32, 64)
-        loss = (model(data) - data.sum(dim=1, keepdim=True)).square().mean()
-        fabric.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % SAVE_EVERY == 0:
-            # a checkpoint has a file beside those of DCP; under its name there is a whole one, or none
-            fabric.save(folder / "unfinished", {**state, "step": step})
-            if fabric.is_global_zero:
-                os.rename(folder / "unfinished", folder / f"step-{step}")
-        fabric.print(f"step {step} loss {loss.item():.9f}", flush=True)
+    keep = streamxf.Retention(last=2, best=1, metric="loss")
+    with streamxf.CheckpointManager(folder, save=SAVE_EVERY, keep=keep) as manager:
+        last = manager.latest()
+        if last is not None:
+            fabric.load(last, state)
+            fabric.print(f"resumed from {last}", flush=True)
+        for step in range(state["step"] + 1, STEPS + 1):
+            torch.manual_seed(1000 * step + fabric.global_rank)
+            data = torch.randn(32, 64)
+            loss = (model(data) - data.sum(dim=1, keepdim=True)).square().mean()
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            fabric.print(f"step {step} loss {loss.item():.9f}", flush=True)
+            if manager.should_save(step, last=step == STEPS):
+                fabric.save(manager.begin(step), {**state, "step": step})
+                manager.commit(step, metrics={"loss": loss.item()})
+            if manager.stopping:
+                break
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1])

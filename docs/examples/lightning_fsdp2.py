@@ -1,19 +1,18 @@
-"""Lightning's Trainer with FSDP2: python lightning_fsdp2.py RUN.
+"""Lightning's Trainer with FSDP2: torchrun --nproc-per-node 2 lightning_fsdp2.py RUN.
 
 Killed and started again, it resumes where it saved last.
 """
 
-import os
 import sys
-from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 
 import streamxf
+from streamxf.lightning_callback import ManagedCheckpoint
 
 streamxf.install(chain="floatzip+checksum")
 
@@ -34,6 +33,7 @@ class Model(LightningModule):
         torch.manual_seed(1000 * self.global_step + self.global_rank)
         data = torch.randn(32, 64)
         loss = (self.layers(data) - data.sum(dim=1, keepdim=True)).square().mean()
+        self.log("loss", loss)
         if self.global_rank == 0:
             print(f"step {self.global_step + 1} loss {loss.item():.9f}", flush=True)
         return loss
@@ -43,22 +43,26 @@ class Model(LightningModule):
 
 
 def main(folder: str) -> None:
-    trainer = Trainer(
-        max_steps=STEPS,
-        accelerator="cpu",
-        devices=2,
-        strategy=ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[ModelCheckpoint(folder, save_top_k=-1, every_n_train_steps=SAVE_EVERY)],
-    )
-    # this file is written last, so a save that was killed has none
-    saved = sorted(Path(folder).glob("*.ckpt/meta.pt"), key=os.path.getmtime)
-    last = saved[-1].parent if saved else None
-    if last is not None:
-        print(f"resumed from {last}", flush=True)
-    trainer.fit(Model(), range(STEPS), ckpt_path=last)
+    dist.init_process_group("gloo")  # before the manager, by which the ranks agree
+    keep = streamxf.Retention(last=2, best=1, metric="loss")
+    with streamxf.CheckpointManager(folder, save=SAVE_EVERY, keep=keep) as manager:
+        managed = ManagedCheckpoint(manager)
+        trainer = Trainer(
+            max_steps=STEPS,
+            accelerator="cpu",
+            devices=2,
+            strategy=ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[managed],
+        )
+        last = managed.latest()
+        if last is not None:
+            print(f"resumed from {last}", flush=True)
+        trainer.fit(Model(), range(STEPS), ckpt_path=last)
+    dist.barrier()  # a thread of gloo's that still holds a tensor of the save would abort Python at its exit
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

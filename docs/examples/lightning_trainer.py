@@ -4,9 +4,10 @@ import sys
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 
+import streamxf
 from streamxf.lightning import ChainCheckpointIO
+from streamxf.lightning_callback import ManagedCheckpoint
 
 STEPS, SAVE_EVERY = 12, 3
 
@@ -21,6 +22,7 @@ class Model(LightningModule):
         torch.manual_seed(1000 * self.global_step)
         data = torch.randn(32, 64)
         loss = (self.layers(data) - data.sum(dim=1, keepdim=True)).square().mean()
+        self.log("loss", loss)
         print(f"step {self.global_step + 1} loss {loss.item():.9f}", flush=True)
         return loss
 
@@ -33,18 +35,21 @@ class Model(LightningModule):
 
 def main(folder: str) -> None:
     plugin = ChainCheckpointIO("floatzip+checksum")
-    trainer = Trainer(
-        max_steps=STEPS,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[ModelCheckpoint(folder, save_last=True, every_n_train_steps=SAVE_EVERY)],
-        plugins=[plugin],
-    )
-    # from the newest checkpoint in the folder above, and if there is none, from the beginning
-    trainer.fit(Model(), range(STEPS), ckpt_path="last")
+    keep = streamxf.Retention(last=2, best=1, metric="loss")
+    with streamxf.CheckpointManager(folder, save=SAVE_EVERY, keep=keep) as manager:
+        managed = ManagedCheckpoint(manager)
+        trainer = Trainer(
+            max_steps=STEPS,
+            accelerator="cpu",
+            devices=1,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[managed],
+            plugins=[plugin],
+        )
+        # from the newest complete checkpoint, and if there is none, from the beginning
+        trainer.fit(Model(), range(STEPS), ckpt_path=managed.latest())
 
 
 if __name__ == "__main__":

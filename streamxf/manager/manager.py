@@ -177,7 +177,7 @@ class CheckpointManager:
         self._timer = SaveTimer(self._schedule, before)
         self._notices = Notices(self._schedule.signals, self._schedule.notice)
         self._told: Interval | None = None
-        self._announced = time.monotonic()  # the last save of a framework
+        self._announced: float | None = None  # when a framework's save began
         self._closed = False
 
     # -- when ----------------------------------------------------------------------------------------
@@ -302,8 +302,8 @@ class CheckpointManager:
         return self.path(step)
 
     def commit(self, step: int, *, metrics: Mapping[str, float] | None = None) -> None:
-        """Say that this rank's part of the save is complete that was announced by `begin`. `metrics` are as in `save`:
-        frameworks often know them only now.
+        """Say that this rank's part of the save is complete that was announced by `begin`. `metrics` are as in `save`;
+        those that are known later, such as a validation's, can be added by another call.
 
         Raises
         ------
@@ -313,8 +313,10 @@ class CheckpointManager:
         name, numbers = _named(self._name, step), _floats(metrics)
         self._agreement.barrier()
         self._on_rank_0(lambda keeper: keeper.complete(name, numbers))
-        self._timer.blocked(time.monotonic() - self._announced)
-        self._report_interval()
+        if self._announced is not None:
+            self._timer.blocked(time.monotonic() - self._announced)
+            self._announced = None
+            self._report_interval()
 
     def wait(self) -> None:
         """Wait for all saves in the background, and for removals. Raises what a save failed with."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import streamxf
 from streamxf.errors import ChainError, ContainerError, KeyMissingError, ParameterError
 from streamxf.lightning import ChainCheckpointIO
 
-from .killed import EXAMPLES, assert_resumes, finished
+from .killed import EXAMPLES, assert_managed, finished, two_ranks
 
 STATE = {"state_dict": {"weight": torch.randn(300, 40)}, "epoch": 3}
 CHAIN = "floatzip+checksum+encrypt"
@@ -30,8 +32,12 @@ def lightning() -> Any:
 @pytest.mark.slow
 @pytest.mark.usefixtures("lightning")
 def test_killed_and_resumed(tmp_path: Path) -> None:
-    folder = assert_resumes(tmp_path, [sys.executable, EXAMPLES / "lightning_trainer.py"])
-    last = folder / "last.ckpt"
+    run = assert_managed(tmp_path, [sys.executable], [EXAMPLES / "lightning_trainer.py"])
+    records = streamxf.list_checkpoints(run)
+    assert [record.name for record in records][-2:] == ["step-9", "step-12"]
+    assert len(records) <= 3, "the last 2, and the best one"
+    assert all(record.metrics.keys() == {"loss"} for record in records)
+    last = run / "step-12" / "lightning.ckpt"
     with pytest.raises(Exception, match="load"):
         torch.load(last)
     with streamxf.open(last) as file:
@@ -40,13 +46,18 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lightning")
-@pytest.mark.parametrize("example", ["lightning_fsdp2.py", "fabric_fsdp2.py"])
-def test_fsdp2_killed_and_resumed(example: str, tmp_path: Path) -> None:
-    folder = assert_resumes(tmp_path, [sys.executable, EXAMPLES / example])
-    saved = sorted((path.parent for path in folder.glob("*step*/meta.pt")), key=lambda path: path.stat().st_mtime)
-    assert len(saved) == 4
-    for path in saved:  # by which the Trainer's example knows a whole checkpoint
-        assert (path / ".metadata").stat().st_mtime_ns <= (path / "meta.pt").stat().st_mtime_ns
+@pytest.mark.parametrize(
+    ("launcher", "example", "part"),
+    [(two_ranks(), "lightning_fsdp2.py", "lightning.ckpt"), ([sys.executable], "fabric_fsdp2.py", "")],
+    ids=["trainer", "fabric"],
+)
+def test_fsdp2_killed_and_resumed(launcher: list[str | Path], example: str, part: str, tmp_path: Path) -> None:
+    run = assert_managed(tmp_path, launcher, [EXAMPLES / example])
+    records = streamxf.list_checkpoints(run)
+    assert [record.name for record in records][-2:] == ["step-9", "step-12"]
+    assert len(records) <= 3, "the last 2, and the best one"
+    assert all(record.metrics.keys() == {"loss"} for record in records)
+    saved = [run / record.name / part for record in records]
     assert {stored_chain(path, None) for path in saved} == {"floatzip+checksum"}
 
     whole = tmp_path / "whole.ckpt"
@@ -57,6 +68,88 @@ def test_fsdp2_killed_and_resumed(example: str, tmp_path: Path) -> None:
         for name, weight in weights.items():
             (item,) = (item for item in checkpoint.items if item.endswith(name))
             assert torch.equal(weight, checkpoint[item].read())
+
+
+@pytest.fixture
+def train(tmp_path: Path, lightning: Any) -> Callable[..., Any]:
+    """Trains for 16 batches, validated after each 4 of them; the run's folder and the losses."""
+    callback = pytest.importorskip("streamxf.lightning_callback").ManagedCheckpoint
+
+    class Model(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = torch.nn.Linear(4, 1)
+            self.losses: dict[int, float] = {}
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = self.layer(torch.full((2, 4), float(batch_idx))).square().mean()
+            self.losses[self.trainer.fit_loop.total_batch_idx] = float(loss)
+            self.log("loss", loss)
+            return loss
+
+        def validation_step(self, *_: Any) -> None:
+            self.log("val_loss", float(self.global_step), batch_size=1)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters())
+
+    def run(name: str, *callbacks: Any, save: Any, **arguments: Any) -> dict[int, float]:
+        model = Model()
+        with streamxf.CheckpointManager(tmp_path / name, save=save) as manager:
+            managed = callback(manager)
+            trainer = lightning.Trainer(
+                accelerator="cpu",
+                logger=False,
+                enable_progress_bar=False,
+                callbacks=[managed, *callbacks],
+                **{"max_epochs": 2, "val_check_interval": 4, **arguments},
+            )
+            trainer.fit(model, range(8), range(1), ckpt_path=managed.latest())
+        return model.losses
+
+    return run
+
+
+def test_metrics_of_a_validation_are_added(tmp_path: Path, train: Callable[..., Any]) -> None:
+    train("run", save=3)
+    records = streamxf.list_checkpoints(tmp_path / "run")
+    assert [record.step for record in records] == [3, 6, 9, 12, 15, 16], "and the last step"
+    validated = {record.step: record.metrics.get("val_loss") for record in records}
+    assert validated == {3: None, 6: None, 9: None, 12: 12.0, 15: None, 16: 16.0}
+    assert all("loss" in record.metrics for record in records)
+
+
+def test_steps_of_several_batches(tmp_path: Path, train: Callable[..., Any]) -> None:
+    train("run", save=3, accumulate_grad_batches=2)
+    assert [record.step for record in streamxf.list_checkpoints(tmp_path / "run")] == [3, 6, 8]
+
+
+def test_stopped_early_and_continued(tmp_path: Path, train: Callable[..., Any], lightning: Any) -> None:
+    whole = train("whole", save=100)
+    stopping = lightning.callbacks.EarlyStopping("val_loss", patience=1, mode="min")
+    first = train("run", stopping, save=5)
+    assert [record.step for record in streamxf.list_checkpoints(tmp_path / "run")] == [5, 8]
+    assert {**first, **train("run", save=5)} == whole
+    assert [record.step for record in streamxf.list_checkpoints(tmp_path / "run")] == [5, 8, 10, 15, 16]
+
+
+def test_told_to_end(tmp_path: Path, train: Callable[..., Any], lightning: Any) -> None:
+    """Lightning itself would end without a save, or not end before the steps that it must take."""
+
+    class Told(lightning.Callback):  # type: ignore[misc]
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 6:
+                signal.raise_signal(signal.SIGTERM)
+
+    train("run", Told(), save=5, min_steps=16)
+    assert [record.step for record in streamxf.list_checkpoints(tmp_path / "run")] == [5, 7]
+
+
+def test_saves_in_the_background_are_refused(train: Callable[..., Any], lightning: Any) -> None:
+    plugin = lightning.plugins.io.AsyncCheckpointIO(ChainCheckpointIO())
+    with pytest.raises(ParameterError, match="AsyncCheckpointIO"):
+        train("run", save=3, plugins=[plugin])
 
 
 @pytest.mark.parametrize("package", ["lightning", "lightning_fabric"])

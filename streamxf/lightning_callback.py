@@ -1,0 +1,95 @@
+"""`ManagedCheckpoint`: Lightning's Trainer saves when a `CheckpointManager` says so."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from importlib import import_module
+from typing import Any
+
+from streamxf.errors import ParameterError
+from streamxf.manager.manager import CheckpointManager
+from streamxf.manager.notices import Notices
+
+# Lightning comes under two names, whose classes differ; the one that the program uses has been imported.
+_PACKAGE = "lightning.pytorch" if "lightning.pytorch" in sys.modules else "pytorch_lightning"
+_Checkpoint: Any = import_module(f"{_PACKAGE}.callbacks").Checkpoint
+
+
+class ManagedCheckpoint(_Checkpoint):  # type: ignore[misc]
+    """The manager decides when the Trainer saves, and what is kept, in place of ``ModelCheckpoint``::
+
+        with streamxf.CheckpointManager("run", save=500, keep=3) as manager:
+            managed = ManagedCheckpoint(manager)
+            Trainer(callbacks=[managed]).fit(model, ckpt_path=managed.latest())
+
+    A checkpoint is the Trainer's, ``lightning.ckpt`` in the step's folder. Its metrics are those that the model has
+    logged for its step; if validation follows, its metrics are added. Told to end, the Trainer saves and stops.
+
+    Import Lightning first, and with several ranks initialize torch.distributed before the manager is made.
+
+    Parameters
+    ----------
+    manager : CheckpointManager
+
+    Raises
+    ------
+    ParameterError
+        When training begins, if the Trainer saves in the background: by ``AsyncCheckpointIO``.
+    """
+
+    def __init__(self, manager: CheckpointManager) -> None:
+        self._manager = manager
+        self._step = self._saved = 0  # the last step, and the last one that was saved
+        self._others: set[str] = set()
+        self._validations: set[str] = set()  # the names of validation's metrics
+        self._validated = 0  # the step of the last one
+        self._sigterm: Any = None
+
+    def latest(self) -> str | None:
+        """What to resume from, as ``ckpt_path``; None if there is none yet. Raises as `CheckpointManager.latest`."""
+        path = self._manager.latest()
+        return None if path is None else f"{path}/lightning.ckpt"
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if any(base.__name__ == "AsyncCheckpointIO" for base in type(trainer.strategy.checkpoint_io).__mro__):
+            raise ParameterError("a save of AsyncCheckpointIO ends later than the Trainer says, so leave it out")
+        self._sigterm = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._step = self._saved = trainer.global_step
+        if isinstance(getattr(self._sigterm, "__self__", None), Notices):
+            signal.signal(signal.SIGTERM, self._sigterm)  # Lightning's would end training before it is saved
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self._step:
+            return  # gradients are accumulated
+        self._step = trainer.global_step
+        if self._manager.should_save(self._step):
+            self._save(trainer)
+        if self._manager.stopping:
+            trainer.should_stop = True
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._others = set(trainer.callback_metrics) - self._validations
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._validations |= set(trainer.callback_metrics) - self._others
+        self._validated = trainer.global_step
+        if self._saved == self._validated > 0 and not trainer.sanity_checking:
+            self._commit(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.global_step != self._saved:
+            self._save(trainer)
+
+    def _save(self, trainer: Any) -> None:
+        self._saved = trainer.global_step
+        trainer.save_checkpoint(f"{self._manager.begin(self._saved)}/lightning.ckpt")
+        self._commit(trainer)
+
+    def _commit(self, trainer: Any) -> None:
+        old = self._validations if self._validated != self._saved else set()
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name not in old}
+        self._manager.commit(self._saved, metrics=metrics)
