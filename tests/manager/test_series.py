@@ -1,0 +1,44 @@
+"""Rules are for one series of names at a time: what else lies in a run's folder is none of a manager's business."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from streamxf import CheckpointManager, Retention, forget, list_checkpoints
+
+from .runs import saved_run, state_at
+
+
+def with_a_model(run: Path) -> Path:
+    """A run that has two more checkpoints beside its own."""
+    saved_run(run, 1, 2)
+    for name in ("llama-7b", "epoch-1-step-2"):
+        shutil.copytree(run / "step-1", run / name)
+    return run
+
+
+def names(run: Path) -> set[str]:
+    return {record.name for record in list_checkpoints(run)}
+
+
+def test_a_manager_keeps_to_its_own(tmp_path: Path) -> None:
+    run = with_a_model(tmp_path / "run")
+    with CheckpointManager(run, keep=1) as manager:
+        assert manager.resume(state_at(0)) == 2, "and not 7, of the model"
+        manager.save(3, state_at(3))
+    assert names(run) == {"step-3", "llama-7b", "epoch-1-step-2"}
+
+
+def test_forget_applies_the_rules_to_each(tmp_path: Path) -> None:
+    run = with_a_model(tmp_path / "run")
+    report = forget(run, Retention(last=1))
+    assert report.removed == ("step-1",)
+    assert names(run) == {"step-2", "llama-7b", "epoch-1-step-2"} == set(report.kept)
+
+
+def test_numbers_may_be_padded(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, name="step-{:08}", keep=1) as manager:
+        for step in (9, 10):
+            manager.save(step, state_at(step))
+    assert names(tmp_path) == {"step-00000010"}
