@@ -1,0 +1,212 @@
+"""What two ranks do with a `CheckpointManager`. Every function here runs in a process of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from dcp.rank_scenarios import sharded_state
+from torch.distributed.checkpoint.api import CheckpointException
+
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import NoCheckpointError
+from streamxf.manager import manager as module
+from streamxf.manager.manager import CheckpointManager
+from streamxf.manager.retention import Retention
+
+from .runs import complete, damage
+
+
+def state_at(step: int, *, fails: bool = False) -> dict[str, Any]:
+    """A tensor of this rank's own, and one that all have."""
+    rank = dist.get_rank()
+    state = {f"of rank {rank}": torch.full((500,), 10.0 * step + rank), "shared": torch.full((20,), float(step))}
+    return {**state, f"bad {rank}": lambda: 0} if fails else state
+
+
+def is_at(state: dict[str, Any], step: int) -> bool:
+    return all(torch.equal(value, state_at(step)[name]) for name, value in state.items())
+
+
+def error_of(action: Callable[[], Any]) -> str:
+    """The error's class, and what failed on which rank."""
+    try:
+        action()
+    except CheckpointException as error:
+        return f"CheckpointException of {sorted(error.failures)}"
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def saves_and_resumes(folder: Path) -> Any:
+    """FSDP2, in each mode; each with a resume by a new manager."""
+    found: dict[str, Any] = {}
+    for mode in (False, "thread", "process"):
+        run = folder / f"saves {mode}"
+        wanted = {step: sharded_state(step, steps=step) for step in (1, 2, 3)}
+        with CheckpointManager(run, async_save=mode, save=1, keep=2) as manager:
+            found[f"{mode} fresh"] = manager.resume(sharded_state(9))
+            for step, state in wanted.items():
+                assert manager.should_save(step)
+                manager.save(step, state, metrics={"loss": float(step)})
+        state = sharded_state(9)
+        with CheckpointManager(run) as manager:
+            found[f"{mode} resumed"] = manager.resume(state)
+        found[f"{mode} equal"] = _flat(state) == _flat(wanted[3])
+        found[f"{mode} left"] = complete(run)
+        dist.barrier()
+    return found
+
+
+def _flat(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {name: _flat(value) for name, value in state.items()}
+    if isinstance(state, torch.Tensor):
+        return (state.to_local() if hasattr(state, "to_local") else state).tolist()  # type: ignore[operator]
+    return state
+
+
+def failing_saves(folder: Path) -> Any:
+    """One rank or the other fails: both raise it, at the same step, and the next save works."""
+    found: dict[str, Any] = {}
+    for mode in (False, "thread"):
+        run = folder / f"fails {mode}"
+        with CheckpointManager(run, async_save=mode, save=1) as manager:
+            raised = []
+            for step in range(1, 7):
+
+                def train(step: int = step) -> None:
+                    fails = {2: 1, 4: 0}.get(step) == dist.get_rank()
+                    if manager.should_save(step):
+                        manager.save(step, state_at(step, fails=fails))
+
+                if error := error_of(train):
+                    raised.append(f"{step}: {error}")
+                if mode:  # so that it is known at the next step which save failed
+                    for saving in manager._saving:
+                        saving.future.exception(240)
+            state = state_at(0)
+            found[f"{mode} resumed"] = manager.resume(state), is_at(state, 6)
+            found[f"{mode} raised"] = raised
+        found[f"{mode} left"] = complete(run)
+        dist.barrier()
+    return found
+
+
+def busy(folder: Path) -> Any:
+    """One rank is slower than the other; which saves are left out is the same on both."""
+    put = Storage.put
+
+    def slow(storage: Storage, name: str, *arguments: Any, **options: Any) -> None:
+        if name == ".metadata":
+            time.sleep(0.3)
+        put(storage, name, *arguments, **options)
+
+    Storage.put = slow  # type: ignore[method-assign]
+    saved = []
+    try:
+        with CheckpointManager(folder / "busy", async_save=True, save=1, when_busy="skip", in_flight=2) as manager:
+            for step in range(1, 40):
+                time.sleep(0.02 * dist.get_rank())
+                if manager.should_save(step, last=step == 39):
+                    saved.append(step)
+                    manager.save(step, state_at(step))
+    finally:
+        Storage.put = put  # type: ignore[method-assign]
+    dist.barrier()
+    return {"saved": saved, "there": [int(name[5:]) for name in complete(folder / "busy")]}
+
+
+def damaged(folder: Path) -> Any:
+    """The newest one is damaged; then one rank alone cannot read the next one; then all are damaged."""
+    rank, run = dist.get_rank(), folder / "damaged"
+    found: dict[str, Any] = {}
+    with CheckpointManager(run) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, state_at(step))
+    dist.barrier()
+    if rank == 0:
+        damage(run / "step-3")
+    dist.barrier()
+
+    def resume() -> Any:
+        state = state_at(0)
+        with CheckpointManager(run) as manager:
+            step = manager.resume(state)
+        return step, is_at(state, step or 0)
+
+    found["fell back"] = resume()
+    make = CheckpointManager._make_reader
+
+    def lost(manager: CheckpointManager, path: str, **options: Any) -> Any:
+        reader = make(manager, path, **options)
+        if path.endswith("step-2") and rank == 1:
+
+            def read_data(*_: Any) -> None:
+                raise FileNotFoundError(2, "gone", path)
+
+            reader.read_data = read_data  # type: ignore[method-assign, assignment]
+        return reader
+
+    CheckpointManager._make_reader = lost  # type: ignore[method-assign]
+    try:
+        found["one rank fails"] = resume()
+    finally:
+        CheckpointManager._make_reader = make  # type: ignore[method-assign]
+    dist.barrier()
+    if rank == 0:
+        damage(run / "step-1")
+        damage(run / "step-2")
+    dist.barrier()
+    found["all damaged"] = error_of(resume) == NoCheckpointError.__name__
+    holds = run / ".streamxf" / "holds"
+    dist.barrier()
+    found["holds"] = [file.name for file in holds.iterdir()]
+    return found
+
+
+def error_in_the_block(folder: Path) -> Any:
+    """An exception on one rank only ends its block; saves in the background that both began are complete."""
+    run = folder / "block"
+
+    def train() -> None:
+        with CheckpointManager(run, async_save=True, keep=Retention(last=1)) as manager:
+            manager.should_save(1)
+            manager.save(1, state_at(1))
+            if dist.get_rank() == 1:
+                raise ZeroDivisionError
+
+    error = error_of(train)
+    dist.barrier()
+    return {"error": error, "left": complete(run)}
+
+
+def announced(folder: Path) -> Any:
+    """What cannot be announced is an error on both ranks."""
+    found: dict[str, Any] = {}
+    run = folder / "announced"
+    with CheckpointManager(run) as manager:
+        path = Path(manager.begin(1, metrics={"loss": 1.0}))
+        if dist.get_rank() == 0:
+            path.mkdir()
+        dist.barrier()
+        (path / f"part {dist.get_rank()}").write_bytes(b"weights")
+        found["before"] = manager.latest()
+        manager.commit(1)
+        found["after"] = Path(manager.latest() or "").name
+        note = module.Keeper._note
+
+        def refuse(*_: Any) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        module.Keeper._note = refuse  # type: ignore[method-assign, assignment]
+        try:
+            found["refused"] = error_of(lambda: manager.begin(2))
+        finally:
+            module.Keeper._note = note  # type: ignore[method-assign]
+    return found

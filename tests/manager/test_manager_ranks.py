@@ -1,0 +1,50 @@
+"""`CheckpointManager` on two ranks: they agree on what is saved, on what failed, and on what is resumed from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from dcp.rank_scenarios import run_ranks
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"),
+]
+
+MODULE = f"{__package__}.manager_ranks"
+
+
+def test_both_ranks_agree(tmp_path: Path) -> None:
+    scenarios = ("saves_and_resumes", "failing_saves", "busy", "damaged", "error_in_the_block", "announced")
+    reports = run_ranks(2, tmp_path, *scenarios, module=MODULE)
+    for rank, report in enumerate(reports):
+        saves = report["saves_and_resumes"]
+        for mode in ("False", "thread", "process"):
+            assert saves[f"{mode} fresh"] is None
+            assert saves[f"{mode} resumed"] == 3
+            assert saves[f"{mode} equal"]
+            assert saves[f"{mode} left"] == ["step-2", "step-3"]
+
+        fails = report["failing_saves"]
+        for mode, late in (("False", 0), ("thread", 1)):
+            assert fails[f"{mode} raised"] == [
+                f"{2 + late}: CheckpointException of [1]",
+                f"{4 + late}: CheckpointException of [0]",
+            ]
+            assert fails[f"{mode} resumed"] == [6, True]
+            assert "step-2" not in fails[f"{mode} left"]
+
+        assert report["busy"] == reports[0]["busy"]
+        assert report["busy"]["saved"] == report["busy"]["there"]
+        assert 2 < len(report["busy"]["saved"]) < 39
+
+        assert report["damaged"] == {
+            "fell back": [2, True],
+            "one rank fails": [1, True],
+            "all damaged": True,
+            "holds": [],
+        }
+        assert report["error_in_the_block"] == {"error": "ZeroDivisionError" if rank else "", "left": ["step-1"]}
+        assert report["announced"] == {"before": None, "after": "step-1", "refused": "PermissionError"}
