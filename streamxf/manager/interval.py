@@ -22,7 +22,6 @@ from streamxf.manager.catalog import Session
 from streamxf.wording import many, time_text
 
 DAY = 86_400.0
-SHORTEST = 60.0
 
 
 @dataclass(frozen=True)
@@ -99,12 +98,11 @@ def overhead(seconds: float, cost: float, mtbf: float, duration: float = 0.0) ->
 def observed(sessions: Iterable[Session]) -> tuple[int, float]:
     """Failures and seconds of training of earlier sessions.
 
-    A session is seen when it begins, and at each of its saves. One that was not seen a minute later has not come to a
-    save. It died of its own program, most likely, and one that fails at once, however often it is started, says nothing
-    about the machines.
+    Only those that came to a save are known. So a program that fails at once, however often it is started, does not
+    pass for a failing machine. A clock that was set back makes a session of no length.
     """
-    counted = [session for session in sessions if session.seen - session.began >= SHORTEST]
-    return sum(not session.ended for session in counted), sum(session.seen - session.began for session in counted)
+    known = list(sessions)
+    return sum(not each.ended for each in known), sum(max(each.seen - each.began, 0.0) for each in known)
 
 
 def estimated_mtbf(failures: int, seconds: float) -> float:
