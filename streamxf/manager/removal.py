@@ -56,7 +56,7 @@ def _remove_noted(
     gone: list[str] = []
     in_use: dict[str, str] = {}
     failed: dict[str, str] = {}
-    again: list[str] = []  # another save has been published there since
+    again: list[str] = []  # another save has been published there since, or the metadata is damaged
 
     def may_go(name: str) -> bool:
         noted, mark = marks[name], mark_of(storage, name, entries(name))
@@ -80,6 +80,7 @@ def _remove_noted(
     else:
         gone = list(filter(may_go, marks))
         failed = _remove_objects(storage, gone)
+    failed |= dict.fromkeys(again, "its metadata has changed since it was listed; the next call looks at it again")
     removed = [name for name in gone if name not in failed]
 
     def drop(catalog: RunCatalog) -> None:
