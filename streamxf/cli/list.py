@@ -62,7 +62,7 @@ def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
             table,
             show.ItemName(each.name),
             f"{each.step:,}",
-            datetime.fromtimestamp(each.time).strftime("%Y-%m-%d %H:%M"),
+            _moment(each.time),
             time_text(now - each.time),
             "" if each.bytes is None else size_text(each.bytes),
             ", ".join(f"{name} {value:.4g}" for name, value in each.metrics.items()),
@@ -72,3 +72,11 @@ def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
     out = show.console()
     out.print(table)
     out.print(f"{many(len(complete), 'complete checkpoint')}, {size_text(sum(each.bytes or 0 for each in complete))}")
+
+
+def _moment(seconds: float) -> str:
+    """A time in the time zone of this machine; nothing for one that is in no calendar."""
+    try:
+        return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        return ""
