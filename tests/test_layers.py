@@ -41,6 +41,7 @@ WITH_TORCH = {
     "tools",
     "testing",
     "torch_checkpointing",
+    "torchtitan",
     "transformers",
     "tuning",
     "cli",
