@@ -70,8 +70,8 @@ def test_torchtitans_own(tmp_path: Path) -> None:
         manager={"save": streamxf.Schedule(steps=SAVE_EVERY), "keep": streamxf.Retention(last=2, every=6)},"""
     example = SCRIPT.read_text()
     for old, new in (
-        (managed, "CheckpointManager.Config(\n        enable=True,\n        interval=SAVE_EVERY,"),
-        ("streamxf.torchtitan import ManagedCheckpointer", "torchtitan.components.checkpointer import CheckpointManager"),
+        (managed, "ManagedCheckpointer.Config(\n        enable=True,\n        interval=SAVE_EVERY,"),
+        ("streamxf.torchtitan import ", "torchtitan.components.checkpointer import CheckpointManager as "),
         ("        if checkpointer.manager.stopping:\n            break\n", ""),
     ):
         assert old in example
