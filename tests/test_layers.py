@@ -30,7 +30,7 @@ LAYERS = [
     ["tools"],
     ["environment", "orbax", "testing", "torch_checkpointing", "tuning"],
     ["manager"],
-    ["lightning", "lightning_callback", "transformers"],
+    ["lightning", "lightning_callback", "torchtitan", "transformers"],
     ["cli"],
 ]
 # Where torch may be imported at the top of a module. Below it is imported by the functions that need it, if at all.
@@ -41,6 +41,7 @@ WITH_TORCH = {
     "tools",
     "testing",
     "torch_checkpointing",
+    "torchtitan",
     "transformers",
     "tuning",
     "cli",

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 
 import streamxf
+from streamxf.torchtitan import ManagedCheckpointer
 
 streamxf.install(chain="floatzip+checksum")
 
@@ -41,8 +41,12 @@ def main(folder: str, mode: str = "disabled") -> None:
     optimizers = default_adamw(implementation="for-loop").build(model_parts=[model])
     schedulers = LRSchedulersContainer.Config(warmup_steps=2).build(optimizers=optimizers, training_steps=STEPS)
     progress = Progress()
-    config = CheckpointManager.Config(
-        enable=True, interval=SAVE_EVERY, async_mode=mode, last_save_model_only=False, initial_load_model_only=False
+    config = ManagedCheckpointer.Config(
+        enable=True,
+        manager={"save": streamxf.Schedule(steps=SAVE_EVERY), "keep": streamxf.Retention(last=2, every=6)},
+        async_mode=mode,
+        last_save_model_only=False,
+        initial_load_model_only=False,
     )
     checkpointer = config.build(
         dataloader=None,
@@ -66,9 +70,11 @@ def main(folder: str, mode: str = "disabled") -> None:
         optimizers.step()
         schedulers.step()
         optimizers.zero_grad()
-        checkpointer.save(progress.step, last_step=progress.step == STEPS)
         if rank == 0:
             print(f"step {progress.step} loss {loss.item():.9f}", flush=True)
+        checkpointer.save(progress.step, last_step=progress.step == STEPS)
+        if checkpointer.manager.stopping:
+            break
     checkpointer.close()
     dist.barrier()  # a thread of gloo's that still holds a tensor of the save would abort Python at its exit
     dist.destroy_process_group()

@@ -105,7 +105,8 @@ class Agreement:
         ParameterError
             If ranks are at different steps, or only some of them are about to save.
         """
-        if self._is_alone():
+        group = self._others()
+        if group is None:
             self._agreed = Flags(False, stop or self._agreed.stop, finished)
             return replace(self._agreed, due=due)
         before = self._read()
@@ -115,7 +116,7 @@ class Agreement:
             due = False
         flags = [due, stop, is_long and self.rank == 0, -finished, step, -step, wait, -wait]
         tensor = torch.tensor(flags, dtype=torch.int64, device="cpu")
-        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group, async_op=True)
         self._posted = work, tensor
         if not (wait or self._steps_are_long):
             return before
@@ -124,7 +125,8 @@ class Agreement:
 
     def broadcast(self, make: Callable[[], T]) -> T:
         """What `make` returns on rank 0, which alone calls it. What it raises is raised on every rank."""
-        if self._is_alone():
+        group = self._others()
+        if group is None:
             return make()
         assert self._group is not None
         sent: list[tuple[T | None, BaseException | None]] = [(None, None)]
@@ -134,7 +136,7 @@ class Agreement:
                 sent = [(make(), None)]
             except BaseException as error:
                 sent, failure = [(None, sendable(error))], error
-        dist.broadcast_object_list(sent, src=dist.get_global_rank(self._group, 0), group=self._group)
+        dist.broadcast_object_list(sent, src=dist.get_global_rank(group, 0), group=group)
         if failure is not None:
             raise failure
         ((made, told),) = sent
@@ -144,8 +146,9 @@ class Agreement:
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
-        if not self._is_alone():
-            dist.barrier(group=self._group)
+        group = self._others()
+        if group is not None:
+            dist.barrier(group=group)
 
     def close(self, failed: bool = False) -> None:
         """Wait for what is posted, and give the group back.
@@ -171,13 +174,14 @@ class Agreement:
         with suppress(ValueError):  # whoever destroys the group of all ranks destroys this one with it
             dist.destroy_process_group(group)
 
-    def _is_alone(self) -> bool:
+    def _others(self) -> dist.ProcessGroup | None:
+        """The group, if there are other ranks."""
         if not self._knows_ranks and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             raise ParameterError(
                 "torch.distributed was initialized after the CheckpointManager was made, so each rank takes itself for "
                 "the only one: make it afterwards"
             )
-        return self._group is None
+        return self._group
 
     def _read(self) -> Flags:
         """What was agreed: with `due` only the first time."""

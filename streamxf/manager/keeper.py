@@ -46,9 +46,9 @@ class Keeper:
         saving = Saving(time.time(), dict(metrics), self._cleared(name))
         self._submit(f"the save of {name} could not be noted", self._note, name, saving)
 
-    def commit(self, name: str) -> None:
-        """Note that a save is published, and then remove what the rules do not keep."""
-        self._submit(f"{name} is saved, and could not be entered in the catalog", self._commit, name, {})
+    def commit(self, name: str, metrics: Mapping[str, float]) -> None:
+        """Note that a save is published, with more metrics, and then remove what the rules do not keep."""
+        self._submit(f"{name} is saved, and could not be entered in the catalog", self._commit, name, dict(metrics))
         self._submit("older checkpoints could not be removed", self._forget, name)
 
     def announce(self, name: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -53,7 +53,8 @@ class _Saving:
 
     name: str
     future: Future[Any]
-    group: int  # the number of its process group
+    group: int | None = None  # the number of its process group, if it is the manager's
+    metrics: dict[str, float] = field(default_factory=dict)  # those that were not known when it began
 
 
 class CheckpointManager:
@@ -277,11 +278,10 @@ class CheckpointManager:
             self._give_up(name)
             raise
         if self._async is None:
-            self._published(name)
+            self._published(name, {})
         else:
             assert isinstance(future, Future)  # the writer makes the copies, and not a stager of the caller's
-            future.add_done_callback(lambda _: self._timer.finished(time.monotonic() - began))
-            self._saving.append(_Saving(name, future, group))
+            self._in_background(_Saving(name, future, group), began)
         self._timer.blocked(time.monotonic() - began)
         self._report_interval()
 
@@ -295,27 +295,45 @@ class CheckpointManager:
             If that cannot be noted in the run's folder. Do not save then.
         """
         name = _named(self._name, step)
+        while self._saving_too_many() or any(saving.name == name for saving in self._saving):
+            self._collect(1)
         self._release()
         self._timer.began()
         self._announced = time.monotonic()
         self._on_rank_0(lambda keeper: keeper.announce(name))
         return self.path(step)
 
-    def commit(self, step: int, *, metrics: Mapping[str, float] | None = None) -> None:
-        """Say that this rank's part of the save is complete that was announced by `begin`. `metrics` are as in `save`;
-        those that are known later, such as a validation's, can be added by another call.
+    def commit(
+        self, step: int, *, metrics: Mapping[str, float] | None = None, after: Future[Any] | None = None
+    ) -> None:
+        """Say that this rank's part of the save is complete that was announced by `begin`.
+
+        Parameters
+        ----------
+        step : int
+        metrics : mapping of str to float, optional
+            As in `save`. Those that are known later, such as a validation's, can be added by another call.
+        after : Future, optional
+            What ``dcp.async_save`` returned: the save is complete when it is done on all ranks. The manager looks after
+            it as it does after its own: `should_save` raises what it failed with.
 
         Raises
         ------
         MetadataError, OSError, ForeignError
-            If that cannot be noted in the run's folder.
+            If that cannot be noted in the run's folder; of a save in the background, this is logged instead.
         """
         name, numbers = _named(self._name, step), _floats(metrics)
-        self._agreement.barrier()
-        self._on_rank_0(lambda keeper: keeper.complete(name, numbers))
-        if self._announced is not None:
-            self._timer.blocked(time.monotonic() - self._announced)
-            self._announced = None
+        began, self._announced = self._announced, None
+        under_way = next((saving for saving in self._saving if saving.name == name), None)
+        if under_way is not None:
+            under_way.metrics.update(numbers)
+        elif after is not None:
+            self._in_background(_Saving(name, after, metrics=numbers), began or time.monotonic())
+        else:
+            self._agreement.barrier()
+            self._on_rank_0(lambda keeper: keeper.complete(name, numbers))
+        if began is not None:
+            self._timer.blocked(time.monotonic() - began)
             self._report_interval()
 
     def wait(self) -> None:
@@ -483,9 +501,9 @@ class CheckpointManager:
         keeper = self._keeper
         self._agreement.broadcast(lambda: call(keeper) if keeper is not None else None)
 
-    def _published(self, name: str) -> None:
+    def _published(self, name: str, metrics: Mapping[str, float]) -> None:
         if self._keeper is not None:
-            self._keeper.commit(name)
+            self._keeper.commit(name, metrics)
 
     def _give_up(self, name: str) -> None:
         if self._keeper is not None:
@@ -494,6 +512,10 @@ class CheckpointManager:
     def _check_open(self) -> None:
         if self._closed:
             raise ParameterError("this CheckpointManager is closed; use it inside its with block")
+
+    def _in_background(self, saving: _Saving, began: float) -> None:
+        saving.future.add_done_callback(lambda _: self._timer.finished(time.monotonic() - began))
+        self._saving.append(saving)
 
     def _saving_too_many(self) -> bool:
         return len(self._saving) >= self._most
@@ -512,7 +534,7 @@ class CheckpointManager:
                 self._give_up(saving.name)
                 failure = failure or error
             else:
-                self._published(saving.name)
+                self._published(saving.name, saving.metrics)
         if failure is not None:
             raise failure
 

@@ -102,10 +102,16 @@ def assert_resumes(folder: Path, command: list[str | Path], **variables: str) ->
 
 
 def assert_managed(
-    folder: Path, launcher: list[str | Path], script: list[str | Path], saving: str = COMMIT, **variables: str
+    folder: Path,
+    launcher: list[str | Path],
+    script: list[str | Path],
+    *,
+    saving: str = COMMIT,
+    inside: str = "",
+    **variables: str,
 ) -> Path:
     """The same of one with a `CheckpointManager`: killed in its second save, where `saving` is called; and then told by
-    SIGTERM to end, in its fourth step from there.
+    SIGTERM to end, in its fourth step from there. Returns the manager's folder, which is `inside` that of the run.
     """
     whole = losses(finished([*launcher, *script, folder / "whole"], **variables))
     assert [*whole] == [str(step) for step in range(1, 13)]
@@ -115,10 +121,10 @@ def assert_managed(
         assert process.stdout is not None
         process.send_signal(signal.SIGTERM)
         process.stdout.read()  # until it has ended
-    saved = streamxf.list_checkpoints(run)[-1]
+    saved = streamxf.list_checkpoints(run / inside)[-1]
     assert saved.state == "complete"
     assert saved.step in (7, 8), "it resumed from 3, and saved when it was told to end, or a step later"
     lines = finished([*launcher, *script, run], **variables)
     assert any(line.startswith("resumed from ") and str(saved.step) in line for line in lines)
     assert losses(lines) == {step: loss for step, loss in whole.items() if int(step) > saved.step}
-    return run
+    return run / inside

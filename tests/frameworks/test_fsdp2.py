@@ -27,7 +27,7 @@ dist.destroy_process_group()
 
 def test_killed_and_resumed(tmp_path: Path) -> None:
     saving = "streamxf.dcp.writer:ChainWriterMixin.finish"
-    run = assert_managed(tmp_path, two_ranks(), [EXAMPLES / "fsdp2.py"], saving)
+    run = assert_managed(tmp_path, two_ranks(), [EXAMPLES / "fsdp2.py"], saving=saving)
     records = streamxf.list_checkpoints(run)
     assert [record.name for record in records][-2:] == ["step-9", "step-12"]
     assert len(records) <= 3, "the last 2, and the best one"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
 from pathlib import Path
 
@@ -11,17 +13,17 @@ from dcp.helpers import stored_chain
 
 import streamxf
 
-from .killed import EXAMPLES, assert_resumes, finished, losses, two_ranks
+from .killed import EXAMPLES, assert_managed, assert_resumes, finished, losses, two_ranks
 
 pytestmark = pytest.mark.slow
 
-COMMAND = two_ranks(EXAMPLES / "torchtitan_checkpointer.py")
+SCRIPT = EXAMPLES / "torchtitan_checkpointer.py"
 
 
 def test_killed_and_resumed(tmp_path: Path) -> None:
     pytest.importorskip("torchtitan")
-    saved = assert_resumes(tmp_path, COMMAND) / "checkpoint"
-    assert streamxf.latest(saved) == str(saved / "step-12")
+    saved = assert_managed(tmp_path, two_ranks(), [SCRIPT], inside="checkpoint")
+    assert [record.name for record in streamxf.list_checkpoints(saved)] == ["step-6", "step-9", "step-12"]
     assert {stored_chain(path, None) for path in saved.glob("step-*")} == {"floatzip+checksum"}
 
     whole = tmp_path / "whole.pt"
@@ -35,11 +37,46 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
 
 def test_saving_in_a_thread(tmp_path: Path) -> None:
     pytest.importorskip("torchtitan")
-    first = losses(finished([*COMMAND, tmp_path / "run", "async"]))
+    command = two_ranks(SCRIPT, tmp_path / "run", "async")
+    first = losses(finished(command))
     saved = tmp_path / "run" / "checkpoint"
-    assert {stored_chain(path, None) for path in saved.glob("step-*")} == {"floatzip+checksum"}
+    records = streamxf.list_checkpoints(saved)
+    assert [(record.name, record.state) for record in records] == [
+        (f"step-{step}", "complete") for step in ("6", "9", "12")
+    ]
     for step in "9", "12":
         (saved / f"step-{step}" / ".metadata").unlink()
-    again = losses(finished([*COMMAND, tmp_path / "run", "async"]))
+    again = losses(finished(command))
     assert [*again] == ["7", "8", "9", "10", "11", "12"]
     assert again == {step: first[step] for step in again}
+
+
+def test_options() -> None:
+    """torchtitan reads its command line into this, and logs it as JSON."""
+    checkpointer = pytest.importorskip("streamxf.torchtitan").ManagedCheckpointer
+    tyro = pytest.importorskip("tyro")
+    default = checkpointer.Config(manager={"save": streamxf.Schedule(seconds=1800, at=[1])})
+    config = tyro.cli(checkpointer.Config, default=default, args=["--interval", "7"])
+    assert config == dataclasses.replace(default, interval=7)
+    assert "seconds=1800" in json.loads(json.dumps(config.to_dict()))["manager"]
+
+
+def test_torchtitans_own(tmp_path: Path) -> None:
+    """Its class alone needs nothing but the chain: it resumes from the newest folder that has metadata."""
+    pytest.importorskip("torchtitan")
+    script = tmp_path / "own.py"
+    managed = """ManagedCheckpointer.Config(
+        enable=True,
+        manager={"save": streamxf.Schedule(steps=SAVE_EVERY), "keep": streamxf.Retention(last=2, every=6)},"""
+    example = SCRIPT.read_text()
+    for old, new in (
+        (managed, "ManagedCheckpointer.Config(\n        enable=True,\n        interval=SAVE_EVERY,"),
+        ("streamxf.torchtitan import ", "torchtitan.components.checkpointer import CheckpointManager as "),
+        ("        if checkpointer.manager.stopping:\n            break\n", ""),
+    ):
+        assert old in example
+        example = example.replace(old, new)
+    script.write_text(example)
+    saved = assert_resumes(tmp_path, two_ranks(script)) / "checkpoint"
+    assert streamxf.latest(saved) == str(saved / "step-12")
+    assert {stored_chain(path, None) for path in saved.glob("step-*")} == {"floatzip+checksum"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,33 @@ def test_what_it_takes_is_measured(tmp_path: Path) -> None:
         manager.commit(1)
         assert manager.interval is not None
         assert not manager.should_save(2), "the first one was just saved"
+
+
+def test_in_the_background(tmp_path: Path) -> None:
+    future: Future[None] = Future()
+    with streamxf.CheckpointManager(tmp_path, save=1) as manager:
+        save(manager, 1, "one")
+        manager.commit(1, after=future)
+        manager.commit(1, metrics={"loss": 1.0})  # which is known before the save is over
+        assert manager.should_save(2)
+        assert [record.state for record in streamxf.list_checkpoints(tmp_path)] == ["unfinished"]
+        future.set_result(None)
+        assert manager.should_save(3)
+        assert manager.latest() == manager.path(1)
+        (record,) = streamxf.list_checkpoints(tmp_path)
+        assert record.metrics == {"loss": 1.0}
+
+
+def test_failed_in_the_background(tmp_path: Path) -> None:
+    future: Future[None] = Future()
+    with streamxf.CheckpointManager(tmp_path) as manager:
+        save(manager, 1, "one")
+        manager.commit(1, after=future)
+        future.set_exception(OSError("the disk is full"))
+        with pytest.raises(OSError, match="the disk is full"):
+            manager.should_save(2)
+        assert manager.latest() is None
+    assert streamxf.list_checkpoints(tmp_path) == []
 
 
 @pytest.fixture
