@@ -25,7 +25,15 @@ VERSIONS = [
     *product(["3.12", "3.13"], ["2.7.0", "2.15.0"]),
     *product(["3.14"], ["2.9.1", "2.15.0"]),
 ]
-TESTS = ["tests/dcp", "tests/checkpoint", "tests/formats", "tests/manager", "tests/objects", "tests/stream", "tests/tools"]
+TESTS = [
+    "tests/dcp",
+    "tests/checkpoint",
+    "tests/formats",
+    "tests/manager",
+    "tests/objects",
+    "tests/stream",
+    "tests/tools",
+]
 
 # What is installed beside streamxf for tests/frameworks/test_NAME.py.
 FRAMEWORKS = {
