@@ -146,12 +146,12 @@ def forget_in(
                 decided[name] += ("was just saved",)
             if name in targets:
                 decided[name] += (f"link {targets[name]}",)
-        in_use |= {name: readers[name] for name, why in decided.items() if not why and name in readers}
-        doomed = [record for record in own if not decided[record.name] and record.name not in in_use]
+        doomed = [record for record in own if not decided[record.name] and record.name not in readers]
         if doomed:
             newest = choose(storage, own, access, verify).record
             for record in doomed if newest is None else [newest]:
                 decided[record.name] = decided[record.name] or (_UNVERIFIED if newest is None else _NEWEST,)
+        in_use |= {name: readers[name] for name, why in decided.items() if not why and name in readers}
         going += [record for record in doomed if not decided[record.name]]
         reasons |= decided
     names = [record.name for record in going]

@@ -111,7 +111,9 @@ class Model:
         wanted = self.saved.keys() - spared
         going = wanted - self.read(now)
         good = self.newest_good(check)
-        return (set() if good is None else going - {good}), wanted - going
+        if not going or good is None:
+            return set(), wanted - going
+        return going - {good}, wanted - going - {good}
 
     def remove(self, steps: set[int]) -> None:
         for step in steps:

@@ -206,6 +206,39 @@ class Histories(RunOnDisk):
         self.learn(may_go)
         assert not reads or wanted in self.model.saved
 
+    @precondition(lambda self: self.job is not None and self.tidy and not self.stale)
+    @rule(rules=RULES, check=CHECKS, point=st.integers(0, 25), again=st.booleans(), data=st.data())
+    def forget_meets_a_save(
+        self, rules: dict[str, Any], check: str, point: int, again: bool, data: st.DataObject
+    ) -> None:
+        """What the job saves while a `forget` is at some point stays as it was saved, even if that removes the step."""
+        may_go = self.may_go(rules, check)
+        step = data.draw(st.sampled_from(sorted(may_go)) if again and may_go else STEPS)
+        model = copy.deepcopy(self.model)
+        model.finish(self.now)
+        model.remove(may_go)
+        for each in (self.model, model):  # before the removals of forget, and after them
+            each = copy.deepcopy(each)
+            each.saved[step] = Saved(step, self.now, SIZE, {})
+            each.saving.discard(step)
+            for keeping, way, just_saved in ((self.keeping, self.check, step), (rules, check, None)):
+                may_go |= each.to_go(keeping, way, self.now, just_saved)[0]
+        done = []
+
+        def save() -> None:
+            done.append(True)
+            self.go(lambda job: job.begin(f"step-{step}", {}))
+            self.write(step, 5)
+            self.go(lambda job: job.commit(f"step-{step}", {}))
+
+        began = self.now
+        with self.points.at(point, save, unlocked=True), self.watched():
+            streamxf.forget(self.run, Retention(**rules), verify=check)
+        if done:
+            self.model.saved[step] = Saved(step, began, self.size(step) if self.path(step).exists() else 0, {})
+            self.model.going.pop(step, None)
+        self.learn(may_go)
+
     @rule(data=st.data())
     def begin_to_read(self, data: st.DataObject) -> None:
         step = data.draw(st.sampled_from(sorted(self.model.saved | self.model.going)) if self.model.saved else STEPS)
@@ -316,9 +349,9 @@ class Histories(RunOnDisk):
         self.had_good = bool(good)
 
 
-ALL = [pytest.param(100, marks=pytest.mark.exhaustive, id=f"part-{part}") for part in range(1, 101)]
+ALL = [pytest.param(2500, marks=pytest.mark.exhaustive, id=f"quarter-{part}") for part in range(1, 5)]
 
 
-@pytest.mark.parametrize("histories", [40, *ALL])
+@pytest.mark.parametrize("histories", [150, *ALL])
 def test_histories(histories: int):
     run_state_machine_as_test(Histories, settings=settings(max_examples=histories, stateful_step_count=30))
