@@ -27,6 +27,7 @@ T = TypeVar("T")
 LONG_STEP = 1.0
 """Seconds from which a step counts as long: there, the millisecond for an answer is nothing."""
 PATIENCE = timedelta(seconds=10)
+_MOMENT = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +74,9 @@ class Agreement:
     def __init__(self, process_group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> None:
         self.rank, self.size = 0, 1
         self._group: dist.ProcessGroup | None = None
-        self._posted: tuple[dist.Work, torch.Tensor] | None = None
+        # one tensor, which lives as long as the group: a thread of gloo must not be the last to let go of it
+        self._flags = torch.zeros(8, dtype=torch.int64, device="cpu")
+        self._posted: dist.Work | None = None
         self._agreed = Flags()
         self._steps_are_long = False
         self._called = time.monotonic()
@@ -114,10 +117,8 @@ class Agreement:
         is_long, self._called = now - self._called > LONG_STEP, now
         if self.rank != 0 or wait or before.due:
             due = False
-        flags = [due, stop, is_long and self.rank == 0, -finished, step, -step, wait, -wait]
-        tensor = torch.tensor(flags, dtype=torch.int64, device="cpu")
-        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group, async_op=True)
-        self._posted = work, tensor
+        self._flags.numpy()[:] = due, stop, is_long and self.rank == 0, -finished, step, -step, wait, -wait
+        self._posted = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=group, async_op=True)
         if not (wait or self._steps_are_long):
             return before
         after = self._read()
@@ -165,14 +166,13 @@ class Agreement:
             return
         try:
             if posted is not None:
-                posted[0].wait(*([PATIENCE] if failed else []))
+                posted.wait(*([PATIENCE] if failed else []))
         except RuntimeError as error:
             if not failed:
                 raise
             _log.warning("the ranks have not agreed on the last step: %s", error)
             return  # giving the group back would wait for them, too
-        with suppress(ValueError):  # whoever destroys the group of all ranks destroys this one with it
-            dist.destroy_process_group(group)
+        give_back(group)
 
     def _others(self) -> dist.ProcessGroup | None:
         """The group, if there are other ranks."""
@@ -187,9 +187,9 @@ class Agreement:
         """What was agreed: with `due` only the first time."""
         due = False
         if self._posted is not None:
-            (work, tensor), self._posted = self._posted, None
+            work, self._posted = self._posted, None
             work.wait()
-            found, stop, is_long, unfinished, highest, lowest, some_save, all_save = tensor.tolist()
+            found, stop, is_long, unfinished, highest, lowest, some_save, all_save = self._flags.tolist()
             if highest != -lowest:
                 raise ParameterError(
                     f"ranks are at different steps, from {-lowest} to {highest}: call should_save on every rank, once "
@@ -224,3 +224,14 @@ def gloo_group(
     return dist.new_group(  # type: ignore[no-any-return]
         ranks, backend="gloo", timeout=timeout, use_local_synchronization=True
     )
+
+
+def give_back(group: dist.ProcessGroup) -> None:
+    """Destroy a group in which nothing goes on; nothing happens if it was destroyed with the group of all ranks.
+
+    A thread of gloo lets go of a message's tensors shortly after it was delivered, for which it needs the interpreter's
+    lock. Before 2.8, torch holds the lock while it waits for the thread; at the end of Python, it aborts the process.
+    """
+    time.sleep(_MOMENT)
+    with suppress(ValueError):
+        dist.destroy_process_group(group)

@@ -30,7 +30,7 @@ from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader
 from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter, chain_and_keys
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, escaped
 from streamxf.keys import KeysLike
-from streamxf.manager.agreement import Agreement, gloo_group
+from streamxf.manager.agreement import Agreement, give_back, gloo_group
 from streamxf.manager.catalog import RunCatalog, read_catalog
 from streamxf.manager.choice import Choice, Verify, check_verify, choose, is_damage, save_id_of
 from streamxf.manager.holds import holding
@@ -428,6 +428,9 @@ class CheckpointManager:
             if self._keeper is not None:
                 stack.callback(self._keeper.close, ended=error is None)
             stack.callback(self._release)
+            if error is None:
+                for group in filter(None, self._groups):
+                    stack.callback(give_back, group)
             stack.callback(self._agreement.close, failed=error is not None)
             try:
                 self._collect(len(self._saving))
