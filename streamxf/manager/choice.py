@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+import logging
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -11,14 +13,26 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import GLOBAL, metadata_among, read_metadata
 from streamxf.checkpoint.storage import Storage, storage_errors
-from streamxf.errors import DAMAGE, ContainerError, MetadataError, ParameterError, StreamxfError
+from streamxf.errors import (
+    DAMAGE,
+    ContainerError,
+    MetadataError,
+    NoCheckpointError,
+    ParameterError,
+    StreamxfError,
+    escaped,
+)
 from streamxf.formats.opening import contents_of
+from streamxf.manager.catalog import RunCatalog, read_catalog
+from streamxf.manager.holds import holding
+from streamxf.manager.listing import survey
 from streamxf.manager.record import Record
 from streamxf.tuning.sample import StoredTensors, take_sample
 
 Verify = Literal["none", "sample", "whole"]
 
 _TEXT = 500  # characters of a reason
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -49,6 +63,55 @@ def choose(storage: Storage, records: Iterable[Record], access: Access, verify: 
             break
         choice.skipped[record.name] = reason
     return choice
+
+
+class Chooser:
+    """Chooses among the checkpoints of one series, and keeps what it chose from being removed."""
+
+    def __init__(self, storage: Storage, series: str, access: Access, verify: Verify) -> None:
+        self._storage = storage
+        self._series = series
+        self._access = access
+        self._verify = verify
+        self._holds = ExitStack()
+
+    def choose(self, skipped: Collection[str], name: str | None = None, *, without_catalog: bool) -> Choice:
+        """As `choose`, of those not in `skipped`, or of one alone. It is held until `release`, unless the run's folder
+        is read-only.
+
+        - `without_catalog`: whether a damaged catalog is done without. What dcp.save saved is complete when it has
+          metadata, but of what a framework saved only the catalog says so.
+        """
+        with storage_errors(self._storage.given):
+            while True:
+                own = [record for record in self._records(without_catalog) if record.series == self._series]
+                wanted = [record for record in own if record.name not in skipped and name in (None, record.name)]
+                found = choose(self._storage, wanted, self._access, self._verify)
+                if found.record is None:
+                    return found
+                try:
+                    self._holds.enter_context(holding(self._storage, found.record.name))
+                except NoCheckpointError:
+                    continue  # someone has begun to remove it
+                except OSError as error:
+                    if not isinstance(error, PermissionError) and error.errno != errno.EROFS:
+                        raise
+                    _log.warning("nothing keeps %s from being removed while it is read: %s", found.record.name, error)
+                found.save_id = _save_id(self._storage.child(found.record.name))
+                return found
+
+    def release(self) -> None:
+        self._holds.close()
+
+    def _records(self, without_catalog: bool) -> list[Record]:
+        try:
+            return survey(self._storage, read_catalog(self._storage))
+        except MetadataError as error:
+            records = survey(self._storage, RunCatalog()) if without_catalog else []
+            if not any(record.state == "complete" for record in records):
+                raise
+            _log.warning("resuming without the catalog: %s", escaped(str(error)))
+            return records
 
 
 def check_verify(verify: str) -> None:
@@ -83,15 +146,6 @@ def damage_of(storage: Storage, record: Record, access: Access, verify: Verify) 
     return None
 
 
-def save_id_of(child: Storage) -> str | None:
-    """streamxf's id of the save that a folder has now; None of metadata that has none, or cannot be read."""
-    try:
-        index = read_metadata(child, GLOBAL, Access(), listing=True).index
-    except (StreamxfError, FileNotFoundError):
-        return None
-    return index.save_id if index is not None else None
-
-
 def is_damage(error: BaseException) -> bool:
     """Whether an error says that a checkpoint is not as it was saved; otherwise another one would fare no better."""
     lost = isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.errno == errno.EIO)
@@ -118,3 +172,12 @@ def _check(child: Storage, access: Access, verify: Verify) -> None:
             raise MetadataError(f"not there in the size that the metadata gives: {', '.join(missing[:3])}")
         if verify == "sample":
             take_sample(StoredTensors(checkpoint))
+
+
+def _save_id(child: Storage) -> str | None:
+    """streamxf's id of the save that a folder has now; None of metadata that has none, or cannot be read."""
+    try:
+        index = read_metadata(child, GLOBAL, Access(), listing=True).index
+    except (StreamxfError, FileNotFoundError):
+        return None
+    return index.save_id if index is not None else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import time
@@ -24,21 +23,18 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.storage import Storage, is_url, storage_errors
+from streamxf.checkpoint.storage import Storage, is_url
 from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
 from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader
 from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter, chain_and_keys
-from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, escaped
+from streamxf.errors import NoCheckpointError, ParameterError, escaped
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, give_back, gloo_group
-from streamxf.manager.catalog import RunCatalog, read_catalog
-from streamxf.manager.choice import Choice, Verify, check_verify, choose, is_damage, save_id_of
-from streamxf.manager.holds import holding
+from streamxf.manager.choice import Choice, Chooser, Verify, check_verify, is_damage
 from streamxf.manager.interval import Interval
 from streamxf.manager.keeper import Keeper
-from streamxf.manager.listing import survey
 from streamxf.manager.notices import Notices
-from streamxf.manager.record import Record, numbers_in, series_of
+from streamxf.manager.record import numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import SaveTimer, Schedule
 from streamxf.wording import listed
@@ -149,18 +145,16 @@ class CheckpointManager:
         if not isinstance(keep, Retention):
             keep = Retention(last=keep)
         self._async, self._most, self._skips = mode, in_flight, when_busy == "skip"
-        self._verify: Verify = verify
         self._name = name
         self._options = dict(storage_options or {})
         self._writer, self._reader = dict(writer or {}), {"keys": ring, **(reader or {})}
         # a relative path means what it means now, wherever the job changes to
         self._storage = Storage.of(run if is_url(run) else os.path.abspath(run), storage_options)
         reading = {key: self._reader[key] for key in ("trust", "allow_unsigned") if key in self._reader}
-        self._access = Access.of(self._reader["keys"], **reading)
+        access = Access.of(self._reader["keys"], **reading)
         self._make_writer(0)  # so that arguments which do not fit are refused now
         self._make_reader(self._storage.given)
         self.stopping = False
-        self._holds = ExitStack()
         if mode == "process" and not (dist.is_available() and dist.is_initialized()):
             raise ParameterError("async_save='process' needs torch.distributed to be initialized; 'thread' does not")
         self._agreement = Agreement(process_group)
@@ -170,10 +164,11 @@ class CheckpointManager:
         self._writers: dict[int, ChainWriterMixin] = {}
         self._saving: deque[_Saving] = deque()
         self._finished = 0
-        self._series = series_of(_named(name, 0))
+        series = series_of(_named(name, 0))
+        self._chooser = Chooser(self._storage, series, access, verify)
         self._keeper = None
         if self._agreement.rank == 0:
-            self._keeper = Keeper(self._storage, keep, self._series, self._access, verify)
+            self._keeper = Keeper(self._storage, keep, series, access, verify)
         before = self._keeper.sessions() if self._keeper is not None and self._schedule.optimal else []
         self._timer = SaveTimer(self._schedule, before)
         self._notices = Notices(self._schedule.signals, self._schedule.notice)
@@ -254,7 +249,7 @@ class CheckpointManager:
         name = _named(self._name, step)
         while self._saving_too_many() or any(saving.name == name for saving in self._saving):
             self._collect(1)
-        self._release()
+        self._chooser.release()
         numbers = _floats(metrics)
         self._on_rank_0(lambda keeper: keeper.begin(name, numbers))
         self._timer.began()
@@ -297,7 +292,7 @@ class CheckpointManager:
         name = _named(self._name, step)
         while self._saving_too_many() or any(saving.name == name for saving in self._saving):
             self._collect(1)
-        self._release()
+        self._chooser.release()
         self._timer.began()
         self._announced = time.monotonic()
         self._on_rank_0(lambda keeper: keeper.announce(name))
@@ -372,7 +367,7 @@ class CheckpointManager:
         """
         self.wait()
         skipped: dict[str, str] = {}
-        while (choice := self._choose(skipped, step, damaged_catalog=True)).record is not None:
+        while (choice := self._choose(skipped, step, without_catalog=True)).record is not None:
             record = choice.record
             path = self._storage.full(record.name)
             # or ranks might load two saves, if one is replaced at this moment
@@ -392,7 +387,7 @@ class CheckpointManager:
                 _log.warning("%s does not load: %s", path, escaped(skipped[record.name]))
                 continue
             finally:
-                self._release()
+                self._chooser.release()
             _log.info("resumed from %s", path)
             return record.step
         return None
@@ -402,7 +397,7 @@ class CheckpointManager:
         themselves; None if there is none yet. It is not removed before the next save. Raises as `resume`.
         """
         self.wait()
-        record = self._choose({}, None, damaged_catalog=False).record
+        record = self._choose({}, None, without_catalog=False).record
         return self._storage.full(record.name) if record is not None else None
 
     # -- the end -------------------------------------------------------------------------------------
@@ -427,7 +422,7 @@ class CheckpointManager:
             stack.callback(self._notices.close)
             if self._keeper is not None:
                 stack.callback(self._keeper.close, ended=error is None)
-            stack.callback(self._release)
+            stack.callback(self._chooser.release)
             if error is None:
                 for group in filter(None, self._groups):
                     stack.callback(give_back, group)
@@ -441,39 +436,15 @@ class CheckpointManager:
 
     # -- helpers -------------------------------------------------------------------------------------
 
-    def _choose(self, skipped: dict[str, str], step: int | None, *, damaged_catalog: bool) -> Choice:
-        """What rank 0 chooses, and holds, among what was not skipped before; the reasons for skipping are logged."""
-
-        def find() -> Choice:
-            with storage_errors(self._storage.given):
-                while True:
-                    records = self._records(damaged_catalog)
-                    own = [record for record in records if record.series == self._series]
-                    wanted = [record for record in own if record.name not in skipped]
-                    if step is not None:
-                        wanted = [record for record in wanted if record.name == _named(self._name, step)]
-                    found = choose(self._storage, wanted, self._access, self._verify)
-                    if found.record is None:
-                        return found
-                    try:
-                        self._holds.enter_context(holding(self._storage, found.record.name))
-                    except NoCheckpointError:
-                        continue  # someone has begun to remove it
-                    except OSError as error:
-                        if not isinstance(error, PermissionError) and error.errno != errno.EROFS:
-                            raise
-                        _log.warning(
-                            "nothing keeps %s from being removed while it is read: %s", found.record.name, error
-                        )
-                    found.save_id = save_id_of(self._storage.child(found.record.name))
-                    return found
-
-        choice = self._agreement.broadcast(find)
-        for name, reason in choice.skipped.items():
-            _log.warning("%s is not resumed from: %s", self._storage.full(name), escaped(reason))
-        reasons = {**choice.skipped, **skipped}
-        if choice.record is None and (reasons or step is not None):
-            why = "; ".join(listed("damaged", [f"{name}: {reason}" for name, reason in reasons.items()]))
+    def _choose(self, skipped: dict[str, str], step: int | None, *, without_catalog: bool) -> Choice:
+        """What rank 0 chooses, and holds, among what was not skipped before; what it skips is logged and added."""
+        name = None if step is None else _named(self._name, step)
+        choice = self._agreement.broadcast(lambda: self._chooser.choose(skipped, name, without_catalog=without_catalog))
+        for other, reason in choice.skipped.items():
+            _log.warning("%s is not resumed from: %s", self._storage.full(other), escaped(reason))
+        skipped |= choice.skipped
+        if choice.record is None and (skipped or step is not None):
+            why = "; ".join(listed("damaged", [f"{other}: {reason}" for other, reason in skipped.items()]))
             where = "no checkpoint" if step is None else f"no checkpoint of step {step}"
             raise NoCheckpointError(
                 f"{where} can be resumed from{f' ({why})' if why else ''}. Nothing was removed. See `streamxf salvage` "
@@ -481,22 +452,6 @@ class CheckpointManager:
                 file=self._storage.given,
             )
         return choice
-
-    def _records(self, damaged_catalog: bool) -> list[Record]:
-        """The run's checkpoints. With `damaged_catalog` a damaged one is done without: what dcp.save saved is complete
-        when it has metadata, but of what a framework saved only the catalog says so.
-        """
-        try:
-            return survey(self._storage, read_catalog(self._storage))
-        except MetadataError as error:
-            records = survey(self._storage, RunCatalog()) if damaged_catalog else []
-            if not any(record.state == "complete" for record in records):
-                raise
-            _log.warning("resuming without the catalog: %s", escaped(str(error)))
-            return records
-
-    def _release(self) -> None:
-        self._holds.close()
 
     def _on_rank_0(self, call: Callable[[Keeper], None]) -> None:
         """Have rank 0 do something, and wait for it; what it raises is raised on every rank."""
