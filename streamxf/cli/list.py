@@ -49,7 +49,7 @@ def _as_dict(record: Record) -> dict[str, Any]:
         "step": record.step,
         "time": record.time,
         **size,
-        "metrics": {name: value if math.isfinite(value) else None for name, value in record.metrics.items()},
+        "metrics": {name: value if math.isfinite(value) else None for name, value in (record.metrics or {}).items()},
         "state": record.state,
     }
 
@@ -65,7 +65,7 @@ def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
             _moment(each.time),
             time_text(now - each.time),
             "" if each.bytes is None else size_text(each.bytes),
-            ", ".join(f"{name} {value:.4g}" for name, value in each.metrics.items()),
+            ", ".join(f"{name} {value:.4g}" for name, value in (each.metrics or {}).items()),
             "; ".join(filter(None, (each.state, readers.get(each.name)))),
         )
     complete = [each for each in found if each.state == "complete"]

@@ -153,7 +153,7 @@ def _read(storage: Storage) -> bytes | None:
 
 
 def _record(name: str, facts: Any) -> Record:
-    metrics = _metrics(facts["metrics"])
+    metrics = _metrics(facts["metrics"]) if facts["metrics"] is not None else None
     return Record(name, _number(facts["time"]), _bytes(facts["bytes"]), metrics, "complete", _mark(facts["mark"]))
 
 
@@ -161,8 +161,10 @@ def _saving(facts: Any) -> Saving:
     return Saving(_number(facts["time"]), _metrics(facts["metrics"]), _mark(facts["replaced"]), bool(facts["commits"]))
 
 
-def _packed(metrics: Mapping[str, float]) -> dict[str, float | str]:
+def _packed(metrics: Mapping[str, float] | None) -> dict[str, float | str] | None:
     """JSON has no number for infinity, nor for what is no number."""
+    if metrics is None:
+        return None
     return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
 
 

@@ -133,14 +133,16 @@ class Keeper:
         def commit(catalog: RunCatalog, _: Session) -> None:
             mark = mark_of(self._storage, name)
             known, saving = catalog.saved.get(name), catalog.saving.pop(name, None)
+            when: float = time.time()
+            metrics: Mapping[str, float] | None = None
             if saving is not None:
                 when, metrics = saving.time, saving.metrics
             elif known is not None and known.mark == mark:  # the next job of the run has entered it already
                 when, metrics = known.time, known.metrics
-            else:
-                when, metrics = time.time(), {}
             size = size_of(self._storage.child(name))
-            catalog.saved[name] = Record(name, when, size, {**metrics, **more}, mark=mark)
+            if more:
+                metrics = {**(metrics or {}), **more}
+            catalog.saved[name] = Record(name, when, size, metrics, mark=mark)
 
         self._change(commit)
 

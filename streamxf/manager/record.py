@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["complete", "unfinished", "removing"]
@@ -25,8 +25,8 @@ class Record:
         manager saved, when its metadata was written.
     bytes : int, optional
         What its files take; None where nobody has counted them.
-    metrics : mapping of str to float
-        What was given to the save.
+    metrics : mapping of str to float, optional
+        What was given to the save; None where the run's catalog does not know the checkpoint.
     state : str
         ``"complete"``; ``"unfinished"``, of a save that is under way or was killed; or ``"removing"``, of one whose
         removal was begun. Only what is complete is ever resumed from.
@@ -37,7 +37,7 @@ class Record:
     name: str
     time: float
     bytes: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] | None = None
     state: State = "complete"
     mark: str | None = None
 

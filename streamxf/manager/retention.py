@@ -37,7 +37,7 @@ class Retention:
         Those whose steps this number divides, for ever.
     best : int, optional
         So many with the best values of `metric`; of equal ones the newer. NaN is never among the best, and neither is a
-        checkpoint without the metric.
+        checkpoint without the metric. One that the run's catalog does not know stays, too, since it may be.
     metric : str, optional
         A name among the metrics given to the save.
     mode : str
@@ -128,6 +128,8 @@ class Retention:
             word = f"every {self.every:,} steps" if self.every > 1 else "every step"
             yield from ((word, record) for record in records if self._is_divided(record))
         yield from ((f"{_counted('best', self.best)} by {self.metric}", record) for record in self._best(records))
+        if self.best is not None:  # it may be among the best
+            yield from (("its metrics are unknown", record) for record in records if record.metrics is None)
         for name, bucket in _CALENDAR.items():
             yield from _newest_of_each(name, bucket, getattr(self, name), records)
         if self.within is not None:
@@ -139,7 +141,7 @@ class Retention:
     def _best(self, records: Sequence[Record]) -> Sequence[Record]:
         """Those with the best values, the best first; among equal values the order is that of the records."""
         sign = 1 if self.mode == "min" else -1
-        values = [(sign * each.metrics.get(self.metric or "", math.nan), each) for each in records]
+        values = [(sign * (each.metrics or {}).get(self.metric or "", math.nan), each) for each in records]
         ranked = sorted((pair for pair in values if not math.isnan(pair[0])), key=lambda pair: pair[0])
         return [record for _, record in ranked[: _end(self.best)]]
 

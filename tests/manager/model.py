@@ -19,7 +19,7 @@ class Saved(NamedTuple):
     step: int
     time: float
     size: int
-    metrics: dict[str, float]
+    metrics: dict[str, float] | None  # None if nobody knows them
 
 
 def keep(saved: list[Saved], rules: dict[str, Any]) -> set[int]:
@@ -32,6 +32,8 @@ def keep(saved: list[Saved], rules: dict[str, Any]) -> set[int]:
         stay |= {one.step for one in saved}
     stay |= {one.step for one in first(rules.get("last", 0), newest_first)}
     stay |= {one.step for one in first(rules.get("best", 0), best_first(newest_first, rules))}
+    if rules.get("best"):
+        stay |= {one.step for one in saved if one.metrics is None}
     for rule, form in FORMATS.items():
         by_bucket: dict[str, Saved] = {}
         for one in newest_first:
@@ -59,9 +61,10 @@ def first(count: int, ordered: list[Saved]) -> list[Saved]:
 
 
 def best_first(newest_first: list[Saved], rules: dict[str, Any]) -> list[Saved]:
-    measured = [one for one in newest_first if not math.isnan(one.metrics.get(rules.get("metric"), math.nan))]
+    values = {one.step: (one.metrics or {}).get(rules.get("metric", ""), math.nan) for one in newest_first}
     sign = -1 if rules.get("mode") == "max" else 1
-    return sorted(measured, key=lambda one: (sign * one.metrics[rules["metric"]], -one.step))
+    measured = [one for one in newest_first if not math.isnan(values[one.step])]
+    return sorted(measured, key=lambda one: (sign * values[one.step], -one.step))
 
 
 def is_for_ever(one: Saved, rules: dict[str, Any]) -> bool:

@@ -88,7 +88,7 @@ class RunOnDisk(RuleBasedStateMachine):
 
     def seen(self, step: int) -> Saved:
         """What one can say of a checkpoint that the catalog does not know."""
-        return Saved(step, (self.path(step) / ".metadata").stat().st_mtime, self.size(step), {})
+        return Saved(step, (self.path(step) / ".metadata").stat().st_mtime, self.size(step), None)
 
     def measure(self) -> None:
         """Where the catalog does not say what a folder took, what it takes now counts."""

@@ -270,4 +270,4 @@ def test_nothing_is_removed_while_the_catalog_is_damaged(tmp_path: Path, caplog:
         assert "catalog of this run is damaged" in caplog.text
         (tmp_path / CATALOG).write_bytes(good)
         manager.save(4, state_at(4), metrics={"loss": 3.0})
-    assert complete(tmp_path) == ["step-1", "step-4"]
+    assert complete(tmp_path) == ["step-1", "step-3", "step-4"], "nobody knows whether step 3 is among the best"

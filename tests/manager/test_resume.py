@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import streamxf
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError
+from streamxf.manager import choice
 from streamxf.manager import holds as module_of_holds
 from streamxf.manager import manager as module
 from streamxf.manager import removal as module_of_removal
@@ -166,7 +167,7 @@ def test_what_is_being_loaded_is_not_removed(run: Path, monkeypatch: pytest.Monk
 
 def test_a_removal_that_has_begun_makes_it_choose_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It notes the removal after the choice and before the hold."""
-    holding = module.holding
+    holding = choice.holding
     asked = []
 
     def removed_first(storage: Storage, name: str) -> Any:
@@ -175,7 +176,7 @@ def test_a_removal_that_has_begun_makes_it_choose_again(run: Path, monkeypatch: 
             change_catalog(storage, lambda catalog: catalog.removing.update({name: catalog.saved[name].mark}))
         return holding(storage, name)
 
-    monkeypatch.setattr(module, "holding", removed_first)
+    monkeypatch.setattr(choice, "holding", removed_first)
     assert resumed(run) == 2
     assert asked == ["step-3", "step-2"]
     assert holds_of(run) == []
