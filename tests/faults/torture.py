@@ -43,6 +43,8 @@ SECTIONS = {
     "full_disk": "A small file system that fills up",
     "killed_s3": "SIGKILL while saving to an S3 server",
     "faulty_s3": "Requests to an S3 server that fail",
+    "managed": "SIGKILL of a training job and its launcher",
+    "managed_s3": "The same with an S3 server",
 }
 
 
@@ -112,6 +114,9 @@ def jobs(share: int = 1) -> Iterator[dict[str, Any]]:
             yield job("killed_s3", layout, chain, every=part)
             points = {"saves": max(2 * count // part, 4), "loads": max(count // part, 4)}
             yield job("faulty_s3", layout, chain, **points)
+    for mode, kills in (("in the foreground", 70), ("in a thread", 70), ("in two threads", 60)):
+        yield job("managed", mode, "floatzip+checksum", kills=max(kills // share, 3))
+    yield job("managed_s3", "in a thread", "floatzip+checksum", kills=max(20 // share, 3))
 
 
 def try_all(wanted: list[dict[str, Any]], workers: int, told: Callable[[Result], None]) -> list[Result]:
