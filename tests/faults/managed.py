@@ -354,7 +354,7 @@ class Trainings:
         moment = self._drawn.choice(("at once", "while it trains", "while it saves", "while it saves"))
         if options and moment == "while it saves":  # what is under way is not seen there
             moment = "while it trains"
-        after = self._drawn.uniform(0, 0.6)
+        after = self._drawn.uniform(0, 6 if options else 0.6)  # a save there takes longer than all steps
         deadline = time.monotonic() + (after if moment == "at once" else SECONDS)
         trains, ended = False, False
         while time.monotonic() < deadline and not ended:
@@ -459,17 +459,23 @@ def what_is_wrong(run: str, options: dict[str, Any]) -> list[str]:
     """What is not as it should be after a training that has ended."""
     place = Storage.of(run, options)
     wrong = []
+    local = place.local is not None  # elsewhere nobody can tell a killed save from one under way: it stays for a day
     catalog = read_catalog(place)
-    if catalog.saving or catalog.removing:
+    if (catalog.saving and local) or catalog.removing:
         wrong.append(
             f"the catalog has {list(catalog.saving)} as being saved, {list(catalog.removing)} as being removed"
         )
     records = streamxf.list_checkpoints(run, storage_options=options or None)
-    wrong += [f"{record.name} is {record.state}" for record in records if record.state != "complete"]
+    wrong += [
+        f"{record.name} is {record.state}"
+        for record in records
+        if record.state not in ({"complete"} if local else {"complete", "unfinished"})
+    ]
     known = {record.name for record in records} | {".streamxf"}
-    # the server lists folders in which there is nothing any more
+    # the server lists folders in which there is nothing any more, each with itself as an empty file
     others = [name for name in place.folders() if name not in known]
-    wrong += [f"{name} is left" for name in others if place.local is not None or place.child(name).names()]
+    wrong += [f"{name} is left" for name in others if local or any(place.child(name).names().values())]
+    records = [record for record in records if record.state == "complete"]
     steps = {record.step: record for record in records}
     lost = {STEPS, STEPS - INTERVAL, *range(20, STEPS + 1, 20)} - set(steps)
     if {STEPS - INTERVAL} == lost and sum(step > STEPS - INTERVAL for step in steps) >= 2:
