@@ -44,7 +44,11 @@ class Keeper:
     def begin(self, name: str, metrics: Mapping[str, float]) -> None:
         """Note that a save begins; no rank may write before this returns. Raises what listing the folder raises."""
         saving = Saving(time.time(), dict(metrics), self._cleared(name))
-        self._submit(f"the save of {name} could not be noted", self._note, name, saving)
+        noting = f"the save of {name} could not be noted", self._note, name, saving
+        if self._storage.local is not None:  # or a kill might leave files that nobody knows
+            self._logging(*noting)
+        else:  # it would be some requests, and less than a day old nothing is removed there
+            self._submit(*noting)
 
     def commit(self, name: str, metrics: Mapping[str, float]) -> None:
         """Note that a save is published, with more metrics, and then remove what the rules do not keep."""
@@ -99,13 +103,14 @@ class Keeper:
         return mark_of(self._storage, name)
 
     def _submit(self, failure: str, call: Callable[..., Any], *arguments: Any) -> Future[None]:
-        def work() -> None:
-            try:
-                call(*arguments)
-            except Exception as error:
-                _log.error("%s: %s", failure, escaped(f"{type(error).__name__}: {error}"))
+        return self._pool.submit(self._logging, failure, call, *arguments)
 
-        return self._pool.submit(work)
+    @staticmethod
+    def _logging(failure: str, call: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:
+            _log.error("%s: %s", failure, escaped(f"{type(error).__name__}: {error}"))
 
     # -- in the keeper's thread --------------------------------------------------------------------
 

@@ -103,6 +103,8 @@ def remove_leftover(storage: Storage, name: str, saving: Saving) -> bool:
     stays: for a day, or until no other process can publish it, whose save then fails.
     """
     child = storage.child(name)
+    if (path := storage.local_path(name)) is not None and not os.path.lexists(path):
+        return True  # it was killed before it began to write
     old = abs(time.time() - saving.time) >= DAY
     with locked(child) as alone:
         files = child.names(())

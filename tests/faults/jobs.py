@@ -18,6 +18,7 @@ from surroundings import in_memory
 from faults import forks
 from faults.crashes import lost_writes
 from faults.full_disk import full_disk
+from faults.managed import managed, managed_s3
 from faults.mutants import MUTANTS, SURROUNDINGS
 from faults.rows import failing, interrupted, interrupted_load, killed
 from faults.s3 import faulty_s3, killed_s3
@@ -28,6 +29,7 @@ from faults.trials import Bench, Tally
 ROWS: dict[str, Callable[..., Tally]] = {
     row.__name__: row for row in (killed, failing, interrupted, interrupted_load, lost_writes, full_disk)
 }
+RUN_ROWS: dict[str, Callable[..., Tally]] = {row.__name__: row for row in (managed, managed_s3)}
 S3_ROWS: dict[str, Callable[..., Tally]] = {row.__name__: row for row in (killed_s3, faulty_s3)}
 
 
@@ -38,9 +40,9 @@ class Job:
     Attributes
     ----------
     row : str
-        A function's name in `ROWS` or `S3_ROWS`.
+        A function's name in `ROWS`, `S3_ROWS` or `RUN_ROWS`.
     layout, chain : str
-        As in `subjects`.
+        As in `subjects`; of a managed run a name in `managed.MODES`, and a chain in words.
     first : bool
         Save where nothing is yet.
     mutant : str, optional
@@ -61,6 +63,8 @@ class Job:
         # in memory, where there is some to write to: what a disk would lose, the rows themselves take care of
         scratch = Path(tempfile.mkdtemp(prefix="streamxf-faults-", dir=in_memory(2**29)))
         try:
+            if self.row in RUN_ROWS:
+                return RUN_ROWS[self.row](self.layout, self.chain, scratch, **self.options)
             subject = Subject(LAYOUTS[self.layout], self.chain)
             if self.row in S3_ROWS:
                 return S3_ROWS[self.row](subject, scratch, **self.options)

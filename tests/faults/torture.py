@@ -43,6 +43,8 @@ SECTIONS = {
     "full_disk": "A small file system that fills up",
     "killed_s3": "SIGKILL while saving to an S3 server",
     "faulty_s3": "Requests to an S3 server that fail",
+    "managed": "SIGKILL of a training job",
+    "managed_s3": "SIGKILL of a training job that saves to an S3 server",
 }
 
 
@@ -112,6 +114,9 @@ def jobs(share: int = 1) -> Iterator[dict[str, Any]]:
             yield job("killed_s3", layout, chain, every=part)
             points = {"saves": max(2 * count // part, 4), "loads": max(count // part, 4)}
             yield job("faulty_s3", layout, chain, **points)
+    for mode, kills in (("in the foreground", 70), ("in a thread", 70), ("in two threads", 60)):
+        yield job("managed", mode, "floatzip+checksum", kills=max(kills // share, 3))
+    yield job("managed_s3", "in a thread", "floatzip+checksum", kills=max(20 // share, 3))
 
 
 def try_all(wanted: list[dict[str, Any]], workers: int, told: Callable[[Result], None]) -> list[Result]:
@@ -164,7 +169,8 @@ def publish(results: list[Result], machine: dict[str, Any], took: int, folder: P
     file.write_text(json.dumps(rows, indent=1) + "\n")
     known = {name: [Result(**one) for one in row["results"]] for name, row in rows.items()}
     for name, title in SECTIONS.items():
-        lines = [f"### {title}", "", *_table(known.get(name, []))]
+        table = _runs if name in ("managed", "managed_s3") else _table
+        lines = [f"### {title}", "", *table(known.get(name, []))]
         (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
     (folder / "summary.md").write_text("\n".join(_summary(known)) + "\n")
     (folder / "machine.md").write_text("\n".join(_machines(rows)) + "\n")
@@ -207,6 +213,29 @@ def _table(results: list[Result]) -> list[str]:
             stock = writer == "stock DCP"
             found = [one for one in results if _what(one) == what and one.stock == stock]
             lines.append(_line(what, writer, found))
+    skipped = sorted({one.found["skipped"] for one in results if "skipped" in one.found})
+    return [*lines, *(f"\nSkipped: {reason}." for reason in skipped)]
+
+
+def _runs(results: list[Result]) -> list[str]:
+    """A line for each way to save of managed runs."""
+    columns = {
+        "kills": ("points",),
+        "of them while saving": ("while_saving",),
+        "trainings": ("runs",),
+        "starts from a checkpoint": ("new", "false_success"),
+        "steps repeated": ("again",),
+        "most after one kill": ("most_again",),
+        "wrong states": ("corrupt", "mixed", "disagree"),
+        "saved work lost": ("false_success",),
+        "failed starts": ("unloadable", "hung"),
+        "leftovers": ("unclean",),
+    }
+    lines = [f"| saves | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
+    for result in results:
+        found = {} if "skipped" in result.found else result.found
+        counts = [f"{sum(found[name] for name in names):,}" if found else "" for names in columns.values()]
+        lines.append(f"| {result.job['layout']} | {' | '.join(counts)} |")
     skipped = sorted({one.found["skipped"] for one in results if "skipped" in one.found})
     return [*lines, *(f"\nSkipped: {reason}." for reason in skipped)]
 

@@ -161,6 +161,15 @@ def test_what_a_killed_save_left_goes_when_the_next_job_saves(tmp_path: Path) ->
     assert read_catalog(Storage.of(tmp_path)).saving == {}
 
 
+def test_a_save_that_was_killed_before_it_wrote_anything_is_forgotten(tmp_path: Path) -> None:
+    killed = CheckpointManager(tmp_path)
+    killed._keeper.begin("step-5", {})  # type: ignore[union-attr]
+    assert list(read_catalog(Storage.of(tmp_path)).saving) == ["step-5"], "noted before anything is written"
+    saved_run(tmp_path, 6)
+    killed.close()
+    assert read_catalog(Storage.of(tmp_path)).saving == {}
+
+
 def test_metrics_survive_a_kill_between_a_save_and_its_entry(tmp_path: Path) -> None:
     killed = CheckpointManager(tmp_path)
     killed._keeper._commit = lambda *_: None  # type: ignore[union-attr, method-assign]
