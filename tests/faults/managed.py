@@ -492,6 +492,6 @@ def what_is_wrong(run: str, options: dict[str, Any]) -> list[str]:
         if not report.ok:
             wrong.append(f"{record.name} is damaged: {report.damaged}")
         left = set(place.child(record.name).names()) - {".metadata"}
-        if len(left) > RANKS:
+        if local and len(left) > RANKS:
             wrong.append(f"{record.name} has files of more than one save: {sorted(left)}")
     return wrong
