@@ -4,6 +4,7 @@ data.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -25,6 +26,8 @@ def remove_checkpoints(storage: Storage, names: Iterable[str]) -> tuple[list[str
     each with the reason.
     """
     wanted = list(names)
+    if not wanted:
+        return [], {}, {}
 
     def note(catalog: RunCatalog) -> dict[str, str | None]:
         marks = {}
@@ -35,7 +38,13 @@ def remove_checkpoints(storage: Storage, names: Iterable[str]) -> tuple[list[str
         catalog.removing |= marks
         return marks
 
-    return _remove_noted(storage, change_catalog(storage, note)) if wanted else ([], {}, {})
+    try:
+        marks = change_catalog(storage, note)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        marks = note(read_catalog(storage))  # without it, or a full disk would stay full
+    return _remove_noted(storage, marks)
 
 
 def finish_removals(storage: Storage) -> RunCatalog:

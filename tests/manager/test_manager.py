@@ -18,6 +18,7 @@ import streamxf
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ParameterError
 from streamxf.manager.catalog import CATALOG, RunCatalog, read_catalog
+from streamxf.manager.forget import forget
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
@@ -280,3 +281,17 @@ def test_nothing_is_removed_while_the_catalog_is_damaged(tmp_path: Path, caplog:
         (tmp_path / CATALOG).write_bytes(good)
         manager.save(4, state_at(4), metrics={"loss": 3.0})
     assert complete(tmp_path) == ["step-1", "step-3", "step-4"], "nobody knows whether step 3 is among the best"
+
+
+def test_a_full_disk_is_made_room_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nothing can be noted before something was removed."""
+    saved_run(tmp_path, 1, 2, 3)
+    pack = RunCatalog.pack
+
+    def full(catalog: RunCatalog) -> bytes:
+        return pack(catalog) if len(complete(tmp_path)) < 3 else fail(errno.ENOSPC)
+
+    monkeypatch.setattr(RunCatalog, "pack", full)
+    assert forget(tmp_path, Retention(last=1)).removed == ("step-1", "step-2")
+    assert complete(tmp_path) == ["step-3"]
+    assert read_catalog(Storage.of(tmp_path)).saved.keys() == {"step-3"}
