@@ -42,13 +42,11 @@ class Keeper:
         self._saves = False
 
     def begin(self, name: str, metrics: Mapping[str, float]) -> None:
-        """Note that a save begins; no rank may write before this returns. Raises what listing the folder raises."""
+        """Note that a save begins; no rank may write before this returns, or a kill might leave files that nobody knows
+        of, or a checkpoint without its metrics. Raises what listing the folder raises.
+        """
         saving = Saving(time.time(), dict(metrics), self._cleared(name))
-        noting = f"the save of {name} could not be noted", self._note, name, saving
-        if self._storage.local is not None:  # or a kill might leave files that nobody knows
-            self._logging(*noting)
-        else:  # it would be some requests, and less than a day old nothing is removed there
-            self._submit(*noting)
+        self._logging(f"the save of {name} could not be noted", self._note, name, saving)
 
     def commit(self, name: str, metrics: Mapping[str, float]) -> None:
         """Note that a save is published, with more metrics, and then remove what the rules do not keep."""
