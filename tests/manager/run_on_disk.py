@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 
 from manager.damages import EVERY_CHECK, contents, data_file
 from manager.model import METADATA, Model, Saved
-from manager.points import Points
+from manager.points import Killed, Points
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import NoCheckpointError
@@ -133,7 +133,8 @@ class RunOnDisk(RuleBasedStateMachine):
         """Have the job's keeper do something."""
         assert self.job is not None
         with self.watched():
-            call(self.job)
+            with suppress(Killed):
+                call(self.job)
             self.job.wait()
 
     def start_job(self, rules: dict[str, Any], check: str) -> None:
