@@ -85,7 +85,9 @@ def forget(
     metric: Annotated[
         str | None, typer.Option(metavar="NAME", help="What --keep-best compares; streamxf list shows the names.")
     ] = None,
-    mode: Annotated[Literal["min", "max"], typer.Option(metavar="MODE", help="Which value is the best.")] = "min",
+    mode: Annotated[
+        Literal["min", "max"], typer.Option(metavar="MODE", help="Whether lower (min) or higher (max) is better.")
+    ] = "min",
     max_size: Annotated[
         int | None,
         typer.Option(
@@ -136,6 +138,8 @@ def forget(
     )
     if keep.keeps_all:
         raise ParameterError("nothing says what is to stay: give at least one of the options --keep-... or --max-size")
+    if keep_best is not None and metric is not None:
+        _check_metric(run, metric)
     remove = partial(tool, run, keep, keys=key, trust=trust, allow_unsigned=allow_unsigned, verify=verify)
     asks = not (dry_run or yes)
     if asks and (json or not sys.stdin.isatty()):
@@ -154,6 +158,15 @@ def forget(
     else:
         show.console().print(str(report))
     return FAILED if report.failed else FINE
+
+
+def _check_metric(run: str, metric: str) -> None:
+    """Raise ParameterError if no checkpoint has it: then all the best would go because of a typing error."""
+    from streamxf.manager.listing import list_checkpoints
+
+    known = {name for record in list_checkpoints(run) for name in record.metrics or {}}
+    if known and metric not in known:
+        raise ParameterError(f"no checkpoint has the metric {metric!r:.80}; there are {', '.join(sorted(known))}")
 
 
 def _print_json(run: str, report: ForgetReport) -> None:

@@ -64,7 +64,7 @@ class ForgetReport:
 
 def forget(
     run: str | os.PathLike[str],
-    keep: Retention,
+    keep: Retention | int,
     *,
     keys: KeysLike = None,
     trust: TrustLike = None,
@@ -87,7 +87,8 @@ def forget(
     ----------
     run : path or str
         The folder that holds the checkpoints' folders, or its URL.
-    keep : Retention
+    keep : Retention or int
+        A number means the last so many.
     keys, trust, allow_unsigned
         As in `FileSystemReader`, to verify.
     verify : {"sample", "whole", "none"}
@@ -110,11 +111,12 @@ def forget(
         If the storage cannot be reached.
     """
     check_verify(verify)
+    rules = Retention.of(keep)
     storage = Storage.of(run, storage_options)
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned)
     with storage_errors(storage.given):
         check_folder(storage)
-        return forget_in(storage, keep, access, verify, dry_run=dry_run)
+        return forget_in(storage, rules, access, verify, dry_run=dry_run)
 
 
 def forget_in(

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from streamxf.checkpoint.publish import DAY
-from streamxf.checkpoint.storage import Storage, storage_errors
+from streamxf.checkpoint.storage import Storage, is_url, storage_errors
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError
 from streamxf.manager.catalog import FOLDER, RunCatalog, read_catalog
 from streamxf.manager.listing import look
@@ -48,9 +48,14 @@ def hold(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | N
     OSError, ForeignError
         If the run's folder cannot be written to.
     """
-    run, _, name = os.fspath(path).rstrip("/").rpartition("/")
+    given = os.fspath(path)
+    if not is_url(given):
+        if not os.path.isdir(given):
+            raise NoCheckpointError("there is no such folder", file=given)
+        given = os.path.realpath(given)  # of a link, what it leads to
+    run, _, name = given.rstrip("/").rpartition("/")
     if not name:
-        raise ParameterError(f"{os.fspath(path)!r:.80} is not the folder of a checkpoint in a run's folder")
+        raise ParameterError(f"{given!r:.80} is not the folder of a checkpoint in a run's folder")
     with holding(Storage.of(run or ".", storage_options), name):
         yield
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.storage import Storage
-from streamxf.errors import escaped
+from streamxf.errors import NoCheckpointError, escaped
 from streamxf.manager.catalog import RunCatalog, Saving, Session, change_catalog, read_catalog
 from streamxf.manager.choice import Verify, size_of
 from streamxf.manager.forget import forget_in
@@ -142,7 +142,13 @@ class Keeper:
                 when, metrics = saving.time, saving.metrics
             elif known is not None and known.mark == mark:  # the next job of the run has entered it already
                 when, metrics = known.time, known.metrics
-            size = size_of(self._storage.child(name))
+            try:
+                size = size_of(self._storage.child(name))
+            except FileNotFoundError:
+                if saving is not None:
+                    raise NoCheckpointError("nothing was saved there", file=self._storage.full(name)) from None
+                _log.warning("%s has been removed, so its metrics are not noted", name)
+                return
             if more:
                 metrics = {**(metrics or {}), **more}
             catalog.saved[name] = Record(name, when, size, metrics, mark=mark)

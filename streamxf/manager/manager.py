@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import time
 from collections import deque
@@ -25,6 +26,7 @@ from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.storage import Storage, is_url
 from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
+from streamxf.dcp.install import installed
 from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader
 from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter, chain_and_keys
 from streamxf.errors import NoCheckpointError, ParameterError, escaped
@@ -75,7 +77,9 @@ class CheckpointManager:
     run : path or str
         The folder, or the URL, under which each checkpoint has a folder of its own.
     chain, keys
-        As in `FileSystemWriter`. With `keys` left out, the keys of the chain that can read are also those for reading.
+        As in `FileSystemWriter`: `FloatZip` by default, or what `install` has been given. With `keys` left out, the
+        keys of the chain that can read are also those for reading. To read with more keys than the chain has, pass
+        ``reader={"keys": ...}``.
     save : Schedule or int
         When `should_save` says yes; a number means every so many steps.
     keep : Retention or int
@@ -137,13 +141,13 @@ class CheckpointManager:
             raise ParameterError(f"in_flight={in_flight!r:.40}: it is a whole number from 1")
         if when_busy not in ("wait", "skip"):
             raise ParameterError(f"when_busy={when_busy!r:.40}: it is 'wait' or 'skip'")
-        if "/" in name or name.startswith(".") or numbers_in(_named(name, 12))[-1:] != [12]:
-            raise ParameterError(f"name={name!r:.80}: it is a folder's name, with {{}} for the step as its last number")
+        _check_name(name)
         check_verify(verify)
+        if chain is None and keys is None and (current := installed()) is not None:
+            chain, keys = current.chain, current.keys
         self._chain, ring = chain_and_keys(chain, keys)
         self._schedule = Schedule.of(save)
-        if not isinstance(keep, Retention):
-            keep = Retention(last=keep)
+        keep = Retention.of(keep)
         self._async, self._most, self._skips = mode, in_flight, when_busy == "skip"
         self._name = name
         self._options = dict(storage_options or {})
@@ -194,9 +198,12 @@ class CheckpointManager:
         ------
         ParameterError
             If ranks ask for different steps.
-        Exception
-            What a save in the background failed with; it is raised once, on every rank. Training may go on.
+        CheckpointException, Exception
+            What a save in the background failed with; it is raised once, on every rank. Training may go on. torch's
+            ``CheckpointException`` is a ``BaseException``, and ``except Exception`` does not catch it.
         """
+        self._check_open()
+        _named(self._name, step)
         asked = last or self._schedule.asks(step)
         done = sum(saving.future.done() for saving in self._saving)
         flags = self._agreement.exchange(
@@ -421,7 +428,8 @@ class CheckpointManager:
         with ExitStack() as stack:
             stack.callback(self._notices.close)
             if self._keeper is not None:
-                stack.callback(self._keeper.close, ended=error is None)
+                ended = error is None or (isinstance(error, SystemExit) and not error.code)
+                stack.callback(self._keeper.close, ended=ended)
             stack.callback(self._chooser.release)
             if error is None:
                 for group in filter(None, self._groups):
@@ -441,14 +449,16 @@ class CheckpointManager:
         name = None if step is None else _named(self._name, step)
         choice = self._agreement.broadcast(lambda: self._chooser.choose(skipped, name, without_catalog=without_catalog))
         for other, reason in choice.skipped.items():
-            _log.warning("%s is not resumed from: %s", self._storage.full(other), escaped(reason))
+            _log.warning("%s was skipped: %s", self._storage.full(other), escaped(reason))
         skipped |= choice.skipped
         if choice.record is None and (skipped or step is not None):
             why = "; ".join(listed("damaged", [f"{other}: {reason}" for other, reason in skipped.items()]))
             where = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+            advice = "See `streamxf salvage` for what is left, or move the folder away to begin anew"
+            if not skipped:
+                advice = "`streamxf list` shows which there are"
             raise NoCheckpointError(
-                f"{where} can be resumed from{f' ({why})' if why else ''}. Nothing was removed. See `streamxf salvage` "
-                "for what is left, or move the folder away to begin anew",
+                f"{where} can be resumed from{f' ({why})' if why else ''}. Nothing was removed. {advice}",
                 file=self._storage.given,
             )
         return choice
@@ -516,11 +526,33 @@ class CheckpointManager:
 
 
 def _floats(metrics: Mapping[str, float] | None) -> dict[str, float]:
-    return {key: float(value) for key, value in (metrics or {}).items()}
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise ParameterError(f"metrics={metrics!r:.80}: it is a mapping of names to numbers")
+    found = {}
+    for name, value in (metrics or {}).items():
+        try:
+            found[str(name)] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:  # torch's, of a tensor with several elements
+            raise ParameterError(f"the metric {name!r:.80} is {value!r:.80}, which is not a number") from error
+    return found
 
 
 def _named(name: str, step: int) -> str:
+    """The folder of a step."""
     try:
-        return name.format(step)
-    except (IndexError, KeyError, ValueError) as error:
-        raise ParameterError(f"name={name!r:.80}: {{}} in it stands for the step, and nothing else") from error
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0 or isinstance(step, bool):
+        raise ParameterError(f"step={step!r:.80}: it is an integer from 0")
+    return name.format(number)
+
+
+def _check_name(name: str) -> None:
+    """Raise ParameterError unless ``{}`` stands for the step, as the last number of a folder's name."""
+    try:
+        fits = all(numbers_in(name.format(step))[-1:] == [step] for step in (0, 12, 3_456_789))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        fits = False
+    if not fits or "/" in name or name.startswith("."):
+        raise ParameterError(f"name={name!r:.80}: it is a folder's name, with one {{}} for the step as its last number")

@@ -47,7 +47,7 @@ class Notices:
         """Whether it was told. Logs it, which a signal handler must not do."""
         if self._told and not self._logged:
             self._logged = True
-            _log.warning("%s came: the job saves, and then ends", self._told)
+            _log.warning("received %s: the job saves, and then ends", self._told)
         return bool(self._told)
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Notices:
         while not self._closed.is_set():
             try:
                 if notice():
-                    self._told = "a notice that this machine goes away"
+                    self._told = "a notice that this machine is about to be taken away"
                     return
             except Exception as error:
                 if not complained:

@@ -94,6 +94,15 @@ class Retention:
             raise ParameterError("best= and metric= go together, as in best=2, metric='loss'")
         object.__setattr__(self, "steps", tuple(self.steps))
 
+    @classmethod
+    def of(cls, keep: Retention | int | None) -> Retention:
+        """What ``keep=`` stands for: a number is that of the newest."""
+        if isinstance(keep, int) and not isinstance(keep, bool):
+            return cls(last=keep)
+        if keep is not None and not isinstance(keep, cls):
+            raise ParameterError(f"keep={keep!r:.80}: it is a Retention, or how many of the newest to keep")
+        return keep or cls()
+
     @property
     def keeps_all(self) -> bool:
         """Whether there is no rule, so that nothing is ever removed."""

@@ -298,3 +298,11 @@ def test_the_library_says_the_same(run: Run, folder: Path):
     told = run("list", folder, "--json").json["checkpoints"]
     assert [each["name"] for each in told] == [each.name for each in list_checkpoints(folder)]
     assert run("latest", folder).out.strip() == streamxf.latest(folder)
+
+
+def test_a_metric_that_no_checkpoint_has(run: Run, folder: Path):
+    """Or a typing error would remove all the best."""
+    done = run("forget", folder, "--keep-best", "1", "--metric", "los", "--yes")
+    assert done.code == 2
+    assert "no checkpoint has the metric 'los'; there are loss" in " ".join(done.err.split())
+    assert steps(folder) == [*LOSSES, 1100]

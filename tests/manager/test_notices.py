@@ -40,7 +40,7 @@ def test_a_signal_is_noticed_and_nothing_else_happens(caplog: pytest.LogCaptureF
     signal.raise_signal(USR2)
     assert watch.requested
     assert watch.requested
-    assert [record.getMessage() for record in caplog.records] == ["SIGUSR2 came: the job saves, and then ends"]
+    assert [record.getMessage() for record in caplog.records] == ["received SIGUSR2: the job saves, and then ends"]
     watch.close()
     assert signal.getsignal(USR1) == signal.getsignal(USR2) == signal.SIG_DFL
 

@@ -76,7 +76,7 @@ def test_numbers_decide_which_is_the_newest_and_not_clocks(run: Path) -> None:
 def test_damage_makes_it_fall_back_with_the_reason(run: Path, verify: Any, caplog: pytest.LogCaptureFixture) -> None:
     damage(run / "step-3")
     assert resumed(run, verify=verify) == 2
-    assert f"{run}/step-3 is not resumed from: " in caplog.text
+    assert f"{run}/step-3 was skipped: " in caplog.text
     assert complete(run) == ["step-1", "step-2", "step-3"]
 
 

@@ -1,0 +1,137 @@
+"""What a manager is given, and what it makes of a mistake."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dcp.helpers import stored_chain
+
+import streamxf
+from streamxf import CheckpointManager, Retention, forget, hold
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import NoCheckpointError, ParameterError
+from streamxf.manager.catalog import read_catalog
+
+from .runs import blank, complete, is_at, saved_run, state_at
+
+
+@pytest.mark.parametrize("step", [10.0, None, "10", "/../../evil-9", -1, True], ids=repr)
+def test_a_step_is_an_integer(tmp_path: Path, step: Any):
+    """Or what is saved under its name would not be found again."""
+    with CheckpointManager(tmp_path / "run") as manager:
+        for call in (
+            lambda: manager.should_save(step),
+            lambda: manager.save(step, state_at(1)),
+            lambda: manager.begin(step),
+            lambda: manager.path(step),
+        ):
+            with pytest.raises(ParameterError, match="it is an integer from 0"):
+                call()
+    assert not (tmp_path / "run").exists()
+
+
+def test_integers_of_numpy_will_do(tmp_path: Path):
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(np.int64(7), state_at(7), metrics={"loss": np.float32(0.5), "accuracy": torch.tensor(1)})
+    (record,) = streamxf.list_checkpoints(tmp_path)
+    assert (record.step, record.metrics) == (7, {"loss": 0.5, "accuracy": 1.0})
+
+
+@pytest.mark.parametrize(
+    "name", ["step", "step-{:,}", "{:g}", "{}-of-8", "{}/x", ".{}", "{0.foo}", "{x}", None], ids=repr
+)
+def test_a_name_has_the_step_as_its_last_number(tmp_path: Path, name: Any):
+    with pytest.raises(ParameterError, match="for the step as its last number"):
+        CheckpointManager(tmp_path, name=name)
+
+
+@pytest.mark.parametrize("metrics", [{"loss": None}, {"loss": "x"}, {"loss": torch.ones(2)}, [0.5]], ids=repr)
+def test_metrics_are_numbers(tmp_path: Path, metrics: Any):
+    with CheckpointManager(tmp_path) as manager, pytest.raises(ParameterError, match="metric"):
+        manager.save(1, state_at(1), metrics=metrics)
+
+
+@pytest.mark.parametrize("keep", ["3", 1.5, True, object()], ids=repr)
+def test_what_is_kept(tmp_path: Path, keep: Any):
+    saved_run(tmp_path, 1)
+    with pytest.raises(ParameterError, match=r"^keep="):
+        CheckpointManager(tmp_path, keep=keep)
+    with pytest.raises(ParameterError, match=r"^keep="):
+        forget(tmp_path, keep)
+
+
+def test_a_number_is_that_of_the_newest(tmp_path: Path):
+    saved_run(tmp_path, 1, 2, 3)
+    assert forget(tmp_path, 2).removed == ("step-1",)
+
+
+def test_what_is_installed_is_used(tmp_path: Path):
+    """Or a job that encrypts everything would save its checkpoints for all to read."""
+    key = streamxf.Key.generate()
+    with streamxf.install(chain="floatzip+encrypt", keys=key):
+        saved_run(tmp_path, 1)
+        with CheckpointManager(tmp_path) as manager:
+            state = blank()
+            assert manager.resume(state) == 1
+    assert is_at(state, 1)
+    assert stored_chain(tmp_path / "step-1", key) == "floatzip+encrypt"
+
+
+def test_a_step_that_is_not_there(tmp_path: Path):
+    saved_run(tmp_path, 1)
+    with (
+        CheckpointManager(tmp_path) as manager,
+        pytest.raises(NoCheckpointError, match=r"no checkpoint of step 2 .*`streamxf list`"),
+    ):
+        manager.resume(blank(), step=2)
+
+
+def test_late_metrics_of_what_was_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    with CheckpointManager(tmp_path, keep=Retention(best=1, metric="accuracy", mode="max")) as manager:
+        for step in (1, 2):
+            manager.save(step, state_at(step), metrics={"accuracy": 0.0})
+        manager.wait()
+        manager.commit(1, metrics={"accuracy": 1.0})
+    assert "step-1 has been removed" in caplog.text
+    assert complete(tmp_path) == ["step-2"]
+
+
+def test_a_commit_of_nothing(tmp_path: Path):
+    with CheckpointManager(tmp_path) as manager:
+        manager.begin(1)
+        with pytest.raises(NoCheckpointError, match="nothing was saved there"):
+            manager.commit(1)
+
+
+def test_a_link_is_held_by_what_it_leads_to(tmp_path: Path):
+    saved_run(tmp_path, 1, 2, 3)
+    (tmp_path / "best").symlink_to("step-1")
+    with hold(tmp_path / "best"):
+        (tmp_path / "best").unlink()
+        assert forget(tmp_path, 1).removed == ("step-2",)
+    with pytest.raises(NoCheckpointError), hold(tmp_path / "nope" / "step-9"):
+        pass
+    assert not (tmp_path / "nope").exists()
+
+
+@pytest.mark.parametrize(("code", "ended"), [(0, True), (None, True), (1, False)])
+def test_an_exit_is_a_failure_if_its_code_says_so(tmp_path: Path, code: int | None, ended: bool):
+    with pytest.raises(SystemExit), CheckpointManager(tmp_path) as manager:
+        manager.save(1, state_at(1))
+        raise SystemExit(code)
+    (session,) = read_catalog(Storage.of(tmp_path)).runs
+    assert session.ended is ended
+
+
+def test_after_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.ERROR)
+    with CheckpointManager(tmp_path) as manager:
+        pass
+    with pytest.raises(ParameterError, match="closed"):
+        manager.should_save(1)
+    assert not caplog.text
