@@ -93,15 +93,13 @@ def _remove_noted(
     removed = [name for name in gone if name not in failed]
 
     def drop(catalog: RunCatalog) -> None:
-        for name in again:
-            # what is known of the save that was to go says nothing of the one that is there
+        for name in (*removed, *again):
+            # what is known of the save that was to go says nothing of one that has been made meanwhile
             known = catalog.saved.get(name)
             if known is not None and known.mark == marks[name]:
                 del catalog.saved[name]
         for name in (*removed, *in_use, *again):
             catalog.removing.pop(name, None)
-        for name in removed:
-            catalog.saved.pop(name, None)
 
     change_catalog(storage, drop)
     return removed, in_use, failed

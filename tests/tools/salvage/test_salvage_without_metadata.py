@@ -67,8 +67,8 @@ def damage(path: Path, how: str) -> None:
     elif how == "tag":
         flip(file, len(data) - 20)
     else:
-        pickled, sections = sections_of(path)
-        flip(file, len(pickled) + len(sections.index) // 2)
+        # the frame's own beginning: further on, it might hit a file's name, which then counts as missing
+        flip(file, len(sections_of(path)[0]))
 
 
 GONE = ["missing", "zeroed", "empty"]
