@@ -20,6 +20,7 @@ def test_old_or_new(passes: Try) -> None:
     assert found["new"] > 0
 
 
+@pytest.mark.exhaustive
 def test_requests_fail(passes: Try) -> None:
     """Of several kinds; `make torture` has all of them."""
     found = passes("faulty_s3", "2 threads", saves=7, loads=4, at_least=9)
