@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
-from collections.abc import Collection, Iterable
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.metadata import GLOBAL, metadata_among, read_metadata
+from streamxf.checkpoint.metadata import is_metadata_name
+from streamxf.checkpoint.removal import files_of, remove_tree
+from streamxf.checkpoint.small import small_names
 from streamxf.checkpoint.storage import Storage, storage_errors
-from streamxf.errors import (
-    DAMAGE,
-    ContainerError,
-    MetadataError,
-    NoCheckpointError,
-    ParameterError,
-    StreamxfError,
-    escaped,
-)
+from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, is_damage
 from streamxf.formats.opening import contents_of
-from streamxf.manager.catalog import RunCatalog, read_catalog
+from streamxf.manager.commits import COMMIT, Commit, Files, read
 from streamxf.manager.holds import holding
-from streamxf.manager.listing import survey
+from streamxf.manager.listing import Run
 from streamxf.manager.record import Record
+from streamxf.manager.rows import FOLDER
 from streamxf.tuning.sample import StoredTensors, take_sample
 
 Verify = Literal["none", "sample", "whole"]
+Part = tuple[int, int]
+"""Which part of the files to read, of how many."""
+
+ALL: Part = (0, 1)
+SKIP = "STREAMXF_SKIP"
 
 _TEXT = 500  # characters of a reason
+_SMALL = 2**30  # bytes up to which a sample is all
+_PIECE = 2**20
 _log = logging.getLogger(__name__)
 
 
@@ -39,79 +43,136 @@ _log = logging.getLogger(__name__)
 class Choice:
     """What to resume from, if anything.
 
-    - `record`: the newest that passed.
-    - `skipped`: newer ones that did not, each with the reason.
-    - `save_id`: of that record's save, once somebody has asked for it.
+    - `record`: the newest that may be resumed from, and is not in `skipped`; what is still to be read of it is `check`.
+    - `skipped`: newer ones, each with the reason.
     """
 
     record: Record | None = None
+    check: Verify = "none"
     skipped: dict[str, str] = field(default_factory=dict)
-    save_id: str | None = None
-
-
-def choose(storage: Storage, records: Iterable[Record], access: Access, verify: Verify = "sample") -> Choice:
-    """Go from the newest complete checkpoint to older ones until one passes. Raises what is no damage: that a key or
-    a codec is missing, or that the storage cannot be reached.
-    """
-    choice = Choice()
-    for record in sorted(records, key=lambda record: record.order, reverse=True):
-        if record.state != "complete":
-            continue
-        reason = damage_of(storage, record, access, verify)
-        if reason is None:
-            choice.record = record
-            break
-        choice.skipped[record.name] = reason
-    return choice
 
 
 class Chooser:
-    """Chooses among the checkpoints of one series, and keeps what it chose from being removed."""
+    """Chooses among the checkpoints of one series, and keeps what it chose from being removed.
 
-    def __init__(self, storage: Storage, series: str, access: Access, verify: Verify) -> None:
-        self._storage = storage
+    - `every_byte`: whether digests of what frameworks wrote are always compared: they load by themselves, and could not
+      fall back.
+    """
+
+    def __init__(self, run: Run, series: str, verify: Verify) -> None:
+        self._run = run
         self._series = series
-        self._access = access
         self._verify = verify
         self._holds = ExitStack()
 
-    def choose(self, skipped: Collection[str], name: str | None = None, *, without_catalog: bool) -> Choice:
-        """As `choose`, of those not in `skipped`, or of one alone. It is held until `release`, unless the run's folder
-        is read-only.
+    def choose(
+        self,
+        skipped: Mapping[str, str],
+        name: str | None = None,
+        *,
+        foreign: bool = False,
+        best: tuple[str, str] | None = None,
+    ) -> Choice:
+        """The first of those that may be resumed from, and were not skipped before: the newest, or by `best`, a metric
+        and ``"min"`` or ``"max"``. It is held until `release`, unless the run's folder is read-only.
 
-        - `without_catalog`: whether a damaged catalog is done without. What dcp.save saved is complete when it has
-          metadata, but of what a framework saved only the catalog says so.
+        Raises NoCheckpointError if there are complete checkpoints, and none of them will do; ParameterError if they are
+        of several runs; KeyMissingError if the job holds no key that reads them.
         """
-        with storage_errors(self._storage.given):
+        run = self._run
+        with storage_errors(run.storage.given):
             while True:
-                own = [record for record in self._records(without_catalog) if record.series == self._series]
-                wanted = [record for record in own if record.name not in skipped and name in (None, record.name)]
-                found = choose(self._storage, wanted, self._access, self._verify)
+                records = run.records(series=self._series)
+                complete = [each for each in records if each.complete]
+                if not complete:
+                    self._warn_of(records)
+                    return Choice(skipped=dict(skipped))
+                run.authority.check_reads(complete[-1].name)
+                if name is None or not foreign:
+                    run.settle_id(records)
+                    complete = [each for each in run.records(series=self._series) if each.complete]
+                found = self._first(complete, dict(skipped), name, foreign, best)
                 if found.record is None:
-                    return found
+                    raise self._none(found, name, best)
                 try:
-                    self._holds.enter_context(holding(self._storage, found.record.name))
+                    self._holds.enter_context(holding(run, found.record.name))
                 except NoCheckpointError:
-                    continue  # someone has begun to remove it
+                    continue  # it has been removed meanwhile
                 except OSError as error:
-                    if not isinstance(error, PermissionError) and error.errno != errno.EROFS:
+                    if not isinstance(error, PermissionError) and error.errno not in (errno.EROFS, errno.ENOSPC):
                         raise
                     _log.warning("nothing keeps %s from being removed while it is read: %s", found.record.name, error)
-                found.save_id = _save_id(self._storage.child(found.record.name))
                 return found
 
     def release(self) -> None:
         self._holds.close()
 
-    def _records(self, without_catalog: bool) -> list[Record]:
-        try:
-            return survey(self._storage, read_catalog(self._storage))
-        except MetadataError as error:
-            records = survey(self._storage, RunCatalog()) if without_catalog else []
-            if not any(record.state == "complete" for record in records):
-                raise
-            _log.warning("resuming without the catalog: %s", escaped(str(error)))
-            return records
+    def passed(self, record: Record) -> None:
+        """It was read in full, and is as it was saved."""
+        clear(self._run.storage, record)
+
+    def _first(
+        self, records: Sequence[Record], skipped: dict[str, str], name: str | None, foreign: bool, best: tuple[str, str] | None
+    ) -> Choice:
+        wanted = [each for each in reversed(records) if name in (None, each.name)]
+        if best is not None:
+            wanted = by_metric(wanted, *best)
+        suspected = suspects(self._run.storage)
+        passed_over = {each for each in os.environ.get(SKIP, "").split(",") if each}
+        for record in wanted:
+            if record.name in skipped:
+                continue
+            if record.name in passed_over:
+                skipped[record.name] = f"{SKIP} names it"
+            elif not record.verified:
+                skipped[record.name] = f"not verified: {record.note}"
+            elif record.kind == "foreign" and not (foreign and name):
+                skipped[record.name] = f"it is {record.note}, and not of this run under this name"
+            else:
+                return Choice(record, how_to_check(record, self._verify, record.save_id in suspected), skipped)
+        return Choice(skipped=skipped)
+
+    def _warn_of(self, records: Sequence[Record]) -> None:
+        if left := [each.name for each in records if each.kind == "unfinished"]:
+            _log.warning("%s: the save of %s was never completed, and does not count", self._run.storage.given, left[-1])
+
+    def _none(self, found: Choice, name: str | None, best: tuple[str, str] | None) -> NoCheckpointError:
+        what = "no checkpoint" if name is None else f"no checkpoint {name}"
+        why = "; ".join(f"{each}: {reason}" for each, reason in list(found.skipped.items())[:20])
+        advice = (
+            "`streamxf list` shows all of them, `streamxf verify` and `streamxf salvage` what is left of one. A "
+            "checkpoint that is not encrypted, or that is of another run, is resumed from by "
+            "resume(state, plaintext=True) or resume(state, step=N, foreign=True). To start over, use an empty folder"
+        )
+        return NoCheckpointError(
+            f"{what} can be resumed from{f' ({why})' if why else ''}. Nothing was removed. {advice}",
+            file=self._run.storage.given,
+        )
+
+
+def by_metric(records: Sequence[Record], metric: str, mode: str) -> list[Record]:
+    """Those with a value of a metric, the best first; ties go to the newer."""
+    from streamxf.manager.retention import Retention
+
+    return list(Retention(best=-1, metric=metric, mode="max" if mode == "max" else "min").ranked(records))
+
+
+def newest(run: Run, records: Sequence[Record], verify: Verify) -> Choice:
+    """Go from the newest of these to older ones until one is as it was saved. Raises what is not damage: that a key or
+    a codec is missing, or that the storage cannot be reached.
+    """
+    choice = Choice()
+    suspected = suspects(run.storage)
+    for record in sorted(records, key=lambda each: each.order, reverse=True):
+        check = how_to_check(record, verify, record.save_id in suspected)
+        reason = damage_of(run, record, check)
+        if reason is None:
+            choice.record = record
+            if check == "whole":
+                clear(run.storage, record)
+            break
+        choice.skipped[record.name] = reason
+    return choice
 
 
 def check_verify(verify: str) -> None:
@@ -119,26 +180,27 @@ def check_verify(verify: str) -> None:
         raise ParameterError(f"verify={verify!r:.40}: it is one of {', '.join(map(repr, get_args(Verify)))}")
 
 
-def damage_of(storage: Storage, record: Record, access: Access, verify: Verify) -> str | None:
+def how_to_check(record: Record, verify: Verify, suspected: bool) -> Verify:
+    """A sample of little is all of it, and so is one of what a reader has found damage in."""
+    if verify == "sample" and (suspected or (record.bytes is not None and record.bytes < _SMALL)):
+        return "whole"
+    return verify
+
+
+def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL) -> str | None:
     """Why a checkpoint cannot be resumed from; None if nothing was found.
 
     With ``"none"``, its metadata can be read, and all files are there in their sizes; with ``"sample"``, blocks spread
-    over its tensors were read as well; with ``"whole"``, all of it.
+    over its tensors were read as well; with ``"whole"``, all of it, or a `part` of its files.
     """
-    child = storage.child(record.name)
+    place = run.place(record.name)
     try:
-        with storage_errors(child.given):
-            if metadata_among(child.names(())):
-                _check(child, access, verify)
-                return None
-            # of a framework, with checkpoints of DCP in folders of their own, perhaps
-            parts = [part for name in child.folders() if metadata_among((part := child.child(name)).names(()))]
-            for part in parts:
-                _check(part, access, verify)
-            if record.bytes is None or record.mark is not None:
-                raise MetadataError("there is no metadata")
-            if (size := size_of(child)) != record.bytes:
-                raise ContainerError(f"its files had {record.bytes} bytes when it was committed, and now have {size}")
+        with storage_errors(place.given):
+            files = files_of(*run.split(record.name))
+            if COMMIT in files:
+                _check_commit(run, record, place, files, check, part)
+            else:
+                _check_published(place, run.authority.reading, check, part)
     except Exception as error:
         if not is_damage(error):
             raise
@@ -146,38 +208,76 @@ def damage_of(storage: Storage, record: Record, access: Access, verify: Verify) 
     return None
 
 
-def is_damage(error: BaseException) -> bool:
-    """Whether an error says that a checkpoint is not as it was saved; otherwise another one would fare no better."""
-    lost = isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.errno == errno.EIO)
-    return lost or isinstance(error, DAMAGE)
+def suspects(storage: Storage) -> set[str]:
+    """The ids of saves in which readers have found damage."""
+    return {name.removeprefix("damage-") for name in small_names(storage, FOLDER) if name.startswith("damage-")}
 
 
-def size_of(storage: Storage) -> int:
-    """What all files below a folder have, in bytes."""
-    return sum(size or 0 for size in storage.names().values()) + sum(
-        size_of(storage.child(name)) for name in storage.folders()
-    )
+def clear(storage: Storage, record: Record) -> None:
+    """The damage that a reader reported is not there; the file system may have had a bad moment."""
+    if record.save_id in suspects(storage):
+        try:
+            remove_tree(storage, FOLDER, [f"damage-{record.save_id}"], ())
+        except OSError as error:
+            _log.debug("%s: %s", storage.given, error)
 
 
-def _check(child: Storage, access: Access, verify: Verify) -> None:
-    if verify == "whole":
+def _check_published(place: Storage, access: Access, check: Verify, part: Part) -> None:
+    if check == "whole":
         from streamxf.tools.verify.verify import verify_at
 
-        report = verify_at(child, access)
+        report = verify_at(place, access, part=part)
         if not report.ok:
             raise ContainerError(f"verify found damage: {report.damaged[0]}")
         return
-    with Checkpoint.at(child, access, listing=verify == "none") as checkpoint:
+    with Checkpoint.at(place, access, listing=check == "none" or not len(access.keys)) as checkpoint:
         if missing := contents_of(checkpoint).incomplete:
             raise MetadataError(f"not there in the size that the metadata gives: {', '.join(missing[:3])}")
-        if verify == "sample":
+        if check == "sample" and (checkpoint.authenticated or not checkpoint.encrypted):
             take_sample(StoredTensors(checkpoint))
 
 
-def _save_id(child: Storage) -> str | None:
-    """streamxf's id of the save that a folder has now; None of metadata that has none, or cannot be read."""
-    try:
-        index = read_metadata(child, GLOBAL, Access(), listing=True).index
-    except (StreamxfError, FileNotFoundError):
-        return None
-    return index.save_id if index is not None else None
+def _check_commit(run: Run, record: Record, place: Storage, files: Files, check: Verify, part: Part) -> None:
+    """What a framework wrote: all sizes, and the digests of a part of the files, where they are known by now."""
+    found = read(place, COMMIT, Commit.of_json, run.authority)
+    if found is None:
+        raise MetadataError("the commit record cannot be read")
+    commit, _ = found
+    digests = {path: file.sha256 for path, file in commit.files.items() if file.sha256 is not None}
+    for each in run.supplements(record.name, files, commit.save_id):
+        digests |= each.sha256
+    for path, file in commit.files.items():
+        entry = files.get(path)
+        if entry is None:
+            raise ContainerError("the file is gone", file=place.full(path))
+        if entry.get("size") != file.size:
+            raise ContainerError(
+                f"the file had {file.size} bytes when it was committed, and now has {entry.get('size')}", file=place.full(path)
+            )
+        if file.checksum is not None and checksum_of(entry) not in (None, file.checksum):
+            raise ContainerError("the store's checksum of the file has changed since it was committed", file=place.full(path))
+    if check == "none":
+        return
+    for number, (path, digest) in enumerate(sorted(digests.items())):
+        if number % part[1] == part[0] and digest_of(place, path) != digest:
+            raise ContainerError("the SHA-256 of the file is not that which was committed", file=place.full(path))
+    if part[0] == 0:  # what DCP wrote below has checksums of its own
+        for path in commit.files.keys() - digests.keys():
+            folder, _, name = path.rpartition("/")
+            if is_metadata_name(name):
+                _check_published(place.child(folder) if folder else place, run.authority.reading, "sample", ALL)
+
+
+def checksum_of(entry: Mapping[str, object]) -> str | None:
+    """What an object store says of a file's contents."""
+    tag = next((entry[key] for key in ("ETag", "etag", "md5Hash") if entry.get(key)), None)
+    return None if tag is None else str(tag).strip('"')
+
+
+def digest_of(place: Storage, path: str) -> str:
+    """The SHA-256 of a file of a checkpoint."""
+    digest = hashlib.sha256()
+    with place.open(path) as file:
+        for at in range(0, file.size, _PIECE):
+            digest.update(file.read(at, min(_PIECE, file.size - at)))
+    return digest.hexdigest()

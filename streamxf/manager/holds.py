@@ -1,7 +1,9 @@
 """Holds: who reads a checkpoint keeps it from being removed meanwhile.
 
-A hold is an empty file whose name says all. It is put first, and then its owner looks whether the checkpoint is still
-there; who removes notes that first, and then looks for holds. So at least one of the two sees the other.
+A hold is an empty file whose name says all. Its owner puts it, and then waits while somebody removes the checkpoint;
+who removes says so first, and then looks for holds. So at least one of the two sees the other. Neither file decides
+anything alone: a hold that nobody takes back counts for a day, and a removal that does not come to its end is waited
+for no longer than a minute.
 """
 
 from __future__ import annotations
@@ -11,18 +13,25 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from streamxf.checkpoint.publish import DAY
+from streamxf.checkpoint.removal import remove_tree
+from streamxf.checkpoint.small import put_small, small_files, small_names
 from streamxf.checkpoint.storage import Storage, is_url, storage_errors
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError
-from streamxf.manager.catalog import FOLDER, RunCatalog, read_catalog
-from streamxf.manager.listing import look
+from streamxf.checkpoint.notes import parse_note
+from streamxf.manager.authority import Authority
+from streamxf.manager.listing import Run
+from streamxf.manager.rows import FOLDER
 
-_FOLDER = f"{FOLDER}/holds"
-_HOLD = re.compile(r"(?P<name>.+)@(?P<time>[0-9]+)@(?P<who>[^@]+)-[0-9a-f]{8}")
+_HOLDS = f"{FOLDER}/holds"
+_HOLD = re.compile(r"(?P<name>.{1,255})@(?P<time>[0-9]{1,15})@(?P<who>[^@]{1,255})-[0-9a-f]{8}", re.DOTALL)
+_GOING = re.compile(r"going-(?P<time>[0-9]{1,15})-[0-9a-f]{16}", re.ASCII)
+_PATIENCE = 60.0  # seconds
+_PAUSE = 0.05
 
 
 @contextmanager
@@ -56,48 +65,79 @@ def hold(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | N
     run, _, name = given.rstrip("/").rpartition("/")
     if not name:
         raise ParameterError(f"{given!r:.80} is not the folder of a checkpoint in a run's folder")
-    with holding(Storage.of(run or ".", storage_options), name):
+    with holding(Run(Storage.of(run or ".", storage_options)), name):
         yield
 
 
 @contextmanager
-def holding(storage: Storage, name: str) -> Iterator[None]:
+def holding(run: Run, name: str) -> Iterator[None]:
     """The same, of a checkpoint by its name in a run."""
-    host = re.sub(r"[^\w.-]", "-", socket.gethostname())
-    file = f"{_FOLDER}/{name}@{int(time.time())}@{host}-{os.getpid()}-{secrets.token_hex(4)}"
-    with storage_errors(storage.full(file)):
-        if (local := storage.local_path(_FOLDER)) is not None:
-            os.makedirs(local, exist_ok=True)
-        storage.put(file, b"", sync=False)
-    try:
+    storage = run.storage
+    with put_hold(storage, name):
         with storage_errors(storage.given):
-            try:
-                catalog = read_catalog(storage)
-            except MetadataError:  # nothing is removed, then
-                catalog = RunCatalog()
-            record = look(storage, name, catalog)
-        if record is None or record.state != "complete":
-            state = "there is none" if record is None else f"it is {record.state}"
+            end = time.monotonic() + _PATIENCE
+            while name in going(storage) and time.monotonic() < end:
+                time.sleep(_PAUSE)
+            record = run.record(name)
+        if record is None or not record.complete:
+            state = "there is none" if record is None else f"it is {record.kind}"
             raise NoCheckpointError(f"no complete checkpoint: {state}", file=storage.full(name))
         yield
+
+
+@contextmanager
+def put_hold(storage: Storage, name: str) -> Iterator[None]:
+    """A hold, whatever lies there."""
+    host = re.sub(r"[^\w.-]", "-", socket.gethostname())
+    file = f"{name}@{int(time.time())}@{host}-{os.getpid()}-{secrets.token_hex(4)}"
+    with storage_errors(storage.full(_HOLDS)):
+        put_small(storage, f"{_HOLDS}/{file}", b"")
+    try:
+        yield
     finally:
-        storage.remove([file])
+        remove_tree(storage, FOLDER, [f"holds/{file}"], ())
 
 
 def held(storage: Storage) -> dict[str, str]:
     """The checkpoints of a run that someone reads, each with a text that says who."""
-    child = storage.child(_FOLDER)
     now = time.time()
     found: dict[str, str] = {}
-    with suppress(FileNotFoundError):
-        for file in child.names(()):
-            match = _HOLD.fullmatch(file)
-            if match is None:
-                continue
-            begun = int(match["time"])
-            if abs(now - begun) < DAY:
-                when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(begun))
-                found[match["name"]] = f"{match['who']} reads it, since {when} UTC"
-            else:  # its owner was killed
-                child.remove([file])
+    over = []
+    for file in small_names(storage, _HOLDS):
+        match = _HOLD.fullmatch(file)
+        if match is None:
+            continue
+        begun = int(match["time"])
+        if abs(now - begun) < DAY:
+            when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(begun))
+            found[match["name"]] = f"{match['who']} reads it, since {when} UTC"
+        else:  # its owner was killed
+            over.append(f"holds/{file}")
+    if over:
+        remove_tree(storage, FOLDER, over, ())
+    return found
+
+
+@contextmanager
+def removing(storage: Storage, names: Collection[str], authority: Authority) -> Iterator[None]:
+    """Say that these are about to be removed."""
+    file = f"going-{int(time.time())}-{secrets.token_hex(8)}"
+    put_small(storage, f"{FOLDER}/{file}", authority.seal({"names": [*names]}))
+    yield
+    remove_tree(storage, FOLDER, [file], ())  # not after a kill: whoever comes next finishes it
+
+
+def going(storage: Storage, authority: Authority | None = None) -> dict[str, str]:
+    """What somebody has said to be removing, and has not finished, each with the file that says so; with `authority`,
+    as far as that counts.
+    """
+    found = {}
+    for file, data in small_files(storage, FOLDER, lambda name: _GOING.fullmatch(name) is not None).items():
+        try:
+            note = parse_note(data)
+            names = [str(name) for name in note.content["names"]]
+        except (MetadataError, KeyError, TypeError):
+            continue
+        if authority is None or not authority.doubt_of(note):
+            found |= dict.fromkeys(names, file)
     return found

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["complete", "unfinished", "removing"]
+Kind = Literal["own", "unclaimed", "foreign", "unfinished", "removing"]
 
 _NUMBER = re.compile("[0-9]+")
+_DIGITS = 15  # of a number in a name; what is longer is no step, and int() would take quadratic time
 
 
 @dataclass(frozen=True)
@@ -20,26 +21,47 @@ class Record:
     ----------
     name : str
         Its folder, such as ``step-1000``.
-    time : float
+    time : float, optional
         When its save began, in seconds since 1970, by the clock of the machine that saved; of a checkpoint that no
-        manager saved, when its metadata was written.
+        manager saved, when its metadata was written. None if that is unknown.
     bytes : int, optional
         What its files take; None where nobody has counted them.
     metrics : mapping of str to float, optional
-        What was given to the save; None where the run's catalog does not know the checkpoint.
-    state : str
-        ``"complete"``; ``"unfinished"``, of a save that is under way or was killed; or ``"removing"``, of one whose
-        removal was begun. Only what is complete is ever resumed from.
-    mark : str, optional
-        Another one for each save; None where a framework keeps no metadata of DCP in the folder itself.
+        What was given to the save, and later; None if nobody knows them.
+    kind : str
+        ``"own"``: it says that it belongs to this run, and was saved under this name. ``"unclaimed"``: it names no run,
+        as checkpoints that no manager saved. ``"foreign"``: it names another run or another folder, since it was copied
+        or renamed; it is never resumed from by itself, and never a reason to remove anything. These three are complete.
+        ``"unfinished"``: its save is under way or was killed. ``"removing"``: its removal was killed.
+    save_id : str, optional
+        Identifies the save, wherever the checkpoint is copied; None of other writers.
+    run : str, optional
+        The id of the run that it names.
+    verified : bool
+        Whether it may count: with keys, or `Encrypt` in the chain, only what they authenticate does.
+    note : str
+        What else is to be said of it: why it is foreign, where a link leads, what is wrong with its metadata.
     """
 
     name: str
-    time: float
+    time: float | None = None
     bytes: int | None = None
     metrics: Mapping[str, float] | None = None
-    state: State = "complete"
-    mark: str | None = None
+    kind: Kind = "unclaimed"
+    save_id: str | None = None
+    run: str | None = None
+    verified: bool = True
+    note: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether its save was published, and its removal not begun."""
+        return self.kind in ("own", "unclaimed", "foreign")
+
+    @property
+    def counts(self) -> bool:
+        """Whether it may be resumed from, be ranked by rules, and be a reason to remove others."""
+        return self.kind in ("own", "unclaimed") and self.verified
 
     @property
     def step(self) -> int:
@@ -57,14 +79,15 @@ class Record:
     @property
     def series(self) -> str:
         """The name with ``{}`` for each number. Checkpoints of one series are saves of one job, of which some are kept;
-        what has another name, such as a model that was put beside them, is none of them.
+        what has another name, such as a model that was put beside them, belongs to another.
         """
         return series_of(self.name)
 
 
 def is_numbered(name: str) -> bool:
-    """Whether a name can be that of a checkpoint of a run: it has a number, and is not hidden."""
-    return not name.startswith(".") and _NUMBER.search(name) is not None
+    """Whether a name can be that of a checkpoint of a run: it has numbers, none too long, and is not hidden."""
+    found = _NUMBER.findall(name)
+    return not name.startswith(".") and bool(found) and max(map(len, found)) <= _DIGITS
 
 
 def series_of(name: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -21,6 +22,10 @@ _CALENDAR: dict[str, Callable[[datetime], Hashable]] = {
     "yearly": lambda at: at.year,
 }
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+_ALL = "all"  # recorded for -1
+_AHEAD = 86_400.0  # seconds by which a clock may be ahead of this one's
+_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_DURATION = re.compile(rf"([0-9]+(?:\.[0-9]+)?) *({'|'.join(_UNITS)})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,12 @@ class Retention:
     Parameters
     ----------
     last : int, optional
-        The newest so many, by their steps.
+        Keep the newest N, by step.
     every : int, optional
-        Those whose steps this number divides, for ever.
+        Keep steps that this number divides, for ever.
     best : int, optional
-        So many with the best values of `metric`; of equal ones the newer. NaN is never among the best, and neither is a
-        checkpoint without the metric. One that the run's catalog does not know stays, too, since it may be.
+        Keep the N with the best values of `metric`; ties go to the newer. NaN and infinite values are never among the
+        best, and neither is a checkpoint without the metric. One whose metrics are unknown stays, since it may be.
     metric : str, optional
         A name among the metrics given to the save.
     mode : str
@@ -46,14 +51,19 @@ class Retention:
         The newest of each of the last so many hours, days and so on that have checkpoints, in UTC, as restic's
         ``--keep-hourly`` and the others do. While there are fewer of them than asked for, the oldest checkpoint stays,
         too: the history then goes back as far as it can.
-    within : float, optional
-        Those saved at most so many seconds before the newest.
+    within : float or str, optional
+        Keep those saved at most this long before the newest: seconds, or ``"90m"``, ``"12h"``, ``"7d"``.
     steps : sequence of int
-        Particular steps, for ever.
+        Keep these steps, for ever.
     max_bytes : int, optional
-        What all of them together may take. If the other rules keep more, the oldest go first; those among the best go
-        last, the worst of them first. The newest stays all the same, and so does what `every` and `steps` keep for
-        ever. A checkpoint whose size is unknown counts as 0.
+        Let all of them together take at most this. If the other rules keep more, the oldest go first; those among the
+        best go last, the worst of them first. The newest stays, and so does what `every` and `steps` keep for ever. A
+        checkpoint whose size is unknown counts as 0.
+    max_age : float or str, optional
+        Let those go that were saved longer than this before the newest, with the same exceptions.
+    extras : {"keep", "remove"}
+        What happens to other regular files in the folder of a checkpoint that is removed, if only the manager saved
+        there. A checkpoint whose time is unknown, or contradicts those of later steps, stays under all rules of time.
 
     Raises
     ------
@@ -71,9 +81,11 @@ class Retention:
     weekly: int | None = None
     monthly: int | None = None
     yearly: int | None = None
-    within: float | None = None
+    within: float | str | None = None
     steps: Sequence[int] = ()
     max_bytes: int | None = None
+    max_age: float | str | None = None
+    extras: Literal["keep", "remove"] = "keep"
 
     def __post_init__(self) -> None:
         for name in ("last", "best", *_CALENDAR):
@@ -84,12 +96,14 @@ class Retention:
             raise _refused("every", self.every, "a number of steps, from 1")
         if not _is_whole(self.max_bytes, 1):
             raise _refused("max_bytes", self.max_bytes, "a number of bytes, from 1")
-        if self.within is not None and not (isinstance(self.within, int | float) and 0 < self.within < math.inf):
-            raise _refused("within", self.within, "a number of seconds, more than 0")
+        for name in ("within", "max_age"):
+            object.__setattr__(self, name, _seconds(name, getattr(self, name)))
         if isinstance(self.steps, str) or not isinstance(self.steps, Sequence) or not all(map(_is_step, self.steps)):
             raise _refused("steps", self.steps, "a list of steps, whole numbers from 0")
         if self.mode not in ("min", "max"):
             raise _refused("mode", self.mode, "'min' where small values are good, 'max' where large ones are")
+        if self.extras not in ("keep", "remove"):
+            raise _refused("extras", self.extras, "'keep' or 'remove'")
         if (self.best is None) != (not self.metric):
             raise ParameterError("best= and metric= go together, as in best=2, metric='loss'")
         object.__setattr__(self, "steps", tuple(self.steps))
@@ -106,19 +120,37 @@ class Retention:
     @property
     def keeps_all(self) -> bool:
         """Whether there is no rule, so that nothing is ever removed."""
-        return self == Retention(mode=self.mode)
+        return self == Retention(mode=self.mode, extras=self.extras)
+
+    def to_json(self) -> dict[str, Any]:
+        """The rules as a checkpoint records them: without floats, which the format does not have."""
+        found = {each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default}
+        made = {name: repr(value) if isinstance(value, float) else value for name, value in found.items()}
+        return {name: _ALL if value == -1 else [*value] if name == "steps" else value for name, value in made.items()}
+
+    @classmethod
+    def of_json(cls, rules: Mapping[str, Any]) -> Retention:
+        """Raises ParameterError if these are no rules of this version."""
+        try:
+            return cls(**{name: -1 if value == _ALL else value for name, value in rules.items()})
+        except TypeError as error:
+            raise ParameterError(f"the recorded rules cannot be used: {error}") from None
 
     def decide(self, records: Sequence[Record]) -> dict[str, tuple[str, ...]]:
         """Say of each complete checkpoint, from the oldest to the newest, why it stays; nothing if it may go.
 
         Reads no clock and no storage: the answer depends on nothing but the records.
         """
-        complete = sorted((each for each in records if each.state == "complete"), key=lambda each: each.order)
+        complete = sorted((each for each in records if each.complete), key=lambda each: each.order)
         reasons: dict[str, tuple[str, ...]] = {each.name: () for each in complete}
         for reason, record in self._kept(complete[::-1]):
             reasons[record.name] += (reason,)
         if complete and not reasons[complete[-1].name]:
             reasons[complete[-1].name] = ("newest",)
+        if self.max_age is not None and (newest := complete[-1].time if complete else None) is not None:
+            for record in self._droppable([each for each in complete[:-1] if reasons[each.name]], complete):
+                if record.time is not None and record.time < newest - float(self.max_age):
+                    reasons[record.name] = ()
         if self.max_bytes is not None:
             taken = sum(each.bytes or 0 for each in complete if reasons[each.name])
             for record in self._droppable([each for each in complete[:-1] if reasons[each.name]], complete):
@@ -130,7 +162,7 @@ class Retention:
 
     def _kept(self, records: Sequence[Record]) -> Iterator[tuple[str, Record]]:
         """What each rule keeps, and the rule in words; the records are from the newest to the oldest."""
-        if self == Retention(mode=self.mode, max_bytes=self.max_bytes):
+        if replace(self, max_bytes=None, max_age=None).keeps_all:
             yield from (("no rule removes it", record) for record in records)
         yield from ((_counted("last", self.last), record) for record in records[: _end(self.last)])
         if self.every is not None:
@@ -141,17 +173,19 @@ class Retention:
             yield from (("its metrics are unknown", record) for record in records if record.metrics is None)
         for name, bucket in _CALENDAR.items():
             yield from _newest_of_each(name, bucket, getattr(self, name), records)
-        if self.within is not None:
-            since = records[0].time - self.within if records else 0
-            word = f"within {time_text(self.within)}"
-            yield from ((word, record) for record in records if record.time >= since)
+        if self.within is not None and records:
+            newest, within = records[0].time, float(self.within)
+            word = f"within {time_text(within)}"
+            yield from ((word, each) for each in records if None in (each.time, newest) or each.time >= newest - within)  # type: ignore[operator]
+        if any(getattr(self, name) is not None for name in _CALENDAR):
+            yield from (("its time is unknown", record) for record in records if record.time is None)
         yield from ((f"step {record.step:,}", record) for record in records if record.step in self.steps)
 
     def _best(self, records: Sequence[Record]) -> Sequence[Record]:
         """Those with the best values, the best first; among equal values the order is that of the records."""
         sign = 1 if self.mode == "min" else -1
         values = [(sign * (each.metrics or {}).get(self.metric or "", math.nan), each) for each in records]
-        ranked = sorted((pair for pair in values if not math.isnan(pair[0])), key=lambda pair: pair[0])
+        ranked = sorted((pair for pair in values if math.isfinite(pair[0])), key=lambda pair: pair[0])
         return [record for _, record in ranked[: _end(self.best)]]
 
     def _droppable(self, staying: Sequence[Record], complete: Sequence[Record]) -> list[Record]:
@@ -176,12 +210,42 @@ def _newest_of_each(
     for record in records:
         if count is None or len(seen) == count:
             return
+        if record.time is None:
+            continue
         at = datetime.fromtimestamp(min(max(0, record.time), _LATEST), UTC)
         if bucket(at) not in seen:
             seen.add(bucket(at))
             yield word, record
         elif record is records[-1]:
             yield f"oldest {word}", record
+
+
+def settled(records: Iterable[Record], now: float) -> list[Record]:
+    """The same records, without the times that cannot be right: more than a day ahead of `now`, or later than that of a
+    later step.
+    """
+    made: list[Record] = []
+    earliest = now + _AHEAD
+    for record in sorted(records, key=lambda each: each.order, reverse=True):
+        doubtful = record.time is not None and record.time > earliest
+        made.append(replace(record, time=None) if doubtful else record)
+        if record.complete and record.time is not None and not doubtful:
+            earliest = min(earliest, record.time)
+    return made[::-1]
+
+
+def _seconds(name: str, value: Any) -> float | None:
+    expected = "a time, more than 0: seconds, or '90m', '12h', '7d'"
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value.strip())
+        if match is None:
+            raise _refused(name, value, expected)
+        value = float(match[1]) * _UNITS[match[2]]
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise _refused(name, value, expected)
+    return float(value)
 
 
 def _end(count: int | None) -> int | None:

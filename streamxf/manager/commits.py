@@ -1,0 +1,157 @@
+"""What lies in a checkpoint's folder beside its own files: the commit record of what a framework wrote, supplements to
+what a checkpoint says of itself, and the mark of a save that is under way; docs/format.md, "Notes".
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self, TypeVar
+
+from streamxf.checkpoint.notes import MAX_NOTE, parse_note
+from streamxf.checkpoint.publish import RUN_FILE
+from streamxf.checkpoint.small import put_small, read_small
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import MetadataError
+from streamxf.format.items import check_path
+from streamxf.format.run import RunFacts, metrics_from, metrics_json
+from streamxf.manager.authority import Authority
+
+COMMIT, SAVING, REMOVED = ".streamxf-commit", ".streamxf-saving", ".streamxf-removed"
+SUPPLEMENT = re.compile(r"\.streamxf-note-[0-9a-f]{8}", re.ASCII)
+
+_HEX = re.compile(r"(?:[0-9a-f]{2})+", re.ASCII)
+
+T = TypeVar("T")
+Files = Mapping[str, Mapping[str, Any]]
+"""What a folder holds, by relative path, as storage lists it."""
+
+
+class CommittedFile(NamedTuple):
+    """A file that a framework wrote: with its digest once somebody has computed one, or the store's own checksum."""
+
+    size: int
+    sha256: str | None = None
+    checksum: str | None = None
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a framework wrote, and has said is complete."""
+
+    save_id: str
+    run: RunFacts
+    files: Mapping[str, CommittedFile]
+
+    def to_json(self) -> dict[str, Any]:
+        files = [
+            {"path": path, **{name: value for name, value in file._asdict().items() if value is not None}}
+            for path, file in self.files.items()
+        ]
+        return {"save_id": self.save_id, "run": self.run.to_json(), "files": files}
+
+    @classmethod
+    def of_json(cls, content: Any) -> Self:
+        files = {}
+        for each in content["files"]:
+            digest, checksum = each.get("sha256"), each.get("checksum")
+            path = check_path(each["path"])
+            files[path] = CommittedFile(natural(each["size"]), digest and digits(digest, 64), checksum and str(checksum))
+        return cls(digits(content["save_id"], 32), RunFacts.of_json(content["run"]), files)
+
+
+@dataclass(frozen=True)
+class Supplement:
+    """What became known of a save after it was published: metrics, and digests of what a framework wrote."""
+
+    save_id: str
+    time: int  # milliseconds since 1970
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    sha256: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        known = {"metrics": metrics_json(self.metrics), "sha256": dict(self.sha256)}
+        return {"save_id": self.save_id, "time": self.time, **known}
+
+    @classmethod
+    def of_json(cls, content: Any) -> Self:
+        found = {check_path(path): digits(each, 64) for path, each in content["sha256"].items()}
+        return cls(digits(content["save_id"], 32), natural(content["time"]), metrics_from(content["metrics"]), found)
+
+
+@dataclass(frozen=True)
+class Saving:
+    """A save that was begun: by which session, and what lay in the folder before, each file with its mark."""
+
+    name: str
+    time: int
+    session: str
+    before: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "time": self.time, "session": self.session, "before": dict(self.before)}
+
+    @classmethod
+    def of_json(cls, content: Any) -> Self:
+        before = {check_path(path): str(mark) for path, mark in content["before"].items()}
+        return cls(str(content["name"]), natural(content["time"]), digits(content["session"], 32), before)
+
+
+def parsed(make: Callable[[Any], T], content: Any) -> T:
+    """What a note says; raises MetadataError if it does not have this form."""
+    try:
+        return make(content)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise MetadataError(f"the note is malformed ({type(error).__name__}: {error})") from None
+
+
+def read(child: Storage, file: str, make: Callable[[Any], T], authority: Authority) -> tuple[T, str] | None:
+    """A note in a checkpoint's folder, and why it does not count, if it does not; None if there is none. Raises
+    MetadataError if it is damaged.
+    """
+    data = read_small(child, file, MAX_NOTE)
+    if data is None:
+        return None
+    note = parse_note(data)
+    return parsed(make, note.content), authority.doubt_of(note)
+
+
+def supplement(storage: Storage, name: str, content: Supplement, authority: Authority) -> None:
+    put_small(storage, f"{name}/.streamxf-note-{secrets.token_hex(4)}", authority.seal(content.to_json()), once=True)
+
+
+def mark_of(entry: Mapping[str, Any]) -> str:
+    """What changes when a listed file is written to."""
+    when = next((entry[key] for key in ("mtime_ns", "ETag", "etag", "md5Hash", "LastModified") if key in entry), "")
+    return f"{entry.get('size')} {when}"
+
+
+def is_framework_file(path: str) -> bool:
+    """Whether a file below a checkpoint's folder is none of the manager's own."""
+    return not RUN_FILE.fullmatch(path.rpartition("/")[2])
+
+
+def written_since(files: Files, before: Mapping[str, str], known: Iterable[str] = ()) -> dict[str, Mapping[str, Any]]:
+    """The files that a save wrote: those that were not there before, were written to since, or are `known` to be its."""
+    also = set(known)
+    return {
+        path: entry
+        for path, entry in files.items()
+        if is_framework_file(path) and (path in also or before.get(path) != mark_of(entry))
+    }
+
+
+def natural(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise ValueError(f"{value!r:.40} is not a number from 0")
+    return value
+
+
+def digits(value: Any, count: int) -> str:
+    if not isinstance(value, str) or len(value) != count or not _HEX.fullmatch(value):
+        raise ValueError(f"{value!r:.80} is not {count} hexadecimal digits")
+    return value
+
+

@@ -1,0 +1,165 @@
+"""The processes that save to a run, each with a small file of its own: whether another one is at it, and how often the
+job has failed.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import secrets
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO, Any
+from weakref import WeakValueDictionary
+
+from streamxf.checkpoint.notes import parse_note
+from streamxf.checkpoint.removal import opened_folder, remove_tree
+from streamxf.checkpoint.small import put_small, small_files
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import AbortedError, MetadataError, escaped
+from streamxf.manager.authority import Authority
+from streamxf.manager.commits import digits, natural, parsed
+from streamxf.manager.rows import FOLDER
+from streamxf.wording import time_text
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_PREFIX, _LOCK = "session-", ".lock"
+_ALIVE = 600.0  # seconds since the last sign of life
+_KEPT = 200  # the latest ones: they are for the rate of failures
+_DAY = 86_400.0
+
+_own: WeakValueDictionary[str, IO[bytes]] = WeakValueDictionary()
+"""The locks of this process, by session: POSIX drops a lock when its own process looks at it."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Session:
+    """A process that saved to a run, from its beginning to its last sign of life, in seconds since 1970."""
+
+    began: float
+    seen: float
+    ended: bool = False
+    id: str = ""
+    series: str = ""
+    host: str = ""
+    pid: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        times = {"began": int(self.began * 1000), "seen": int(self.seen * 1000)}
+        return {**times, "ended": self.ended, "id": self.id, "series": self.series, "host": self.host, "pid": self.pid}
+
+    @classmethod
+    def of_json(cls, content: Any) -> Session:
+        """Times are never in the future, so that none makes a failure seem rarer than this clock allows."""
+        began, seen = (min(natural(content[name]) / 1000, time.time()) for name in ("began", "seen"))
+        text = [str(content[name])[:255] for name in ("series", "host")]
+        return cls(began, seen, content["ended"] is True, digits(content["id"], 32), *text, natural(content["pid"]))
+
+
+class Sessions:
+    """Those of a run; `own` is this process's, from its first save on."""
+
+    def __init__(self, storage: Storage, series: str, authority: Authority) -> None:
+        self._storage = storage
+        self._authority = authority
+        self._lock: IO[bytes] | None = None
+        now = time.time()
+        self.own = Session(now, now, False, secrets.token_hex(16), series, socket.gethostname(), os.getpid())
+
+    def earlier(self) -> list[Session]:
+        """The others, the oldest first; what does not count, or cannot be read, is left out."""
+        found = []
+        files = small_files(self._storage, FOLDER, lambda name: name.startswith(_PREFIX) and not name.endswith(_LOCK))
+        for data in files.values():
+            try:
+                note = parse_note(data)
+                session = parsed(Session.of_json, note.content)
+                if not self._authority.doubt_of(note) and session.id != self.own.id:
+                    found.append(session)
+            except MetadataError as error:
+                _log.debug("a session of %s is ignored: %s", self._storage.given, error.message)
+        return sorted(found, key=lambda each: each.began)
+
+    def begin(self) -> None:
+        """Take the lock of this session. Raises AbortedError if another job saves to the same series."""
+        others = [each for each in self.earlier() if each.series == self.own.series]
+        for other in others:
+            ago = time.time() - other.seen
+            if other.ended or ago > _ALIVE:
+                continue
+            held = self.is_held(other.id)
+            who = f"process {other.pid} on {escaped(other.host)}, which was last heard of {time_text(ago)} ago,"
+            if held:
+                raise AbortedError(
+                    f"{who} saves to this run, too: two jobs in one folder remove and replace each other's checkpoints. "
+                    "End one of them, or give this one a folder, or a name=, of its own",
+                    file=self._storage.given,
+                )
+            if held is None:
+                _log.warning("%s: %s has not said that it ended. If it still saves there, end one of the two jobs",
+                             self._storage.given, who)
+        over = [f"{_PREFIX}{each.id}" for each in others[:-_KEPT]]
+        if over:
+            remove_tree(self._storage, FOLDER, over, ())
+        self.seen()
+        self._lock = self._locked(self.own.id, create=True)
+        if self._lock is not None:
+            _own[self.own.id] = self._lock
+
+    def seen(self, *, ended: bool = False) -> None:
+        """Give a sign of life."""
+        now = max(time.time(), self.own.began)
+        self.own = Session(**{**vars(self.own), "seen": now, "ended": ended})
+        put_small(self._storage, f"{FOLDER}/{_PREFIX}{self.own.id}", self._authority.seal(self.own.to_json()))
+
+    def close(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            _own.pop(self.own.id, None)
+            with suppress(OSError):
+                remove_tree(self._storage, FOLDER, [f"{_PREFIX}{self.own.id}{_LOCK}"], ())
+            lock.close()
+
+    def is_held(self, session: str) -> bool | None:
+        """Whether its process runs; None if no lock tells."""
+        if session in _own:
+            return True
+        try:
+            lock = self._locked(session)
+        except BlockingIOError:
+            return True
+        if lock is None:
+            return None
+        lock.close()
+        return False
+
+    def _locked(self, session: str, *, create: bool = False) -> IO[bytes] | None:
+        """The lock of a session, held; None where there are none. Raises BlockingIOError if another process has it.
+
+        It is POSIX's: a child that outlives the job, such as a data loader, does not inherit it, and file systems over
+        a network have it, too.
+        """
+        if self._storage.local is None or fcntl is None:
+            return None
+        try:
+            with opened_folder(self._storage, FOLDER) as folder:
+                flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+                file = io.FileIO(os.open(f"{_PREFIX}{session}{_LOCK}", flags, 0o600, dir_fd=folder), "r+")
+        except OSError:
+            return None
+        try:
+            fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            if isinstance(error, BlockingIOError | PermissionError):
+                raise BlockingIOError(*error.args) from None
+            return None
+        return file
