@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from streamxf.format.items import Item, TensorItem, overlap
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey, Envelope
+from streamxf.keys.pair import VerifyKey
 from streamxf.keys.vouchers import Vouchers
 from streamxf.proportion import check_whole
 
@@ -114,6 +115,7 @@ class Metadata:
       can be.
     - `wrapped`: the wrapped data keys by their ids, that of the process that published first.
     - `vouchers`: as text; empty if there are none.
+    - `digest`: D of the format, what the vouchers are made for.
     """
 
     name: str
@@ -124,6 +126,7 @@ class Metadata:
     authenticated: bool = False
     wrapped: Mapping[bytes, str] = field(default_factory=dict)
     vouchers: str = ""
+    digest: bytes = b""
 
     @property
     def files(self) -> Mapping[str, File]:
@@ -137,6 +140,12 @@ class Metadata:
         if wrapped is None:
             raise MetadataError(f"the metadata has no wrapped data key {dek.hex()[:16]}: the file is damaged")
         return keys.unwrap(wrapped)
+
+    def signed_by(self, trust: Iterable[VerifyKey]) -> bool:
+        """Whether one of `trust` signed the index, which no other key is needed for; raises AuthenticationError for a
+        wrong signature in the name of one.
+        """
+        return bool(self.vouchers) and Vouchers.parse(self.vouchers).signed_by(trust, self.digest)
 
 
 def read_metadata(
@@ -189,7 +198,8 @@ def metadata_in(
     wrapped, vouchers = _keys_of(sections, lines, index)
     access.check_save(index.save_id)
     authenticated = opened or lines is None
-    return Metadata(name, index.rank, index.items, index, index.modules, authenticated, wrapped, vouchers)
+    made = name, index.rank, index.items, index, index.modules, authenticated, wrapped, vouchers
+    return Metadata(*made, sections.digest if vouchers else b"")
 
 
 def _open(sections: Sections, lines: tuple[str, str] | None, access: Access) -> None:

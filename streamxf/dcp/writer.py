@@ -30,6 +30,7 @@ from streamxf.dcp.save.session import Save
 from streamxf.dcp.save.space import check_room, note_room, share_room
 from streamxf.errors import AbortedError, ParameterError, UnsupportedError
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.format.run import RunFacts
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.report import SaveReport
 from streamxf.stream.encoder import block_log2_of
@@ -63,6 +64,8 @@ class ChainWriterMixin(StorageMixin):
     #: Which save was published last, on a rank that publishes; None before the first one, and after turning to another
     #: checkpoint. Text otherwise; torch's class says that it always is.
     save_id: Any
+    #: What saves say of the run that they belong to; rank-local metadata does not have it.
+    run_facts: RunFacts | None
     _save: Save | None
     _coming: tuple[int, str] | None
 
@@ -110,6 +113,7 @@ class ChainWriterMixin(StorageMixin):
         self._warned: set[frozenset[str]] = set()
         self.report = None
         self.save_id = None  # torch's own is drawn on every rank, and no save has it
+        self.run_facts = None
         self._coming = None
         self._background = Background()
         warn_unless_in_one_step(self._storage, stacklevel=3)
@@ -223,7 +227,8 @@ class ChainWriterMixin(StorageMixin):
         save_id, self._coming = self._coming_id(), None
         rank = None if self.use_collectives else self.rank
         flat = [result for rank_results in results for result in rank_results]
-        made = prepare(metadata, flat, save.extensions, save_id, rank, os.fspath(self.path))
+        run = self.run_facts if rank is None else None
+        made = prepare(metadata, flat, save.extensions, save_id, rank, os.fspath(self.path), run)
         storage = self._storage
         with locked(storage) as alone:
             old = publish(storage, made, alone=alone, overwrite=self.overwrite, sync=self.sync_files)

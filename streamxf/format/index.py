@@ -9,21 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import math
-import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-import zstandard
-
-from streamxf.codecs import frames
 from streamxf.collector import collector_paused
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import CodecError, DescriptorError, MetadataError
+from streamxf.errors import DescriptorError, MetadataError
 from streamxf.format import limits
+from streamxf.format.fields import (
+    array,
+    bad,
+    check_plain,
+    digits,
+    exact,
+    integer,
+    integers,
+    mapping,
+    pack_json,
+    parse_json,
+    string,
+)
 from streamxf.format.items import (
     ITEMSIZES,
     Chunk,
@@ -39,14 +47,9 @@ from streamxf.format.items import (
     check_tiles,
     is_dtype_name,
 )
+from streamxf.format.run import RunFacts
 
-_LEVEL = 3
-_FREE = 65536  # bytes that any index may decompress to
 _SHOWN = 200
-
-_HEX = re.compile(r"[0-9a-f]*", re.ASCII)
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
-_SIGNED = re.compile(r"[\[:,\s]-")
 
 _MEMBERS = {
     "save_id", "rank", "transforms", "chain", "dek", "writers", "files", "items", "modules", "packages", "extra",
@@ -82,6 +85,7 @@ class Index:
     - `modules`: third-party packages that provide codecs.
     - `packages`: versions of what wrote the checkpoint.
     - `extra`: what planners put into DCP's metadata besides, as `to_json` writes it.
+    - `run`: what ``.metadata`` says of its run; None if it belongs to none.
     """
 
     save_id: str
@@ -95,6 +99,7 @@ class Index:
     modules: tuple[str, ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+    run: RunFacts | None = None
 
     @collector_paused()
     def pack(self) -> bytes:
@@ -113,21 +118,16 @@ class Index:
             "packages": self.packages,
             "extra": self.extra,
         }
-        text = json.dumps(content, separators=(",", ":")).encode("ascii")
-        packed = zstandard.ZstdCompressor(level=_LEVEL).compress(text)
-        if len(text) > _most(len(packed)):
-            packed = zstandard.ZstdCompressor(level=-7).compress(text)
-        if len(text) > _most(len(packed)):
-            raise MetadataError(
-                f"the index would have {len(text)} bytes, of which {_most(len(packed))} are allowed; save fewer items "
-                "or shards"
-            )
-        return packed
+        if self.run is not None:
+            if self.rank is not None:
+                raise MetadataError("metadata of a single rank says nothing of a run: that is for the one of all ranks")
+            content["run"] = self.run.to_json()
+        return pack_json(content, "the index", "save fewer items or shards")
 
     @classmethod
     def parse(cls, packed: memoryview) -> Index:
         with collector_paused():
-            return _Reader(_content(packed)).index()
+            return _Reader(parse_json(packed, "the index")).index()
 
     @property
     def keyed(self) -> bool:
@@ -137,10 +137,6 @@ class Index:
     def hashed(self) -> bool | None:
         """Whether the containers carry a SHA-256 for each block; None if there are none."""
         return next((place.sha256 is not None for item in self.items.values() for place in item.places), None)
-
-
-def _most(packed_size: int) -> int:
-    return min(limits.MAX_INDEX, limits.MAX_INDEX_EXPANSION * packed_size + _FREE)
 
 
 # -- writing -----------------------------------------------------------------------------------------------
@@ -181,81 +177,6 @@ def _place_content(place: Place, numbers: Mapping[str, int]) -> dict[str, Any]:
 # -- reading -----------------------------------------------------------------------------------------------
 
 
-def _content(packed: memoryview) -> Any:
-    try:
-        size = frames.declared_size(packed)
-        if size > _most(len(packed)):
-            raise MetadataError(
-                f"the index says it has {size} bytes, {_most(len(packed))} are allowed for one of {len(packed)} stored"
-            )
-        text = frames.decompress(packed, size)
-    except CodecError as error:
-        raise MetadataError(f"the index is damaged: {error.message}") from None
-    try:
-        decoded = text.decode("ascii")
-        # json takes -0 for 0, and is several times as fast where it does not have to ask for each number
-        parse_int = _natural if "-" in decoded and _SIGNED.search(decoded) else None
-        return json.loads(
-            decoded, object_pairs_hook=_unique, parse_int=parse_int, parse_float=_natural, parse_constant=_natural
-        )
-    except (ValueError, RecursionError) as error:
-        raise MetadataError(f"the index is not JSON: {error!s:.200}") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise MetadataError("the index names something twice in one object")
-    return made
-
-
-def _natural(text: str) -> int:
-    return int(text) if text.isdigit() else _bad("a number is not an integer, or has a sign")
-
-
-def _bad(what: str) -> NoReturn:
-    raise MetadataError(f"the index is malformed: {what}")
-
-
-def _int(value: Any, what: str, limit: int = limits.MAX_INT) -> int:
-    if type(value) is not int or not 0 <= value <= limit:
-        _bad(what)
-    return value
-
-
-def _ints(value: Any, what: str) -> tuple[int, ...]:
-    if type(value) is not list or len(value) > limits.MAX_NDIM:
-        _bad(what)
-    for number in value:
-        if type(number) is not int or not 0 <= number <= limits.MAX_INT:
-            _bad(what)
-    return tuple(value)
-
-
-def _list(value: Any, what: str) -> list[Any]:
-    return value if type(value) is list else _bad(what)
-
-
-def _dict(value: Any, what: str) -> dict[str, Any]:
-    return value if type(value) is dict else _bad(what)
-
-
-def _string(value: Any, what: str) -> str:
-    if type(value) is not str or (not value.isascii() and _SURROGATE.search(value)):
-        _bad(what)
-    return value
-
-
-def _hex(value: Any, digits: int, what: str) -> str:
-    return value if type(value) is str and len(value) == digits and _HEX.fullmatch(value) else _bad(what)
-
-
-def _exact(value: Any, required: set[str], optional: frozenset[str], what: str) -> dict[str, Any]:
-    if type(value) is not dict or not required <= value.keys() <= required | optional:
-        _bad(f"{what} has missing or unknown members")
-    return value
-
-
 _NONE: frozenset[str] = frozenset()
 _OBJECT = {"file", "at", "bytes"}
 _CHUNK = {*_OBJECT, "offset", "shape"}
@@ -267,78 +188,80 @@ _OBJECT_OPTIONS = frozenset({"sha256", "path"})
 
 class _Reader:
     def __init__(self, content: Any) -> None:
-        self._content = _exact(content, _MEMBERS, _NONE, "it")
+        self._content = exact(content, _MEMBERS, frozenset({"run"}), "it")
 
     def index(self) -> Index:
         content = self._content
-        save_id = _hex(content["save_id"], 32, "save_id")
-        rank = None if content["rank"] is None else _int(content["rank"], "rank", 2**31 - 1)
+        save_id = digits(content["save_id"], 32, "save_id")
+        rank = None if content["rank"] is None else integer(content["rank"], "rank", 2**31 - 1)
         self._keyed = False  # unless a descriptor says so
         self._transforms, self._chain = self._read_descriptors("transforms"), self._read_descriptors("chain")
         self._descriptors = (*(f"!{text}" for text in self._transforms), *self._chain)
         if len(self._descriptors) > limits.MAX_CODECS:
-            _bad("there are too many descriptors")
+            bad("there are too many descriptors")
         self._framed = bool(self._transforms) or not self._chain
         dek = self._dek(content["dek"])
-        self._writers = tuple(self._writer(entry) for entry in _list(content["writers"], "writers"))
+        self._writers = tuple(self._writer(entry) for entry in array(content["writers"], "writers"))
         self._paths: list[str] = []
-        files = self._files(_list(content["files"], "files"))
+        files = self._files(array(content["files"], "files"))
         self._check: Callable[..., None] = check_tiles if rank is None else check_apart
-        modules = tuple(_string(entry, "modules") for entry in _list(content["modules"], "modules"))
-        packages, extra = _dict(content["packages"], "packages"), _dict(content["extra"], "extra")
+        modules = tuple(string(entry, "modules") for entry in array(content["modules"], "modules"))
+        packages, extra = mapping(content["packages"], "packages"), mapping(content["extra"], "extra")
         for name, version in packages.items():
-            _string(name, "packages"), _string(version, "packages")
-        _check_extra(extra, limits.MAX_EXTRA_DEPTH)
+            string(name, "packages"), string(version, "packages")
+        check_plain(extra, "extra")
         self._hashed: bool | None = None
         items = self._items()
-        return Index(
-            save_id, rank, self._transforms, self._chain, dek, self._writers, files, items, modules, packages, extra
-        )
+        run = RunFacts.of_json(content["run"]) if "run" in content else None
+        if run is not None and rank is not None:
+            bad("a rank's own metadata has a run")
+        places = self._transforms, self._chain, dek, self._writers, files, items
+        return Index(save_id, rank, *places, modules, packages, extra, run)
 
     def _read_descriptors(self, member: str) -> tuple[str, ...]:
-        texts = _list(self._content[member], member)
+        texts = array(self._content[member], member)
         for text in texts:
             try:
-                descriptor = Descriptor.parse(_string(text, member))
+                descriptor = Descriptor.parse(string(text, member))
             except DescriptorError as error:
-                _bad(f"{member}: {error.message}")
+                bad(f"{member}: {error.message}")
             if member == "transforms" and descriptor.name.startswith("streamxf."):
-                _bad(f"{member}: {descriptor.name} is not a stream transform")
+                bad(f"{member}: {descriptor.name} is not a stream transform")
             if descriptor.name == ENCRYPT:
                 if descriptor.fragment:
-                    _bad(f"{member}: wrapped keys do not belong there")
+                    bad(f"{member}: wrapped keys do not belong there")
                 self._keyed = True
         return tuple(texts)
 
     def _dek(self, value: Any) -> bytes | None:
         if (value is None) == self._keyed:
-            _bad("dek contradicts the chain")
-        return None if value is None else bytes.fromhex(_hex(value, 64, "dek"))
+            bad("dek contradicts the chain")
+        return None if value is None else bytes.fromhex(digits(value, 64, "dek"))
 
     def _writer(self, entry: Any) -> Writer:
-        _exact(entry, {"id", "dek"}, _NONE, "a writer")
-        return Writer(bytes.fromhex(_hex(entry["id"], 32, "a writer's id")), self._dek(entry["dek"]))
+        exact(entry, {"id", "dek"}, _NONE, "a writer")
+        return Writer(bytes.fromhex(digits(entry["id"], 32, "a writer's id")), self._dek(entry["dek"]))
 
     def _files(self, entries: list[Any]) -> dict[str, File]:
         files: dict[str, File] = {}
         for entry in entries:
-            _exact(entry, {"path", "size", "writer"}, frozenset({"crc32c"}), "a file")
+            exact(entry, {"path", "size", "writer"}, frozenset({"crc32c"}), "a file")
             path = check_path(entry["path"])
             if path in files:
-                _bad("a file is named twice")
+                bad("a file is named twice")
             crc = entry.get("crc32c")
             if (crc is None) != bool(self._chain):
-                _bad("a file's crc32c")
-            number = None if crc is None else int(_hex(crc, 8, "a file's crc32c"), 16)
-            writer = _int(entry["writer"], "a file's writer", len(self._writers) - 1)
-            files[path] = File(_int(entry["size"], "a file's size"), writer, number)
+                bad("a file's crc32c")
+            number = None if crc is None else int(digits(crc, 8, "a file's crc32c"), 16)
+            writer = integer(entry["writer"], "a file's writer", len(self._writers) - 1)
+            files[path] = File(integer(entry["size"], "a file's size"), writer, number)
             self._paths.append(path)
         self._sizes = [file.size for file in files.values()]
         return files
 
     def _items(self) -> dict[str, Item]:
         made: dict[str, Item] = {}
-        for name, entry in _dict(self._content["items"], "items").items():
+        for name, entry in mapping(self._content["items"], "items").items():
             try:
                 made[check_name(name)] = self._item(name, entry)
             except MetadataError as error:
@@ -346,67 +269,57 @@ class _Reader:
         return made
 
     def _item(self, name: str, entry: Any) -> Item:
-        path = _path(_dict(entry, "it is not an object"))
+        path = _path(mapping(entry, "it is not an object"))
         if "dtype" not in entry:
-            _exact(entry, _OBJECT, _OBJECT_OPTIONS, "it")
+            exact(entry, _OBJECT, _OBJECT_OPTIONS, "it")
             return ObjectItem(name, self._place(entry), path)
-        _exact(entry, _TENSOR, _TENSOR_OPTIONS, "it")
+        exact(entry, _TENSOR, _TENSOR_OPTIONS, "it")
         dtype = entry["dtype"]
         if not is_dtype_name(dtype):
-            _bad("dtype")
-        shape = _ints(entry["shape"], "shape")
-        entries = _list(entry["chunks"], "chunks")
+            bad("dtype")
+        shape = integers(entry["shape"], "shape")
+        entries = array(entry["chunks"], "chunks")
         chunks = tuple(map(self._chunk, entries))
         if dtype not in ITEMSIZES and not all(chunk.framed for chunk in chunks):
-            _bad(f"the elements of {dtype} have no size")
+            bad(f"the elements of {dtype} have no size")
         if len({chunk.offset for chunk in chunks}) < len(chunks):
-            _bad("two chunks have the same offset")
+            bad("two chunks have the same offset")
         self._check(shape, [(chunk.offset, chunk.shape) for chunk in chunks])
-        properties = _dict(entry.get("properties", {}), "properties")
+        properties = mapping(entry.get("properties", {}), "properties")
         for member, value in properties.items():
-            _string(member, "properties"), type(value) is bool or _string(value, "properties")
+            string(member, "properties"), type(value) is bool or string(value, "properties")
         return TensorItem(name, dtype, shape, chunks, path, properties)
 
     def _chunk(self, entry: Any) -> Chunk:
-        _exact(entry, _CHUNK, _CHUNK_OPTIONS, "a chunk")
+        exact(entry, _CHUNK, _CHUNK_OPTIONS, "a chunk")
         framed = "framed" in entry
         if (framed and entry["framed"] is not True) or (self._framed and not framed):
-            _bad("framed")
-        offset, shape = _ints(entry["offset"], "a chunk's offset"), _ints(entry["shape"], "a chunk's shape")
+            bad("framed")
+        offset, shape = integers(entry["offset"], "a chunk's offset"), integers(entry["shape"], "a chunk's shape")
         return Chunk(offset, shape, self._place(entry), framed)
 
     def _place(self, entry: dict[str, Any]) -> Place:
-        file = _int(entry["file"], "file", len(self._paths) - 1)
-        at, size = _int(entry["at"], "at"), _int(entry["bytes"], "bytes")
+        file = integer(entry["file"], "file", len(self._paths) - 1)
+        at, size = integer(entry["at"], "at"), integer(entry["bytes"], "bytes")
         if at + size > self._sizes[file]:
-            _bad(f"it reaches beyond the end of {self._paths[file]}")
-        sha256 = bytes.fromhex(_hex(entry["sha256"], 64, "sha256")) if "sha256" in entry else None
+            bad(f"it reaches beyond the end of {self._paths[file]}")
+        sha256 = bytes.fromhex(digits(entry["sha256"], 64, "sha256")) if "sha256" in entry else None
         if self._hashed is None:
             self._hashed = sha256 is not None
         if self._hashed != (sha256 is not None):
-            _bad("some items have a sha256, and others do not")
+            bad("some items have a sha256, and others do not")
         return Place(self._paths[file], at, size, self._descriptors, sha256)
-
-
-def _check_extra(value: Any, depth: int) -> None:
-    if type(value) is str:
-        _string(value, "extra")
-    elif type(value) is int:
-        _int(value, "extra")
-    elif type(value) in (dict, list):
-        if not depth:
-            _bad("extra is nested too deep")
-        for inner in value if type(value) is list else (*value, *value.values()):
-            _check_extra(inner, depth - 1)
 
 
 def _path(entry: dict[str, Any]) -> Path | None:
     if "path" not in entry:
         return None
-    steps = _list(entry["path"], "path")
+    steps = array(entry["path"], "path")
     if not 1 <= len(steps) <= limits.MAX_STEPS:
-        _bad("path")
-    return tuple(_string(step, "path") if type(step) is str else _int(step, "path", limits.MAX_STEP) for step in steps)
+        bad("path")
+    return tuple(
+        string(step, "path") if type(step) is str else integer(step, "path", limits.MAX_STEP) for step in steps
+    )
 
 
 # -- extra -------------------------------------------------------------------------------------------------
@@ -474,6 +387,7 @@ def _number(text: str) -> int | float:
 # -- trailer and keys ---------------------------------------------------------------------------------------
 
 _LENGTHS = struct.Struct("<IIB7x")
+INDEX_LABEL, NOTE_LABEL = b"streamxf/1 index", b"streamxf/1 note"
 _VERSION = 1
 _SIGNED_BYTES = _LENGTHS.size + limits.DIGEST_BYTES  # of the trailer: what its second digest covers
 
@@ -513,29 +427,32 @@ class Trailer:
             raise MetadataError("the metadata's trailer has impossible sizes: the file is damaged")
         return trailer
 
-    def split(self, tail: bytes) -> Sections:
-        """Index and keys out of the file's last `size` bytes; raises MetadataError if their digest does not match."""
+    def split(self, tail: bytes, label: bytes = INDEX_LABEL) -> Sections:
+        """Index (or what else is vouched for under `label`) and keys out of the file's last `size` bytes; raises
+        MetadataError if their digest does not match.
+        """
         view = memoryview(tail)
         signed = view[: self.index_size + self.keys_size + _SIGNED_BYTES]
         if not hmac.compare_digest(hashlib.sha256(signed).digest(), self.digest):
             raise MetadataError("the digest of the metadata does not match: the file is damaged")
         keys = view[self.index_size : self.index_size + self.keys_size]
-        return Sections(view[: self.index_size], keys)
+        return Sections(view[: self.index_size], keys, label)
 
 
 @dataclass(frozen=True, slots=True)
 class Sections:
     """Index (a Zstandard frame) and keys (lines of ASCII, empty if not encrypted) of a metadata file, as they are
-    stored.
+    stored; `label` tells apart what is vouched for.
     """
 
     index: memoryview
     keys: memoryview
+    label: bytes = INDEX_LABEL
 
     @property
     def digest(self) -> bytes:
         """D of the format: what vouchers are made for."""
-        made = hashlib.sha256(b"streamxf/1 index")
+        made = hashlib.sha256(self.label)
         made.update(self.index)
         return made.digest()
 

@@ -36,3 +36,9 @@ TRAILER_BYTES = 88
 MAX_PATH = 4096
 MAX_STEPS = 256
 MAX_STEP = 2**20 - 1
+
+MAX_NUMBER = 2**53 - 1  # in `run` and notes, which any JSON library can read
+MAX_RUN = 2**16
+MAX_NAME = 255
+MAX_RULES_DEPTH = 8
+MAX_NOTE = 2**24

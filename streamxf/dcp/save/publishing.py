@@ -28,6 +28,7 @@ from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord
 from streamxf.errors import AbortedError, ChainError, MetadataError, UnsupportedError
 from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys
 from streamxf.format.items import Item, TensorItem, check_apart, check_tiles
+from streamxf.format.run import RunFacts
 from streamxf.keys.envelope import Envelope
 from streamxf.transfer.conditional import ReplacedMeanwhile
 from streamxf.version import __version__
@@ -55,6 +56,7 @@ def prepare(
     save_id: str,
     rank: int | None,
     checkpoint_id: str | os.PathLike[str],
+    run: RunFacts | None = None,
 ) -> Publication:
     """Put a metadata file together.
 
@@ -65,7 +67,7 @@ def prepare(
     found = (getattr(result.storage_data, RECORD_ATTRIBUTE, None) for result in flat)
     records = tuple(record for record in found if record is not None)
     items = items_of(content, flat, extensions)
-    return assemble(items, extra_of(content), records, extensions, save_id, rank, checkpoint_id)
+    return assemble(items, extra_of(content), records, extensions, save_id, rank, checkpoint_id, run)
 
 
 def assemble(
@@ -76,6 +78,7 @@ def assemble(
     save_id: str,
     rank: int | None,
     checkpoint_id: str | os.PathLike[str] | None,
+    run: RunFacts | None = None,
 ) -> Publication:
     """The same of items whose places are known, in the files of `records`. Without `checkpoint_id` it is what torch's
     readers never see, which needs no pickle.
@@ -98,6 +101,7 @@ def assemble(
         tuple(sorted({module for record in records for module in record.modules})),
         {"streamxf": __version__, "torch": torch.__version__},
         extra,
+        run,
     )
     packed = index.pack()
     keys = b""

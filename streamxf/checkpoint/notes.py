@@ -1,0 +1,87 @@
+"""Notes: small files that say something of a checkpoint, vouched for as an index is; docs/format.md, "Notes"."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import _open
+from streamxf.codecs.encrypt import Encrypt
+from streamxf.collector import collector_paused
+from streamxf.errors import DescriptorError, MetadataError, PolicyError
+from streamxf.format.fields import check_plain, pack_json, parse_json
+from streamxf.format.index import NOTE_LABEL, Sections, Trailer, pack, pack_keys
+from streamxf.format.limits import MAX_NOTE, MAX_NUMBER
+from streamxf.keys.envelope import Envelope
+from streamxf.keys.pair import VerifyKey
+from streamxf.keys.vouchers import Vouchers
+
+_CURE = "the checkpoint has too many files for one"
+
+
+def seal_note(content: Any, encryption: Encrypt | None = None) -> bytes:
+    """A note of plain JSON, in clear, for which the keys and the signer of `encryption` vouch. Raises MetadataError if
+    readers would refuse it, and as `Encrypt.vouch`.
+    """
+    check_plain(content, "the note", MAX_NUMBER)
+    frame, keys = pack_json(content, "the note", _CURE), b""
+    if encryption is not None:
+        fresh = encryption.renew()
+        digest = Sections(memoryview(frame), memoryview(b""), NOTE_LABEL).digest
+        keys = pack_keys(fresh.wrapped, fresh.vouch(digest), [])
+    made = pack(b"", frame, keys)
+    if len(made) > MAX_NOTE:
+        raise MetadataError(f"the note would have {len(made)} bytes, {MAX_NOTE} are allowed; {_CURE}")
+    return made
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a note says, before anyone has checked who says so."""
+
+    content: Any
+    _sections: Sections = field(repr=False)
+    _lines: tuple[str, str] | None = field(repr=False)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether it has vouchers."""
+        return self._lines is not None
+
+    def check(self, access: Access) -> None:
+        """Check who vouches for it; raises as `read_metadata` does for a checkpoint with the same keys."""
+        if self._lines is not None:
+            _open(self._sections, self._lines, access)
+        elif access.require is not None:
+            raise PolicyError(
+                "the note is not authenticated: it has no MAC, and that of an encrypted checkpoint has one"
+            )
+
+    def signed_by(self, trust: Iterable[VerifyKey]) -> bool:
+        """As `Metadata.signed_by`."""
+        return self._lines is not None and Vouchers.parse(self._lines[1]).signed_by(trust, self._sections.digest)
+
+
+@collector_paused()
+def parse_note(data: bytes) -> Note:
+    """Read a note; nothing of it is authenticated before `check`. Raises MetadataError if it is damaged or hostile."""
+    if len(data) > MAX_NOTE:
+        raise MetadataError(f"the note has {len(data)} bytes, {MAX_NOTE} are allowed")
+    trailer = Trailer.parse(data, len(data))
+    if trailer is None or trailer.size != len(data) or trailer.pickle_digest != hashlib.sha256().digest():
+        raise MetadataError("this is not a note: it was cut, or something else was put in its place")
+    sections = trailer.split(data, NOTE_LABEL)
+    lines = sections.key_lines()
+    if lines is not None:
+        try:
+            Envelope.parse(lines[0]), Vouchers.parse(lines[1])
+        except DescriptorError as error:
+            raise MetadataError(f"the note's keys are malformed: {error.message}") from None
+        if sections.other_key_lines():
+            raise MetadataError("the note has keys of several processes")
+    content = parse_json(sections.index, "the note")
+    check_plain(content, "the note", MAX_NUMBER)
+    return Note(content, sections, lines)

@@ -1,0 +1,125 @@
+"""JSON as an index and a note have it, in a Zstandard frame; and the checks of its values, each of which raises
+`MetadataError`; docs/format.md, "Metadata".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn
+
+import zstandard
+
+from streamxf.codecs import frames
+from streamxf.errors import CodecError, MetadataError
+from streamxf.format import limits
+
+_LEVEL = 3
+_FREE = 65536  # bytes that any frame may decompress to
+
+_HEX = re.compile(r"[0-9a-f]*", re.ASCII)
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_SIGNED = re.compile(r"[\[:,\s]-")
+
+
+def pack_json(content: Any, what: str, cure: str) -> bytes:
+    """`what` it is, and the `cure` if it is larger than readers take, are for errors."""
+    text = json.dumps(content, separators=(",", ":")).encode("ascii")
+    packed = zstandard.ZstdCompressor(level=_LEVEL).compress(text)
+    if len(text) > _most(len(packed)):
+        packed = zstandard.ZstdCompressor(level=-7).compress(text)
+    if len(text) > _most(len(packed)):
+        raise MetadataError(f"{what} would have {len(text)} bytes, of which {_most(len(packed))} are allowed; {cure}")
+    return packed
+
+
+def parse_json(packed: memoryview, what: str) -> Any:
+    try:
+        size = frames.declared_size(packed)
+        if size > _most(len(packed)):
+            raise MetadataError(
+                f"{what} says it has {size} bytes, {_most(len(packed))} are allowed for one of {len(packed)} stored"
+            )
+        text = frames.decompress(packed, size)
+    except CodecError as error:
+        raise MetadataError(f"{what} is damaged: {error.message}") from None
+    try:
+        decoded = text.decode("ascii")
+        # json takes -0 for 0, and is several times as fast where it does not have to ask for each number
+        parse_int = _natural if "-" in decoded and _SIGNED.search(decoded) else None
+        return json.loads(
+            decoded, object_pairs_hook=_unique, parse_int=parse_int, parse_float=_natural, parse_constant=_natural
+        )
+    except (ValueError, RecursionError) as error:
+        raise MetadataError(f"{what} is not JSON: {error!s:.200}") from None
+
+
+def _most(packed_size: int) -> int:
+    return min(limits.MAX_INDEX, limits.MAX_INDEX_EXPANSION * packed_size + _FREE)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    return made if len(made) == len(pairs) else bad("something is named twice in one object")
+
+
+def _natural(text: str) -> int:
+    return int(text) if text.isdigit() else bad("a number is not an integer, or has a sign")
+
+
+def bad(what: str) -> NoReturn:
+    raise MetadataError(f"the metadata is malformed: {what}")
+
+
+def integer(value: Any, what: str, limit: int = limits.MAX_INT) -> int:
+    if type(value) is not int or not 0 <= value <= limit:
+        bad(what)
+    return value
+
+
+def integers(value: Any, what: str) -> tuple[int, ...]:
+    if type(value) is not list or len(value) > limits.MAX_NDIM:
+        bad(what)
+    for number in value:
+        if type(number) is not int or not 0 <= number <= limits.MAX_INT:
+            bad(what)
+    return tuple(value)
+
+
+def array(value: Any, what: str) -> list[Any]:
+    return value if type(value) is list else bad(what)
+
+
+def mapping(value: Any, what: str) -> dict[str, Any]:
+    return value if type(value) is dict else bad(what)
+
+
+def string(value: Any, what: str) -> str:
+    if type(value) is not str or (not value.isascii() and _SURROGATE.search(value)):
+        bad(what)
+    return value
+
+
+def digits(value: Any, count: int, what: str) -> str:
+    return value if type(value) is str and len(value) == count and _HEX.fullmatch(value) else bad(what)
+
+
+def exact(value: Any, required: set[str], optional: frozenset[str], what: str) -> dict[str, Any]:
+    if type(value) is not dict or not required <= value.keys() <= required | optional:
+        bad(f"{what} has missing or unknown members")
+    return value
+
+
+def check_plain(value: Any, what: str, limit: int = limits.MAX_INT, depth: int = limits.MAX_EXTRA_DEPTH) -> None:
+    """Any JSON, with numbers up to `limit`, that nests no deeper than `depth`."""
+    if type(value) is str:
+        string(value, what)
+    elif type(value) is int:
+        integer(value, what, limit)
+    elif type(value) in (dict, list):
+        if not depth:
+            bad(f"{what} is nested too deep")
+        for inner in value if type(value) is list else (*value, *value.values()):
+            check_plain(inner, what, limit, depth - 1)
+    elif value is not None and type(value) is not bool:
+        bad(what)

@@ -1,0 +1,88 @@
+"""What a checkpoint says of the run that it belongs to; docs/format.md, "Run"."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamxf.errors import MetadataError
+from streamxf.format import limits
+from streamxf.format.fields import bad, digits, exact, integer, mapping, string
+
+_MEMBERS = {"run", "name", "step", "time", "rules", "metrics"}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """A checkpoint's place in a run.
+
+    - `run`: the run's id, 32 hexadecimal digits.
+    - `name`: that of the checkpoint's folder, as saved.
+    - `time`: seconds since 1970, of which milliseconds are stored.
+    - `rules`: of the job that saved: plain JSON without floats and nulls.
+    - `metrics`: those that were known then.
+    """
+
+    run: str
+    name: str
+    step: int
+    time: float
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is stored. Raises MetadataError if readers would refuse it."""
+        try:
+            time, metrics = round(self.time * 1000), {name: repr(float(each)) for name, each in self.metrics.items()}
+            content = {**vars(self), "time": time, "rules": dict(self.rules), "metrics": metrics}
+            made: dict[str, Any] = json.loads(json.dumps(content))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise MetadataError(f"what is to be stored of the run is malformed: {error!s:.200}") from None
+        RunFacts.of_json(made)
+        return made
+
+    @classmethod
+    def of_json(cls, value: Any) -> RunFacts:
+        """Read parsed JSON; raises MetadataError if that is malformed."""
+        entry = exact(value, _MEMBERS, frozenset(), "run")
+        name = _text(entry["name"], "a run's name")
+        if not 1 <= len(name) <= limits.MAX_NAME or name in (".", "..") or "/" in name:
+            bad("a run's name is not one of a folder")
+        rules = mapping(entry["rules"], "a run's rules")
+        _check_rules(rules, limits.MAX_RULES_DEPTH)
+        texts = mapping(entry["metrics"], "a run's metrics")
+        metrics = {_text(name, "a metric's name"): _number(text) for name, text in texts.items()}
+        step, time = (integer(entry[each], f"a run's {each}", limits.MAX_NUMBER) for each in ("step", "time"))
+        made = cls(digits(entry["run"], 32, "a run's id"), name, step, time / 1000, rules, metrics)
+        if len(json.dumps(entry, separators=(",", ":"))) > limits.MAX_RUN:
+            bad(f"a run has more than {limits.MAX_RUN} bytes of JSON: fewer or shorter metrics and rules are needed")
+        return made
+
+
+def _text(value: Any, what: str) -> str:
+    return bad(f"{what} has control characters") if _CONTROL.search(string(value, what)) else str(value)
+
+
+def _number(text: Any) -> float:
+    """Of all its spellings only the one that `repr` gives, so that what is read and written again stays the same."""
+    try:
+        number = float(string(text, "a metric"))
+    except ValueError:
+        bad("a metric is not a number")
+    return number if repr(number) == text else bad("a metric is a number in an unusual spelling")
+
+
+def _check_rules(value: Any, depth: int) -> None:
+    if type(value) is str:
+        _text(value, "a run's rules")
+    elif type(value) is int:
+        integer(value, "a run's rules", limits.MAX_NUMBER)
+    elif type(value) in (dict, list) and depth:
+        for inner in value if type(value) is list else (*value, *value.values()):
+            _check_rules(inner, depth - 1)
+    elif type(value) is not bool:
+        bad("a run's rules have a float or a null, or nest too deep")
