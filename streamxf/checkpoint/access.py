@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, Any, Literal, Self
 
 import zstandard
 
+from streamxf.chain import Chain
 from streamxf.errors import IdentityError, ParameterError, PolicyError
-from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.keys import KeyRing, KeysLike, SigningKey, TrustLike, VerifyKey
+from streamxf.keys.location import as_verify_key, several
 from streamxf.objects.policy import Objects
 from streamxf.proportion import MAX_EXPANSION, Budget
 from streamxf.registry import CodecRegistry
@@ -42,9 +44,12 @@ REQUIREMENTS: tuple[Require, ...] = ("published", "bound", "encrypted")
 class Access:
     """With what keys and on what terms a checkpoint is read.
 
-    - `require`: the weakest item that is acceptable; None, without keys, takes any.
+    - `require`: the weakest item that is acceptable; None takes any.
     - `expected_saves`: the only saves that are acceptable.
     - `transform`: undoes stream transforms.
+    - `refuses_plaintext`: the job that reads encrypts what it saves, so nothing else is acceptable, even without a key
+      that could open it.
+    - `trust`: whose signatures count, also where there is no key to open anything.
     """
 
     keys: KeyRing = field(default_factory=KeyRing)
@@ -53,6 +58,12 @@ class Access:
     codecs: CodecRegistry = field(default_factory=CodecRegistry)
     transform: Transform = known_transform
     objects: Objects = field(default_factory=Objects)
+    refuses_plaintext: bool = False
+    trust: tuple[VerifyKey, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.refuses_plaintext and self.require is None:
+            object.__setattr__(self, "require", "published")
 
     @classmethod
     def of(
@@ -77,7 +88,26 @@ class Access:
             raise ParameterError(f"require={require!r} needs keys: only what is encrypted can be {require}")
         required = require or ("published" if len(ring) else None)
         saves, objects = _save_ids(expect_save_id), Objects(weights_only, safe_globals, max_expansion)
-        return cls(ring, required, saves, codecs or CodecRegistry(), transform, objects)
+        return cls(ring, required, saves, codecs or CodecRegistry(), transform, objects, trust=ring.trust)
+
+    def under(self, chain: Chain) -> Self:
+        """The same for a job that saves through `chain`: if that encrypts, nothing else is acceptable."""
+        return replace(self, refuses_plaintext=True) if chain.encryption is not None else self
+
+    def not_encrypted(self, what: str) -> PolicyError:
+        why = "the chain in use encrypts" if self.refuses_plaintext else "keys were given"
+        return PolicyError(f"{what} is not encrypted, and {why}; {self.way_out}")
+
+    @property
+    def way_out(self) -> str:
+        """What to do about plaintext that is refused."""
+        known = "if you know that it was not encrypted"
+        if not self.refuses_plaintext:
+            return f"leave the keys out {known}"
+        return (
+            f"{known}, load it with an explicit FileSystemReader(path, require=None), or, to begin encrypting a run, "
+            "once with CheckpointManager.resume(state, plaintext=True)"
+        )
 
     def budget(self, stored: int) -> Budget:
         return Budget(self.objects.max_expansion, stored)
@@ -98,6 +128,40 @@ class Access:
                 f"this is the save {save_id}, and {', '.join(sorted(self.expected_saves))} was expected: another "
                 "checkpoint was put in its place, or saved over it. Nothing of it was read or changed"
             )
+
+
+def ring_for(chain: Chain, keys: KeysLike = None, trust: TrustLike = None, allow_unsigned: bool = False) -> KeyRing:
+    """The keys that a job reads with: `keys`, by default the chain's that can read. Whose signatures count is up to
+    `trust`, or to a ring that has some; by default it is the chain's signer.
+    """
+    ring, encryption = KeyRing.of(keys), chain.encryption
+    if keys is None and encryption is not None:
+        ring = KeyRing([key for key in encryption.recipients if key.unwraps] or None)
+    if ring.trust:
+        return KeyRing.of(ring, trust, allow_unsigned)
+    trusted = _trusted(chain, trust)
+    if not len(ring) or not (trusted or allow_unsigned):
+        return ring  # which remembers what it has opened
+    return KeyRing([*ring], trust=trusted, allow_unsigned=allow_unsigned or ring.allow_unsigned)
+
+
+def access_for(
+    chain: Chain, keys: KeysLike = None, *, trust: TrustLike = None, allow_unsigned: bool = False, **options: Any
+) -> Access:
+    """The `Access` of a job that saves through `chain`. If that encrypts, nothing unencrypted is read, whatever keys
+    there are. `keys`, `trust` and `allow_unsigned` are as in `ring_for`, `options` as in `Access.of`.
+    """
+    ring = ring_for(chain, keys, trust, allow_unsigned)
+    made = Access.of(ring, **options).under(chain)
+    return made if ring.trust else replace(made, trust=_trusted(chain, trust))
+
+
+def _trusted(chain: Chain, trust: TrustLike) -> tuple[VerifyKey, ...]:
+    """Those in `trust`, or else the chain's signer."""
+    if trust is not None:
+        return several(trust, "trust", as_verify_key)
+    signer = chain.encryption.signer if chain.encryption is not None else None
+    return (signer.verify_key,) if isinstance(signer, SigningKey) else ()  # a pickle leaves it out
 
 
 def _save_ids(given: SaveIds) -> frozenset[str] | None:

@@ -188,8 +188,10 @@ def metadata_in(
 ) -> Metadata:
     """What a metadata file says, once its keys have opened it; raises as `read_metadata`."""
     lines = sections.key_lines()
-    opened = bool(len(access.keys)) or not (listing or lines is None)
-    if opened:
+    if lines is None and access.require is not None:
+        raise access.not_encrypted("the checkpoint")
+    opened = lines is not None and (bool(len(access.keys)) or not listing)
+    if lines is not None and opened:
         _open(sections, lines, access)
     index = Index.parse(sections.index)
     if index.rank != (rank_of(name) if rank is None else rank):
@@ -202,12 +204,7 @@ def metadata_in(
     return Metadata(*made, sections.digest if vouchers else b"")
 
 
-def _open(sections: Sections, lines: tuple[str, str] | None, access: Access) -> None:
-    if lines is None:
-        raise PolicyError(
-            "the checkpoint is not encrypted, and keys were given; leave the keys out if you know that it was not "
-            "encrypted"
-        )
+def _open(sections: Sections, lines: tuple[str, str], access: Access) -> None:
     try:
         access.keys.open(*lines, sections.digest)
     except KeyMissingError as error:
@@ -233,8 +230,8 @@ def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
     if access.require == "published":
         raise PolicyError(
             "the metadata does not end in an index. If streamxf's writer saved this checkpoint, the file was cut or "
-            "altered: restore it. If torch's own writer did, leave the keys out if you know that it was not encrypted, "
-            "and pass require='encrypted' (or 'bound', for an attached writer) where it was"
+            f"altered: restore it. If torch's own writer did, {access.way_out}; where it was, pass require='encrypted' "
+            "(or 'bound', for an attached writer)"
         )
     access.check_save(None)
     check_whole(file.raw, file.size, file.size, MetadataError)

@@ -157,7 +157,7 @@ class ItemOpener:
         check_size = self.size_check(wanted)
         if not self.in_container(source, place):
             if self._access.require is not None:
-                raise self._not_encrypted()
+                raise self._access.not_encrypted("the item")
             if not place.descriptors:
                 check_size(source.length)
                 return BareBlocks(source), ()
@@ -264,18 +264,12 @@ class ItemOpener:
         if require is None:
             return
         if not header.keyed:
-            raise self._not_encrypted()
+            raise self._access.not_encrypted("the item")
         if require != "encrypted" and identity is None:
             raise PolicyError(
                 "the item is encrypted but not bound to its place (torch's own writer cannot do that), so items "
                 "could be swapped; require='encrypted' accepts it"
             )
-
-    def _not_encrypted(self) -> PolicyError:
-        return PolicyError(
-            f"the item is not encrypted, and keys were given, so {self._access.require!r} is required; leave the keys "
-            "out if you know that it was not encrypted"
-        )
 
     def _opener(self, header: Header, place: Place) -> ChainOpener:
         writer = self._writer_of(place)

@@ -284,19 +284,28 @@ def read_file(
     registry: CodecRegistry,
     finish: Callable[[], None] | None = None,
     name: str | None = None,
+    *,
+    encrypted: bool = False,
 ) -> StreamReader | PipeReader:
-    """As `open`; the reader calls `finish` when it is closed."""
+    """As `open`; the reader calls `finish` when it is closed. With `encrypted`, nothing else is read even if there are
+    no keys.
+    """
     if not file.seekable():
-        return _read_pipe(file, ring, registry, finish, name)
+        return _read_pipe(file, ring, registry, finish, name, encrypted)
     parts = PlainParts.of(FileSlice(file, file.tell()))
-    _check_encrypted(parts.header, ring)
+    _check_encrypted(parts.header, ring, encrypted)
     blocks = BlockReader(parts.container, parts.header, parts.coder(ring, registry))
     blocks.decode_ends()
     return StreamReader(blocks, finish, name)
 
 
 def _read_pipe(
-    file: IO[bytes], ring: KeyRing, registry: CodecRegistry, finish: Callable[[], None] | None, name: str | None
+    file: IO[bytes],
+    ring: KeyRing,
+    registry: CodecRegistry,
+    finish: Callable[[], None] | None,
+    name: str | None,
+    encrypted: bool,
 ) -> PipeReader:
     start = _read_exactly(file, PREFIX_START_BYTES)
     wrapped = parse_prefix(start + _read_exactly(file, prefix_size(start) - PREFIX_START_BYTES))
@@ -306,7 +315,7 @@ def _read_pipe(
     def begin(header: Header) -> StreamCoder:
         headers.append(header)
         check_header(header, wrapped)
-        _check_encrypted(header, ring)
+        _check_encrypted(header, ring, encrypted)
         data_key = ring.open_pipe(wrapped) if wrapped else None
         return coder_for(header, registry, data_key)
 
@@ -321,12 +330,24 @@ def _read_pipe(
     return PipeReader(file, begin, end, finish, name)
 
 
-def _check_encrypted(header: Header, ring: KeyRing) -> None:
-    if len(ring) and not header.keyed:
+def _check_encrypted(header: Header, ring: KeyRing, encrypted: bool) -> None:
+    if header.keyed:
+        return
+    if encrypted:
+        raise unencrypted()
+    if len(ring):
         raise PolicyError(
             "the file is not encrypted, and keys were given, so it may stand where an encrypted one belongs; leave the "
             "keys out if you know that it was not encrypted"
         )
+
+
+def unencrypted() -> PolicyError:
+    """The error of a job that encrypts its files, and finds another."""
+    return PolicyError(
+        "the file is not encrypted, and the chain in use encrypts, so it may stand where an encrypted one belongs; if "
+        "you know that it was not encrypted, read it without that chain"
+    )
 
 
 def _read_exactly(file: IO[bytes], size: int) -> bytes:

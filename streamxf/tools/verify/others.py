@@ -21,7 +21,6 @@ from streamxf.errors import (
     ForeignError,
     MetadataError,
     NoCheckpointError,
-    PolicyError,
     StreamxfError,
     UnsupportedError,
 )
@@ -96,8 +95,8 @@ def _check(call: Call, storage: Storage, name: str, check: _Check) -> None:
 
 
 def _refuse_keys(call: Call) -> None:
-    if len(call.access.keys):
-        raise PolicyError("this is not encrypted, and keys were given; leave the keys out if you know that it was not")
+    if call.access.require is not None:
+        raise call.access.not_encrypted("this")
 
 
 def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
@@ -114,10 +113,8 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
             container = file.slice(start, file.size - start)
             check_along_heads(container, read_header(container), None, notes)
         return
-    if len(access.keys) and not parts.header.keyed:
-        raise PolicyError(
-            "the file is not encrypted, and keys were given; leave the keys out if you know that it was not"
-        )
+    if access.require is not None and not parts.header.keyed:
+        raise access.not_encrypted("the file")
     coder: StreamCoder | None = None
     missing: StreamxfError | None = None
     if parts.header.keyed and not len(access.keys):

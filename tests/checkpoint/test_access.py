@@ -1,0 +1,94 @@
+"""The Access of a job: what its chain says about keys, signers and plaintext."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint import save as dcp_save
+from torch.distributed.checkpoint.filesystem import FileSystemWriter as WriterOfTorch
+
+from streamxf import Checksum, Encrypt, Key, KeyRing, PrivateKey, SigningKey, ZStandard
+from streamxf.chain import Chain
+from streamxf.checkpoint.access import access_for, ring_for
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.storage import Storage
+from streamxf.dcp.writer import FileSystemWriter
+from streamxf.errors import KeyMissingError, ParameterError, PolicyError
+from tests.dcp.helpers import refused
+
+KEY, OTHER = Key(bytes(range(32))), Key(bytes(range(4, 36)))
+PAIR = PrivateKey(bytes(range(1, 33)))
+SIGNER, STRANGER = SigningKey(bytes(range(2, 34))), SigningKey(bytes(range(3, 35)))
+PUBLIC_ONLY = Chain([Encrypt(PAIR.public, signer=SIGNER)])
+
+
+def saved(folder: Path, chain: object) -> Storage:
+    dcp_save({"weight": torch.arange(9.0)}, storage_writer=FileSystemWriter(folder, chain=chain), no_dist=True)
+    return Storage.of(folder)
+
+
+def saved_by_torch(folder: Path) -> Storage:
+    dcp_save({"weight": torch.arange(9.0)}, storage_writer=WriterOfTorch(folder), no_dist=True)
+    return Storage.of(folder)
+
+
+def test_a_job_that_only_encrypts_gets_no_plaintext(tmp_path: Path):
+    access = access_for(PUBLIC_ONLY)
+    assert not len(access.keys)
+    for storage in (saved(tmp_path / "plain", [ZStandard()]), saved_by_torch(tmp_path / "stock")):
+        for listing in (False, True):
+            with refused(PolicyError, "require=None", "plaintext=True"):
+                Checkpoint.at(storage, access, listing=listing)
+    with refused(KeyMissingError, "keys given: none"):
+        Checkpoint.at(saved(tmp_path / "encrypted", PUBLIC_ONLY), access)
+
+
+def test_the_way_out_is_another_access(tmp_path: Path):
+    access = replace(access_for(Chain([Encrypt(KEY)])), refuses_plaintext=False, require=None)
+    for storage in (saved(tmp_path / "plain", []), saved_by_torch(tmp_path / "stock")):
+        with Checkpoint.at(storage, access) as checkpoint:
+            assert checkpoint["weight"].read()[8] == 8
+    with Checkpoint.at(saved(tmp_path / "encrypted", [Encrypt(KEY)]), access) as checkpoint:
+        assert checkpoint.authenticated
+        assert checkpoint["weight"].read()[8] == 8
+
+
+def test_a_chain_without_encrypt_refuses_nothing(tmp_path: Path):
+    access = access_for(Chain([Checksum()]))
+    assert (access.require, access.refuses_plaintext, access.trust) == (None, False, ())
+    with Checkpoint.at(saved_by_torch(tmp_path), access) as checkpoint:
+        assert checkpoint["weight"].read()[8] == 8
+
+
+def test_the_keys_are_those_of_the_chain_that_read():
+    assert [*ring_for(Chain([Encrypt([KEY, PAIR.public])]))] == [KEY]
+    assert [*ring_for(Chain([Encrypt([KEY, PAIR.public])]), OTHER)] == [OTHER]
+    assert not len(ring_for(PUBLIC_ONLY))
+    assert not len(ring_for(Chain([Checksum()])))
+
+
+def test_trust_comes_from_the_signer_unless_it_is_given():
+    for chain in (PUBLIC_ONLY, Chain([Encrypt([KEY, PAIR.public], signer=SIGNER)])):
+        for keys in (None, KEY, KeyRing(KEY)):
+            assert access_for(chain, keys).trust == (SIGNER.verify_key,)
+            assert access_for(chain, keys, trust=STRANGER.verify_key).trust == (STRANGER.verify_key,)
+        ring = KeyRing(KEY, trust=STRANGER.verify_key)
+        assert access_for(chain, ring).keys is ring
+        assert access_for(chain, ring).trust == (STRANGER.verify_key,)
+        with refused(ParameterError, "pass trust="):
+            access_for(chain, ring, trust=SIGNER.verify_key)
+    assert access_for(Chain([Encrypt(KEY)])).trust == ()
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_an_unsigned_checkpoint_takes_leave(tmp_path: Path, allowed: bool):
+    storage = saved(tmp_path, [Encrypt(KEY)])
+    access = access_for(Chain([Encrypt(KEY, signer=SIGNER)]), allow_unsigned=allowed)
+    if allowed:
+        Checkpoint.at(storage, access).close()
+        return
+    with refused(PolicyError, "not signed"):
+        Checkpoint.at(storage, access)
