@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import is_metadata_name
-from streamxf.checkpoint.removal import files_of, remove_tree
+from streamxf.checkpoint.removal import remove_tree
 from streamxf.checkpoint.small import small_names
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, is_damage
@@ -196,11 +196,11 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL) -> str 
     place = run.place(record.name)
     try:
         with storage_errors(place.given):
-            files = files_of(*run.split(record.name))
+            files = run.files(record.name)
             if COMMIT in files:
                 _check_commit(run, record, place, files, check, part)
             else:
-                _check_published(place, run.authority.reading, check, part)
+                _check_published(place, run.authority.access, check, part)
     except Exception as error:
         if not is_damage(error):
             raise
@@ -265,7 +265,7 @@ def _check_commit(run: Run, record: Record, place: Storage, files: Files, check:
         for path in commit.files.keys() - digests.keys():
             folder, _, name = path.rpartition("/")
             if is_metadata_name(name):
-                _check_published(place.child(folder) if folder else place, run.authority.reading, "sample", ALL)
+                _check_published(place.child(folder) if folder else place, run.authority.access, "sample", ALL)
 
 
 def checksum_of(entry: Mapping[str, object]) -> str | None:

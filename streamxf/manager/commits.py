@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, TypeVar
 
-from streamxf.checkpoint.notes import MAX_NOTE, parse_note
+from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.publish import RUN_FILE
 from streamxf.checkpoint.small import put_small, read_small
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError
+from streamxf.format import fields
 from streamxf.format.items import check_path
+from streamxf.format.limits import MAX_NOTE, MAX_NUMBER
 from streamxf.format.run import RunFacts, metrics_from, metrics_json
 from streamxf.manager.authority import Authority
 
 COMMIT, SAVING, REMOVED = ".streamxf-commit", ".streamxf-saving", ".streamxf-removed"
 SUPPLEMENT = re.compile(r"\.streamxf-note-[0-9a-f]{8}", re.ASCII)
-
-_HEX = re.compile(r"(?:[0-9a-f]{2})+", re.ASCII)
 
 T = TypeVar("T")
 Files = Mapping[str, Mapping[str, Any]]
@@ -83,20 +83,24 @@ class Supplement:
 
 @dataclass(frozen=True)
 class Saving:
-    """A save that was begun: by which session, and what lay in the folder before, each file with its mark."""
+    """A save that was begun: by which session, what lay in the folder before, each file with its mark, and whether a
+    framework writes there, under names of its own.
+    """
 
     name: str
     time: int
     session: str
     before: Mapping[str, str]
+    framework: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "time": self.time, "session": self.session, "before": dict(self.before)}
+        return {**vars(self), "before": dict(self.before)}
 
     @classmethod
     def of_json(cls, content: Any) -> Self:
         before = {check_path(path): str(mark) for path, mark in content["before"].items()}
-        return cls(str(content["name"]), natural(content["time"]), digits(content["session"], 32), before)
+        times = natural(content["time"]), digits(content["session"], 32)
+        return cls(str(content["name"]), *times, before, content["framework"] is True)
 
 
 def parsed(make: Callable[[Any], T], content: Any) -> T:
@@ -144,14 +148,10 @@ def written_since(files: Files, before: Mapping[str, str], known: Iterable[str] 
 
 
 def natural(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**53:
-        raise ValueError(f"{value!r:.40} is not a number from 0")
-    return value
+    return fields.integer(value, "a number", MAX_NUMBER)
 
 
 def digits(value: Any, count: int) -> str:
-    if not isinstance(value, str) or len(value) != count or not _HEX.fullmatch(value):
-        raise ValueError(f"{value!r:.80} is not {count} hexadecimal digits")
-    return value
+    return fields.digits(value, count, "hexadecimal digits")
 
 

@@ -39,8 +39,10 @@ class Record:
         The id of the run that it names.
     verified : bool
         Whether it may count: with keys, or `Encrypt` in the chain, only what they authenticate does.
+    link : str
+        Where it leads, if it is a link in the place of a folder.
     note : str
-        What else is to be said of it: why it is foreign, where a link leads, what is wrong with its metadata.
+        What else is to be said of it: why it is foreign or not verified, what is wrong with its metadata.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Record:
     save_id: str | None = None
     run: str | None = None
     verified: bool = True
+    link: str = ""
     note: str = ""
 
     @property
@@ -62,6 +65,14 @@ class Record:
     def counts(self) -> bool:
         """Whether it may be resumed from, be ranked by rules, and be a reason to remove others."""
         return self.kind in ("own", "unclaimed") and self.verified
+
+    def is_still(self, other: Record | None) -> bool:
+        """Whether another look has found the same save in the same state."""
+        return other is not None and self._facts == other._facts
+
+    @property
+    def _facts(self) -> tuple[object, ...]:
+        return self.name, self.kind, self.save_id, self.time, self.bytes, self.verified, self.link
 
     @property
     def step(self) -> int:

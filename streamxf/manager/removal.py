@@ -1,161 +1,162 @@
-"""Checkpoints removed so that a kill at any point leaves nothing that passes for one: a note first, then metadata, then
-data.
+"""Checkpoints removed: of each the files that it consists of and nothing else, so that a kill at any point leaves
+nothing that passes for a checkpoint.
 """
 
 from __future__ import annotations
 
 import errno
-import os
-import shutil
+import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
-from streamxf.checkpoint.disk import ONE_PUT
-from streamxf.checkpoint.metadata import is_metadata_name
-from streamxf.checkpoint.publish import DAY, locked, made_by_writers
-from streamxf.checkpoint.storage import Storage
-from streamxf.errors import StreamxfError
-from streamxf.manager.catalog import RunCatalog, Saving, change_catalog, read_catalog
-from streamxf.manager.holds import held
-from streamxf.manager.listing import ONE_BY_ONE, entries_of, files_below, mark_of
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, read_metadata
+from streamxf.checkpoint.publish import DAY, RUN_FILE, locked, made_by_writers
+from streamxf.checkpoint.removal import files_of, files_of_many, remove_tree, remove_trees
+from streamxf.checkpoint.small import put_small, read_small
+from streamxf.errors import StreamxfError, escaped
+from streamxf.format.limits import MAX_NOTE
+from streamxf.manager.commits import COMMIT, REMOVED, SAVING, Commit, Files, Saving, read, written_since
+from streamxf.manager.holds import going, held, removing
+from streamxf.manager.listing import Run
+from streamxf.manager.record import Record
+from streamxf.manager.rows import FOLDER
+from streamxf.manager.sessions import Sessions
+
+_AT_ONCE = 1000  # checkpoints in an object store between two looks at who reads them
+_log = logging.getLogger(__name__)
 
 
-def remove_checkpoints(storage: Storage, names: Iterable[str]) -> tuple[list[str], dict[str, str], dict[str, str]]:
-    """Remove checkpoints of a run: what was removed, what was not because someone reads it, and what could not be,
-    each with the reason.
+class Removed(NamedTuple):
+    """What was removed, what was not because somebody reads it, and what could not be, each with the reason."""
+
+    names: list[str]
+    in_use: dict[str, str]
+    failed: dict[str, str]
+
+
+def remove_checkpoints(run: Run, records: Sequence[Record], *, extras: bool = False) -> Removed:
+    """Remove these, unless they have changed since; with `extras`, other regular files in the folders of the run's own
+    ones, too.
     """
-    wanted = list(names)
-    if not wanted:
-        return [], {}, {}
-
-    def note(catalog: RunCatalog) -> dict[str, str | None]:
-        marks = {}
-        for name in wanted:
-            if name not in catalog.saving:
-                known = catalog.saved.get(name)
-                marks[name] = known.mark if known is not None else mark_of(storage, name)
-        catalog.removing |= marks
-        return marks
-
-    try:
-        marks = change_catalog(storage, note)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        marks = note(read_catalog(storage))  # without it, or a full disk would stay full
-    return _remove_noted(storage, marks)
+    done = Removed([], {}, {})
+    for at in range(0, len(records), _AT_ONCE):
+        part = records[at : at + _AT_ONCE]
+        try:
+            with removing(run.storage, [each.name for each in part], run.authority):
+                _remove(run, part, extras, done)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            _remove(run, part, extras, done)  # unannounced, or a full disk would stay full
+    return done
 
 
-def finish_removals(storage: Storage) -> RunCatalog:
-    """Go on with what another process began to remove, and was killed; returns the catalog as it is then."""
-    catalog = read_catalog(storage)
-    if not catalog.removing:
-        return catalog
-    _remove_noted(storage, catalog.removing)
-    return read_catalog(storage)
-
-
-def _remove_noted(
-    storage: Storage, marks: Mapping[str, str | None]
-) -> tuple[list[str], dict[str, str], dict[str, str]]:
-    """Remove what is noted, each with the mark of the save that is to go."""
+def _remove(run: Run, records: Sequence[Record], extras: bool, done: Removed) -> None:
+    storage = run.storage
     readers = held(storage)
-    entries = entries_of(storage, marks)
-    gone: list[str] = []
-    in_use: dict[str, str] = {}
-    failed: dict[str, str] = {}
-    again: list[str] = []  # another save has been published there since, or the metadata is damaged
+    done.in_use.update({each.name: readers[each.name] for each in records if each.name in readers})
+    wanted = [each for each in records if each.name not in readers]
+    if storage.local is None:
+        _remove_unchanged(run, wanted, extras, done)
+        return
+    for record in wanted:
+        try:
+            with locked(storage.child(record.name)):  # or a save might be published between the look and the removal
+                _remove_unchanged(run, [record], extras, done)
+        except (OSError, StreamxfError) as error:  # the others are removed all the same
+            done.failed[record.name] = f"{type(error).__name__}: {error}"
 
-    def may_go(name: str) -> bool:
-        noted, mark = marks[name], mark_of(storage, name, entries(name))
-        if mark is not None and mark != noted:
-            again.append(name)
-        elif name in readers and mark == noted:
-            in_use[name] = readers[name]
+
+def _remove_unchanged(run: Run, records: Sequence[Record], extras: bool, done: Removed) -> None:
+    files = files_of_many(run.storage, [each.name for each in records])
+    orders = {}
+    for record in records:
+        listed = files(record.name)
+        if not record.is_still(run.record(record.name, listed)):
+            done.failed[record.name] = "it has changed since it was listed; the next call looks at it again"
+        elif record.link:
+            orders[record.name] = [], []
         else:
-            return True
-        return False
-
-    if storage.local is not None:
-        for name in marks:
-            try:
-                with locked(storage.child(name)):  # or a save might be published between the look and the removal
-                    if may_go(name):
-                        _remove_folder(os.path.join(storage.local, name))
-                        gone.append(name)
-            except (OSError, StreamxfError) as error:  # the others are removed all the same
-                failed[name] = f"{type(error).__name__}: {error}"
-    else:
-        gone = list(filter(may_go, marks))
-        failed = _remove_objects(storage, gone)
-    failed |= dict.fromkeys(again, "its metadata has changed since it was listed; the next call looks at it again")
-    removed = [name for name in gone if name not in failed]
-
-    def drop(catalog: RunCatalog) -> None:
-        for name in (*removed, *again):
-            # what is known of the save that was to go says nothing of one that has been made meanwhile
-            known = catalog.saved.get(name)
-            if known is not None and known.mark == marks[name]:
-                del catalog.saved[name]
-        for name in (*removed, *in_use, *again):
-            catalog.removing.pop(name, None)
-
-    change_catalog(storage, drop)
-    return removed, in_use, failed
+            orders[record.name] = _order(run, record, listed, extras and record.kind == "own")
+    for name, left in remove_trees(run.storage, orders).items():
+        if isinstance(left, Exception):
+            done.failed[name] = f"{type(left).__name__}: {left}"
+            continue
+        done.names.append(name)
+        if left:
+            _log.info("%s: %d files stay that are not of the checkpoint", run.storage.full(name), len(left))
 
 
-def remove_leftover(storage: Storage, name: str, saving: Saving) -> bool:
-    """Remove what a save left that was killed before it was complete; whether it is gone. While it may be under way it
-    stays: for a day, or until no other process can publish it, whose save then fails.
+def _order(run: Run, record: Record, files: Files, everything: bool) -> tuple[list[str], list[str]]:
+    """What is removed first, so that no checkpoint is there any more, and what then. The commit record of a framework
+    is put aside for that time: it alone says which files are its own.
     """
-    child = storage.child(name)
-    if (path := storage.local_path(name)) is not None and not os.path.lexists(path):
-        return True  # it was killed before it began to write
-    old = abs(time.time() - saving.time) >= DAY
-    with locked(child) as alone:
-        files = child.names(())
-        if not old and (saving.commits or not alone):
-            return False
-        if not saving.commits and not all(made_by_writers(file) and not is_metadata_name(file) for file in files):
-            return False
-        if storage.local is None:
-            return not _remove_objects(storage, [name])
-        _remove_folder(os.path.join(storage.local, name))
-    return True
+    name = record.name
+    first = [path for path in files if path == COMMIT or is_metadata_name(path)]
+    rest = [path for path in (files if everything else contents(run, name, files)) if path not in first]
+    if COMMIT in files:
+        with suppress(OSError):  # of a full disk, which must not stay full
+            put_small(run.storage, f"{name}/{REMOVED}", read_small(run.storage, f"{name}/{COMMIT}", MAX_NOTE) or b"")
+        rest = [path for path in rest if path != REMOVED] + [REMOVED]
+    return first, rest
 
 
-def _remove_folder(path: str) -> None:
-    """Remove a folder with all that is in it, and its metadata first, for readers that do not know the catalog."""
-    if os.path.islink(path):
-        os.unlink(path)
-    while os.path.lexists(path):
-        with suppress(FileNotFoundError):  # someone else removes it, too
-            for file in filter(is_metadata_name, os.listdir(path)):
-                os.unlink(os.path.join(path, file))
-            shutil.rmtree(path)
+def contents(run: Run, name: str, files: Files) -> list[str]:
+    """The files of a folder that its checkpoint consists of, by its index or commit record, and by names that only
+    writers make.
+    """
+    top = {path for path in files if "/" not in path}
+    ours = {path for path in top if made_by_writers(path) or is_metadata_name(path) or RUN_FILE.fullmatch(path)}
+    child = run.storage.child(name)
+    with suppress(StreamxfError, FileNotFoundError):
+        for record in (COMMIT, REMOVED):
+            if (found := read(child, record, Commit.of_json, run.authority)) is not None and found[0].run.name == name:
+                ours |= {path for path in found[0].files if path in files}
+        if top - ours:
+            for metadata in metadata_among(top):
+                ours |= {path for path in read_metadata(child, metadata, Access(), listing=True).files if path in files}
+    return sorted(ours)
 
 
-def _remove_objects(storage: Storage, names: list[str]) -> dict[str, str]:
-    """The same where fsspec stores them: all metadata by as few requests as there can be, and then everything else."""
-    if not names:
-        return {}
-    if len(names) > ONE_BY_ONE:
-        below = files_below(storage)
-    else:
-        below = {folder: files for name in names for folder, files in files_below(storage, name).items()}
-    paths = [(name, file) for name in names for file in below.get(name, ())]
+def finish(run: Run, sessions: Sessions, series: str) -> None:
+    """Remove what killed removals and killed saves have left in the folders of a series."""
+    announced = going(run.storage, run.authority)
+    records = {each.name: each for each in run.records(series=series)}
+    for name, record in records.items():
+        if record.complete or record.link:
+            continue
+        try:
+            files = files_of(run.storage, name)
+            if name in announced or record.kind == "removing":
+                left = contents(run, name, files) if record.verified else []
+            else:
+                left = leftovers(run, name, files, sessions)
+            if left:
+                with locked(run.storage.child(name)):
+                    remove_tree(run.storage, name, [], left)
+        except (OSError, StreamxfError) as error:
+            _log.warning("%s could not be cleaned up: %s", run.storage.full(name), escaped(str(error)))
+    over = [file for file in set(announced.values()) if time.time() - int(file.split("-")[1]) > DAY]
+    if over:
+        remove_tree(run.storage, FOLDER, over, ())
+
+
+def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str]:
+    """What a save has left in a folder without a checkpoint, if it was killed; nothing while it may be under way: as
+    long as its process runs, and where no lock tells, for a day.
+    """
     try:
-        for first in (True, False):
-            chosen = [storage.inner(f"{name}/{file}") for name, file in paths if is_metadata_name(file) == first]
-            if chosen:
-                with suppress(FileNotFoundError):
-                    storage.filesystem.rm(chosen)
-        for name in names if storage.protocol not in ONE_PUT else ():  # it has folders, which are left
-            with suppress(FileNotFoundError):
-                storage.filesystem.rm(storage.inner(name), recursive=True)
-    except Exception as error:  # of whatever class; what is left is removed by the next call
-        return dict.fromkeys(names, f"{type(error).__name__}: {error}")
-    finally:
-        storage.forget_listings()
-    return {}
+        found = read(run.storage.child(name), SAVING, Saving.of_json, run.authority)
+    except StreamxfError:
+        return []
+    if found is None or found[1] or found[0].name != name:
+        return []
+    saving = found[0]
+    alive = sessions.is_held(saving.session)
+    if alive or (alive is None and abs(time.time() - saving.time / 1000) < DAY):
+        return []
+    written = written_since(files, saving.before)
+    return [path for path in written if saving.framework or made_by_writers(path)] + [SAVING]

@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Look:
-    """What a folder says: `written` is when its metadata was, in ms; `doubt` is why it does not count with keys, and
-    `problem` what is wrong with it in any case.
+    """What a folder says: `written` is when its metadata was, in ms; `doubt` is why it does not count with keys,
+    `problem` what is wrong with it in any case, and `link` where one leads that stands in its place.
     """
 
     state: Literal["complete", "unfinished", "removing"] = "complete"
@@ -41,6 +41,7 @@ class Look:
     metrics: Mapping[str, float] | None = None
     doubt: str = ""
     problem: str = ""
+    link: str = ""
 
     @property
     def lasts(self) -> bool:
