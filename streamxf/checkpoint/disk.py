@@ -129,7 +129,7 @@ _MAY_NOT = frozenset({errno.EACCES, errno.EPERM})
 def put_local(target: str, data: bytes, sync: bool, check: Check | None) -> None:
     """In a local folder: a draft, synced, is renamed over the target; as `Storage.put`."""
     path = Path(target)
-    draft = _draft_of(path.name)
+    draft = draft_of(path.name)
     draft_path = path.with_name(draft)
     try:
         with draft_path.open("xb") if check is None else open(draft_path, "xb", opener=_open_private) as file:
@@ -145,7 +145,7 @@ def put_local(target: str, data: bytes, sync: bool, check: Check | None) -> None
             check()
         draft_path.replace(path)
     except BaseException as error:
-        with _noted(error, draft_path):
+        with noted(error, draft_path):
             draft_path.unlink(missing_ok=True)
         raise
     if sync:
@@ -155,21 +155,21 @@ def put_local(target: str, data: bytes, sync: bool, check: Check | None) -> None
 def put_renamed(inner: Any, target: str, data: bytes, check: Check | None) -> None:
     """Where a file system of fsspec renames in one step; as `Storage.put`."""
     folder, _, name = target.rpartition("/")
-    draft = f"{folder}/{_draft_of(name)}"
+    draft = f"{folder}/{draft_of(name)}"
     try:
         inner.pipe_file(draft, data)
         if check is not None:
             check()
         inner.mv(draft, target)
     except BaseException as error:
-        with _noted(error, draft):
+        with noted(error, draft):
             if inner.exists(draft):
                 inner.rm_file(draft)
         raise
 
 
 @contextmanager
-def _noted(error: BaseException, draft: str | os.PathLike[str]) -> Iterator[None]:
+def noted(error: BaseException, draft: str | os.PathLike[str]) -> Iterator[None]:
     """Remove a draft after `error`, which is what people need first; that this fails, too, is a note."""
     try:
         yield
@@ -177,7 +177,7 @@ def _noted(error: BaseException, draft: str | os.PathLike[str]) -> Iterator[None
         error.add_note(f"{os.fspath(draft)} could not be removed: {type(reason).__name__}: {reason}")
 
 
-def _draft_of(name: str) -> str:
+def draft_of(name: str) -> str:
     return f"{name}.{secrets.token_hex(4)}.tmp"
 
 

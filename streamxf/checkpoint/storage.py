@@ -24,6 +24,9 @@ from streamxf.transfer.fetch import FetchedFile
 from streamxf.transfer.multipart import PendingUpload, abort_upload, pending_uploads
 from streamxf.transfer.upload import creating
 
+LOCK = ".streamxf.lock"
+"""Held while something is published into a folder. No part of what lies there: `Storage.names` leaves it out."""
+
 _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
 
@@ -186,7 +189,7 @@ class Storage:
                 return _look_for(local, known)
             with suppress(FileNotFoundError), os.scandir(local) as entries:
                 for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
+                    if entry.name == LOCK or entry.is_dir(follow_symlinks=False):
                         continue
                     with suppress(FileNotFoundError):  # removed meanwhile
                         wanted = (known is None or entry.name in known) and entry.is_file(follow_symlinks=False)

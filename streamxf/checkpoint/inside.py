@@ -1,0 +1,67 @@
+"""What lies inside a folder, reached by literal names: below it no link is followed, whatever is swapped meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+
+from streamxf.errors import ParameterError
+
+MOST = 1_000_000  # names; no checkpoint has as many files
+_DEEPEST = 64  # folders in folders, each of which takes a descriptor while it is walked
+
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+
+NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+"""Of a path that leads nowhere, or through a link or a file."""
+
+
+def check_component(name: str) -> str:
+    """Return `name` if it names something directly in a folder; raises ParameterError."""
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ParameterError(f"{ascii(name)[:80]} is not a name in a folder")
+    return name
+
+
+def components(path: str) -> list[str]:
+    return [check_component(part) for part in path.split("/")]
+
+
+@contextmanager
+def opened(folder: str | int, parts: Sequence[str] = (), *, make: bool = False) -> Iterator[int]:
+    """Open a folder below `folder`, which is a path that may contain links, or a descriptor. Raises OSError with a
+    number of `NOT_THERE` where a part is a link, or no folder. `make` creates those that are not there.
+    """
+    descriptor = os.dup(folder) if isinstance(folder, int) else os.open(folder, _FOLDER)
+    try:
+        for part in parts:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=descriptor)
+            below = os.open(part, _FOLDER | NO_LINK, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def walk(folder: int, prefix: str = "", depth: int = _DEEPEST) -> Iterator[tuple[int, str, str, bool]]:
+    """Everything below an open folder, each after what is in it: the descriptor of its folder, its name, its path, and
+    whether it is a folder. One that cannot be opened, or lies too deep, is not entered.
+    """
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, MOST)]
+    for name, is_folder in found:
+        if is_folder and depth:
+            try:
+                with opened(folder, [name]) as below:
+                    yield from walk(below, f"{prefix}{name}/", depth - 1)
+            except OSError as error:
+                if error.errno not in NOT_THERE | {errno.EACCES, errno.EPERM}:
+                    raise
+        yield folder, name, prefix + name, is_folder

@@ -1,0 +1,379 @@
+"""Removing: literal names in a folder, no link followed, no pattern expanded, whatever is swapped meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import fsspec
+import pytest
+from dcp.s3_server import storage as s3_options
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from streamxf.checkpoint import inside, removal
+from streamxf.checkpoint.removal import (
+    check_component,
+    files_of,
+    files_of_many,
+    remove_entry,
+    remove_file_or_folder,
+    remove_tree,
+    remove_trees,
+)
+from streamxf.checkpoint.storage import LOCK, Storage
+from streamxf.errors import MetadataError, ParameterError
+
+FILES = [".metadata", "__0_0.distcp", "extra/rng.pt"]
+
+
+class Stranger(LocalFileSystem):  # type: ignore[misc]
+    """A local file system that streamxf takes for a server's with folders and links."""
+
+    protocol = ("stranger",)
+
+
+def made(run: Path, name: str, files: list[str] = FILES) -> Path:
+    for file in files:
+        (run / name / file).parent.mkdir(parents=True, exist_ok=True)
+        (run / name / file).write_bytes(b"data")
+    return run / name
+
+
+def below(folder: Path) -> set[str]:
+    """Everything, links not followed."""
+    return {
+        str(Path(place, name).relative_to(folder))
+        for place, folders, files in os.walk(folder)
+        for name in folders + files
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run whose name is a pattern for its neighbours."""
+    for name in ("exp1", "exp2", "exp[12]"):
+        made(tmp_path / name, "step-1")
+    return tmp_path / "exp[12]"
+
+
+def test_a_folder_goes_with_its_files(run: Path) -> None:
+    others = [below(run.with_name(name)) for name in ("exp1", "exp2")]
+    (run / "step-1" / "empty" / "folders").mkdir(parents=True)
+    assert remove_tree(Storage.of(run), "step-1", FILES[:1], FILES[1:]) == []
+    assert below(run) == set()
+    assert [below(run.with_name(name)) for name in ("exp1", "exp2")] == others
+    assert remove_tree(Storage.of(run), "step-1", FILES[:1], FILES[1:]) == []
+
+
+def test_what_was_not_asked_for_stays(run: Path) -> None:
+    made(run, "step-1", ["mine.txt", "extra/notes/a", "data/b"])
+    left = remove_tree(Storage.of(run), "step-1", FILES[:1], [*FILES[1:], "never/there", "data"])
+    assert sorted(left) == ["data/b", "extra/notes/a", "mine.txt"]
+    assert below(run / "step-1") == {"mine.txt", "extra", "extra/notes", "extra/notes/a", "data", "data/b"}
+
+
+def test_the_lock_that_the_caller_holds_goes_too(run: Path) -> None:
+    made(run, "step-1", [LOCK])
+    assert LOCK not in files_of(Storage.of(run), "step-1")
+    assert remove_tree(Storage.of(run), "step-1", FILES[:1], FILES[1:]) == []
+    assert below(run) == set()
+
+
+NAMES = ["", ".", "..", "../exp1", "/etc", "step-1/..", "step-1/extra", "a\0b"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_lead_elsewhere(run: Path, name: str) -> None:
+    before = below(run.parent)
+    for storage in (Storage.of(run), Storage.of("memory://run")):
+        for act in (check_component, lambda name: remove_tree(storage, name, FILES, []), lambda n: files_of(storage, n)):
+            with pytest.raises(ParameterError, match="not a name"):
+                act(name)
+        if name != "step-1/extra":
+            with pytest.raises(ParameterError, match="not a name"):
+                remove_entry(storage, name)
+    assert below(run.parent) == before
+
+
+@pytest.mark.parametrize("path", ["", ".", "../step-2/.metadata", "/etc/passwd", "a/../../x", "a//b", "a\0"])
+def test_paths_that_lead_elsewhere(run: Path, path: str) -> None:
+    before = below(run.parent)
+    for files in ((["__0_0.distcp", path], []), (["__0_0.distcp"], [path])):
+        with pytest.raises(MetadataError, match="outside"):
+            remove_tree(Storage.of(run), "step-1", *files)
+    assert below(run.parent) == before
+
+
+@pytest.mark.parametrize("given", ["local", "file", "link"])
+def test_a_pattern_is_a_name(run: Path, given: str) -> None:
+    link = run.with_name("link")
+    link.symlink_to(run)
+    storage = Storage.of({"local": str(run), "file": f"file://{run}", "link": str(link)}[given])
+    made(run, "step-1*")
+    made(run, "step-100")
+    before = below(run / "step-100")
+    assert remove_tree(storage, "step-1*", FILES[:1], FILES[1:]) == []
+    assert below(run / "step-100") == before
+    assert below(run / "step-1")
+    assert not (run / "step-1*").exists()
+
+
+def test_links_are_not_followed(run: Path, tmp_path: Path) -> None:
+    victim = made(tmp_path, "victim")
+    (run / "step-2").symlink_to(victim)
+    (run / "step-3").mkdir()
+    (run / "step-3" / ".metadata").symlink_to(victim / ".metadata")
+    (run / "step-3" / "extra").symlink_to(victim / "extra")
+    (run / "step-3" / "more").symlink_to(victim)
+    storage = Storage.of(run)
+    assert files_of(storage, "step-2") == files_of(storage, "step-3") == {}
+    assert remove_tree(storage, "step-2", FILES, []) == []
+    assert not os.path.lexists(run / "step-2")
+    assert sorted(remove_tree(storage, "step-3", FILES, [])) == ["extra", "more"]
+    remove_entry(storage, "step-3/extra/rng.pt")
+    remove_entry(storage, "step-3/more")
+    assert below(run / "step-3") == {"extra"}
+    assert below(victim) == {".metadata", "__0_0.distcp", "extra", "extra/rng.pt"}
+
+
+def test_what_is_no_file(run: Path) -> None:
+    step = run / "step-1"
+    os.mkfifo(step / "pipe")
+    (step / "folder").mkdir()
+    (run / "file").write_bytes(b"")
+    assert set(files_of(Storage.of(run), "step-1")) == set(FILES)
+    assert files_of(Storage.of(run), "file") == files_of(Storage.of(run), "nothing") == {}
+    assert remove_tree(Storage.of(run), "step-1", FILES, ["folder"]) == ["pipe"]
+    assert remove_tree(Storage.of(run), "step-1", ["pipe"], []) == []
+    with pytest.raises(NotADirectoryError):
+        remove_tree(Storage.of(run), "file", FILES, [])
+    remove_entry(Storage.of(run), "file")
+    remove_entry(Storage.of(run), "file")
+    assert below(run) == set()
+
+
+def test_a_maze_of_links_is_not_walked(run: Path) -> None:
+    step = run / "step-1"
+    for level in range(30):
+        (step / "a").mkdir() if level == 0 else None
+        for way in ("left", "right"):
+            (step / "a" / f"{way}{level}").symlink_to(step / "a")
+    assert set(files_of(Storage.of(run), "step-1")) == set(FILES)
+    assert len(remove_tree(Storage.of(run), "step-1", FILES, [])) == 60
+
+
+def test_a_deep_folder_is_not_walked_to_its_end(run: Path) -> None:
+    place = run / "step-1"
+    for _ in range(inside._DEEPEST + 8):
+        place /= "d"
+    place.mkdir(parents=True)
+    (place / "file").touch()
+    assert set(files_of(Storage.of(run), "step-1")) == set(FILES)
+    assert remove_tree(Storage.of(run), "step-1", FILES, [])
+
+
+def test_no_more_files_than_wanted(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made(run, "step-1", [f"many{number}" for number in range(50)])
+    assert len(files_of(Storage.of(run), "step-1", 20)) <= 20
+    assert "more than 20" in caplog.text
+
+
+CALLS = ["open", "stat", "unlink", "rmdir", "scandir"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("what", ["step-1", "step-1/extra"])
+def test_a_folder_swapped_for_a_link_meanwhile(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, what: str
+) -> None:
+    """Before each call in turn."""
+    victim = made(tmp_path, "victim", [*FILES, "rng.pt"])
+    wanted = below(victim)
+    real = getattr(os, call)
+    for at in range(1, 40):
+        calls = 0
+
+        def swapping(*given: Any, at: int = at, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at and (run / what).is_dir():
+                (run / what).rename(tmp_path / f"moved{uuid4()}")
+                (run / what).symlink_to(victim)
+            return real(*given, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, swapping)
+            try:
+                remove_tree(Storage.of(run), "step-1", FILES[:1], FILES[1:])
+            except OSError as error:
+                assert error.errno in inside.NOT_THERE
+        assert below(victim) == wanted
+        if calls < at:
+            break
+        for place in (run / "step-1" / "extra", run / "step-1"):
+            if place.is_symlink():
+                place.unlink()
+        made(run, "step-1")
+    else:
+        pytest.fail("it never came to its end")
+    assert at > 1
+
+
+def test_the_rest_stays_if_the_first_cannot_go(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.unlink
+
+    def failing(name: str, **options: Any) -> None:
+        if name in (".metadata", "__0_0.distcp"):
+            raise PermissionError(13, "no", name)
+        real(name, **options)
+
+    monkeypatch.setattr(os, "unlink", failing)
+    with pytest.raises(PermissionError, match="metadata"):
+        remove_tree(Storage.of(run), "step-1", FILES[:1], FILES[1:])
+    assert below(run / "step-1") == {*FILES, "extra"}
+    with pytest.raises(PermissionError, match="distcp"):
+        remove_tree(Storage.of(run), "step-1", [], FILES[1:])
+    assert below(run / "step-1") == {".metadata", "__0_0.distcp"}  # the others were tried
+    made(run, "step-2")
+    monkeypatch.setattr(os, "unlink", lambda name, **options: name != ".metadata" and real(name, **options))
+    done = remove_trees(Storage.of(run), {"step-1": ([], FILES[1:]), "step-2": ([], FILES)})
+    assert done == {"step-1": [".metadata"], "step-2": [".metadata"]}
+
+
+def test_a_file_or_a_folder(run: Path, tmp_path: Path) -> None:
+    victim = made(tmp_path, "victim")
+    (run / "link").symlink_to(victim)
+    (run / "step-1" / "link").symlink_to(victim)
+    for name in ("link", "step-1/.metadata", "step-1", "nothing"):
+        remove_file_or_folder(run / name)
+    assert below(run) == set()
+    assert below(victim) == {*FILES, "extra"}
+
+
+# -- file systems of fsspec's --------------------------------------------------------------------------------
+
+
+def put_all(storage: Storage, names: dict[str, list[str]]) -> None:
+    for name, files in names.items():
+        for file in files:
+            path = storage.inner(f"{name}/{file}")
+            storage.filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+            storage.filesystem.pipe_file(path, b"data")
+
+
+def check_literal(open_run: Callable[[str], Storage]) -> None:
+    """That patterns in the path of a run and in names stand for themselves, in listings, too."""
+    runs = {name: open_run(name) for name in ("exp1", "exp2", "exp[12]", "e*")}
+    steps = ["step-1", "step-1*", "step-100", "step-[1]"]
+    for storage in runs.values():
+        put_all(storage, dict.fromkeys(steps, FILES))
+    for name in ("exp[12]", "e*"):
+        storage = runs[name]
+        assert set(storage.folders()) == set(steps)
+        assert set(storage.child("step-1*").names()) == {".metadata", "__0_0.distcp"}
+        for step in ("step-1*", "step-[1]"):
+            found = files_of(storage, step)
+            assert {path: facts["size"] for path, facts in found.items()} == dict.fromkeys(FILES, 4)
+            assert remove_tree(storage, step, FILES[:1], FILES[1:]) == []
+            assert files_of(storage, step) == {}
+            assert remove_tree(storage, step, FILES[:1], FILES[1:]) == []
+        assert set(storage.folders()) == {"step-1", "step-100"}
+        remove_entry(storage, "step-100/extra/rng.pt")
+        remove_entry(storage, "step-100/extra/rng.pt")
+        assert remove_tree(storage, "step-100", FILES[:1], []) == ["__0_0.distcp"]
+        made_now = [f"step-{number}" for number in range(2, 14)]
+        put_all(storage, dict.fromkeys(made_now, [*FILES, "mine"]))
+        gives = files_of_many(storage, made_now)
+        assert all(set(gives(step)) == {*FILES, "mine"} for step in made_now)
+        assert gives("nothing") == {}
+        orders = dict.fromkeys(made_now, (FILES[:1], [*FILES[1:], "nothing"]))
+        assert remove_trees(storage, orders) == dict.fromkeys(made_now, ["mine"])
+        remove_file_or_folder_of(storage)
+        assert not storage.filesystem.exists(storage.path)
+    for name in ("exp1", "exp2"):
+        assert all(set(files_of(runs[name], step)) == set(FILES) for step in steps)
+        with pytest.raises(ParameterError):
+            remove_tree(runs[name], "step-1?versionId=7", FILES, [])
+
+
+def remove_file_or_folder_of(storage: Storage) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(removal.Storage, "of", lambda path: storage)
+        remove_file_or_folder("")
+
+
+def test_in_memory() -> None:
+    base = uuid4().hex
+    check_literal(lambda name: Storage.of(f"memory://{base}/{name}"))
+
+
+def test_on_a_server_with_folders(tmp_path: Path) -> None:
+    check_literal(lambda name: Storage(name, f"{tmp_path}/{name}", Stranger()))
+
+
+def test_on_a_server_with_links(tmp_path: Path) -> None:
+    class Linked(Stranger):
+        """Which tells links as SFTP does."""
+
+        def ls(self, path: str, detail: bool = False, **options: Any) -> list[Any]:
+            found = super().ls(path, detail=True, **options)
+            for each in found:
+                if each["islink"]:
+                    each["type"] = "link"
+            return found if detail else [each["name"] for each in found]
+
+    victim = made(tmp_path, "victim")
+    run = made(tmp_path / "run", "step-1").parent
+    (run / "step-2").symlink_to(victim)
+    (run / "step-1" / "more").symlink_to(victim)
+    storage = Storage("run", str(run), Linked())
+    assert files_of(storage, "step-2") == {}
+    assert set(files_of(storage, "step-1")) == set(FILES)
+    with pytest.raises(OSError, match="link"):
+        remove_tree(storage, "step-2", FILES, [])
+    assert remove_tree(storage, "step-1", FILES, ["more/.metadata"]) == ["more"]
+    assert below(victim) == {*FILES, "extra"}
+
+
+def test_below_a_folder_that_poses_as_a_root(tmp_path: Path) -> None:
+    made(tmp_path / "exp[1]", "step-1")
+    storage = Storage("dir", "exp[1]", DirFileSystem(str(tmp_path), fs=fsspec.filesystem("file")))
+    assert remove_tree(storage, "step-1", FILES, []) == []
+    assert below(tmp_path / "exp[1]") == set()
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_on_s3(endpoint: str) -> None:
+    base = f"s3://checkpoints/{uuid4().hex}"
+    check_literal(lambda name: Storage.of(f"{base}/{name}", s3_options(endpoint)))
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_more_than_a_batch_on_s3(endpoint: str) -> None:
+    storage = Storage.of(f"s3://checkpoints/{uuid4().hex}", s3_options(endpoint))
+    files = [f"file{number}" for number in range(1200)]
+    filesystem = storage.filesystem
+    filesystem.pipe({storage.inner(f"step-1/{file}"): b"" for file in [*files, "mine"]})
+    assert remove_tree(storage, "step-1", [".metadata"], files) == ["mine"]
+    sent: list[Any] = []
+    real = filesystem._call_s3
+
+    async def refusing(method: str, *given: Any, **options: Any) -> Any:
+        sent.append(method)
+        if method == "delete_objects":
+            keys = [each["Key"] for each in options["Delete"]["Objects"]]
+            return {"Errors": [{"Key": key, "Code": "AccessDenied", "Message": "no"} for key in keys]}
+        return await real(method, *given, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filesystem, "_call_s3", refusing)
+        with pytest.raises(PermissionError, match="AccessDenied"):
+            remove_tree(storage, "step-1", [], ["mine"])
+    assert sent == ["delete_objects"]
+    assert set(files_of(storage, "step-1")) == {"mine"}
