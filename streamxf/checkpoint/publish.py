@@ -254,9 +254,17 @@ def written_at(storage: Storage, name: str, entry: Mapping[str, Any] | None = No
     with suppress(OSError, NotImplementedError, AttributeError, ValueError):
         if (path := storage.local_path(name)) is not None:
             return os.lstat(path).st_mtime
-        if (told := next((entry[key] for key in _WRITTEN if entry and key in entry), None)) is not None:
-            return _seconds(told)
+        if entry and (told := written_in(entry)) is not None:
+            return told
         return _seconds(storage.filesystem.modified(storage.inner(name)))  # a request
+    return None
+
+
+def written_in(entry: Mapping[str, Any]) -> float | None:
+    """The same, of what a listing says; None if it does not."""
+    told = next((entry[key] for key in _WRITTEN if key in entry), None)
+    with suppress(ValueError):
+        return _seconds(told) if told is not None else None
     return None
 
 

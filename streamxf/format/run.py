@@ -37,8 +37,8 @@ class RunFacts:
     def to_json(self) -> dict[str, Any]:
         """As it is stored. Raises MetadataError if readers would refuse it."""
         try:
-            time, metrics = round(self.time * 1000), {name: repr(float(each)) for name, each in self.metrics.items()}
-            content = {**vars(self), "time": time, "rules": dict(self.rules), "metrics": metrics}
+            time = round(self.time * 1000)
+            content = {**vars(self), "time": time, "rules": dict(self.rules), "metrics": metrics_json(self.metrics)}
             made: dict[str, Any] = json.loads(json.dumps(content))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise MetadataError(f"what is to be stored of the run is malformed: {error!s:.200}") from None
@@ -54,13 +54,23 @@ class RunFacts:
             bad("a run's name is not one of a folder")
         rules = mapping(entry["rules"], "a run's rules")
         _check_rules(rules, limits.MAX_RULES_DEPTH)
-        texts = mapping(entry["metrics"], "a run's metrics")
-        metrics = {_text(name, "a metric's name"): _number(text) for name, text in texts.items()}
+        metrics = metrics_of(entry["metrics"])
         step, time = (integer(entry[each], f"a run's {each}", limits.MAX_NUMBER) for each in ("step", "time"))
         made = cls(digits(entry["run"], 32, "a run's id"), name, step, time / 1000, rules, metrics)
         if len(json.dumps(entry, separators=(",", ":"))) > limits.MAX_RUN:
             bad(f"a run has more than {limits.MAX_RUN} bytes of JSON: fewer or shorter metrics and rules are needed")
         return made
+
+
+def metrics_json(metrics: Mapping[str, float]) -> dict[str, str]:
+    """Metrics as they are stored."""
+    return {name: repr(float(each)) for name, each in metrics.items()}
+
+
+def metrics_of(value: Any) -> dict[str, float]:
+    """The same read again; raises MetadataError if they are malformed."""
+    texts = mapping(value, "a run's metrics")
+    return {_text(name, "a metric's name"): _number(text) for name, text in texts.items()}
 
 
 def _text(value: Any, what: str) -> str:

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, TypeVar
 
 from streamxf.checkpoint.notes import parse_note
-from streamxf.checkpoint.publish import RUN_FILE
 from streamxf.checkpoint.small import put_small, read_small
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError
 from streamxf.format import fields
 from streamxf.format.items import check_path
 from streamxf.format.limits import MAX_NOTE, MAX_NUMBER
-from streamxf.format.run import RunFacts, metrics_from, metrics_json
+from streamxf.format.run import RunFacts, metrics_json, metrics_of
 from streamxf.manager.authority import Authority
 
 COMMIT, SAVING, REMOVED = ".streamxf-commit", ".streamxf-saving", ".streamxf-removed"
 SUPPLEMENT = re.compile(r"\.streamxf-note-[0-9a-f]{8}", re.ASCII)
+RUN_FILE = re.compile(r"\.streamxf-(?:commit|saving|removed|note-[0-9a-f]{8})(?:\.[0-9a-f]{8}\.tmp)?|\.streamxf\.lock", re.ASCII)
 
 T = TypeVar("T")
 Files = Mapping[str, Mapping[str, Any]]
@@ -78,7 +78,7 @@ class Supplement:
     @classmethod
     def of_json(cls, content: Any) -> Self:
         found = {check_path(path): digits(each, 64) for path, each in content["sha256"].items()}
-        return cls(digits(content["save_id"], 32), natural(content["time"]), metrics_from(content["metrics"]), found)
+        return cls(digits(content["save_id"], 32), natural(content["time"]), metrics_of(content["metrics"]), found)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def supplement(storage: Storage, name: str, content: Supplement, authority: Auth
 
 def mark_of(entry: Mapping[str, Any]) -> str:
     """What changes when a listed file is written to."""
-    when = next((entry[key] for key in ("mtime_ns", "ETag", "etag", "md5Hash", "LastModified") if key in entry), "")
+    when = next((entry[key] for key in ("mtime", "ETag", "etag", "md5Hash", "LastModified") if key in entry), "")
     return f"{entry.get('size')} {when}"
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.storage import Storage, storage_errors
+from streamxf.errors import NoCheckpointError, ParameterError
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.manager.catalog import read_catalog
-from streamxf.manager.choice import Verify, check_verify, choose
+from streamxf.manager.authority import Authority
+from streamxf.manager.choice import Verify, check_verify, newest
 from streamxf.manager.holds import held
-from streamxf.manager.listing import check_folder, links, survey
+from streamxf.manager.listing import Run, check_folder
 from streamxf.manager.record import Record
-from streamxf.manager.removal import finish_removals, remove_checkpoints
-from streamxf.manager.retention import Retention
+from streamxf.manager.removal import finish, remove_checkpoints
+from streamxf.manager.retention import Retention, settled
+from streamxf.manager.sessions import Sessions
 from streamxf.wording import listed, many, size_text
 
 _NEWEST = "the newest that verifies"
@@ -30,7 +33,8 @@ class ForgetReport:
     Attributes
     ----------
     kept : mapping of str to tuple of str
-        The complete checkpoints that stay, the oldest first, each with the reasons.
+        The complete checkpoints that stay, the oldest first, each with the reasons. Foreign ones are among them, and
+        with keys those that the keys do not verify: no rule applies to these.
     removed : tuple of str
         Those that were removed; with `dry_run`, those that would be.
     bytes : int
@@ -64,36 +68,44 @@ class ForgetReport:
 
 def forget(
     run: str | os.PathLike[str],
-    keep: Retention | int,
+    keep: Retention | int | None = None,
     *,
     keys: KeysLike = None,
     trust: TrustLike = None,
     allow_unsigned: bool = False,
     verify: Verify = "sample",
+    unverified: bool = False,
+    run_id: str | None = None,
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ForgetReport:
-    """Remove those complete checkpoints of a run that no rule of `keep` keeps, each with its whole folder.
+    """Remove those complete checkpoints of a run that no rule of `keep` keeps, each with the files that it consists of.
 
     The rules are applied to each series of names by itself: ``step-100`` and ``step-200`` are of one, and a model
     beside them in ``llama-7b`` is of another.
 
     Whatever the rules say, these stay: the newest one; the newest one that verifies; those that someone reads through a
-    `CheckpointManager` or `hold`; those that links in the run's folder lead to; and those that are being saved over. If
-    none verifies, none is removed. A call that is killed leaves no half checkpoint that could be resumed from, and the
-    next call goes on with it.
+    `CheckpointManager` or `hold`; those that links in the run's folder lead to; those that are being saved; those of
+    another run, or under another name than they were saved; and with keys, those that these do not verify. If none
+    verifies, none is removed. A call that is killed leaves no half checkpoint that could be resumed from, and the next
+    call goes on with it.
 
     Parameters
     ----------
     run : path or str
         The folder that holds the checkpoints' folders, or its URL.
-    keep : Retention or int
-        A number means the last so many.
+    keep : Retention or int, optional
+        A number means the last N. By default the rules that the newest checkpoint that verifies has recorded of its
+        job; they are only followed if keys authenticate them, or with `dry_run`.
     keys, trust, allow_unsigned
         As in `FileSystemReader`, to verify.
     verify : {"sample", "whole", "none"}
         How the newest one that stays is verified first: by its metadata and blocks spread over its tensors, by reading
-        all of it, or by its metadata and the sizes of its files.
+        all of it, or by its metadata and the sizes of its files. Of less than a GiB, a sample is all.
+    unverified : bool
+        Whether checkpoints count, and are removed, that the keys do not verify.
+    run_id : str, optional
+        Which run, if the folder holds checkpoints of several.
     dry_run : bool
         Whether to remove nothing, and only report what would be removed.
     storage_options : mapping, optional
@@ -102,72 +114,110 @@ def forget(
     Raises
     ------
     NoCheckpointError, UnsupportedError
-        If there is no such folder, or it is a file.
-    MetadataError
-        If the run's catalog is damaged.
+        If there is no such folder, or it is a file; if no rules are given or recorded.
+    ParameterError
+        If recorded rules are to be followed that nothing authenticates.
     KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, UnknownCodecError
         If a checkpoint cannot be verified for lack of a key or codec, or is weaker than keys require.
     OSError, ForeignError
         If the storage cannot be reached.
     """
     check_verify(verify)
-    rules = Retention.of(keep)
     storage = Storage.of(run, storage_options)
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned)
+    place = Run(storage, Authority(access, unverified=unverified), run_id)
     with storage_errors(storage.given):
         check_folder(storage)
-        return forget_in(storage, rules, access, verify, dry_run=dry_run)
+        rules = Retention.of(keep) if keep is not None else recorded_rules(place, dry_run=dry_run)
+        return forget_in(place, rules, verify, dry_run=dry_run)
+
+
+def recorded_rules(run: Run, *, dry_run: bool) -> Retention:
+    """Those of the job, as the newest checkpoint that counts has them."""
+    if not (dry_run or run.authority.strict):
+        raise ParameterError("without keys anybody can have written the rules in a checkpoint: give keep=, or dry_run=True")
+    for record in reversed(run.records()):
+        if record.counts and (rules := run.rules(record.name)) is not None:
+            return Retention.of_json(rules)
+    raise NoCheckpointError("no checkpoint has recorded rules: give keep=", file=run.storage.given)
+
+
+@dataclass
+class Decision:
+    """What is to go, and why the others stay."""
+
+    going: list[Record] = field(default_factory=list)
+    reasons: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    in_use: dict[str, str] = field(default_factory=dict)
 
 
 def forget_in(
-    storage: Storage,
+    run: Run,
     keep: Retention,
-    access: Access,
     verify: Verify,
     *,
     dry_run: bool = False,
     series: str | None = None,
-    protected: str | None = None,
+    protected: Mapping[str, str] | None = None,
+    coming: Record | None = None,
 ) -> ForgetReport:
-    """The same; with `series`, for the checkpoints of that one alone. The one named `protected` stays."""
-    catalog = read_catalog(storage) if dry_run else finish_removals(storage)
-    records = [record for record in survey(storage, catalog) if record.state == "complete"]
-    found = sorted({record.series for record in records if series in (None, record.series)})
-    readers = held(storage)
-    targets = {target: link for link, target in links(storage).items()}
-    reasons: dict[str, tuple[str, ...]] = {}
-    in_use: dict[str, str] = {}
-    going: list[Record] = []
-    for each in found:
-        own = [record for record in records if record.series == each]
-        decided = keep.decide(own)
-        for name in decided:
-            if name in catalog.saving:
-                decided[name] += ("is being saved",)
-            if name == protected:
-                decided[name] += ("was just saved",)
-            if name in targets:
-                decided[name] += (f"link {targets[name]}",)
-        doomed = [record for record in own if not decided[record.name] and record.name not in readers]
-        if doomed:
-            newest = choose(storage, own, access, verify).record
-            for record in doomed if newest is None else [newest]:
-                decided[record.name] = decided[record.name] or (_UNVERIFIED if newest is None else _NEWEST,)
-        in_use |= {name: readers[name] for name, why in decided.items() if not why and name in readers}
-        going += [record for record in doomed if not decided[record.name]]
-        reasons |= decided
-    names = [record.name for record in going]
+    """The same; with `series`, for the checkpoints of that one alone. Those in `protected` stay, for the reason that
+    stands there. With `coming`, as if that had been saved already.
+    """
+    records = run.records(series=series)
+    if not dry_run:
+        for each in {record.series for record in records if not record.complete}:
+            finish(run, Sessions(run.storage, each, run.authority), each)
+    decision = decide(run, records, keep, verify, protected or {}, coming)
+    removed = {record.name for record in decision.going}
     failed: dict[str, str] = {}
     if not dry_run:
-        names, late, failed = remove_checkpoints(storage, names)
-        in_use |= late
-    removed = set(names)
-    gone = [record for record in going if record.name in removed]
+        done = remove_checkpoints(run, decision.going, extras=keep.extras == "remove")
+        removed, failed = set(done.names), done.failed
+        decision.in_use |= done.in_use
+    gone = [record for record in decision.going if record.name in removed]
     return ForgetReport(
-        {record.name: reasons[record.name] for record in records if reasons.get(record.name)},
+        {record.name: decision.reasons[record.name] for record in records if decision.reasons.get(record.name)},
         tuple(record.name for record in gone),
         sum(record.bytes or 0 for record in gone),
         failed,
-        in_use,
+        decision.in_use,
         dry_run,
     )
+
+
+def decide(
+    run: Run,
+    records: Sequence[Record],
+    keep: Retention,
+    verify: Verify,
+    protected: Mapping[str, str],
+    coming: Record | None = None,
+) -> Decision:
+    """Apply the rules to each series."""
+    made = Decision()
+    readers, links = held(run.storage), run.linked()
+    for record in records:
+        if record.complete and not record.counts:
+            made.reasons[record.name] = ("not verified" if record.kind != "foreign" else f"foreign: {record.note}",)
+    counted = [record for record in records if record.counts]
+    for series in sorted({record.series for record in counted}):
+        own = [record for record in counted if record.series == series]
+        ranked = settled([*own, coming] if coming is not None and coming.series == series else own, time.time())
+        decided = keep.decide(ranked)
+        for name in decided:
+            if name in protected:
+                decided[name] += (protected[name],)
+            if name in links:
+                decided[name] += (f"link {links[name]}",)
+        doomed = [each for each in own if not decided[each.name] and each.name not in readers]
+        if doomed:
+            good = newest(run, own, verify).record
+            for record in doomed if good is None else [good]:
+                decided[record.name] = decided[record.name] or (_UNVERIFIED if good is None else _NEWEST,)
+        made.in_use |= {each.name: readers[each.name] for each in own if not decided[each.name] and each.name in readers}
+        made.going += [record for record in doomed if not decided[record.name]]
+        made.reasons |= decided
+    return made
+
+

@@ -91,7 +91,7 @@ def put_hold(storage: Storage, name: str) -> Iterator[None]:
     host = re.sub(r"[^\w.-]", "-", socket.gethostname())
     file = f"{name}@{int(time.time())}@{host}-{os.getpid()}-{secrets.token_hex(4)}"
     with storage_errors(storage.full(_HOLDS)):
-        put_small(storage, f"{_HOLDS}/{file}", b"")
+        put_small(storage, f"{_HOLDS}/{file}", b"", sync=False)
     try:
         yield
     finally:
@@ -122,7 +122,7 @@ def held(storage: Storage) -> dict[str, str]:
 def removing(storage: Storage, names: Collection[str], authority: Authority) -> Iterator[None]:
     """Say that these are about to be removed."""
     file = f"going-{int(time.time())}-{secrets.token_hex(8)}"
-    put_small(storage, f"{FOLDER}/{file}", authority.seal({"names": [*names]}))
+    put_small(storage, f"{FOLDER}/{file}", authority.seal({"names": [*names]}), sync=False)
     yield
     remove_tree(storage, FOLDER, [file], ())  # not after a kill: whoever comes next finishes it
 

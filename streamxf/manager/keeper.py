@@ -3,77 +3,122 @@
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
-from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.storage import Storage
+from streamxf.checkpoint.disk import Volume
+from streamxf.checkpoint.metadata import is_metadata_name
+from streamxf.checkpoint.removal import files_of, remove_entry, remove_tree
+from streamxf.checkpoint.small import put_small
 from streamxf.errors import NoCheckpointError, escaped
-from streamxf.manager.catalog import RunCatalog, Saving, Session, change_catalog, read_catalog
-from streamxf.manager.choice import Verify, size_of
+from streamxf.format.run import RunFacts
+from streamxf.manager.choice import Verify, checksum_of, digest_of
+from streamxf.manager.commits import (
+    COMMIT,
+    REMOVED,
+    SAVING,
+    Commit,
+    CommittedFile,
+    Saving,
+    Supplement,
+    mark_of,
+    supplement,
+    written_since,
+)
 from streamxf.manager.forget import forget_in
-from streamxf.manager.listing import look, mark_of
-from streamxf.manager.record import Record
-from streamxf.manager.removal import finish_removals, remove_leftover
+from streamxf.manager.holds import put_hold
+from streamxf.manager.listing import Run
+from streamxf.manager.record import Record, numbers_in
+from streamxf.manager.removal import finish, leftovers
 from streamxf.manager.retention import Retention
-from streamxf.wording import some
+from streamxf.manager.sessions import Session, Sessions
+from streamxf.wording import size_text, some
 
+_MARGIN = 1.05  # of the last save's size, for the next one
 _log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """Keeps the catalog and the rules of retention; on rank 0 alone.
+    """Keeps the rules of retention, and what the run's folder says beside its checkpoints; on rank 0 alone.
 
     What its calls ask for is done in their order, and few of them wait for it. An error is logged, unless a call says
-    otherwise: a checkpoint that was saved is good without its metrics, and one that could not be removed is removed
+    otherwise: a checkpoint that was saved is good without late metrics, and one that could not be removed is removed
     after the next save.
     """
 
-    def __init__(self, storage: Storage, keep: Retention, series: str, access: Access, verify: Verify) -> None:
-        self._storage = storage
+    def __init__(self, run: Run, keep: Retention, series: str, verify: Verify) -> None:
+        self._run = run
+        self._storage = run.storage
         self._keep = keep
         self._series = series
-        self._access = access
         self._verify = verify
-        self._began = time.time()
+        self._sessions = Sessions(run.storage, series, run.authority)
         self._pool = ThreadPoolExecutor(1, "streamxf-keeper")
         self._saves = False
+        self._size = 0  # of the last checkpoint
+        self._facts: dict[str, RunFacts] = {}  # of saves under way
+        self._before: dict[str, Mapping[str, str]] = {}
+        self._holds: dict[str, ExitStack] = {}
+        self.resumed: str | None = None
 
-    def begin(self, name: str, metrics: Mapping[str, float]) -> None:
-        """Note that a save begins; no rank may write before this returns, or a kill might leave files that nobody knows
-        of, or a checkpoint without its metrics. Raises what listing the folder raises.
+    def begin(self, name: str, metrics: Mapping[str, float], save_id: str = "") -> RunFacts:
+        """Note that a save begins, and return what it is to say of itself; no rank may write before this returns, or a
+        kill might leave files that nobody knows of.
+
+        Raises AbortedError if another job saves to this run, ParameterError if its checkpoints are of several runs, and
+        what listing the folder raises.
         """
-        saving = Saving(time.time(), dict(metrics), self._cleared(name))
-        self._logging(f"the save of {name} could not be noted", self._note, name, saving)
-
-    def commit(self, name: str, metrics: Mapping[str, float]) -> None:
-        """Note that a save is published, with more metrics, and then remove what the rules do not keep."""
-        self._submit(f"{name} is saved, and could not be entered in the catalog", self._commit, name, dict(metrics))
-        self._submit("older checkpoints could not be removed", self._forget, name)
+        facts = self._begin(name, metrics)
+        self._submit(f"the save of {name} could not be noted", self._note, name, False).result()
+        return facts
 
     def announce(self, name: str) -> None:
-        """Note that a save begins which is complete only once it is committed. Waits, and raises what goes wrong: it
-        must be known before anything in the folder is overwritten.
+        """Note that a framework's save begins, which is complete only once it is committed; what was there before is
+        no longer. Raises what goes wrong: it must be known before anything in the folder is overwritten.
         """
-        saving = Saving(time.time(), {}, self._cleared(name), commits=True)
-        self._pool.submit(self._note, name, saving).result()
+        self._begin(name, {})
+        self._pool.submit(self._note, name, True).result()
 
-    def complete(self, name: str, metrics: Mapping[str, float]) -> None:
-        """Note that it is complete. Waits, and raises what goes wrong; then removes what the rules do not keep."""
-        self._pool.submit(self._commit, name, dict(metrics)).result()
-        self._submit("older checkpoints could not be removed", self._forget, name)
+    def commit(self, name: str, save_id: str | None, metrics: Mapping[str, float]) -> None:
+        """Note that a save is published, with metrics that came later; then remove what the rules do not keep."""
+        self._submit(f"{name} is saved, and could not be noted", self._saved, name, save_id, dict(metrics))
+        self._submit("older checkpoints could not be removed", self._forget, {name: "was just saved"})
+
+    def complete(self, name: str, metrics: Mapping[str, float], digests: Mapping[str, str]) -> None:
+        """Write the commit record of a framework's save, or add metrics to one. Waits, and raises what goes wrong; then
+        removes what the rules do not keep.
+        """
+        self._pool.submit(self._complete, name, dict(metrics), digests).result()
+        self._submit("older checkpoints could not be removed", self._forget, {name: "was just saved"})
 
     def give_up(self, name: str) -> None:
-        """Note that a save failed."""
-        self._submit(f"the failed save of {name} could not be taken out of the catalog", self._give_up, name)
+        """Note that a save failed. Its files are left to the writers: the same step may be saved again by now."""
+        self._submit(f"the failed save of {name} could not be taken back", self._end, name)
+
+    def make_room(self, name: str, *, full: bool = False) -> bool:
+        """Apply the rules as if a save had been made already, if it would not fit, or did not; whether that removed
+        anything.
+        """
+        volume = Volume.of(self._storage.local) if self._storage.local and os.path.isdir(self._storage.local) else None
+        if self._keep.keeps_all or not (full or (volume is not None and volume.free < self._size * _MARGIN)):
+            return False
+        _log.warning("%s: applying the rules before %s is saved, which would not fit", self._storage.given, name)
+        when = time.time()
+        coming = Record(name, when, self._size, {})
+        found: list[bool] = []
+        self._submit("no room could be made", lambda: found.append(self._forget({}, coming))).result()
+        return any(found)
 
     def sessions(self) -> list[Session]:
-        """The processes that saved here before; empty if the catalog cannot be read."""
+        """The processes that saved here before; empty if that cannot be read."""
         found: list[Session] = []
-        self._submit("the catalog could not be read", lambda: found.extend(read_catalog(self._storage).runs)).result()
-        return [session for session in found if session.began != self._began]
+        self._submit("earlier sessions could not be read", lambda: found.extend(self._sessions.earlier())).result()
+        return found
 
     def wait(self) -> None:
         """Until all that was asked for is done."""
@@ -81,24 +126,28 @@ class Keeper:
 
     def close(self, *, ended: bool) -> None:
         """Finish what was asked for. `ended` says that the job came to an end of its own."""
-        if ended and self._saves:
-            self._submit("the end of the run could not be noted", self._change, lambda _, session: _end(session))
+        if self._saves:
+            self._submit("the end of the job could not be noted", lambda: self._sessions.seen(ended=ended))
+            self._submit("", self._sessions.close)
         self._pool.shutdown()
+        for stack in self._holds.values():
+            stack.close()
 
-    def _cleared(self, name: str) -> str | None:
-        """The mark of what the folder of a save holds that begins; waits while something of it may be being removed.
-
-        With its first save this process becomes the one that saves to the run, and puts in order what those left that
+    def _begin(self, name: str, metrics: Mapping[str, float]) -> RunFacts:
+        """With its first save this process becomes the one that saves to the run, and puts in order what those left that
         were killed. One that only reads leaves the saves of others alone.
         """
         if not self._saves:
+            self._pool.submit(self._prepare).result()
             self._saves = True
-            self._submit("what killed saves left could not be removed", self._tidy)
-            self.wait()
-        if not self._storage.child(name).names(()):
-            return None
-        self.wait()
-        return mark_of(self._storage, name)
+        if files_of(self._storage, name):
+            self.wait()  # something of it may be being removed
+        self.make_room(name)
+        assert self._run.run_id is not None
+        rules = self._keep.to_json()
+        facts = RunFacts(self._run.run_id, name, numbers_in(name)[-1], time.time(), rules, metrics)
+        self._facts[name] = facts
+        return facts
 
     def _submit(self, failure: str, call: Callable[..., Any], *arguments: Any) -> Future[None]:
         return self._pool.submit(self._logging, failure, call, *arguments)
@@ -112,86 +161,108 @@ class Keeper:
 
     # -- in the keeper's thread --------------------------------------------------------------------
 
-    def _change(self, change: Callable[[RunCatalog, Session], None]) -> None:
-        def both(catalog: RunCatalog) -> None:
-            own = next((session for session in catalog.runs if session.began == self._began), None)
-            if own is None:
-                own = Session(self._began, self._began)
-                catalog.runs.append(own)
-            own.seen = max(time.time(), own.began)
-            change(catalog, own)
-
-        change_catalog(self._storage, both)
-
-    def _note(self, name: str, saving: Saving) -> None:
-        def note(catalog: RunCatalog, _: Session) -> None:
-            catalog.removing.pop(name, None)
-            catalog.saving[name] = saving
-            if saving.commits:
-                catalog.saved.pop(name, None)
-
-        self._change(note)
-
-    def _commit(self, name: str, more: dict[str, float]) -> None:
-        def commit(catalog: RunCatalog, _: Session) -> None:
-            mark = mark_of(self._storage, name)
-            known, saving = catalog.saved.get(name), catalog.saving.pop(name, None)
-            when: float = time.time()
-            metrics: Mapping[str, float] | None = None
-            if saving is not None:
-                when, metrics = saving.time, saving.metrics
-            elif known is not None and known.mark == mark:  # the next job of the run has entered it already
-                when, metrics = known.time, known.metrics
-            try:
-                size = size_of(self._storage.child(name))
-            except FileNotFoundError:
-                if saving is not None:
-                    raise NoCheckpointError("nothing was saved there", file=self._storage.full(name)) from None
-                _log.warning("%s has been removed, so its metrics are not noted", name)
-                return
-            if more:
-                metrics = {**(metrics or {}), **more}
-            catalog.saved[name] = Record(name, when, size, metrics, mark=mark)
-
-        self._change(commit)
-
-    def _give_up(self, name: str) -> None:
-        # its files are left to the writers: the same step may be saved again by now
-        self._change(lambda catalog, _: _drop(catalog, name))
-
-    def _forget(self, saved: str) -> None:
-        """Whatever the rules say of the step, the job's own last save stays: it may have resumed from an older step."""
-        storage, keep = self._storage, self._keep
-        report = forget_in(storage, keep, self._access, self._verify, series=self._series, protected=saved)
-        if report.removed:
-            _log.info("removed %s", some(report.removed))
-        for name, reason in report.failed.items():
-            _log.warning("%s could not be removed, which is tried again later: %s", name, escaped(reason))
+    def _prepare(self) -> None:
+        records = self._run.records(series=self._series)
+        self._run.run_id = self._run.settle_id(records) or secrets.token_hex(16)
+        sizes = [record.bytes for record in records if record.counts and record.bytes]
+        self._size = sizes[-1] if sizes else 0
+        try:
+            self._sessions.begin()
+        except OSError as error:
+            _log.error("this job could not be noted: %s", escaped(f"{type(error).__name__}: {error}"))
+        self._logging("what killed saves left could not be removed", self._tidy)
+        self._logging("older checkpoints could not be removed", self._forget, {})
 
     def _tidy(self) -> None:
-        """Finish what a process left that was killed."""
-        catalog = finish_removals(self._storage)
-        found = {name: look(self._storage, name, catalog) for name in catalog.saving}
-        over = [
-            name
-            for name, saving in catalog.saving.items()
-            if (record := found[name]) is None
-            or record.state == "complete"
-            or remove_leftover(self._storage, name, saving)
-        ]
+        for old in ("catalog.json",):  # of versions that kept one
+            remove_entry(self._storage, f".streamxf/{old}")
+        finish(self._run, self._sessions, self._series)
 
-        def settle(catalog: RunCatalog, _: Session) -> None:
-            for name in over:
-                catalog.saving.pop(name, None)
-                if (record := found[name]) is not None and record.state == "complete":
-                    catalog.saved[name] = record
+    def _note(self, name: str, framework: bool) -> None:
+        storage = self._storage
+        local = storage.local_path(name)
+        if local is not None and os.path.islink(local):
+            _log.warning("%s is a link, in whose place this save puts a folder", local)
+            remove_tree(storage, name, [], [])
+        files = files_of(storage, name)
+        gone = set(leftovers(self._run, name, files, self._sessions))
+        if framework:
+            gone |= {path for path in files if path in (COMMIT, REMOVED) or ("/" not in path and is_metadata_name(path))}
+        if gone:
+            remove_tree(storage, name, sorted(gone), [])
+        self._holds[name] = ExitStack()
+        self._holds[name].enter_context(put_hold(storage, name))
+        before = {path: mark_of(entry) for path, entry in files.items() if path not in gone}
+        self._before[name] = before
+        saving = Saving(name, int(time.time() * 1000), self._sessions.own.id, before if framework else {}, framework)
+        put_small(storage, f"{name}/{SAVING}", self._run.authority.seal(saving.to_json()), sync=False)
 
-        self._change(settle)
+    def _end(self, name: str) -> None:
+        self._facts.pop(name, None), self._before.pop(name, None)
+        self._holds.pop(name, ExitStack()).close()
+        remove_entry(self._storage, f"{name}/{SAVING}")
 
+    def _saved(self, name: str, save_id: str | None, more: dict[str, float]) -> None:
+        record = self._run.record(name)
+        if record is None:
+            raise NoCheckpointError("it has been removed meanwhile", file=self._storage.full(name))
+        if (known := save_id or record.save_id) is not None:
+            self._run.authority.published.add(known)
+            if more:
+                self._supplement(name, Supplement(known, self._now(), more))
+        self._size = record.bytes or self._size
+        self._end(name)
+        self._sessions.seen()
 
-def _drop(catalog: RunCatalog, name: str) -> None:
-    catalog.saving.pop(name, None)
+    def _complete(self, name: str, metrics: dict[str, float], digests: Mapping[str, str]) -> None:
+        facts = self._facts.get(name)
+        if facts is None:
+            record = self._run.record(name)
+            if record is None or record.save_id is None:
+                _log.warning("%s has been removed, so its metrics are not noted", name)
+            elif metrics:
+                self._supplement(name, Supplement(record.save_id, self._now(), metrics))
+            return
+        files = written_since(files_of(self._storage, name), self._before.get(name, {}), digests)
+        if not files:
+            raise NoCheckpointError("nothing was saved there", file=self._storage.full(name))
+        found = {
+            path: CommittedFile(entry.get("size") or 0, digests.get(path), checksum_of(entry))
+            for path, entry in sorted(files.items())
+        }
+        made = RunFacts(facts.run, name, facts.step, facts.time, facts.rules, metrics)
+        commit = Commit(secrets.token_hex(16), made, found)
+        put_small(self._storage, f"{name}/{COMMIT}", self._run.authority.seal(commit.to_json()), once=True)
+        self._run.authority.published.add(commit.save_id)
+        self._size = sum(file.size for file in found.values())
+        self._end(name)
+        self._submit(f"{name} could not be digested", self._digest, name, commit)
+        self._submit("", self._sessions.seen)
 
+    def _digest(self, name: str, commit: Commit) -> None:
+        """Where no store tells what it has, compute what the plug-in has not, so that damage is found later."""
+        unknown = [path for path, file in commit.files.items() if file.sha256 is None and file.checksum is None]
+        if unknown and self._storage.local is not None:
+            place = self._storage.child(name)
+            digests = {path: digest_of(place, path) for path in unknown}
+            self._supplement(name, Supplement(commit.save_id, self._now(), {}, digests))
 
-def _end(session: Session) -> None:
-    session.ended = True
+    def _supplement(self, name: str, content: Supplement) -> None:
+        supplement(self._storage, name, content, self._run.authority)
+
+    @staticmethod
+    def _now() -> int:
+        return max(time.time_ns() // 10**6, 0)
+
+    def _forget(self, protected: Mapping[str, str], coming: Record | None = None) -> bool:
+        """Whatever the rules say of the step, the job's own last save stays: it may have resumed from an older step."""
+        if self.resumed is not None and not self._saves:
+            protected = {self.resumed: "is resumed from", **protected}
+        report = forget_in(
+            self._run, self._keep, self._verify, series=self._series, protected=protected, coming=coming
+        )
+        if report.removed:
+            _log.info("removed %s, %s", some(report.removed), size_text(report.bytes))
+        for name, reason in report.failed.items():
+            _log.warning("%s could not be removed, which is tried again later: %s", name, escaped(reason))
+        return bool(report.removed)

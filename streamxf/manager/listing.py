@@ -104,6 +104,11 @@ class Run:
         """The regular files below it."""
         return files_of(*self._split(name))
 
+    def rules(self, name: str) -> Mapping[str, Any] | None:
+        """The rules of the job that saved it, if it has recorded them."""
+        look = self._look(name)
+        return look.facts.rules or None if look is not None and look.facts is not None else None
+
     def supplements(self, name: str, files: Files, save_id: str | None) -> list[Supplement]:
         """Those to a save that count, the oldest first."""
         found = []

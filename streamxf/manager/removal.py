@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, read_metadata
-from streamxf.checkpoint.publish import DAY, RUN_FILE, locked, made_by_writers
+from streamxf.checkpoint.publish import DAY, locked, made_by_writers
 from streamxf.checkpoint.removal import files_of, files_of_many, remove_tree, remove_trees
 from streamxf.checkpoint.small import put_small, read_small
 from streamxf.errors import StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
-from streamxf.manager.commits import COMMIT, REMOVED, SAVING, Commit, Files, Saving, read, written_since
+from streamxf.manager.commits import COMMIT, REMOVED, RUN_FILE, SAVING, Commit, Files, Saving, read, written_since
 from streamxf.manager.holds import going, held, removing
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record

@@ -15,7 +15,7 @@ from streamxf.checkpoint.removal import remove_tree
 from streamxf.checkpoint.small import put_small, small_files
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError, StreamxfError
-from streamxf.format.run import RunFacts, metrics_from, metrics_json
+from streamxf.format.run import RunFacts, metrics_json, metrics_of
 from streamxf.manager.authority import Authority
 
 FOLDER = ".streamxf"
@@ -55,7 +55,7 @@ class Look:
     @classmethod
     def of_json(cls, row: Any) -> Look:
         save_id, facts, written, size, metrics = row
-        known = metrics_from(metrics) if metrics is not None else None
+        known = metrics_of(metrics) if metrics is not None else None
         return cls("complete", save_id, facts and RunFacts.of_json(facts), written, size, known)
 
 
@@ -106,7 +106,7 @@ class Rows:
             rows = {name: [self._known[name][0], self._known[name][1].to_json()] for name in wanted[at : at + _EACH]}
             made[f"{_PREFIX}{secrets.token_hex(8)}"] = rows
         for file, rows in made.items():
-            put_small(self._storage, f"{FOLDER}/{file}", self._authority.seal({"rows": rows}))
+            put_small(self._storage, f"{FOLDER}/{file}", self._authority.seal({"rows": rows}), sync=False)
         if merges:
             remove_tree(self._storage, FOLDER, [*stored], ())
             stored.clear()

@@ -16,7 +16,8 @@ from typing import IO, Any
 from weakref import WeakValueDictionary
 
 from streamxf.checkpoint.notes import parse_note
-from streamxf.checkpoint.removal import opened_folder, remove_tree
+from streamxf.checkpoint.inside import opened
+from streamxf.checkpoint.removal import remove_tree
 from streamxf.checkpoint.small import put_small, small_files
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError, MetadataError, escaped
@@ -118,7 +119,7 @@ class Sessions:
         """Give a sign of life."""
         now = max(time.time(), self.own.began)
         self.own = Session(**{**vars(self.own), "seen": now, "ended": ended})
-        put_small(self._storage, f"{FOLDER}/{_PREFIX}{self.own.id}", self._authority.seal(self.own.to_json()))
+        put_small(self._storage, f"{FOLDER}/{_PREFIX}{self.own.id}", self._authority.seal(self.own.to_json()), sync=False)
 
     def close(self) -> None:
         lock, self._lock = self._lock, None
@@ -150,7 +151,7 @@ class Sessions:
         if self._storage.local is None or fcntl is None:
             return None
         try:
-            with opened_folder(self._storage, FOLDER) as folder:
+            with opened(self._storage.local, [FOLDER]) as folder:
                 flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if create else 0)
                 file = io.FileIO(os.open(f"{_PREFIX}{session}{_LOCK}", flags, 0o600, dir_fd=folder), "r+")
         except OSError:
