@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from streamxf.chain import Chain, ChainLike
+from streamxf.checkpoint.access import ring_for
 from streamxf.checkpoint.storage import is_url
-from streamxf.errors import ParameterError
+from streamxf.errors import ParameterError, located
 from streamxf.format.limits import PLAIN_MAGIC
-from streamxf.keys import KeyRing, KeysLike
+from streamxf.keys import KeysLike
+from streamxf.registry import CodecRegistry
 from streamxf.stream import open as open_plain
+from streamxf.stream.plain import read_file, unencrypted
 
 _PACKAGES = ("lightning.fabric", "lightning_fabric")
 
@@ -33,8 +36,8 @@ class ChainCheckpointIO:
     chain : Chain, codecs or str
         As in `streamxf.open`.
     keys : Key, location, several of them or a KeyRing
-        The key for ``encrypt`` in a chain's text form, and for loading. Without keys, Lightning's own checkpoints load,
-        too.
+        The key for ``encrypt`` in a chain's text form, and for loading; by default those of the chain that can read. If
+        the chain encrypts, nothing else loads; otherwise Lightning's own checkpoints load, too.
 
     Raises
     ------
@@ -43,8 +46,8 @@ class ChainCheckpointIO:
     """
 
     def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
-        self._keys = KeyRing.of(keys)
-        self._chain = Chain.chosen(chain, "zstd", self._keys)
+        self._chain = Chain.chosen(chain, "zstd", keys)
+        self._keys = ring_for(self._chain, keys)
         # `lightning` brings the same classes under two names, and checks by isinstance for its own
         present = [name for name in _PACKAGES if name.partition(".")[0] in sys.modules]
         for name in present or [name for name in _PACKAGES if find_spec(name.partition(".")[0]) is not None]:
@@ -70,9 +73,15 @@ class ChainCheckpointIO:
         with _reading(path) as raw:
             begin = raw.read(len(PLAIN_MAGIC))
             raw.seek(0)
-            if begin != PLAIN_MAGIC and not len(self._keys):
+            encrypts = self._chain.encryption is not None
+            if begin != PLAIN_MAGIC:
+                if encrypts:
+                    raise unencrypted().locate(file=os.fspath(path))
                 return torch.load(raw, map_location, weights_only=weights_only)
-            with open_plain(raw, keys=self._keys) as file:
+            with (
+                located(file=os.fspath(path)),
+                read_file(raw, self._keys, CodecRegistry(), encrypted=encrypts) as file,
+            ):
                 return torch.load(cast("IO[bytes]", file), map_location, weights_only=weights_only)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:

@@ -11,20 +11,21 @@ import orbax.checkpoint as ocp
 from torch.distributed.checkpoint import state_dict_saver as dcp
 
 from streamxf.chain import Chain, ChainLike
+from streamxf.checkpoint.access import access_for
 from streamxf.checkpoint.checkpoint import Checkpoint, ObjectHandle, TensorHandle, as_torch
-from streamxf.checkpoint.storage import is_url
+from streamxf.checkpoint.storage import Storage, is_url
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError
 from streamxf.format.items import ITEMSIZES
-from streamxf.keys import KeyRing, KeysLike
+from streamxf.keys import KeysLike
 
 
 class ChainHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax is not there when types are checked
     """Stores each array of a PyTree as a tensor and each other leaf as an object; `chain_handlers` has more."""
 
     def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
-        self._keys = KeyRing.of(keys)
-        self._chain = Chain.chosen(chain, "floatzip", self._keys)
+        self._chain = Chain.chosen(chain, "floatzip", keys)
+        self._access = access_for(self._chain, keys)
 
     async def async_save(self, directory: Any, args: Any) -> list[Any]:
         return [self._begin(str(directory), _only_item(args))]
@@ -47,7 +48,7 @@ class ChainHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax i
     def restore(self, directory: Any, args: Any = None) -> Any:
         """Restore what `args.item` wants, an array as it is sharded there; without it all, as nested dicts."""
         target = None if args is None else _only_item(args)
-        with Checkpoint(str(directory), keys=self._keys, framework="numpy") as checkpoint:
+        with Checkpoint.at(Storage.of(str(directory)), self._access) as checkpoint:
             if target is None:
                 return _nested({name: checkpoint[name].read() for name in checkpoint})
             wanted, structure = _named(target)
@@ -78,7 +79,8 @@ def chain_handlers(chain: ChainLike | None = None, *, keys: KeysLike = None) -> 
     chain : Chain, codecs or str
         As in `FileSystemWriter`; the default is ``[FloatZip()]``.
     keys : Key, location, several of them or a KeyRing
-        The key for ``encrypt`` in a chain's text form, and for restoring. With keys, what is not encrypted is refused.
+        The key for ``encrypt`` in a chain's text form, and for restoring; by default those of the chain that can read.
+        If the chain encrypts, what is not encrypted is refused.
 
     Raises
     ------

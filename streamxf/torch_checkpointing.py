@@ -14,11 +14,12 @@ from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
 from typing_extensions import Buffer
 
 from streamxf.chain import Chain, ChainLike
+from streamxf.checkpoint.access import ring_for
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
 from streamxf.stream.plain import open as open_plain
-from streamxf.stream.plain import read_file
+from streamxf.stream.plain import read_file, unencrypted
 
 
 def _local() -> Any:
@@ -29,14 +30,15 @@ def _local() -> Any:
 class ChainStorageConfig(StorageConfig):  # type: ignore[misc]  # torch_checkpointing is not there when types are checked
     """A storage for ``CheckpointManager.Config(storage_config=ChainStorageConfig("zstd+encrypt", keys=key))``.
 
-    Each file has the format of `streamxf.open`. Without keys, files that were saved without a chain load, too.
+    Each file has the format of `streamxf.open`. If the chain encrypts, nothing else loads; otherwise files that were
+    saved without a chain load, too.
 
     Parameters
     ----------
     chain : Chain, codecs or str
         As in `streamxf.open`.
     keys : Key, location, several of them or a KeyRing
-        The key for ``encrypt`` in a chain's text form, and for loading. With keys, what is not encrypted is refused.
+        The key for ``encrypt`` in a chain's text form, and for loading; by default those of the chain that can read.
     storage : StorageConfig
         Where the files are; local by default, without O_DIRECT, which many file systems refuse for unaligned writes.
 
@@ -54,7 +56,7 @@ class ChainStorageConfig(StorageConfig):  # type: ignore[misc]  # torch_checkpoi
         self._chain = Chain.chosen(self.chain, "zstd", self.keys)
 
     def create_storage(self) -> Storage:
-        return ChainStorage(self.storage.create_storage(), self._chain, KeyRing.of(self.keys))
+        return ChainStorage(self.storage.create_storage(), self._chain, ring_for(self._chain, self.keys))
 
 
 class ChainStorage(Storage):  # type: ignore[misc]
@@ -68,12 +70,14 @@ class ChainStorage(Storage):  # type: ignore[misc]
         args = replace(read_args or ReadArgs(), pre_read_full_file=False, known_size_bytes=None)
         raw = self._storage.stream_read(path, args)
         try:
-            if not len(self._keys):
-                begin = raw.read(len(PLAIN_MAGIC))
-                raw.seek(0)
-                if begin != PLAIN_MAGIC:
-                    return raw  # type: ignore[no-any-return]
-            return read_file(raw, self._keys, CodecRegistry(), raw.close, str(path))
+            encrypts = self._chain.encryption is not None
+            begin = raw.read(len(PLAIN_MAGIC))
+            raw.seek(0)
+            if begin != PLAIN_MAGIC:
+                if encrypts:
+                    raise unencrypted()
+                return raw  # type: ignore[no-any-return]
+            return read_file(raw, self._keys, CodecRegistry(), raw.close, str(path), encrypted=encrypts)
         except BaseException:
             raw.close()
             raise

@@ -134,8 +134,11 @@ def ring_for(chain: Chain, keys: KeysLike = None, trust: TrustLike = None, allow
     """The keys that a job reads with: `keys`, by default the chain's that can read. Whose signatures count is up to
     `trust`, or to a ring that has some; by default it is the chain's signer.
     """
-    ring, encryption = KeyRing.of(keys), chain.encryption
-    if keys is None and encryption is not None:
+    encryption = chain.encryption
+    if encryption is None:
+        return KeyRing.of(keys, trust, allow_unsigned)
+    ring = KeyRing.of(keys)
+    if keys is None:
         ring = KeyRing([key for key in encryption.recipients if key.unwraps] or None)
     if ring.trust:
         return KeyRing.of(ring, trust, allow_unsigned)

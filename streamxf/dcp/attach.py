@@ -173,8 +173,12 @@ class _ReaderTransforms(StorageReaderTransforms):
 
     def __init__(self, registry: Registry, access: Access) -> None:
         super().__init__(registry)
-        self._objects = access.objects
+        self._access, self._objects = access, access.objects
         self._opener = ItemOpener(Metadata("", None, {}, None), access, sees_index=False)
+
+    def for_chain(self, chain: Chain) -> None:
+        """As `ChainReaderMixin.for_chain`."""
+        self._opener = ItemOpener(Metadata("", None, {}, None), self._access.under(chain), sees_index=False)
 
     def transform_load_stream(
         self, read_item: ReadItem, transform_descriptors: Sequence[str], raw_stream: IO[bytes]

@@ -23,12 +23,13 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader as ReaderOfTorch
 
 from streamxf.chain import Chain, ChainLike
+from streamxf.checkpoint.access import Access, access_for
 from streamxf.codec import Codec
 from streamxf.dcp.attach import attach
 from streamxf.dcp.border import StorageMixin
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.reader import FileSystemReader
-from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter, chain_and_keys
+from streamxf.dcp.writer import DEFAULT_CHAIN, ChainWriterMixin, FileSystemWriter, chain_and_keys
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.torch_private import part
@@ -65,10 +66,11 @@ def install(
         codecs keeps those.
     keys : Key, location, several of them or a KeyRing
         The key for ``encrypt`` in a chain's text form, and what readers open. By default these are the keys of the
-        chain that can read.
+        chain that can read. If the chain encrypts, readers refuse what is not encrypted, whatever keys there are; an
+        explicit ``streamxf.FileSystemReader(path, require=None)`` loads that.
     writer, reader : dict, optional
         More arguments for writers and readers, such as ``{"thread_count": 2}`` and ``{"safe_globals": [...]}``. What a
-        framework passes itself comes first.
+        framework passes itself comes first. Without ``trust``, readers trust the signer of the chain.
 
     Raises
     ------
@@ -77,8 +79,12 @@ def install(
     UnsupportedError
         If this torch lacks a part that is relied on; the message says which.
     """
-    made, ring = chain_and_keys(chain, keys)
-    installation = Installation(made, ring, dict(writer or {}), dict(reader or {}))
+    given = dict(reader or {})
+    trust, unsigned = given.pop("trust", None), given.pop("allow_unsigned", False)
+    made, ring = chain_and_keys(chain, keys, trust, unsigned)
+    installation = Installation(made, ring, dict(writer or {}), given)
+    if trust is None and ring.trust and not (isinstance(keys, KeyRing) and keys.trust):
+        installation._attached = KeyRing([*ring], allow_unsigned=ring.allow_unsigned)
     with _lock:
         hooks = _hooks or [_Hook(owner, name, vars(owner)[name], new) for owner, name, new in _points()]
         installation._try_arguments()
@@ -89,6 +95,26 @@ def install(
         _stack.append(installation)
     _log.info("%r", installation)
     return installation
+
+
+def chain_and_access(
+    chain: ChainLike | None, keys: KeysLike, reader: Mapping[str, Any] | None = None
+) -> tuple[Chain, Access, dict[str, Any]]:
+    """What a job saves through and reads with that was given `chain`, `keys`, and `reader` for more arguments of
+    readers; returned are those that readers have to be made with. Without `chain` it is that of the installation in
+    force, and so are the keys, unless there are some.
+
+    Raises ParameterError, ChainError if they do not fit.
+    """
+    options, current = dict(reader or {}), installed()
+    if chain is None and current is not None:
+        chain = current.chain
+        if keys is None:  # trust= replaces that of the installation, which a ring would keep
+            keys = [*current.keys] or None if "trust" in options else current.keys
+    made = Chain.chosen(chain, DEFAULT_CHAIN, keys)
+    known = {name: options.pop(name) for name in ("trust", "allow_unsigned") if name in options}
+    access = access_for(made, options.get("keys", keys), require=options.get("require"), **known)
+    return made, access, {**options, "keys": access.keys}
 
 
 def installed() -> Installation | None:
@@ -115,6 +141,7 @@ class Installation:
         self.left_alone: set[str] = set()
         self._writer = writer
         self._reader = reader
+        self._attached = keys  # a writer of `attach` cannot sign, so nobody waits there for the chain's own signer
 
     def uninstall(self) -> None:
         """Undo it: torch's classes are as before, unless there is an outer installation. What was made meanwhile keeps
@@ -154,7 +181,9 @@ class Installation:
             raise ParameterError(f"{name}= is an argument of install itself, and not for writer= or reader=")
         for own, made in (FileSystemWriter, self._for_writer({})), (FileSystemReader, self._for_reader({})):
             try:
-                own("streamxf", **made)
+                tried = own("streamxf", **made)
+                if isinstance(tried, FileSystemReader):
+                    tried.for_chain(self.chain)
             except TypeError as error:
                 raise ParameterError(f"{own.__name__} cannot be made with these arguments: {error}") from None
 
@@ -178,7 +207,8 @@ class Installation:
         if isinstance(target, ReaderOfTorch):
             if others := {*self._reader} - {"require", "weights_only", "safe_globals", "max_expansion"}:
                 raise UnsupportedError(f"{type(target).__name__} does not know {', '.join(sorted(others))} of reader=")
-            attach(target, keys=self.keys, **self._reader)
+            attached: Any = attach(target, keys=self._attached, **self._reader)
+            attached.transforms.for_chain(self.chain)
         else:
             attach(target, self.chain)
 
@@ -264,6 +294,8 @@ def _turning(owner: type, own: type, original: Callable[..., Any]) -> Callable[.
         made = installation._for_writer(given) if writes else installation._for_reader(given)
         self.__class__ = own
         self.__init__(**made)
+        if not writes:
+            self.for_chain(installation.chain)
 
     return __init__
 

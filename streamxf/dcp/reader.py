@@ -6,14 +6,16 @@ import copy
 import errno
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, Self
 
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
+from streamxf.chain import Chain
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Require, SaveIds
 from streamxf.checkpoint.metadata import metadata_name, no_metadata, read_metadata
@@ -60,7 +62,7 @@ class ChainReaderMixin(StorageMixin):
         keys: KeysLike = None,
         trust: TrustLike = None,
         allow_unsigned: bool = False,
-        require: Require | None = None,
+        require: Require | Literal["default"] | None = "default",
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
         max_expansion: int = MAX_EXPANSION,
@@ -74,18 +76,32 @@ class ChainReaderMixin(StorageMixin):
                 "keys are passed by name: keys=key"
             )
         super().__init__(path, progress, kwargs)
-        self._access = access_with(
+        access = access_with(
             _extension_registry,
             KeyRing.of(keys, trust, allow_unsigned),
-            require=require,
+            require=None if require == "default" else require,
             expect_save_id=expect_save_id,
             weights_only=weights_only,
             safe_globals=safe_globals,
             max_expansion=max_expansion,
         )
+        self._access = access if require is not None else replace(access, require=None)
         self._metadata = None
         self.report = None
         self.save_id = None
+
+    def for_chain(self, chain: Chain) -> Self:
+        """Serve a job that saves through `chain`: if that encrypts, nothing else is loaded, whatever keys there are.
+
+        Raises ParameterError if that contradicts this reader's own ``require=None``.
+        """
+        if chain.encryption is not None and len(self._access.keys) and self._access.require is None:
+            raise ParameterError(
+                "require=None accepts what is not encrypted, and the chain encrypts; make a FileSystemReader of your "
+                "own for that"
+            )
+        self._access = self._access.under(chain)
+        return self
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
@@ -208,9 +224,11 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         here, so must everything else.
     allow_unsigned : bool
         Whether a checkpoint that a `PrivateKey` opens may lack that signature.
-    require : {"published", "bound", "encrypted"}, optional
+    require : {"default", "published", "bound", "encrypted"} or None
         The weakest item that is acceptable when keys are given. ``"published"``, the default, is what streamxf's writer
         makes; ``"bound"`` accepts what `attach` made of another writer, ``"encrypted"`` what torch's own writer made.
+        An explicit None accepts anything, encrypted or not: with it, whoever can write to the storage decides what is
+        loaded.
     weights_only : bool
         Whether non-tensor objects are limited to what ``torch.load(weights_only=True)`` allows. False lets
         whoever wrote the checkpoint run code in this process.

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from streamxf.chain import Chain, ChainLike
+from streamxf.checkpoint.access import ring_for
 from streamxf.checkpoint.disk import Mount, missing_folders, sync_folder, sync_names_of
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name
 from streamxf.checkpoint.publish import check_free, locked, remove_leftovers
@@ -31,7 +32,7 @@ from streamxf.dcp.save.space import check_room, note_room, share_room
 from streamxf.errors import AbortedError, ParameterError, UnsupportedError
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.run import RunFacts
-from streamxf.keys import KeyRing, KeysLike
+from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.report import SaveReport
 from streamxf.stream.encoder import block_log2_of
 from streamxf.torch_private import split_by_size_and_type
@@ -41,13 +42,12 @@ DEFAULT_CHAIN = (FloatZip(),)
 _log = logging.getLogger(__name__)
 
 
-def chain_and_keys(chain: ChainLike | None, keys: KeysLike) -> tuple[Chain, KeyRing]:
-    """The chain of writers, and the keys of readers: by default those of the chain that can read."""
-    ring = KeyRing.of(keys)
-    made = Chain.chosen(chain, DEFAULT_CHAIN, ring)
-    if keys is None and made.encryption is not None:
-        ring = KeyRing([key for key in made.encryption.recipients if key.unwraps] or None)
-    return made, ring
+def chain_and_keys(
+    chain: ChainLike | None, keys: KeysLike, trust: TrustLike = None, allow_unsigned: bool = False
+) -> tuple[Chain, KeyRing]:
+    """The chain of writers, and the keys of readers: by default those of the chain that can read, as in `ring_for`."""
+    made = Chain.chosen(chain, DEFAULT_CHAIN, keys)
+    return made, ring_for(made, keys, trust, allow_unsigned)
 
 
 class ChainWriterMixin(StorageMixin):

@@ -23,12 +23,11 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from streamxf.chain import ChainLike
-from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.storage import Storage, is_url
 from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
-from streamxf.dcp.install import installed
+from streamxf.dcp.install import chain_and_access
 from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader
-from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter, chain_and_keys
+from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter
 from streamxf.errors import NoCheckpointError, ParameterError, escaped
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, give_back, gloo_group
@@ -77,9 +76,9 @@ class CheckpointManager:
     run : path or str
         The folder, or the URL, under which each checkpoint has a folder of its own.
     chain, keys
-        As in `FileSystemWriter`: `FloatZip` by default, or what `install` has been given. With `keys` left out, the
-        keys of the chain that can read are also those for reading. To read with more keys than the chain has, pass
-        ``reader={"keys": ...}``.
+        As in `FileSystemWriter`: `FloatZip` by default, or what `install` has been given. Readers use `keys`, by
+        default those of the chain that can read, and trust the chain's signer, unless ``reader={"trust": ...}`` says
+        otherwise. If the chain encrypts, nothing else is resumed from.
     save : Schedule or int
         When `should_save` says yes; a number means every so many steps.
     keep : Retention or int
@@ -143,19 +142,15 @@ class CheckpointManager:
             raise ParameterError(f"when_busy={when_busy!r:.40}: it is 'wait' or 'skip'")
         _check_name(name)
         check_verify(verify)
-        if chain is None and keys is None and (current := installed()) is not None:
-            chain, keys = current.chain, current.keys
-        self._chain, ring = chain_and_keys(chain, keys)
+        self._chain, access, self._reader = chain_and_access(chain, keys, reader)
         self._schedule = Schedule.of(save)
         keep = Retention.of(keep)
         self._async, self._most, self._skips = mode, in_flight, when_busy == "skip"
         self._name = name
         self._options = dict(storage_options or {})
-        self._writer, self._reader = dict(writer or {}), {"keys": ring, **(reader or {})}
+        self._writer = dict(writer or {})
         # a relative path means what it means now, wherever the job changes to
         self._storage = Storage.of(run if is_url(run) else os.path.abspath(run), storage_options)
-        reading = {key: self._reader[key] for key in ("trust", "allow_unsigned") if key in self._reader}
-        access = Access.of(self._reader["keys"], **reading)
         self._make_writer(0)  # so that arguments which do not fit are refused now
         self._make_reader(self._storage.given)
         self.stopping = False
@@ -521,8 +516,8 @@ class CheckpointManager:
     def _make_reader(self, path: str, **more: Any) -> ChainReaderMixin:
         options = {**more, **self._reader}
         if is_url(path) or self._options:
-            return FsspecReader(path, **options, **self._options)
-        return FileSystemReader(path, **options)
+            return FsspecReader(path, **options, **self._options).for_chain(self._chain)
+        return FileSystemReader(path, **options).for_chain(self._chain)
 
 
 def _floats(metrics: Mapping[str, float] | None) -> dict[str, float]:

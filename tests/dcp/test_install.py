@@ -42,6 +42,8 @@ from .helpers import KEY, OTHER_KEY, assert_same, blank, load_with, refused, sto
 
 STATE = {"model": {"weight": torch.randn(300, 40), "bias": torch.ones(7, dtype=torch.bfloat16)}, "step": 7}
 CHAIN = "floatzip+checksum+encrypt"
+SIGNER = streamxf.SigningKey.generate()
+PAIR = streamxf.PrivateKey.generate()
 CHANGED: list[tuple[type, str]] = [
     (filesystem.FileSystemWriter, "__init__"),
     (filesystem.FileSystemReader, "__init__"),
@@ -175,6 +177,54 @@ def test_what_is_not_encrypted_is_refused_where_there_are_keys(checkpoint: Path)
     with streamxf.install(CHAIN, keys=KEY):
         with refused(PolicyError):
             dcp.load(blank(STATE), checkpoint_id=checkpoint)
+
+
+def test_a_chain_that_only_encrypts_loads_no_plaintext(checkpoint: Path) -> None:
+    dcp.save(STATE, storage_writer=WriterNamedBefore(checkpoint / "stock"))
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(checkpoint / "own", chain=[FloatZip()]))
+    with streamxf.install([Encrypt(PAIR.public, signer=SIGNER)]) as installation:
+        assert not len(installation.keys)
+        dcp.save(STATE, checkpoint_id=checkpoint / "encrypted")
+        for name in "stock", "own":
+            with refused(PolicyError, "FileSystemReader(path, require=None)"):
+                dcp.load(blank(STATE), checkpoint_id=checkpoint / name)
+            assert_same(load_with(STATE, streamxf.FileSystemReader(checkpoint / name, require=None)), STATE)
+        with refused(KeyMissingError, "keys given: none"):
+            dcp.load(blank(STATE), checkpoint_id=checkpoint / "encrypted")
+        with refused(KeyMissingError):
+            load_with(STATE, streamxf.FileSystemReader(checkpoint / "encrypted", require=None))
+
+
+def test_a_reader_of_ones_own_takes_plaintext_with_keys(checkpoint: Path) -> None:
+    dcp.save(STATE, storage_writer=WriterNamedBefore(checkpoint / "stock"))
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(checkpoint / "own", chain=[FloatZip()]))
+    dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(checkpoint / "encrypted", chain=[Encrypt(KEY)]))
+    with streamxf.install([Encrypt(KEY)]):
+        for name in "stock", "own", "encrypted":
+            reader = streamxf.FileSystemReader(checkpoint / name, keys=KEY, require=None)
+            assert_same(load_with(STATE, reader), STATE)
+    for name in "stock", "own":
+        with refused(PolicyError, "leave the keys out"):
+            load_with(STATE, streamxf.FileSystemReader(checkpoint / name, keys=KEY))
+
+
+def test_trust_is_in_the_chains_signer(checkpoint: Path) -> None:
+    stranger = streamxf.SigningKey.generate()
+    for keys, signer in (PAIR, SIGNER), (PAIR, stranger), (KEY, None):
+        chain = [Encrypt(getattr(keys, "public", keys), signer=signer)]
+        writer = streamxf.FileSystemWriter(checkpoint / str(signer), chain=chain)
+        dcp.save(STATE, storage_writer=writer)
+    with streamxf.install([Encrypt([PAIR.public, KEY], signer=SIGNER)], keys=[PAIR, KEY]):
+        target = blank(STATE)
+        dcp.load(target, checkpoint_id=checkpoint / str(SIGNER))
+        assert_same(target, STATE)
+        for signer, why in (stranger, "who is not trusted"), (None, "not signed"):
+            with refused(PolicyError, why):
+                dcp.load(blank(STATE), checkpoint_id=checkpoint / str(signer))
+    with streamxf.install([Encrypt(PAIR.public, signer=SIGNER)], keys=PAIR, reader={"trust": stranger.verify_key}):
+        dcp.load(blank(STATE), checkpoint_id=checkpoint / str(stranger))
+        with refused(PolicyError, "who is not trusted"):
+            dcp.load(blank(STATE), checkpoint_id=checkpoint / str(SIGNER))
 
 
 def test_options(checkpoint: Path) -> None:
@@ -396,6 +446,31 @@ def test_known_classes_are_attached(checkpoint: Path, caplog: pytest.LogCaptureF
 
 
 @pytest.mark.usefixtures("known")
+def test_known_classes_load_no_plaintext_under_a_chain_that_only_encrypts(checkpoint: Path) -> None:
+    dcp.save(STATE, storage_writer=Theirs(checkpoint / "plain"))
+    with streamxf.install([Encrypt(PAIR.public, signer=SIGNER)]):
+        with refused(PolicyError, "require=None"):
+            dcp.load(blank(STATE), storage_reader=TheirReader(checkpoint / "plain"))
+        dcp.save(STATE, storage_writer=Theirs(checkpoint / "encrypted"))
+        with refused(KeyMissingError):
+            dcp.load(blank(STATE), storage_reader=TheirReader(checkpoint / "encrypted"))
+
+
+@pytest.mark.usefixtures("known")
+def test_nobody_waits_for_a_signature_that_known_classes_cannot_make(checkpoint: Path) -> None:
+    target = blank(STATE)
+    with streamxf.install([Encrypt(KEY, signer=SIGNER)]):
+        dcp.save(STATE, storage_writer=Theirs(checkpoint))
+        dcp.load(target, storage_reader=TheirReader(checkpoint))
+    assert_same(target, STATE)
+    with (
+        streamxf.install([Encrypt(KEY)], reader={"trust": SIGNER.verify_key}),
+        refused(PolicyError, "cannot be signed"),
+    ):
+        dcp.load(target, storage_reader=TheirReader(checkpoint))
+
+
+@pytest.mark.usefixtures("known")
 def test_a_known_reader_does_not_ignore_what_it_cannot_check(checkpoint: Path) -> None:
     with streamxf.install(reader={"expect_save_id": "0" * 32}):
         with pytest.raises(UnsupportedError, match="expect_save_id"):
@@ -516,7 +591,16 @@ def test_after_an_interrupt_the_next_attempt_does_the_rest(tmp_path: Path, monke
         ({"writer": {"_extensions": []}}, ParameterError),
         ({"reader": {"keys": KEY}}, ParameterError),
         ({"reader": {"require": "bound"}}, ParameterError),
-        ({"chain": [Encrypt(KEY)], "reader": {"trust": streamxf.SigningKey.generate().verify_key}}, ParameterError),
+        ({"reader": {"trust": SIGNER.verify_key}}, ParameterError),
+        (
+            {
+                "chain": [Encrypt(KEY)],
+                "keys": streamxf.KeyRing(KEY, trust=[SIGNER.verify_key]),
+                "reader": {"trust": SIGNER.verify_key},
+            },
+            ParameterError,
+        ),
+        ({"chain": [Encrypt(KEY)], "reader": {"require": None}}, ParameterError),
     ],
 )
 def test_wrong_arguments_change_nothing(arguments: dict[str, Any], kind: type[Exception]) -> None:

@@ -13,7 +13,7 @@ import torch
 from dcp.helpers import KEY, OTHER_KEY, assert_same, stored_chain
 
 import streamxf
-from streamxf.errors import ChainError, ContainerError, KeyMissingError, ParameterError
+from streamxf.errors import ChainError, KeyMissingError, ParameterError, PolicyError
 from streamxf.lightning import ChainCheckpointIO
 
 from .killed import EXAMPLES, assert_managed, finished, two_ranks
@@ -186,11 +186,36 @@ def test_a_save_that_fails_leaves_the_old_one(place: str, tmp_path: Path) -> Non
     assert_same(io.load_checkpoint(path), STATE)
 
 
-def test_lightnings_own_checkpoints_load_without_keys(tmp_path: Path) -> None:
+def test_lightnings_own_checkpoints_load_where_nothing_is_encrypted(tmp_path: Path) -> None:
     torch.save(STATE, tmp_path / "own.ckpt")  # as its TorchCheckpointIO does
     assert_same(ChainCheckpointIO().load_checkpoint(tmp_path / "own.ckpt"), STATE)
-    with pytest.raises(ContainerError, match="does not begin as one"):
-        ChainCheckpointIO(CHAIN, keys=KEY).load_checkpoint(tmp_path / "own.ckpt")
+
+
+@pytest.mark.parametrize("place", ["folder", "url"])
+def test_a_chain_that_encrypts_loads_no_plaintext(place: str, tmp_path: Path) -> None:
+    folder = f"memory://{tmp_path}" if place == "url" else f"{tmp_path}"
+    ChainCheckpointIO("zstd").save_checkpoint(STATE, f"{folder}/plain.ckpt")
+    private, signer = streamxf.PrivateKey.generate(), streamxf.SigningKey.generate()
+    public = ChainCheckpointIO([streamxf.Encrypt(private.public, signer=signer)])
+    public.save_checkpoint(STATE, f"{folder}/encrypted.ckpt")
+    torch.save(STATE, tmp_path / "own.ckpt")
+    for io in ChainCheckpointIO([streamxf.Encrypt(KEY)]), ChainCheckpointIO(CHAIN, keys=KEY), public:
+        for path in f"{folder}/plain.ckpt", tmp_path / "own.ckpt":
+            with pytest.raises(PolicyError, match="the chain in use encrypts"):
+                io.load_checkpoint(path)
+        with pytest.raises(KeyMissingError):
+            io.load_checkpoint(f"{folder}/encrypted.ckpt")
+    reader = ChainCheckpointIO([streamxf.Encrypt(private.public, signer=signer)], keys=private)
+    assert_same(reader.load_checkpoint(f"{folder}/encrypted.ckpt"), STATE)
+    other = streamxf.Encrypt(private.public, signer=streamxf.SigningKey.generate())
+    with pytest.raises(PolicyError, match="who is not trusted"):
+        ChainCheckpointIO([other], keys=private).load_checkpoint(f"{folder}/encrypted.ckpt")
+
+
+def test_the_keys_of_the_chain_load(tmp_path: Path) -> None:
+    io = ChainCheckpointIO([streamxf.Encrypt(KEY)])
+    io.save_checkpoint(STATE, tmp_path / "last.ckpt")
+    assert_same(io.load_checkpoint(tmp_path / "last.ckpt"), STATE)
 
 
 def test_in_the_background(tmp_path: Path, lightning: Any) -> None:

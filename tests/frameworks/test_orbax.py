@@ -130,12 +130,24 @@ def test_an_error_of_the_background_is_raised(tmp_path: Path, monkeypatch: pytes
     assert manager(tmp_path).latest_step() is None
 
 
-def test_what_is_not_encrypted_is_refused(tmp_path: Path) -> None:
+def test_a_chain_that_encrypts_restores_no_plaintext(tmp_path: Path) -> None:
     saver = ocp.CheckpointManager(tmp_path, handler_registry=chain_handlers("floatzip"))
     saver.save(1, args=ocp.args.StandardSave(tree()))
     saver.close()
+    public = streamxf.Encrypt(streamxf.PrivateKey.generate().public, signer=streamxf.SigningKey.generate())
     with pytest.raises(PolicyError):
         manager(tmp_path).restore(1)
+    for codec in streamxf.Encrypt(KEY), public:
+        with pytest.raises(PolicyError):
+            ocp.CheckpointManager(tmp_path, handler_registry=chain_handlers([codec])).restore(1)
+
+
+def test_the_keys_of_the_chain_restore(tmp_path: Path) -> None:
+    saver = ocp.CheckpointManager(tmp_path, handler_registry=chain_handlers([streamxf.Encrypt(KEY)]))
+    saver.save(1, args=ocp.args.StandardSave({"w": jnp.arange(9.0)}))
+    saver.wait_until_finished()
+    assert saver.restore(1)["w"][8] == 8
+    saver.close()
 
 
 def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from dcp.helpers import KEY, OTHER_KEY, assert_same
 
 import streamxf
-from streamxf.errors import BlockError, ChainError, ContainerError, KeyMissingError
+from streamxf.errors import BlockError, ChainError, ContainerError, KeyMissingError, PolicyError
 
 from .killed import EXAMPLES, assert_resumes, two_ranks
 
@@ -75,8 +75,27 @@ def test_saved_by_a_process_of_its_own(tmp_path: Path) -> None:
 def test_its_own_checkpoints_load_without_keys(tmp_path: Path) -> None:
     manager(LOCAL).save(str(tmp_path / "own"), state())
     assert_same(load(ChainStorageConfig(), tmp_path / "own"), state())
-    with pytest.raises(ContainerError, match="does not begin as one"):
+    with pytest.raises(PolicyError, match="the chain in use encrypts"):
         load(ChainStorageConfig(CHAIN, keys=KEY), tmp_path / "own")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_chain_that_encrypts_loads_no_plaintext(own: bool, tmp_path: Path) -> None:
+    private, signer = streamxf.PrivateKey.generate(), streamxf.SigningKey.generate()
+    public = ChainStorageConfig([streamxf.Encrypt(private.public, signer=signer)])
+    manager(LOCAL if own else ChainStorageConfig()).save(str(tmp_path / "plain"), state())
+    manager(public).save(str(tmp_path / "encrypted"), state())
+    for storage in ChainStorageConfig([streamxf.Encrypt(KEY)]), public:
+        with pytest.raises(PolicyError, match="the chain in use encrypts"):
+            load(storage, tmp_path / "plain")
+        with pytest.raises(KeyMissingError):
+            load(storage, tmp_path / "encrypted")
+
+
+def test_the_keys_of_the_chain_load(tmp_path: Path) -> None:
+    storage = ChainStorageConfig([streamxf.Encrypt(KEY)])
+    manager(storage).save(str(tmp_path / "saved"), state())
+    assert_same(load(storage, tmp_path / "saved"), state())
 
 
 class Planted:
@@ -94,7 +113,7 @@ def test_a_planted_pickle_is_refused_before_it_is_unpickled(tmp_path: Path) -> N
     mark, storage = tmp_path / "mark", ChainStorageConfig(CHAIN, keys=KEY)
     manager(storage).save(str(tmp_path / "saved"), state())
     torch.save(Planted(mark), tmp_path / "saved" / "step_0.pt", pickle_module=pickle)
-    with pytest.raises(ContainerError):
+    with pytest.raises(PolicyError):
         load(storage, tmp_path / "saved")
     assert not mark.exists()
     torch.load(tmp_path / "saved" / "step_0.pt", weights_only=False)

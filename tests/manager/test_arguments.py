@@ -14,7 +14,7 @@ from dcp.helpers import stored_chain
 import streamxf
 from streamxf import CheckpointManager, Retention, forget, hold
 from streamxf.checkpoint.storage import Storage
-from streamxf.errors import NoCheckpointError, ParameterError
+from streamxf.errors import KeyMissingError, NoCheckpointError, ParameterError, PolicyError
 from streamxf.manager.catalog import read_catalog
 
 from .runs import blank, complete, is_at, saved_run, state_at
@@ -80,6 +80,42 @@ def test_what_is_installed_is_used(tmp_path: Path):
             assert manager.resume(state) == 1
     assert is_at(state, 1)
     assert stored_chain(tmp_path / "step-1", key) == "floatzip+encrypt"
+
+
+def test_keys_beside_an_installed_chain_are_for_reading(tmp_path: Path):
+    """The public key writes, and the private one that is given resumes."""
+    private = streamxf.PrivateKey.generate()
+    signer = streamxf.SigningKey.generate()
+    with streamxf.install([streamxf.Encrypt(private.public, signer=signer)]):
+        with CheckpointManager(tmp_path, keys=private) as manager:
+            manager.save(1, state_at(1))
+            state = blank()
+            assert manager.resume(state) == 1
+            assert is_at(state, 1)
+        with CheckpointManager(tmp_path) as manager, pytest.raises(KeyMissingError):
+            manager.resume(blank())
+    with streamxf.install("zstd"), pytest.raises(ParameterError, match="the chain does not encrypt"):
+        CheckpointManager(tmp_path, keys=private)
+
+
+def test_who_only_encrypts_resumes_from_no_plaintext(tmp_path: Path):
+    saved_run(tmp_path, 3)
+    chain = [streamxf.Encrypt(streamxf.PrivateKey.generate().public, signer=streamxf.SigningKey.generate())]
+    with CheckpointManager(tmp_path, chain) as manager, pytest.raises(PolicyError, match="require=None"):
+        manager.resume(blank())
+
+
+def test_trust_of_the_manager_replaces_the_signer_of_the_chain(tmp_path: Path):
+    key, (signer, other) = streamxf.Key.generate(), (streamxf.SigningKey.generate() for _ in range(2))
+    with CheckpointManager(tmp_path, [streamxf.Encrypt(key, signer=signer)]) as manager:
+        manager.save(1, state_at(1))
+    chain = [streamxf.Encrypt(key, signer=other)]
+    with streamxf.install(chain):
+        for given in ({}, {"chain": chain}):
+            with CheckpointManager(tmp_path, **given) as manager, pytest.raises(PolicyError, match="not trusted"):
+                manager.resume(blank())
+            with CheckpointManager(tmp_path, **given, reader={"trust": signer.verify_key}) as manager:
+                assert manager.resume(blank()) == 1
 
 
 def test_a_step_that_is_not_there(tmp_path: Path):
