@@ -94,6 +94,10 @@ class Access:
         """The same for a job that saves through `chain`: if that encrypts, nothing else is acceptable."""
         return replace(self, refuses_plaintext=True) if chain.encryption is not None else self
 
+    def lenient(self) -> Self:
+        """The same keys, for what need not be encrypted."""
+        return replace(self, refuses_plaintext=False, require=None)
+
     def not_encrypted(self, what: str) -> PolicyError:
         why = "the chain in use encrypts" if self.refuses_plaintext else "keys were given"
         return PolicyError(f"{what} is not encrypted, and {why}; {self.way_out}")

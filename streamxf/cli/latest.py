@@ -30,12 +30,13 @@ def latest(
     """
     from streamxf.checkpoint.access import Access
     from streamxf.checkpoint.storage import Storage
-    from streamxf.manager.choice import choose
-    from streamxf.manager.listing import list_checkpoints
+    from streamxf.manager.authority import Authority
+    from streamxf.manager.choice import latest_in
+    from streamxf.manager.listing import Run
 
     storage = Storage.of(run)
     access = Access.of(key, trust=trust, allow_unsigned=allow_unsigned)
-    choice = choose(storage, list_checkpoints(run), access, verify)
+    choice = latest_in(Run(storage, Authority(access)), verify)
     path = None if choice.record is None else storage.full(choice.record.name)
     if json:
         show.as_json({"path": run, "latest": path, "skipped": choice.skipped})

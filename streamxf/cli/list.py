@@ -24,8 +24,9 @@ EXAMPLES = (
 def list(run: options.Run, json: options.Json = False) -> int:
     """List the checkpoints of a training run, the oldest first.
 
-    Only complete ones are ever resumed from. Unfinished ones belong to a save that is under way, or was killed; the
-    next save to the same folder replaces them. Metrics are those that a CheckpointManager was given.
+    Own ones say that they belong to this run, under this name; unclaimed ones name no run, as those that no
+    CheckpointManager saved; foreign ones name another run or folder, since they were copied or renamed, and are never
+    resumed from by themselves. Unfinished ones belong to a save that is under way, or was killed. Nothing is verified.
     """
     from streamxf.checkpoint.storage import Storage
     from streamxf.manager.holds import held
@@ -47,28 +48,31 @@ def _as_dict(record: Record) -> dict[str, Any]:
     return {
         "name": record.name,
         "step": record.step,
-        "time": record.time,
+        **({} if record.time is None else {"time": record.time}),
         **size,
         "metrics": {name: value if math.isfinite(value) else None for name, value in (record.metrics or {}).items()},
-        "state": record.state,
+        "kind": record.kind,
+        **{name: value for name in ("save_id", "run", "link", "note") if (value := getattr(record, name))},
     }
 
 
 def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
-    table = show.table("name", "step", "saved", "age", "size", "metrics", "state", right=["step", "age", "size"])
+    table = show.table("name", "step", "saved", "age", "size", "metrics", "kind", right=["step", "age", "size"])
     now = time.time()
     for each in found:
         show.row(
             table,
             show.ItemName(each.name),
             f"{each.step:,}",
-            _moment(each.time),
-            time_text(now - each.time),
+            "" if each.time is None else _moment(each.time),
+            "" if each.time is None else time_text(now - each.time),
             "" if each.bytes is None else size_text(each.bytes),
             ", ".join(f"{name} {value:.4g}" for name, value in (each.metrics or {}).items()),
-            "; ".join(filter(None, (each.state, readers.get(each.name)))),
+            "; ".join(
+                filter(None, (each.kind, each.link and f"link to {each.link}", each.note, readers.get(each.name)))
+            ),
         )
-    complete = [each for each in found if each.state == "complete"]
+    complete = [each for each in found if each.complete]
     out = show.console()
     out.print(table)
     out.print(f"{many(len(complete), 'complete checkpoint')}, {size_text(sum(each.bytes or 0 for each in complete))}")

@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ LONG_STEP = 1.0
 """Seconds from which a step counts as long: there, the millisecond for an answer is nothing."""
 PATIENCE = timedelta(seconds=10)
 _MOMENT = 0.1
+_HEARTBEAT = 20.0  # seconds between two signs of life of a rank that works
 
 _log = logging.getLogger(__name__)
 
@@ -145,11 +147,31 @@ class Agreement:
             raise told
         return made  # type: ignore[return-value]
 
-    def barrier(self) -> None:
-        """Wait until all ranks are here."""
+    def everywhere(self, make: Callable[[], T]) -> list[T]:
+        """What `make` returns on each rank, in their order, however long it takes: ranks that are done hear of the
+        others every few seconds, so that no time limit of the group ends the wait. What it raises on one rank, the
+        first, is raised on all.
+        """
         group = self._others()
-        if group is not None:
-            dist.barrier(group=group)
+        if group is None:
+            return [make()]
+        with ThreadPoolExecutor(1, "streamxf-agreement") as pool:
+            future = pool.submit(make)
+            waiting = torch.ones(1, dtype=torch.int64, device="cpu")
+            while waiting.item():
+                wait([future], _HEARTBEAT)
+                waiting.fill_(not future.done())
+                dist.all_reduce(waiting, op=dist.ReduceOp.MAX, group=group)
+        error = future.exception()
+        own = (None, sendable(error)) if error is not None else (future.result(), None)
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, own, group=group)
+        if error is not None:
+            raise error
+        for _, told in found:
+            if told is not None:
+                raise told
+        return [made for made, _ in found]
 
     def close(self, failed: bool = False) -> None:
         """Wait for what is posted, and give the group back.

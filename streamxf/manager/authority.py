@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from streamxf.checkpoint.access import Access
@@ -46,8 +45,8 @@ class Authority:
         self._trust: Iterable[VerifyKey] = access.keys.trust
         if encryption is not None and encryption.signer is not None and not self.reads:
             self._trust = (encryption.signer.verify_key,)
-        if encryption is None and self.reads:
-            encryption = Encrypt([key for key in access.keys if key.vouches]) if access.keys_vouch else None
+        if encryption is None and (vouching := [key for key in access.keys if key.vouches]):
+            encryption = Encrypt(vouching)
         self._encryption = encryption
         self._session: tuple[int, Encrypt] | None = None
 

@@ -6,9 +6,9 @@ import errno
 import hashlib
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from streamxf.checkpoint.access import Access
@@ -21,7 +21,7 @@ from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, Pa
 from streamxf.formats.opening import contents_of
 from streamxf.manager.commits import COMMIT, Commit, Files, read
 from streamxf.manager.holds import holding
-from streamxf.manager.listing import Run
+from streamxf.manager.listing import Run, check_folder
 from streamxf.manager.record import Record
 from streamxf.manager.rows import FOLDER
 from streamxf.tuning.sample import StoredTensors, take_sample
@@ -45,19 +45,17 @@ class Choice:
 
     - `record`: the newest that may be resumed from, and is not in `skipped`; what is still to be read of it is `check`.
     - `skipped`: newer ones, each with the reason.
+    - `run_id`: which run it is, as its checkpoints say.
     """
 
     record: Record | None = None
     check: Verify = "none"
+    run_id: str | None = None
     skipped: dict[str, str] = field(default_factory=dict)
 
 
 class Chooser:
-    """Chooses among the checkpoints of one series, and keeps what it chose from being removed.
-
-    - `every_byte`: whether digests of what frameworks wrote are always compared: they load by themselves, and could not
-      fall back.
-    """
+    """Chooses among the checkpoints of one series, and keeps what it chose from being removed."""
 
     def __init__(self, run: Run, series: str, verify: Verify) -> None:
         self._run = run
@@ -86,14 +84,18 @@ class Chooser:
                 complete = [each for each in records if each.complete]
                 if not complete:
                     self._warn_of(records)
-                    return Choice(skipped=dict(skipped))
+                    if skipped:
+                        raise self._none(Choice(skipped=dict(skipped)), name)
+                    return Choice()
                 run.authority.check_reads(complete[-1].name)
                 if name is None or not foreign:
                     run.settle_id(records)
                     complete = [each for each in run.records(series=self._series) if each.complete]
                 found = self._first(complete, dict(skipped), name, foreign, best)
+                if found.record is None and best is not None and not found.skipped:
+                    return found
                 if found.record is None:
-                    raise self._none(found, name, best)
+                    raise self._none(found, name)
                 try:
                     self._holds.enter_context(holding(run, found.record.name))
                 except NoCheckpointError:
@@ -112,7 +114,12 @@ class Chooser:
         clear(self._run.storage, record)
 
     def _first(
-        self, records: Sequence[Record], skipped: dict[str, str], name: str | None, foreign: bool, best: tuple[str, str] | None
+        self,
+        records: Sequence[Record],
+        skipped: dict[str, str],
+        name: str | None,
+        foreign: bool,
+        best: tuple[str, str] | None,
     ) -> Choice:
         wanted = [each for each in reversed(records) if name in (None, each.name)]
         if best is not None:
@@ -129,14 +136,19 @@ class Chooser:
             elif record.kind == "foreign" and not (foreign and name):
                 skipped[record.name] = f"it is {record.note}, and not of this run under this name"
             else:
-                return Choice(record, how_to_check(record, self._verify, record.save_id in suspected), skipped)
+                check = how_to_check(record, self._verify, record.save_id in suspected)
+                if check == "sample" and COMMIT in self._run.files(record.name):
+                    check = "whole"  # frameworks load by themselves, and could not fall back
+                return Choice(record, check, self._run.run_id, skipped)
         return Choice(skipped=skipped)
 
     def _warn_of(self, records: Sequence[Record]) -> None:
         if left := [each.name for each in records if each.kind == "unfinished"]:
-            _log.warning("%s: the save of %s was never completed, and does not count", self._run.storage.given, left[-1])
+            _log.warning(
+                "%s: the save of %s was never completed, and does not count", self._run.storage.given, left[-1]
+            )
 
-    def _none(self, found: Choice, name: str | None, best: tuple[str, str] | None) -> NoCheckpointError:
+    def _none(self, found: Choice, name: str | None) -> NoCheckpointError:
         what = "no checkpoint" if name is None else f"no checkpoint {name}"
         why = "; ".join(f"{each}: {reason}" for each, reason in list(found.skipped.items())[:20])
         advice = (
@@ -157,13 +169,13 @@ def by_metric(records: Sequence[Record], metric: str, mode: str) -> list[Record]
     return list(Retention(best=-1, metric=metric, mode="max" if mode == "max" else "min").ranked(records))
 
 
-def newest(run: Run, records: Sequence[Record], verify: Verify) -> Choice:
-    """Go from the newest of these to older ones until one is as it was saved. Raises what is not damage: that a key or
-    a codec is missing, or that the storage cannot be reached.
+def newest(run: Run, records: Sequence[Record], verify: Verify, *, ordered: bool = False) -> Choice:
+    """Go from the newest of these to older ones until one is as it was saved, or in their own order. Raises what is not
+    damage: that a key or a codec is missing, or that the storage cannot be reached.
     """
     choice = Choice()
     suspected = suspects(run.storage)
-    for record in sorted(records, key=lambda each: each.order, reverse=True):
+    for record in records if ordered else sorted(records, key=lambda each: each.order, reverse=True):
         check = how_to_check(record, verify, record.save_id in suspected)
         reason = damage_of(run, record, check)
         if reason is None:
@@ -172,6 +184,19 @@ def newest(run: Run, records: Sequence[Record], verify: Verify) -> Choice:
                 clear(run.storage, record)
             break
         choice.skipped[record.name] = reason
+    return choice
+
+
+def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None) -> Choice:
+    """The newest of all checkpoints that may be resumed from, or the best by a metric; as `newest`."""
+    with storage_errors(run.storage.given):
+        check_folder(run.storage)
+        records = run.records()
+        wanted = [each for each in records if each.counts]
+        choice = newest(
+            run, wanted if best is None else by_metric(wanted[::-1], *best), verify, ordered=best is not None
+        )
+        choice.skipped |= {each.name: each.note or each.kind for each in records if each.complete and not each.counts}
     return choice
 
 
@@ -230,10 +255,10 @@ def _check_published(place: Storage, access: Access, check: Verify, part: Part) 
         if not report.ok:
             raise ContainerError(f"verify found damage: {report.damaged[0]}")
         return
-    with Checkpoint.at(place, access, listing=check == "none" or not len(access.keys)) as checkpoint:
+    with Checkpoint.at(place, access, listing=check == "none") as checkpoint:
         if missing := contents_of(checkpoint).incomplete:
             raise MetadataError(f"not there in the size that the metadata gives: {', '.join(missing[:3])}")
-        if check == "sample" and (checkpoint.authenticated or not checkpoint.encrypted):
+        if check == "sample":
             take_sample(StoredTensors(checkpoint))
 
 
@@ -252,10 +277,13 @@ def _check_commit(run: Run, record: Record, place: Storage, files: Files, check:
             raise ContainerError("the file is gone", file=place.full(path))
         if entry.get("size") != file.size:
             raise ContainerError(
-                f"the file had {file.size} bytes when it was committed, and now has {entry.get('size')}", file=place.full(path)
+                f"the file had {file.size} bytes when it was committed, and now has {entry.get('size')}",
+                file=place.full(path),
             )
         if file.checksum is not None and checksum_of(entry) not in (None, file.checksum):
-            raise ContainerError("the store's checksum of the file has changed since it was committed", file=place.full(path))
+            raise ContainerError(
+                "the store's checksum of the file has changed since it was committed", file=place.full(path)
+            )
     if check == "none":
         return
     for number, (path, digest) in enumerate(sorted(digests.items())):

@@ -22,7 +22,9 @@ from streamxf.manager.authority import Authority
 
 COMMIT, SAVING, REMOVED = ".streamxf-commit", ".streamxf-saving", ".streamxf-removed"
 SUPPLEMENT = re.compile(r"\.streamxf-note-[0-9a-f]{8}", re.ASCII)
-RUN_FILE = re.compile(r"\.streamxf-(?:commit|saving|removed|note-[0-9a-f]{8})(?:\.[0-9a-f]{8}\.tmp)?|\.streamxf\.lock", re.ASCII)
+RUN_FILE = re.compile(
+    r"\.streamxf-(?:commit|saving|removed|note-[0-9a-f]{8})(?:\.[0-9a-f]{8}\.tmp)?|\.streamxf\.lock", re.ASCII
+)
 
 T = TypeVar("T")
 Files = Mapping[str, Mapping[str, Any]]
@@ -58,7 +60,9 @@ class Commit:
         for each in content["files"]:
             digest, checksum = each.get("sha256"), each.get("checksum")
             path = check_path(each["path"])
-            files[path] = CommittedFile(natural(each["size"]), digest and digits(digest, 64), checksum and str(checksum))
+            files[path] = CommittedFile(
+                natural(each["size"]), digest and digits(digest, 64), checksum and str(checksum)
+            )
         return cls(digits(content["save_id"], 32), RunFacts.of_json(content["run"]), files)
 
 
@@ -138,7 +142,7 @@ def is_framework_file(path: str) -> bool:
 
 
 def written_since(files: Files, before: Mapping[str, str], known: Iterable[str] = ()) -> dict[str, Mapping[str, Any]]:
-    """The files that a save wrote: those that were not there before, were written to since, or are `known` to be its."""
+    """The files that a save wrote: those that were not there before, have changed since, or are `known` to be its."""
     also = set(known)
     return {
         path: entry
@@ -153,5 +157,3 @@ def natural(value: Any) -> int:
 
 def digits(value: Any, count: int) -> str:
     return fields.digits(value, count, "hexadecimal digits")
-
-

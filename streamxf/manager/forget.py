@@ -135,7 +135,9 @@ def forget(
 def recorded_rules(run: Run, *, dry_run: bool) -> Retention:
     """Those of the job, as the newest checkpoint that counts has them."""
     if not (dry_run or run.authority.strict):
-        raise ParameterError("without keys anybody can have written the rules in a checkpoint: give keep=, or dry_run=True")
+        raise ParameterError(
+            "without keys anybody can have written the rules in a checkpoint: give keep=, or dry_run=True"
+        )
     for record in reversed(run.records()):
         if record.counts and (rules := run.rules(record.name)) is not None:
             return Retention.of_json(rules)
@@ -215,9 +217,9 @@ def decide(
             good = newest(run, own, verify).record
             for record in doomed if good is None else [good]:
                 decided[record.name] = decided[record.name] or (_UNVERIFIED if good is None else _NEWEST,)
-        made.in_use |= {each.name: readers[each.name] for each in own if not decided[each.name] and each.name in readers}
+        made.in_use |= {
+            each.name: readers[each.name] for each in own if not decided[each.name] and each.name in readers
+        }
         made.going += [record for record in doomed if not decided[record.name]]
         made.reasons |= decided
     return made
-
-

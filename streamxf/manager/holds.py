@@ -17,12 +17,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.publish import DAY
 from streamxf.checkpoint.removal import remove_tree
 from streamxf.checkpoint.small import put_small, small_files, small_names
 from streamxf.checkpoint.storage import Storage, is_url, storage_errors
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError
-from streamxf.checkpoint.notes import parse_note
 from streamxf.manager.authority import Authority
 from streamxf.manager.listing import Run
 from streamxf.manager.rows import FOLDER
@@ -131,7 +131,7 @@ def going(storage: Storage, authority: Authority | None = None) -> dict[str, str
     """What somebody has said to be removing, and has not finished, each with the file that says so; with `authority`,
     as far as that counts.
     """
-    found = {}
+    found: dict[str, str] = {}
     for file, data in small_files(storage, FOLDER, lambda name: _GOING.fullmatch(name) is not None).items():
         try:
             note = parse_note(data)

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from streamxf.manager.catalog import Session
+from streamxf.manager.sessions import Session
 from streamxf.wording import many, time_text
 
 DAY = 86_400.0

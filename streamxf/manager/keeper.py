@@ -34,7 +34,7 @@ from streamxf.manager.forget import forget_in
 from streamxf.manager.holds import put_hold
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record, numbers_in
-from streamxf.manager.removal import finish, leftovers
+from streamxf.manager.removal import contents, finish, leftovers
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
 from streamxf.wording import size_text, some
@@ -66,7 +66,7 @@ class Keeper:
         self._holds: dict[str, ExitStack] = {}
         self.resumed: str | None = None
 
-    def begin(self, name: str, metrics: Mapping[str, float], save_id: str = "") -> RunFacts:
+    def begin(self, name: str, metrics: Mapping[str, float]) -> RunFacts:
         """Note that a save begins, and return what it is to say of itself; no rank may write before this returns, or a
         kill might leave files that nobody knows of.
 
@@ -89,11 +89,16 @@ class Keeper:
         self._submit(f"{name} is saved, and could not be noted", self._saved, name, save_id, dict(metrics))
         self._submit("older checkpoints could not be removed", self._forget, {name: "was just saved"})
 
-    def complete(self, name: str, metrics: Mapping[str, float], digests: Mapping[str, str]) -> None:
-        """Write the commit record of a framework's save, or add metrics to one. Waits, and raises what goes wrong; then
-        removes what the rules do not keep.
+    def complete(
+        self, name: str, metrics: Mapping[str, float], digests: Mapping[str, str], *, wait: bool = True
+    ) -> None:
+        """Write the commit record of a framework's save, or add metrics to one; then remove what the rules do not keep.
+        Raises what goes wrong with the record, unless it does not wait.
         """
-        self._pool.submit(self._complete, name, dict(metrics), digests).result()
+        if wait:
+            self._pool.submit(self._complete, name, dict(metrics), digests).result()
+        else:
+            self._submit(f"{name} could not be committed", self._complete, name, dict(metrics), digests)
         self._submit("older checkpoints could not be removed", self._forget, {name: "was just saved"})
 
     def give_up(self, name: str) -> None:
@@ -134,8 +139,8 @@ class Keeper:
             stack.close()
 
     def _begin(self, name: str, metrics: Mapping[str, float]) -> RunFacts:
-        """With its first save this process becomes the one that saves to the run, and puts in order what those left that
-        were killed. One that only reads leaves the saves of others alone.
+        """With its first save this process becomes the one that saves to the run, and puts in order what those left
+        that were killed. One that only reads leaves the saves of others alone.
         """
         if not self._saves:
             self._pool.submit(self._prepare).result()
@@ -185,14 +190,17 @@ class Keeper:
             _log.warning("%s is a link, in whose place this save puts a folder", local)
             remove_tree(storage, name, [], [])
         files = files_of(storage, name)
+        ours = contents(self._run, name, files)
         gone = set(leftovers(self._run, name, files, self._sessions))
         if framework:
-            gone |= {path for path in files if path in (COMMIT, REMOVED) or ("/" not in path and is_metadata_name(path))}
+            gone |= {
+                path for path in files if path in (COMMIT, REMOVED) or ("/" not in path and is_metadata_name(path))
+            }
         if gone:
             remove_tree(storage, name, sorted(gone), [])
         self._holds[name] = ExitStack()
         self._holds[name].enter_context(put_hold(storage, name))
-        before = {path: mark_of(entry) for path, entry in files.items() if path not in gone}
+        before = {path: mark_of(entry) for path, entry in files.items() if path not in gone.union(ours)}
         self._before[name] = before
         saving = Saving(name, int(time.time() * 1000), self._sessions.own.id, before if framework else {}, framework)
         put_small(storage, f"{name}/{SAVING}", self._run.authority.seal(saving.to_json()), sync=False)
@@ -258,9 +266,7 @@ class Keeper:
         """Whatever the rules say of the step, the job's own last save stays: it may have resumed from an older step."""
         if self.resumed is not None and not self._saves:
             protected = {self.resumed: "is resumed from", **protected}
-        report = forget_in(
-            self._run, self._keep, self._verify, series=self._series, protected=protected, coming=coming
-        )
+        report = forget_in(self._run, self._keep, self._verify, series=self._series, protected=protected, coming=coming)
         if report.removed:
             _log.info("removed %s, %s", some(report.removed), size_text(report.bytes))
         for name, reason in report.failed.items():

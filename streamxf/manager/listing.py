@@ -82,8 +82,8 @@ class Run:
             if len(found) > 1:
                 shown = "; ".join(f"{run}, as {name}" for run, name in list(found.items())[:5])
                 raise ParameterError(
-                    f"checkpoints of {len(found)} runs lie in one folder ({shown}), so it is not clear which run this is: "
-                    "pass run_id= with the one that is meant, or move the others away",
+                    f"checkpoints of {len(found)} runs lie in one folder ({shown}), so it is not clear which run this "
+                    "is: pass run_id= with the one that is meant, or move the others away",
                     file=self.storage.given,
                 )
             self.run_id = next(iter(found), None)
@@ -204,8 +204,9 @@ class Run:
         if look is None:
             return None
         assert self.storage.local is not None
-        below = os.path.realpath(self.storage.local) + os.sep
-        doubt = look.doubt or ("" if self.authority.strict or where.given.startswith(below) or f"{where.given}{os.sep}" == below else _OUT)
+        base_folder = os.path.realpath(self.storage.local)
+        inside = os.path.commonpath([base_folder, where.given]) == base_folder
+        doubt = look.doubt or ("" if inside or self.authority.strict else _OUT)
         return replace(look, link=where.full(base), doubt=doubt)
 
     def _looked(self, where: Storage, name: str, files: Files) -> Look | None:

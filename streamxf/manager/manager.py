@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import operator
 import os
@@ -13,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -28,17 +29,21 @@ from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
 from streamxf.dcp.install import chain_and_access
 from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader
 from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter
-from streamxf.errors import NoCheckpointError, ParameterError, escaped
+from streamxf.errors import ParameterError, escaped, is_damage
+from streamxf.format.fields import digits as hex_digits
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, give_back, gloo_group
-from streamxf.manager.choice import Choice, Chooser, Verify, check_verify, is_damage
+from streamxf.manager.authority import Authority
+from streamxf.manager.choice import ALL, Chooser, Verify, check_verify, damage_of
 from streamxf.manager.interval import Interval
 from streamxf.manager.keeper import Keeper
+from streamxf.manager.listing import Run
 from streamxf.manager.notices import Notices
-from streamxf.manager.record import numbers_in, series_of
+from streamxf.manager.record import Record, numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import SaveTimer, Schedule
-from streamxf.wording import listed
+
+T = TypeVar("T")
 
 _ASYNC = {"thread": AsyncCheckpointerType.THREAD, "process": AsyncCheckpointerType.PROCESS}
 _log = logging.getLogger(__name__)
@@ -52,6 +57,11 @@ class _Saving:
     future: Future[Any]
     group: int | None = None  # the number of its process group, if it is the manager's
     metrics: dict[str, float] = field(default_factory=dict)  # those that were not known when it began
+    digests: dict[str, str] = field(default_factory=dict)  # of files that a framework writes
+
+    @property
+    def framework(self) -> bool:
+        return self.group is None
 
 
 class CheckpointManager:
@@ -95,6 +105,9 @@ class CheckpointManager:
         reading all of it, or by its metadata and the sizes of its files. Loading checks all that it reads in any case.
     name : str
         The checkpoints' folders: ``{}`` stands for the step.
+    run_id : str, optional
+        Which run this is, 32 hexadecimal digits, where the folder holds checkpoints of several. By default that which
+        the checkpoints there name, and otherwise a new one.
     writer, reader : dict, optional
         More arguments for streamxf's writers and readers, such as ``{"thread_count": 2}`` and
         ``{"safe_globals": [...]}``.
@@ -108,6 +121,8 @@ class CheckpointManager:
     stopping : bool
         Whether a rank got a signal or a notice that the job will end; the same on all ranks after `should_save`, which
         has asked for one more save.
+    skipped : dict of str to str
+        The checkpoints that the last `resume`, `latest` or `best` has passed over, each with the reason.
 
     Raises
     ------
@@ -128,6 +143,7 @@ class CheckpointManager:
         when_busy: Literal["wait", "skip"] = "wait",
         verify: Verify = "sample",
         name: str = "step-{}",
+        run_id: str | None = None,
         writer: Mapping[str, Any] | None = None,
         reader: Mapping[str, Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -142,9 +158,11 @@ class CheckpointManager:
             raise ParameterError(f"when_busy={when_busy!r:.40}: it is 'wait' or 'skip'")
         _check_name(name)
         check_verify(verify)
+        if run_id is not None:
+            hex_digits(run_id, 32, "run_id")
         self._chain, access, self._reader = chain_and_access(chain, keys, reader)
         self._schedule = Schedule.of(save)
-        keep = Retention.of(keep)
+        self._keep = Retention.of(keep)
         self._async, self._most, self._skips = mode, in_flight, when_busy == "skip"
         self._name = name
         self._options = dict(storage_options or {})
@@ -164,10 +182,13 @@ class CheckpointManager:
         self._saving: deque[_Saving] = deque()
         self._finished = 0
         series = series_of(_named(name, 0))
-        self._chooser = Chooser(self._storage, series, access, verify)
+        self._verify, self._series = verify, series
+        self._run = Run(self._storage, Authority(access, self._chain.encryption), run_id)
+        self._chooser = Chooser(self._run, series, verify)
         self._keeper = None
         if self._agreement.rank == 0:
-            self._keeper = Keeper(self._storage, keep, series, access, verify)
+            self._keeper = Keeper(self._run, self._keep, series, verify)
+        self.skipped: dict[str, str] = {}
         before = self._keeper.sessions() if self._keeper is not None and self._schedule.optimal else []
         self._timer = SaveTimer(self._schedule, before)
         self._notices = Notices(self._schedule.signals, self._schedule.notice)
@@ -253,7 +274,7 @@ class CheckpointManager:
             self._collect(1)
         self._chooser.release()
         numbers = _floats(metrics)
-        self._on_rank_0(lambda keeper: keeper.begin(name, numbers))
+        facts = self._on_rank_0(lambda keeper: keeper.begin(name, numbers))
         self._timer.began()
         group = min(set(range(len(self._groups))) - {saving.group for saving in self._saving})
         writer = self._writers.get(group)
@@ -261,6 +282,7 @@ class CheckpointManager:
             writer = self._writers[group] = self._make_writer(step)
         else:  # it may have memory for copies
             writer.reset(self._storage.full(name))
+        writer.run_facts = facts
         given = {
             "storage_writer": writer,
             "process_group": self._groups[group],
@@ -268,19 +290,30 @@ class CheckpointManager:
         }
         try:
             if self._async is None:
-                dcp_save(state, **given)
+                self._save_now(name, state, given)
             else:
                 future = dcp_async_save(state, async_checkpointer_type=_ASYNC[self._async], **given)
         except BaseException:
             self._give_up(name)
             raise
         if self._async is None:
-            self._published(name, {})
+            self._published(_Saving(name, Future(), group), writer.save_id)
         else:
             assert isinstance(future, Future)  # the writer makes the copies, and not a stager of the caller's
             self._in_background(_Saving(name, future, group), began)
         self._timer.blocked(time.monotonic() - began)
         self._report_interval()
+
+    def _save_now(self, name: str, state: dict[str, Any], given: Mapping[str, Any]) -> None:
+        try:
+            dcp_save(state, **given)
+        except CheckpointException as error:
+            full = any(
+                getattr(each, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for each, _ in error.failures.values()
+            )
+            if not full or not self._on_rank_0(lambda keeper: keeper.make_room(name, full=True)):
+                raise
+            dcp_save(state, **given)  # into the room that old checkpoints have left
 
     def begin(self, step: int) -> str:
         """Announce a save that a framework makes by itself; returns the folder to save to. It is complete once
@@ -288,8 +321,9 @@ class CheckpointManager:
 
         Raises
         ------
-        MetadataError, OSError, ForeignError
-            If that cannot be noted in the run's folder. Do not save then.
+        AbortedError, ParameterError, OSError, ForeignError
+            If another job saves to this run, or its checkpoints are of several; if that cannot be noted in the run's
+            folder. Do not save then.
         """
         name = _named(self._name, step)
         while self._saving_too_many() or any(saving.name == name for saving in self._saving):
@@ -301,7 +335,12 @@ class CheckpointManager:
         return self.path(step)
 
     def commit(
-        self, step: int, *, metrics: Mapping[str, float] | None = None, after: Future[Any] | None = None
+        self,
+        step: int,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        after: Future[Any] | None = None,
+        digests: Mapping[str, str] | None = None,
     ) -> None:
         """Say that this rank's part of the save is complete that was announced by `begin`.
 
@@ -313,11 +352,15 @@ class CheckpointManager:
         after : Future, optional
             What ``dcp.async_save`` returned: the save is complete when it is done on all ranks. The manager looks after
             it as it does after its own: `should_save` raises what it failed with.
+        digests : mapping of str to str, optional
+            SHA-256 of files that this rank wrote, in hexadecimal, by paths in the step's folder. Those of others are
+            computed in the background; an object store's own checksums serve there.
 
         Raises
         ------
-        MetadataError, OSError, ForeignError
-            If that cannot be noted in the run's folder; of a save in the background, this is logged instead.
+        NoCheckpointError, OSError, ForeignError
+            If nothing was saved, or that cannot be noted in the run's folder; of a save in the background, this is
+            logged instead.
         """
         name, numbers = _named(self._name, step), _floats(metrics)
         began, self._announced = self._announced, None
@@ -325,10 +368,13 @@ class CheckpointManager:
         if under_way is not None:
             under_way.metrics.update(numbers)
         elif after is not None:
-            self._in_background(_Saving(name, after, metrics=numbers), began or time.monotonic())
+            saving = _Saving(name, after, metrics=numbers, digests=dict(digests or {}))
+            self._in_background(saving, began or time.monotonic())
         else:
-            self._agreement.barrier()
-            self._on_rank_0(lambda keeper: keeper.complete(name, numbers))
+            known: dict[str, str] = {}
+            for found in self._agreement.everywhere(lambda: dict(digests or {})):
+                known |= found
+            self._on_rank_0(lambda keeper: keeper.complete(name, numbers, known))
         if began is not None:
             self._timer.blocked(time.monotonic() - began)
             self._report_interval()
@@ -342,11 +388,13 @@ class CheckpointManager:
 
     # -- resuming ------------------------------------------------------------------------------------
 
-    def resume(self, state: dict[str, Any], *, step: int | None = None) -> int | None:
+    def resume(
+        self, state: dict[str, Any], *, step: int | None = None, foreign: bool = False, plaintext: bool = False
+    ) -> int | None:
         """Load the newest checkpoint that is as it was saved, and return its step; None if there is none yet.
 
-        All ranks load the same one. Damage that any of them finds makes all of them fall back to the one before; each
-        logs the reason. Meanwhile nobody removes it.
+        All ranks load the same one. Damage that any of them finds makes all of them fall back to the one before; rank 0
+        logs the reasons, and `skipped` has them. Meanwhile nobody removes it.
 
         Parameters
         ----------
@@ -354,26 +402,35 @@ class CheckpointManager:
             As for ``dcp.load``, which fills it.
         step : int, optional
             The only step to load.
+        foreign : bool
+            Whether the checkpoint of `step` may be of another run, or saved under another name.
+        plaintext : bool
+            Whether a job whose chain encrypts may load what is not encrypted: once, to begin encrypting a run.
 
         Raises
         ------
         NoCheckpointError
-            If there are complete checkpoints and all are damaged, or there is none of `step`. A job that took this for
-            a fresh start would overwrite them.
+            If there are complete checkpoints, and none of them can be resumed from, or there is none of `step`. A job
+            that took this for a fresh start would overwrite them.
+        ParameterError
+            If checkpoints of several runs lie in the folder; pass ``run_id=`` to the manager.
         CheckpointException
             If loading fails for a reason that has nothing to do with damage, such as another shape.
-        KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, UnknownCodecError
+        KeyMissingError, WrongKeyError, KeyServiceError, UnknownCodecError
             If the newest one needs other keys or codecs.
         OSError, ForeignError
             If the storage cannot be reached.
         """
         self.wait()
-        skipped: dict[str, str] = {}
-        while (choice := self._choose(skipped, step, without_catalog=True)).record is not None:
-            record = choice.record
+        run, chooser = self._run, self._chooser
+        if plaintext:
+            run = Run(self._storage, Authority(run.authority.access.lenient(), unverified=True), run.run_id)
+            chooser = Chooser(run, self._series, self._verify)
+        self.skipped = {}
+        while (record := self._chosen(run, chooser, step=step, foreign=foreign)) is not None:
             path = self._storage.full(record.name)
             # or ranks might load two saves, if one is replaced at this moment
-            reader = self._make_reader(path, expect_save_id=choice.save_id)
+            reader = self._make_reader(path, plaintext=plaintext, expect_save_id=record.save_id)
             try:
                 dcp_load(
                     state,
@@ -385,11 +442,11 @@ class CheckpointManager:
                 failures = [failure for failure, _ in error.failures.values()]
                 if not all(map(is_damage, failures)):
                     raise
-                skipped[record.name] = f"{type(failures[0]).__name__}: {failures[0]}"
-                _log.warning("%s does not load: %s", path, escaped(skipped[record.name]))
+                self._skip(record, f"{type(failures[0]).__name__}: {failures[0]}")
                 continue
             finally:
-                self._chooser.release()
+                chooser.release()
+            self._resumed(record)
             _log.info("resumed from %s", path)
             return record.step
         return None
@@ -397,10 +454,27 @@ class CheckpointManager:
     def latest(self) -> str | None:
         """The path of the newest checkpoint that verifies, the same on all ranks, for frameworks that load by
         themselves; None if there is none yet. It is not removed before the next save. Raises as `resume`.
+
+        What a framework wrote is compared with its digests in full, unless ``verify="none"``, since frameworks cannot
+        fall back to the one before.
         """
+        return self._path_of(best=None)
+
+    def best(self) -> str | None:
+        """The path of the checkpoint with the best value of the metric of `Retention`, as `latest`. If that is damaged,
+        the second best, with a warning. None if the rules name no metric, or no checkpoint has it.
+        """
+        metric = self._keep.metric
+        return self._path_of(best=(metric, self._keep.mode)) if metric is not None else None
+
+    def _path_of(self, best: tuple[str, str] | None) -> str | None:
         self.wait()
-        record = self._choose({}, None, without_catalog=False).record
-        return self._storage.full(record.name) if record is not None else None
+        self.skipped = {}
+        record = self._chosen(self._run, self._chooser, best=best)
+        if record is None:
+            return None
+        self._resumed(record)
+        return self._storage.full(record.name)
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -439,34 +513,65 @@ class CheckpointManager:
 
     # -- helpers -------------------------------------------------------------------------------------
 
-    def _choose(self, skipped: dict[str, str], step: int | None, *, without_catalog: bool) -> Choice:
-        """What rank 0 chooses, and holds, among what was not skipped before; what it skips is logged and added."""
+    def _chosen(
+        self,
+        run: Run,
+        chooser: Chooser,
+        *,
+        step: int | None = None,
+        foreign: bool = False,
+        best: tuple[str, str] | None = None,
+    ) -> Record | None:
+        """What to load: rank 0 chooses and holds it, and all ranks read what is to be read of it in full."""
         name = None if step is None else _named(self._name, step)
-        choice = self._agreement.broadcast(lambda: self._chooser.choose(skipped, name, without_catalog=without_catalog))
-        for other, reason in choice.skipped.items():
-            _log.warning("%s was skipped: %s", self._storage.full(other), escaped(reason))
-        skipped |= choice.skipped
-        if choice.record is None and (skipped or step is not None):
-            why = "; ".join(listed("damaged", [f"{other}: {reason}" for other, reason in skipped.items()]))
-            where = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-            advice = "See `streamxf salvage` for what is left, or move the folder away to begin anew"
-            if not skipped:
-                advice = "`streamxf list` shows which there are"
-            raise NoCheckpointError(
-                f"{where} can be resumed from{f' ({why})' if why else ''}. Nothing was removed. {advice}",
-                file=self._storage.given,
+        rank, size = self._agreement.rank, self._agreement.size
+        while True:
+            choice = self._agreement.broadcast(lambda: chooser.choose(self.skipped, name, foreign=foreign, best=best))
+            for other in choice.skipped.keys() - self.skipped.keys():
+                self._warn("%s is passed over: %s", self._storage.full(other), escaped(choice.skipped[other]))
+            self.skipped = choice.skipped
+            record, check = choice.record, choice.check
+            if record is None:
+                return None
+            run.run_id = choice.run_id
+            part = (rank, size) if check == "whole" else ALL
+            reads = rank == 0 or check == "whole"
+            found = self._agreement.everywhere(
+                lambda record=record, check=check, part=part, reads=reads: (  # type: ignore[misc]
+                    damage_of(run, record, check, part) if reads else None
+                )
             )
-        return choice
+            if (reason := next(filter(None, found), None)) is None:
+                if rank == 0 and check == "whole":
+                    chooser.passed(record)
+                return record
+            chooser.release()
+            self._skip(record, reason)
 
-    def _on_rank_0(self, call: Callable[[Keeper], None]) -> None:
-        """Have rank 0 do something, and wait for it; what it raises is raised on every rank."""
+    def _skip(self, record: Record, reason: str) -> None:
+        self.skipped[record.name] = reason
+        self._warn("%s is passed over: %s", self._storage.full(record.name), escaped(reason))
+
+    def _warn(self, message: str, *arguments: object) -> None:
+        if self._agreement.rank == 0:
+            _log.warning(message, *arguments)
+
+    def _resumed(self, record: Record) -> None:
+        self._run.run_id = self._run.run_id or record.run
+        if self._keeper is not None:
+            self._keeper.resumed = record.name
+
+    def _on_rank_0(self, call: Callable[[Keeper], T]) -> T:
+        """What rank 0 does, and all wait for; what it raises is raised on every rank."""
         self._check_open()
         keeper = self._keeper
-        self._agreement.broadcast(lambda: call(keeper) if keeper is not None else None)
+        return self._agreement.broadcast(lambda: call(keeper) if keeper is not None else None)  # type: ignore[return-value]
 
-    def _published(self, name: str, metrics: Mapping[str, float]) -> None:
-        if self._keeper is not None:
-            self._keeper.commit(name, metrics)
+    def _published(self, saving: _Saving, save_id: str | None = None) -> None:
+        if self._keeper is not None and saving.framework:
+            self._keeper.complete(saving.name, saving.metrics, saving.digests, wait=False)
+        elif self._keeper is not None:
+            self._keeper.commit(saving.name, save_id, saving.metrics)
 
     def _give_up(self, name: str) -> None:
         if self._keeper is not None:
@@ -497,7 +602,7 @@ class CheckpointManager:
                 self._give_up(saving.name)
                 failure = failure or error
             else:
-                self._published(saving.name, saving.metrics)
+                self._published(saving)
         if failure is not None:
             raise failure
 
@@ -513,11 +618,13 @@ class CheckpointManager:
             return FsspecWriter(path, chain=self._chain, **self._writer, **self._options)
         return FileSystemWriter(path, chain=self._chain, **self._writer)
 
-    def _make_reader(self, path: str, **more: Any) -> ChainReaderMixin:
-        options = {**more, **self._reader}
+    def _make_reader(self, path: str, *, plaintext: bool = False, **more: Any) -> ChainReaderMixin:
+        options = {**more, **self._reader, **({"require": None} if plaintext else {})}
         if is_url(path) or self._options:
-            return FsspecReader(path, **options, **self._options).for_chain(self._chain)
-        return FileSystemReader(path, **options).for_chain(self._chain)
+            reader: ChainReaderMixin = FsspecReader(path, **options, **self._options)
+        else:
+            reader = FileSystemReader(path, **options)
+        return reader if plaintext else reader.for_chain(self._chain)
 
 
 def _floats(metrics: Mapping[str, float] | None) -> dict[str, float]:

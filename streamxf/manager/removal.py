@@ -72,7 +72,7 @@ def _remove(run: Run, records: Sequence[Record], extras: bool, done: Removed) ->
 
 def _remove_unchanged(run: Run, records: Sequence[Record], extras: bool, done: Removed) -> None:
     files = files_of_many(run.storage, [each.name for each in records])
-    orders = {}
+    orders: dict[str, tuple[list[str], list[str]]] = {}
     for record in records:
         listed = files(record.name)
         if not record.is_still(run.record(record.name, listed)):

@@ -124,7 +124,9 @@ class Retention:
 
     def to_json(self) -> dict[str, Any]:
         """The rules as a checkpoint records them: without floats, which the format does not have."""
-        found = {each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default}
+        found = {
+            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
+        }
         made = {name: repr(value) if isinstance(value, float) else value for name, value in found.items()}
         return {name: _ALL if value == -1 else [*value] if name == "steps" else value for name, value in made.items()}
 
@@ -132,7 +134,8 @@ class Retention:
     def of_json(cls, rules: Mapping[str, Any]) -> Retention:
         """Raises ParameterError if these are no rules of this version."""
         try:
-            return cls(**{name: -1 if value == _ALL else value for name, value in rules.items()})
+            known: dict[str, Any] = {name: -1 if value == _ALL else value for name, value in rules.items()}
+            return cls(**known)
         except TypeError as error:
             raise ParameterError(f"the recorded rules cannot be used: {error}") from None
 
@@ -168,7 +171,7 @@ class Retention:
         if self.every is not None:
             word = f"every {self.every:,} steps" if self.every > 1 else "every step"
             yield from ((word, record) for record in records if self._is_divided(record))
-        yield from ((f"{_counted('best', self.best)} by {self.metric}", record) for record in self._best(records))
+        yield from ((f"{_counted('best', self.best)} by {self.metric}", record) for record in self.ranked(records))
         if self.best is not None:  # it may be among the best
             yield from (("its metrics are unknown", record) for record in records if record.metrics is None)
         for name, bucket in _CALENDAR.items():
@@ -181,7 +184,7 @@ class Retention:
             yield from (("its time is unknown", record) for record in records if record.time is None)
         yield from ((f"step {record.step:,}", record) for record in records if record.step in self.steps)
 
-    def _best(self, records: Sequence[Record]) -> Sequence[Record]:
+    def ranked(self, records: Sequence[Record]) -> Sequence[Record]:
         """Those with the best values, the best first; among equal values the order is that of the records."""
         sign = 1 if self.mode == "min" else -1
         values = [(sign * (each.metrics or {}).get(self.metric or "", math.nan), each) for each in records]
@@ -190,7 +193,7 @@ class Retention:
 
     def _droppable(self, staying: Sequence[Record], complete: Sequence[Record]) -> list[Record]:
         """Which of those that stay may go to save bytes, in the order in which they go."""
-        best = {each.name: rank for rank, each in enumerate(self._best(complete[::-1]))}
+        best = {each.name: rank for rank, each in enumerate(self.ranked(complete[::-1]))}
         passing = [each for each in staying if not (each.step in self.steps or self._is_divided(each))]
         return sorted(passing, key=lambda each: (each.name in best, -best.get(each.name, 0)))
 

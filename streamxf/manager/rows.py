@@ -1,5 +1,5 @@
-"""What looks into the folders of a run have found, remembered in ``.streamxf/rows-*``. A row counts only while its folder
-has the same mark, and where there are keys only if they vouch for its file; so losing them all costs time, and no more.
+"""What looks into the folders of a run have found, remembered in ``.streamxf/rows-*``. A row counts only while its
+folder has the same mark, and where there are keys only if they vouch for its file; to lose them all costs time alone.
 """
 
 from __future__ import annotations
@@ -126,4 +126,3 @@ class Rows:
                     rows, doubt = {}, ""
                 self._stored[file] = {} if doubt else rows
         return self._stored
-

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from streamxf.errors import ParameterError
-from streamxf.manager.catalog import Session
 from streamxf.manager.interval import Interval, estimated_mtbf, observed, optimal, overhead
+from streamxf.manager.sessions import Session
 
 _MEASURED = 5
 

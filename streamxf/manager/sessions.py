@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import IO, Any
 from weakref import WeakValueDictionary
 
-from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.inside import opened
+from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.removal import remove_tree
 from streamxf.checkpoint.small import put_small, small_files
 from streamxf.checkpoint.storage import Storage
@@ -61,8 +61,9 @@ class Session:
     def of_json(cls, content: Any) -> Session:
         """Times are never in the future, so that none makes a failure seem rarer than this clock allows."""
         began, seen = (min(natural(content[name]) / 1000, time.time()) for name in ("began", "seen"))
-        text = [str(content[name])[:255] for name in ("series", "host")]
-        return cls(began, seen, content["ended"] is True, digits(content["id"], 32), *text, natural(content["pid"]))
+        series, host = (str(content[name])[:255] for name in ("series", "host"))
+        ended, pid = content["ended"] is True, natural(content["pid"])
+        return cls(began, seen, ended, digits(content["id"], 32), series, host, pid)
 
 
 class Sessions:
@@ -100,13 +101,16 @@ class Sessions:
             who = f"process {other.pid} on {escaped(other.host)}, which was last heard of {time_text(ago)} ago,"
             if held:
                 raise AbortedError(
-                    f"{who} saves to this run, too: two jobs in one folder remove and replace each other's checkpoints. "
-                    "End one of them, or give this one a folder, or a name=, of its own",
+                    f"{who} saves to this run, too: two jobs in one folder remove and replace each other's "
+                    "checkpoints. End one of them, or give this one a folder, or a name=, of its own",
                     file=self._storage.given,
                 )
             if held is None:
-                _log.warning("%s: %s has not said that it ended. If it still saves there, end one of the two jobs",
-                             self._storage.given, who)
+                _log.warning(
+                    "%s: %s has not said that it ended. If it still saves there, end one of the two jobs",
+                    self._storage.given,
+                    who,
+                )
         over = [f"{_PREFIX}{each.id}" for each in others[:-_KEPT]]
         if over:
             remove_tree(self._storage, FOLDER, over, ())
@@ -119,7 +123,9 @@ class Sessions:
         """Give a sign of life."""
         now = max(time.time(), self.own.began)
         self.own = Session(**{**vars(self.own), "seen": now, "ended": ended})
-        put_small(self._storage, f"{FOLDER}/{_PREFIX}{self.own.id}", self._authority.seal(self.own.to_json()), sync=False)
+        put_small(
+            self._storage, f"{FOLDER}/{_PREFIX}{self.own.id}", self._authority.seal(self.own.to_json()), sync=False
+        )
 
     def close(self) -> None:
         lock, self._lock = self._lock, None
