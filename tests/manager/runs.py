@@ -35,7 +35,7 @@ def saved_run(run: Path | str, *steps: int, **options: Any) -> None:
 
 
 def complete(run: Path | str, **options: Any) -> list[str]:
-    return [record.name for record in list_checkpoints(run, **options) if record.state == "complete"]
+    return [record.name for record in list_checkpoints(run, **options) if record.complete]
 
 
 def damage(checkpoint: Path) -> None:
