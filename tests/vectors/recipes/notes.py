@@ -111,6 +111,7 @@ def _content() -> list[Vector]:
         ("negative", "a negative number", '{"a":-1}'),
         ("minus-zero", "-0", "[-0]"),
         ("nan", "NaN", "[NaN]"),
+        ("minus-zero-alone", "nothing but -0", "-0"),
         ("2-53", "2^53", f"[{2**53}]"),
         ("long", "a number of 5,000 digits", "[1" + "0" * 5000 + "]"),
         ("surrogate", "a lone surrogate", '["\\ud800"]'),
