@@ -182,7 +182,7 @@ def read_plain(file: bytes, reader: Reader) -> bytes:
 # A chunk of a tensor, or an object: where it is, and what its container says of it.
 Part = namedtuple("Part", "place file identity")
 # The parts of each item; dtype and shape of each tensor; the wrapped data keys, by the id of the data key.
-Index = namedtuple("Index", "transforms chain parts shapes wrapped")
+Index = namedtuple("Index", "transforms chain parts shapes wrapped run")
 # What JSON has to look like: a type, a pattern, a list of something, something or null, or an object with these members
 # ("?" marks optional ones).
 HASH, HEX32 = "[0-9a-f]{64}", "[0-9a-f]{32}"
@@ -340,7 +340,7 @@ def parse_index(index: Any, rank: int | None, lines: list[str], signed: bool) ->
     check(len({file["path"] for file in index["files"]}) == len(index["files"]), "M3: a path is named twice")
     parts = {name: parse_item(name, item, index, signed) for name, item in index["items"].items()}
     shapes = {name: (i["dtype"], tuple(i["shape"])) for name, i in index["items"].items() if "dtype" in i}
-    return Index(transforms, chain, parts, shapes, wrapped)
+    return Index(transforms, chain, parts, shapes, wrapped, index.get("run"))
 
 
 def parse_item(name: str, item: Any, index: dict[str, Any], signed: bool) -> list[Part]:

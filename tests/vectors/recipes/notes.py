@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
@@ -19,6 +18,7 @@ from sealing import (
     hpke_wrap,
     index_digest,
     mac_of,
+    note_digest,
     secret,
     wrapped,
     zstd,
@@ -48,11 +48,6 @@ _SHARED = Vouching()
 _SIGNED = Vouching(signer=SIGNER)
 _PRIVATE = Vouching(wrapped([entry(*hpke_wrap(HYBRID))]), (), SIGNER)
 _BOTH = Vouching(wrapped([entry(*hpke_wrap(HYBRID)), aes_wrap()]), (KEY,), SIGNER)
-
-
-def note_digest(packed: bytes) -> bytes:
-    """D of a note."""
-    return hashlib.sha256(b"streamxf/1 note" + packed).digest()
 
 
 def _parts(content: Any = RECORD, vouching: Vouching | None = None) -> MetadataParts:
