@@ -148,6 +148,12 @@ DAMAGE = (AuthenticationError, CodecError, ContainerError, DescriptorError, Iden
 """What says of a checkpoint's data that it is not as it was saved, or not where it belongs."""
 
 
+def is_damage(error: BaseException) -> bool:
+    """Whether an error says that a checkpoint is not as it was saved; otherwise another one would fare no better."""
+    lost = isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.errno == errno.EIO)
+    return lost or isinstance(error, DAMAGE)
+
+
 class AbortedError(StreamxfError):
     """A stream was used after it failed, was aborted, or crossed a fork."""
 

@@ -14,13 +14,13 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import GLOBAL, metadata_among, read_metadata
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import (
-    DAMAGE,
     ContainerError,
     MetadataError,
     NoCheckpointError,
     ParameterError,
     StreamxfError,
     escaped,
+    is_damage,
 )
 from streamxf.formats.opening import contents_of
 from streamxf.manager.catalog import RunCatalog, read_catalog
@@ -144,12 +144,6 @@ def damage_of(storage: Storage, record: Record, access: Access, verify: Verify) 
             raise
         return f"{type(error).__name__}: {error}"[:_TEXT]
     return None
-
-
-def is_damage(error: BaseException) -> bool:
-    """Whether an error says that a checkpoint is not as it was saved; otherwise another one would fare no better."""
-    lost = isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.errno == errno.EIO)
-    return lost or isinstance(error, DAMAGE)
 
 
 def size_of(storage: Storage) -> int:

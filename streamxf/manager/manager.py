@@ -28,10 +28,10 @@ from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
 from streamxf.dcp.install import chain_and_access
 from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader
 from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter
-from streamxf.errors import NoCheckpointError, ParameterError, escaped
+from streamxf.errors import NoCheckpointError, ParameterError, escaped, is_damage
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, give_back, gloo_group
-from streamxf.manager.choice import Choice, Chooser, Verify, check_verify, is_damage
+from streamxf.manager.choice import Choice, Chooser, Verify, check_verify
 from streamxf.manager.interval import Interval
 from streamxf.manager.keeper import Keeper
 from streamxf.manager.notices import Notices
