@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, cast
 
-from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.access import ring_for
+from streamxf.chain import ChainLike
+from streamxf.checkpoint.access import chain_and_ring
 from streamxf.checkpoint.storage import is_url
 from streamxf.errors import ParameterError, located
 from streamxf.format.limits import PLAIN_MAGIC
@@ -46,8 +46,7 @@ class ChainCheckpointIO:
     """
 
     def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
-        self._chain = Chain.chosen(chain, "zstd", keys)
-        self._keys = ring_for(self._chain, keys)
+        self._chain, self._keys = chain_and_ring(chain, "zstd", keys)
         # `lightning` brings the same classes under two names, and checks by isinstance for its own
         present = [name for name in _PACKAGES if name.partition(".")[0] in sys.modules]
         for name in present or [name for name in _PACKAGES if find_spec(name.partition(".")[0]) is not None]:
