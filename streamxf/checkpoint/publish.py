@@ -15,7 +15,7 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.disk import Mount
-from streamxf.checkpoint.inside import NO_LINK, opened
+from streamxf.checkpoint.inside import FOLDER, NO_LINK
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name, read_metadata
 from streamxf.checkpoint.storage import LOCK, Storage
 from streamxf.errors import AbortedError, ContainerError, StreamxfError, UnsupportedError
@@ -63,6 +63,9 @@ def rank_of(name: str) -> int | None:
 PATIENCE = 300.0  # seconds: what removes a hundred thousand files over a network may take minutes
 
 _HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
+_NO_LOCK = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ELOOP, errno.EISDIR, errno.ENXIO}
+)
 _LONGEST_PAUSE = 0.25
 
 
@@ -87,8 +90,7 @@ def locked(storage: Storage, patience: float | None = None) -> Iterator[bool]:
     try:
         yield Mount.of(local).of_one_machine
     finally:
-        _release(folder, descriptor)
-        os.close(folder)
+        _release(folder, descriptor, unlock=True)
 
 
 def _acquire(path: str, patience: float) -> tuple[int, int] | None:
@@ -97,23 +99,21 @@ def _acquire(path: str, patience: float) -> tuple[int, int] | None:
     pause = 0.001
     while True:
         try:
-            with opened(path) as folder:
-                held = _try_lock(folder)
-                if held is None:
-                    return None
-                descriptor, free = held
-                kept = None
-                try:
-                    if free and _is_still(descriptor, LOCK, folder) and _is_still(folder, path):
-                        kept = os.dup(folder), descriptor
-                        return kept
-                finally:
-                    if kept is None and free:
-                        _release(folder, descriptor)
-                    elif kept is None:
-                        os.close(descriptor)
+            folder = os.open(path, FOLDER)
         except (PermissionError, FileNotFoundError, NotADirectoryError):
             return None  # a writable folder need not be readable; if there is none, others say so
+        descriptor, free, kept = None, None, False
+        try:
+            if (descriptor := _lock_file(folder)) is not None:
+                free = _try_lock(descriptor)
+            if descriptor is None or free is None:
+                return None
+            if free and _is_still(descriptor, LOCK, folder) and _is_still(folder, path):
+                kept = True
+                return folder, descriptor
+        finally:
+            if not kept:
+                _release(folder, descriptor, unlock=free is not False)
         if not free and time.monotonic() > end:
             raise AbortedError(
                 f"another process is publishing to {path}, or writing or cleaning up there"
@@ -124,52 +124,54 @@ def _acquire(path: str, patience: float) -> tuple[int, int] | None:
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _release(folder: int, descriptor: int) -> None:
-    with suppress(OSError):  # the folder was removed, or is read-only by now; whoever comes next takes the file
-        if _is_still(descriptor, LOCK, folder):
-            os.unlink(LOCK, dir_fd=folder)
-    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may still have the descriptor
-    os.close(descriptor)
-
-
-def _try_lock(folder: int) -> tuple[int, bool] | None:
-    """The descriptor of the lock's file, and whether it could be locked; None where there are no locks."""
-    try:
-        descriptor, made = _lock_file(folder)
-    except OSError:  # the folder is not ours to write to, or the disk is full, or this is no file
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return descriptor, True
-    except OSError as error:
-        if error.errno in _HELD:
-            return descriptor, False
-        os.close(descriptor)
-        if made:
-            os.unlink(LOCK, dir_fd=folder)
-        return None  # there are no locks on its file system
-
-
-def _lock_file(folder: int) -> tuple[int, bool]:
-    """Open the lock's file; whether it was made. Raises OSError if it cannot be, or is no regular file."""
+def _lock_file(folder: int) -> int | None:
+    """Open the lock's file, which is made if there is none; None where that cannot be, or it is no regular file."""
     flags = os.O_RDWR | NO_LINK | os.O_NONBLOCK
     try:
-        descriptor = os.open(LOCK, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-    except FileExistsError:
         try:
+            descriptor = os.open(LOCK, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+        except FileExistsError:
             descriptor = os.open(LOCK, flags, dir_fd=folder)
-        except FileNotFoundError:  # its holder was done
-            return _lock_file(folder)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return descriptor
             os.close(descriptor)
-            raise
-        return descriptor, False
+            return None
+    except FileNotFoundError:  # its holder was done, or the folder is gone
+        return _lock_file(folder) if os.fstat(folder).st_nlink else None
+    except OSError as error:
+        if error.errno in _NO_LOCK:
+            return None
+        raise
     facts = os.fstat(folder)
     if facts.st_mode & stat.S_IWGRP:
         with suppress(OSError):  # in a group of which this user is no member, it stays this user's
             os.fchown(descriptor, -1, facts.st_gid)
             os.fchmod(descriptor, 0o660)
-    return descriptor, True
+    return descriptor
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """Whether it was free; None if there are no locks on its file system."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in _HELD else None
+    return True
+
+
+def _release(folder: int, descriptor: int | None, unlock: bool) -> None:
+    try:
+        # not if the folder was removed, or cannot be written to by now: whoever comes next takes the file
+        with suppress(OSError):
+            if unlock and descriptor is not None and _is_still(descriptor, LOCK, folder):
+                os.unlink(LOCK, dir_fd=folder)
+    finally:
+        if descriptor is not None:
+            with suppress(OSError):  # there are no locks
+                if unlock:
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may still have the descriptor
+            os.close(descriptor)
+        os.close(folder)
 
 
 def _is_still(descriptor: int, name: str, folder: int | None = None) -> bool:

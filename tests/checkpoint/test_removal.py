@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -89,14 +90,13 @@ NAMES = ["", ".", "..", "../exp1", "/etc", "step-1/..", "step-1/extra", "a\0b"]
 @pytest.mark.parametrize("name", NAMES)
 def test_names_that_lead_elsewhere(run: Path, name: str) -> None:
     before = below(run.parent)
+    with pytest.raises(ParameterError, match="not a name"):
+        check_component(name)
     for storage in (Storage.of(run), Storage.of("memory://run")):
-        for act in (
-            check_component,
-            lambda name: remove_tree(storage, name, FILES, []),
-            lambda n: files_of(storage, n),
-        ):
-            with pytest.raises(ParameterError, match="not a name"):
-                act(name)
+        with pytest.raises(ParameterError, match="not a name"):
+            remove_tree(storage, name, FILES, [])
+        with pytest.raises(ParameterError, match="not a name"):
+            files_of(storage, name)
         if name != "step-1/extra":
             with pytest.raises(ParameterError, match="not a name"):
                 remove_entry(storage, name)
@@ -211,10 +211,8 @@ def test_a_folder_swapped_for_a_link_meanwhile(
 
         with monkeypatch.context() as patch:
             patch.setattr(os, call, swapping)
-            try:
+            with suppress(NotADirectoryError):
                 remove_tree(Storage.of(run), "step-1", FILES[:1], FILES[1:])
-            except OSError as error:
-                assert error.errno in inside.NOT_THERE
         assert below(victim) == wanted
         if calls < at:
             break
@@ -291,12 +289,12 @@ def check_literal(open_run: Callable[[str], Storage]) -> None:
         remove_entry(storage, "step-100/extra/rng.pt")
         assert remove_tree(storage, "step-100", FILES[:1], []) == ["__0_0.distcp"]
         made_now = [f"step-{number}" for number in range(2, 14)]
-        put_all(storage, dict.fromkeys(made_now, [*FILES, "mine"]))
+        put_all(storage, {step: [*FILES, "mine"] for step in made_now})
         gives = files_of_many(storage, made_now)
         assert all(set(gives(step)) == {*FILES, "mine"} for step in made_now)
         assert gives("nothing") == {}
         orders = dict.fromkeys(made_now, (FILES[:1], [*FILES[1:], "nothing"]))
-        assert remove_trees(storage, orders) == dict.fromkeys(made_now, ["mine"])
+        assert remove_trees(storage, orders) == {step: ["mine"] for step in made_now}
         remove_file_or_folder_of(storage)
         found = storage.filesystem.find(storage.path, detail=True).values()
         assert not [each for each in found if each["type"] == "file"]
