@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from streamxf.checkpoint.disk import ONE_PUT
 from streamxf.checkpoint.metadata import is_metadata_name
 from streamxf.checkpoint.publish import DAY, locked, made_by_writers
+from streamxf.checkpoint.removal import remove_trees
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import StreamxfError
 from streamxf.manager.catalog import RunCatalog, Saving, change_catalog, read_catalog
@@ -144,18 +144,18 @@ def _remove_objects(storage: Storage, names: list[str]) -> dict[str, str]:
         below = files_below(storage)
     else:
         below = {folder: files for name in names for folder, files in files_below(storage, name).items()}
-    paths = [(name, file) for name in names for file in below.get(name, ())]
+    files = {name: below.get(name, {}) for name in names}
+    orders = {
+        name: (
+            [file for file in found if is_metadata_name(file)],
+            [file for file in found if not is_metadata_name(file)],
+        )
+        for name, found in files.items()
+    }
     try:
-        for first in (True, False):
-            chosen = [storage.inner(f"{name}/{file}") for name, file in paths if is_metadata_name(file) == first]
-            if chosen:
-                with suppress(FileNotFoundError):
-                    storage.filesystem.rm(chosen)
-        for name in names if storage.protocol not in ONE_PUT else ():  # it has folders, which are left
-            with suppress(FileNotFoundError):
-                storage.filesystem.rm(storage.inner(name), recursive=True)
+        done = remove_trees(storage, orders)
     except Exception as error:  # of whatever class; what is left is removed by the next call
         return dict.fromkeys(names, f"{type(error).__name__}: {error}")
     finally:
         storage.forget_listings()
-    return {}
+    return {name: f"{type(why).__name__}: {why}" for name, why in done.items() if isinstance(why, Exception)}

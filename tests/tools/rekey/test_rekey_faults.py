@@ -17,7 +17,8 @@ from rekeying import KEY, OTHER_KEY
 from rekeying import opens as opens_one
 
 import streamxf
-from streamxf.checkpoint.storage import LOCK
+from streamxf.checkpoint.publish import locked
+from streamxf.checkpoint.storage import LOCK, Storage
 from streamxf.errors import StreamxfError
 
 # without lstat, whose failures os.path.realpath ignores
@@ -136,6 +137,8 @@ def test_the_old_metadata_or_the_new(tmp_path: Path, ranks: int, error: BaseExce
         outcomes.add((len(old), len(new)))
         streamxf.rekey(path, KEY, OTHER_KEY)
         assert opens(path, OTHER_KEY) == names
+        with locked(Storage.of(path), patience=0.0):
+            pass
         assert {file.name for file in path.iterdir()} == before.keys()
         number += 1
     assert number > 15
