@@ -181,7 +181,7 @@ class Keeper:
     def _tidy(self) -> None:
         for old in ("catalog.json",):  # of versions that kept one
             remove_entry(self._storage, f".streamxf/{old}")
-        finish(self._run, self._sessions, self._series)
+        finish(self._run, self._sessions, self._series, saves=True)
 
     def _note(self, name: str, framework: bool) -> None:
         storage = self._storage

@@ -121,8 +121,10 @@ def contents(run: Run, name: str, files: Files) -> list[str]:
     return sorted(ours)
 
 
-def finish(run: Run, sessions: Sessions, series: str) -> None:
-    """Remove what killed removals and killed saves have left in the folders of a series."""
+def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False) -> None:
+    """Remove what killed removals and killed saves have left in the folders of a series. If this job `saves`, also
+    folders in which there is nothing of one; to others a save that begins looks the same.
+    """
     announced = going(run.storage, run.authority)
     records = {each.name: each for each in run.records(series=series)}
     for name, record in records.items():
@@ -139,14 +141,16 @@ def finish(run: Run, sessions: Sessions, series: str) -> None:
                     remove_tree(run.storage, name, [], left)
         except (OSError, StreamxfError) as error:
             _log.warning("%s could not be cleaned up: %s", run.storage.full(name), escaped(str(error)))
+    for name in run.empty(series) if saves else ():
+        remove_tree(run.storage, name, [], files_of(run.storage, name))
     over = [file for file in set(announced.values()) if time.time() - int(file.split("-")[1]) > DAY]
     if over:
         remove_tree(run.storage, FOLDER, over, ())
 
 
 def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str]:
-    """What a save has left in a folder without a checkpoint, if it was killed; nothing while it may be under way: as
-    long as its process runs, and where no lock tells, for a day.
+    """What a save has left in a folder, if it was killed; nothing while it may be under way: as long as its process
+    runs, and where no lock tells, for a day.
     """
     try:
         found = read(run.storage.child(name), SAVING, Saving.of_json, run.authority)
@@ -158,5 +162,7 @@ def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str
     alive = sessions.is_held(saving.session)
     if alive or (alive is None and abs(time.time() - saving.time / 1000) < DAY):
         return []
+    if COMMIT in files or metadata_among([path for path in files if "/" not in path]):
+        return [SAVING]  # it was killed after it had published, or over what is there
     written = written_since(files, saving.before)
     return [path for path in written if saving.framework or made_by_writers(path)] + [SAVING]
