@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import is_metadata_name
-from streamxf.checkpoint.removal import remove_tree
+from streamxf.checkpoint.removal import remove_entry
 from streamxf.checkpoint.small import small_names
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, is_damage
@@ -242,7 +242,7 @@ def clear(storage: Storage, record: Record) -> None:
     """The damage that a reader reported is not there; the file system may have had a bad moment."""
     if record.save_id in suspects(storage):
         try:
-            remove_tree(storage, FOLDER, [f"damage-{record.save_id}"], ())
+            remove_entry(storage, f"{FOLDER}/damage-{record.save_id}")
         except OSError as error:
             _log.debug("%s: %s", storage.given, error)
 

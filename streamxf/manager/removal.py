@@ -14,7 +14,7 @@ from typing import NamedTuple
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, read_metadata
 from streamxf.checkpoint.publish import DAY, locked, made_by_writers
-from streamxf.checkpoint.removal import files_of, files_of_many, remove_tree, remove_trees
+from streamxf.checkpoint.removal import files_of, files_of_many, remove_entry, remove_tree, remove_trees
 from streamxf.checkpoint.small import put_small, read_small
 from streamxf.errors import StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
@@ -143,9 +143,8 @@ def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False) ->
             _log.warning("%s could not be cleaned up: %s", run.storage.full(name), escaped(str(error)))
     for name in run.empty(series) if saves else ():
         remove_tree(run.storage, name, [], files_of(run.storage, name))
-    over = [file for file in set(announced.values()) if time.time() - int(file.split("-")[1]) > DAY]
-    if over:
-        remove_tree(run.storage, FOLDER, over, ())
+    over = [f"{FOLDER}/{file}" for file in set(announced.values()) if time.time() - int(file.split("-")[1]) > DAY]
+    remove_entry(run.storage, *over)
 
 
 def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str]:

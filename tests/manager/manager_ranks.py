@@ -193,7 +193,7 @@ def announced(folder: Path) -> Any:
     with CheckpointManager(run) as manager:
         path = Path(manager.begin(1))
         if dist.get_rank() == 0:
-            path.mkdir()
+            path.mkdir(exist_ok=True)
         dist.barrier()
         (path / f"part {dist.get_rank()}").write_bytes(b"weights")
         found["before"] = manager.latest()

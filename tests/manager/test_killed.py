@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
+import streamxf
 from streamxf.manager.commits import SAVING
 from streamxf.manager.manager import CheckpointManager
 
@@ -50,3 +51,11 @@ def test_folders_in_which_nothing_is_left_go_with_the_next_save(tmp_path: Path, 
     saved_run(tmp_path, 2)
     assert sorted(os.listdir(tmp_path)) == [".streamxf", "of-2024", "step-1", "step-2", "step-7"]
     assert os.listdir(tmp_path / "step-7") == ["data.bin"]
+
+
+def test_a_hold_that_ends_leaves_the_folder_of_the_next_one(tmp_path: Path) -> None:
+    """Somebody who is about to put a file there would fail."""
+    saved_run(tmp_path, 1)
+    with streamxf.hold(tmp_path / "step-1"):
+        pass
+    assert (tmp_path / ".streamxf" / "holds").is_dir()
