@@ -8,6 +8,7 @@ for no longer than a minute.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from streamxf.checkpoint.notes import parse_note
+from streamxf.checkpoint.inside import NOT_THERE
 from streamxf.checkpoint.publish import DAY
 from streamxf.checkpoint.removal import remove_entry
 from streamxf.checkpoint.small import put_small, small_files, small_names
@@ -31,6 +33,9 @@ _HOLDS = f"{FOLDER}/holds"
 _HOLD = re.compile(r"(?P<name>.{1,255})@(?P<time>[0-9]{1,15})@(?P<who>[^@]{1,255})-[0-9a-f]{8}", re.DOTALL)
 _GOING = re.compile(r"going-(?P<time>[0-9]{1,15})-[0-9a-f]{16}", re.ASCII)
 _PATIENCE = 60.0  # seconds
+NO_PLACE = {*NOT_THERE, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+"""Why nothing can be put there for good, so that a job has to do without."""
+
 _PAUSE = 0.05
 
 

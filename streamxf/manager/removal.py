@@ -4,7 +4,6 @@ nothing that passes for a checkpoint.
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from streamxf.checkpoint.small import put_small, read_small
 from streamxf.errors import StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
 from streamxf.manager.commits import COMMIT, REMOVED, RUN_FILE, SAVING, Commit, Files, Saving, read, written_since
-from streamxf.manager.holds import going, held, removing
+from streamxf.manager.holds import NO_PLACE, going, held, removing
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record
 from streamxf.manager.rows import FOLDER
@@ -48,7 +47,7 @@ def remove_checkpoints(run: Run, records: Sequence[Record], *, extras: bool = Fa
             with removing(run.storage, [each.name for each in part], run.authority):
                 _remove(run, part, extras, done)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in NO_PLACE:
                 raise
             _remove(run, part, extras, done)  # unannounced, or a full disk would stay full
     return done
