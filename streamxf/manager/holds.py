@@ -18,8 +18,8 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.inside import NOT_THERE
+from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.publish import DAY
 from streamxf.checkpoint.removal import remove_entry
 from streamxf.checkpoint.small import put_small, small_files, small_names

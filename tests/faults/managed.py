@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -357,6 +357,7 @@ class Trainings:
         after = self._drawn.uniform(0, 6 if options else 0.6)  # a save there takes longer than all steps
         deadline = time.monotonic() + (after if moment == "at once" else SECONDS)
         trains, ended = False, False
+        before = unpublished(Path(run))
         while time.monotonic() < deadline and not ended:
             time.sleep(0.001)
             ended = not _alive(job.launcher)
@@ -365,12 +366,12 @@ class Trainings:
                 deadline = time.monotonic() + after
             elif moment == "while it saves" and trains and time.monotonic() > deadline - 0.002:
                 deadline = time.monotonic() + 1
-                if unpublished(Path(run)):
+                if unpublished(Path(run)) - before:
                     time.sleep(self._drawn.uniform(0, 0.01))
                     break
         if ended:
             return False
-        self._tally.while_saving += not options and unpublished(Path(run))
+        self._tally.while_saving += not options and bool(unpublished(Path(run)) - before)
         job.kill(self._drawn.choice(KINDS), self._drawn)
         return True
 
@@ -434,9 +435,14 @@ def read_log(file: Path) -> list[tuple[str, int, str]]:
     return [(word, int(step), found) for word, step, found in lines]
 
 
-def unpublished(run: Path) -> bool:
-    """Whether a save is under way."""
-    return any(not (folder / ".metadata").exists() for folder in run.glob("step-*"))
+def unpublished(run: Path) -> set[tuple[str, int]]:
+    """The folders of saves that are under way, or were killed, each with when it was changed."""
+    found = set()
+    for folder in run.glob("step-*"):
+        with suppress(FileNotFoundError):
+            if not (folder / ".metadata").exists():
+                found.add((folder.name, folder.stat().st_mtime_ns))
+    return found
 
 
 def newest_published(run: str, options: dict[str, Any]) -> int:
