@@ -134,6 +134,7 @@ class Keeper:
         if self._saves:
             self._submit("the end of the job could not be noted", lambda: self._sessions.seen(ended=ended))
             self._submit("", self._sessions.close)
+        self.wait()  # what is asked for may ask for more
         self._pool.shutdown()
         for stack in self._holds.values():
             stack.close()

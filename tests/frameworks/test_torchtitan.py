@@ -41,8 +41,8 @@ def test_saving_in_a_thread(tmp_path: Path) -> None:
     first = losses(finished(command))
     saved = tmp_path / "run" / "checkpoint"
     records = streamxf.list_checkpoints(saved)
-    assert [(record.name, record.state) for record in records] == [
-        (f"step-{step}", "complete") for step in ("6", "9", "12")
+    assert [(record.name, record.complete) for record in records] == [
+        (f"step-{step}", True) for step in ("6", "9", "12")
     ]
     for step in "9", "12":
         (saved / f"step-{step}" / ".metadata").unlink()
