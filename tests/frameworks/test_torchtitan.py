@@ -13,6 +13,7 @@ from dcp.helpers import stored_chain
 
 import streamxf
 
+from .damaged import assert_falls_back
 from .killed import EXAMPLES, assert_managed, assert_resumes, finished, losses, two_ranks
 
 pytestmark = pytest.mark.slow
@@ -33,6 +34,17 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     with streamxf.Checkpoint(saved / "step-12") as checkpoint:
         assert torch.equal(state["0.weight"], checkpoint["0.weight"].read())
     assert state["train_state"]["step"] == 12
+
+
+@pytest.mark.parametrize("verify", ["sample", "none"])
+def test_damaged_and_resumed(verify: str, tmp_path: Path) -> None:
+    """With "none", torchtitan's own load meets the damage, and it falls back within the start."""
+    pytest.importorskip("torchtitan")
+    script = tmp_path / "script.py"
+    old = 'manager={"save"'
+    assert old in SCRIPT.read_text()
+    script.write_text(SCRIPT.read_text().replace(old, f'manager={{"verify": "{verify}", "save"'))
+    assert_falls_back(tmp_path, two_ranks(script), "*.distcp", inside="checkpoint")
 
 
 def test_saving_in_a_thread(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/examples/trainer_fsdp2.py, trainer_archive.py and trl_sft.py, killed and resumed."""
+"""docs/examples/trainer_fsdp2.py, trainer_archive.py and trl_sft.py, killed, damaged and resumed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dcp.helpers import stored_chain
 import streamxf
 from streamxf.errors import ParameterError
 
+from .damaged import assert_falls_back, flip, truncate
 from .killed import EXAMPLES, assert_managed, assert_resumes, two_ranks
 
 pytestmark = pytest.mark.slow
@@ -46,13 +47,24 @@ def test_fsdp2(tmp_path: Path) -> None:
 
 
 def test_trl(tmp_path: Path) -> None:
-    """It resumes from the newest folder that has what the Trainer writes last."""
     pytest.importorskip("trl")
-    folder = assert_resumes(tmp_path, two_ranks(ON_CPU, EXAMPLES / "trl_sft.py"), **OFFLINE)
-    parts = [f"checkpoint-{step}/{part}" for step in (3, 6, 9, 12) for part in ("pytorch_model_fsdp_0", "optimizer_0")]
+    folder = assert_managed(tmp_path, two_ranks(), [ON_CPU, EXAMPLES / "trl_sft.py"], **OFFLINE)
+    parts = [f"checkpoint-{step}/{part}" for step in (9, 12) for part in ("pytorch_model_fsdp_0", "optimizer_0")]
     assert {stored_chain(folder / part, None) for part in parts} == {"floatzip+checksum"}
-    for state in folder.glob("checkpoint-*/trainer_state.json"):
-        assert all(path.stat().st_mtime_ns <= state.stat().st_mtime_ns for path in state.parent.glob("*/.metadata"))
+
+
+@pytest.mark.parametrize(
+    ("script", "files", "inside"),
+    [
+        ([ON_CPU, EXAMPLES / "trainer_fsdp2.py"], "*/*.distcp", ""),
+        ([ON_CPU, EXAMPLES / "trl_sft.py"], "*/*.distcp", ""),
+        ([EXAMPLES / "trainer_archive.py"], "*.distcp", "archive"),
+    ],
+    ids=["fsdp2", "trl", "archive"],
+)
+def test_damaged_and_resumed(script: list[Path], files: str, inside: str, tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    assert_falls_back(tmp_path, two_ranks(*script), files, inside=inside, **OFFLINE)
 
 
 @pytest.fixture
