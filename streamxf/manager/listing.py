@@ -224,7 +224,7 @@ class Run:
         return None
 
     def _is_begun(self, place: Storage, name: str) -> bool:
-        """Whether a framework saves there, or was killed: what it wrote counts when it is committed, metadata or not."""
+        """Whether a framework saves there, or was killed: what it wrote counts once it is committed."""
         try:
             found = read(place, SAVING, Saving.of_json, self.authority)
         except StreamxfError:

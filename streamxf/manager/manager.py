@@ -580,9 +580,9 @@ class CheckpointManager:
         elif self._keeper is not None:
             self._keeper.commit(saving.name, save_id, saving.metrics)
 
-    def _give_up(self, name: str) -> None:
+    def _give_up(self, name: str, *, framework: bool = False) -> None:
         if self._keeper is not None:
-            self._keeper.give_up(name)
+            self._keeper.give_up(name, framework=framework)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -606,7 +606,7 @@ class CheckpointManager:
             try:
                 saving.future.result()
             except BaseException as error:
-                self._give_up(saving.name)
+                self._give_up(saving.name, framework=saving.framework)
                 failure = failure or error
             else:
                 self._published(saving)

@@ -146,7 +146,7 @@ def finish(run: Run, sessions: Sessions, series: str) -> None:
 
 def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str]:
     """What a save has left in a folder without a checkpoint, if it was killed; nothing while it may be under way: as
-    long as its process runs, and where no lock tells, for a day.
+    long as another process runs that began it, and where no lock tells, for a day.
     """
     try:
         found = read(run.storage.child(name), SAVING, Saving.of_json, run.authority)
@@ -155,7 +155,7 @@ def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str
     if found is None or found[1] or found[0].name != name:
         return []
     saving = found[0]
-    alive = sessions.is_held(saving.session)
+    alive = saving.session != sessions.own.id and sessions.is_held(saving.session)
     if alive or (alive is None and abs(time.time() - saving.time / 1000) < DAY):
         return []
     written = written_since(files, saving.before)

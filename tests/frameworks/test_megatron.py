@@ -1,4 +1,4 @@
-"""docs/examples/megatron_torch_dist.py, killed, damaged and resumed; and Megatron Core under `install` with encryption."""
+"""docs/examples/megatron_torch_dist.py, killed, damaged and resumed; and Megatron Core with encryption."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/examples/torch_checkpointing_fsdp2.py, killed, damaged and resumed; and what `streamxf.torch_checkpointing` stores."""
+"""docs/examples/torch_checkpointing_fsdp2.py, killed, damaged and resumed; and what a chain's storage holds."""
 
 from __future__ import annotations
 

@@ -93,7 +93,11 @@ def make_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     return make
 
 
-def test_without_fsdp(tmp_path: Path, make_trainer: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
+def test_without_fsdp(
+    file: str, damage: Callable[[Path], None], tmp_path: Path, make_trainer: Callable[..., Any]
+) -> None:
     """Its files know no chain; the manager does the rest all the same."""
     callbacks = pytest.importorskip("streamxf.transformers")
     early = pytest.importorskip("transformers").EarlyStoppingCallback(1, early_stopping_threshold=1e9)
@@ -110,8 +114,7 @@ def test_without_fsdp(tmp_path: Path, make_trainer: Callable[..., Any]) -> None:
     evaluated = [logs["eval_loss"] for logs in trainer.state.log_history if "eval_loss" in logs]
     assert fourth.metrics["eval_loss"] == evaluated[-1]
 
-    model = run / "checkpoint-4" / "model.safetensors"
-    model.write_bytes(model.read_bytes()[:-1])
+    damage(run / "checkpoint-4" / file)
     with streamxf.CheckpointManager(run, name="checkpoint-{}", save=3) as manager:
         assert manager.latest() == str(run / "checkpoint-3"), "the newer one is not as it was saved"
         trainer = make_trainer()
