@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -113,10 +114,17 @@ def train(tmp_path: Path, lightning: Any) -> Callable[..., Any]:
             return torch.optim.Adam(self.parameters())
 
     def run(
-        name: str, *callbacks: Any, save: Any, then: Any = None, keep: Any = None, **arguments: Any
+        name: str,
+        *callbacks: Any,
+        save: Any,
+        then: Any = None,
+        keep: Any = None,
+        chain: Any = None,
+        keys: Any = None,
+        **arguments: Any,
     ) -> dict[int, float]:
         model = Model()
-        with streamxf.CheckpointManager(tmp_path / name, save=save, keep=keep) as manager:
+        with streamxf.CheckpointManager(tmp_path / name, chain, keys=keys, save=save, keep=keep) as manager:
             managed = callback(manager)
             trainer = lightning.Trainer(
                 accelerator="cpu",
@@ -198,6 +206,25 @@ def test_the_plugin_knows_the_digest_of_what_it_wrote(tmp_path: Path, train: Cal
     digest = hashlib.sha256((folder / "lightning.ckpt").read_bytes()).hexdigest()
     assert [(file["path"], file["sha256"]) for file in record["files"]] == [("lightning.ckpt", digest)]
     assert not [*folder.glob(".streamxf-note-*")]
+
+
+def test_with_the_key_only_what_it_authenticates_counts(tmp_path: Path, train: Callable[..., Any]) -> None:
+    given = {"save": 5, "chain": "encrypt", "keys": KEY, "plugins": [ChainCheckpointIO(CHAIN, keys=KEY)]}
+    whole = train("run", **given)
+    train("other", save=100, plugins=[ChainCheckpointIO(CHAIN, keys=KEY)])
+    shutil.rmtree(tmp_path / "run" / "step-16")
+    shutil.copytree(tmp_path / "other" / "step-16", tmp_path / "run" / "step-16")
+    assert train("run", **given) == {15: whole[15]}, "it resumed from its own"
+
+
+def test_a_job_that_only_encrypts_does_not_start_over(tmp_path: Path, train: Callable[..., Any]) -> None:
+    private, signer = streamxf.PrivateKey.generate(), streamxf.SigningKey.generate()
+    public = [streamxf.Encrypt(private.public, signer=signer)]
+    train("run", save=10, chain=public, plugins=[ChainCheckpointIO(public)])
+    with pytest.raises(KeyMissingError, match="holds no key that reads it"):
+        train("run", save=10, chain=public, plugins=[ChainCheckpointIO(public)])
+    plugin = ChainCheckpointIO(public, keys=private)
+    assert train("run", save=10, chain=public, keys=private, plugins=[plugin]) == {}
 
 
 @pytest.mark.slow
