@@ -292,7 +292,8 @@ def _check_commit(run: Run, record: Record, place: Storage, files: Files, check:
         for path in commit.files.keys() - digests.keys():
             folder, _, name = path.rpartition("/")
             if is_metadata_name(name):
-                _check_published(place.child(folder) if folder else place, run.authority.access, "sample", ALL)
+                how = check if commit.files[path].checksum is None else "sample"
+                _check_published(place.child(folder) if folder else place, run.authority.access, how, ALL)
 
 
 def checksum_of(entry: Mapping[str, object]) -> str | None:

@@ -101,9 +101,11 @@ class Keeper:
             self._submit(f"{name} could not be committed", self._complete, name, dict(metrics), digests)
         self._submit("older checkpoints could not be removed", self._forget, {name: "was just saved"})
 
-    def give_up(self, name: str) -> None:
-        """Note that a save failed. Its files are left to the writers: the same step may be saved again by now."""
-        self._submit(f"the failed save of {name} could not be taken back", self._end, name)
+    def give_up(self, name: str, *, framework: bool = False) -> None:
+        """Note that a save failed. Its files are left to the writers: the same step may be saved again by now. Those of
+        a framework go before the next save of the step, or with the first one of the next job.
+        """
+        self._submit(f"the failed save of {name} could not be taken back", self._end, name, not framework)
 
     def make_room(self, name: str, *, full: bool = False) -> bool:
         """Apply the rules as if a save had been made already, if it would not fit, or did not; whether that removed
@@ -134,6 +136,7 @@ class Keeper:
         if self._saves:
             self._submit("the end of the job could not be noted", lambda: self._sessions.seen(ended=ended))
             self._submit("", self._sessions.close)
+        self.wait()  # what is asked for may ask for more
         self._pool.shutdown()
         for stack in self._holds.values():
             stack.close()
@@ -210,10 +213,11 @@ class Keeper:
         saving = Saving(name, int(time.time() * 1000), self._sessions.own.id, before if framework else {}, framework)
         put_small(storage, f"{name}/{SAVING}", self._run.authority.seal(saving.to_json()), sync=False)
 
-    def _end(self, name: str) -> None:
+    def _end(self, name: str, settled: bool = True) -> None:
         self._facts.pop(name, None), self._before.pop(name, None)
         self._holds.pop(name, ExitStack()).close()
-        remove_entry(self._storage, f"{name}/{SAVING}")
+        if settled:
+            remove_entry(self._storage, f"{name}/{SAVING}")
 
     def _saved(self, name: str, save_id: str | None, more: dict[str, float]) -> None:
         record = self._run.record(name)
