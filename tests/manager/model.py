@@ -63,7 +63,7 @@ def first(count: int, ordered: list[Saved]) -> list[Saved]:
 def best_first(newest_first: list[Saved], rules: dict[str, Any]) -> list[Saved]:
     values = {one.step: (one.metrics or {}).get(rules.get("metric", ""), math.nan) for one in newest_first}
     sign = -1 if rules.get("mode") == "max" else 1
-    measured = [one for one in newest_first if not math.isnan(values[one.step])]
+    measured = [one for one in newest_first if math.isfinite(values[one.step])]
     return sorted(measured, key=lambda one: (sign * values[one.step], -one.step))
 
 
