@@ -31,7 +31,7 @@ def latest(
     from streamxf.checkpoint.access import Access
     from streamxf.checkpoint.storage import Storage
     from streamxf.manager.authority import Authority
-    from streamxf.manager.choice import latest_in
+    from streamxf.manager.latest import latest_in
     from streamxf.manager.listing import Run
 
     storage = Storage.of(run)

@@ -148,7 +148,7 @@ class Run:
             return replace(record, kind=look.state)
         if facts is None:
             return record
-        if facts.name != name or facts.step != numbers_in(name)[-1]:
+        if facts.name != name or numbers_in(name)[-1:] != [facts.step]:
             return replace(record, kind="foreign", note=f"{_COPY}{escaped(facts.name)}")
         if run_id is not None and facts.run != run_id:
             return replace(record, kind="foreign", note=f"of the run {facts.run}")
