@@ -8,8 +8,6 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import metadata_among
-from streamxf.checkpoint.removal import files_of
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import ContainerError, DescriptorError, MetadataError, NoCheckpointError, StreamxfError, is_damage
 from streamxf.formats.opening import contents_of, open_source
@@ -138,13 +136,16 @@ def is_complete(
     with storage_errors(storage.given):
         try:
             names = storage.names() if storage.is_folder() else {}
-            if COMMIT in names:
+            if not {COMMIT, SAVING, REMOVED}.isdisjoint(names):
                 given = storage.given if storage.local is None else os.path.realpath(storage.local)
                 folder, _, name = given.rstrip("/").rpartition("/")
-                committed(storage, files_of(Storage.of(folder, storage_options), name), Authority(Access()))
-                return True
-            if (SAVING in names or REMOVED in names) and not metadata_among(names):
-                return False  # a framework's save that was never committed, or a removal
+                run = Run(Storage.of(folder, storage_options))
+                record, files = run.record(name), run.files(name)
+                if record is None or not record.complete:
+                    return False
+                if COMMIT in files:
+                    committed(storage, files, run.authority)
+                    return True
             check_ranks(names, ranks)
             return _has_all_files(storage)
         except (OSError, StreamxfError) as error:
