@@ -127,16 +127,11 @@ class Chooser:
         if best is not None:
             wanted = by_metric(wanted, *best)
         suspected = suspects(self._run.storage)
-        passed_over = {each for each in os.environ.get(SKIP, "").split(",") if each}
         for record in wanted:
             if record.name in skipped:
                 continue
-            if record.name in passed_over:
-                skipped[record.name] = f"{SKIP} names it"
-            elif not record.verified:
-                skipped[record.name] = f"not verified: {record.note}"
-            elif record.kind == "foreign" and not (foreign and name):
-                skipped[record.name] = f"it is {record.note}, and not of this run under this name"
+            if reason := objection(record, foreign=foreign and name is not None):
+                skipped[record.name] = reason
             else:
                 check = how_to_check(record, self._verify, record.save_id in suspected)
                 if check == "sample" and COMMIT in self._run.files(record.name):
@@ -171,6 +166,17 @@ def by_metric(records: Sequence[Record], metric: str, mode: str) -> list[Record]
     return list(Retention(best=-1, metric=metric, mode="max" if mode == "max" else "min").ranked(records))
 
 
+def objection(record: Record, *, foreign: bool = False) -> str | None:
+    """Why a complete checkpoint is not resumed from, whatever its files hold; None if nothing speaks against it."""
+    if record.name in os.environ.get(SKIP, "").split(","):
+        return f"{SKIP} names it"
+    if not record.verified:
+        return f"not verified: {record.note}"
+    if record.kind == "foreign" and not foreign:
+        return f"it is {record.note}, and not of this run under this name"
+    return None
+
+
 def newest(
     run: Run,
     records: Sequence[Record],
@@ -186,7 +192,7 @@ def newest(
     suspected = suspects(run.storage)
     for record in records if ordered else sorted(records, key=lambda each: each.order, reverse=True):
         check = how_to_check(record, verify, record.save_id in suspected)
-        reason = damage_of(run, record, check, ranks=ranks)
+        reason = objection(record) or damage_of(run, record, check, ranks=ranks)
         if reason is None:
             choice.record = record
             if check == "whole":

@@ -99,8 +99,7 @@ def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, 
         records = run.records()
         complete = [each for each in records if each.complete]
         ranked = complete[::-1] if best is None else by_metric(complete[::-1], *best)
-        choice = newest(run, [each for each in ranked if each.counts], verify, ordered=True, ranks=ranks)
-        choice.skipped |= {each.name: each.note or each.kind for each in ranked if not each.counts}
+        choice = newest(run, ranked, verify, ordered=True, ranks=ranks)
         if choice.record is not None:
             series = choice.record.series
             choice.run_id = run.settle_id([each for each in complete if each.series == series])

@@ -265,6 +265,13 @@ def test_damage_of_the_newest_and_of_all(tmp_path: Path) -> None:
         streamxf.latest(tmp_path, verify="sample")
 
 
+def test_what_the_environment_names_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path / f"step-{step}")
+    monkeypatch.setenv("STREAMXF_SKIP", "step-3,step-2")
+    assert streamxf.latest(tmp_path) == str(tmp_path / "step-1")
+
+
 def test_with_keys_only_what_they_authenticate_counts(tmp_path: Path) -> None:
     save(tmp_path / "step-1", chain="zstd+encrypt", keys=KEY)
     save(tmp_path / "step-2")
