@@ -31,7 +31,7 @@ from streamxf.manager.commits import (
     written_since,
 )
 from streamxf.manager.forget import forget_in
-from streamxf.manager.holds import put_hold
+from streamxf.manager.holds import NO_PLACE, put_hold
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.removal import contents, finish, leftovers
@@ -101,9 +101,11 @@ class Keeper:
             self._submit(f"{name} could not be committed", self._complete, name, dict(metrics), digests)
         self._submit("older checkpoints could not be removed", self._forget, {name: "was just saved"})
 
-    def give_up(self, name: str) -> None:
-        """Note that a save failed. Its files are left to the writers: the same step may be saved again by now."""
-        self._submit(f"the failed save of {name} could not be taken back", self._end, name)
+    def give_up(self, name: str, *, framework: bool = False) -> None:
+        """Note that a save failed. Its files are left to the writers: the same step may be saved again by now. Those of
+        a framework go before the next save of the step, or with the first one of the next job.
+        """
+        self._submit(f"the failed save of {name} could not be taken back", self._end, name, not framework)
 
     def make_room(self, name: str, *, full: bool = False) -> bool:
         """Apply the rules as if a save had been made already, if it would not fit, or did not; whether that removed
@@ -134,6 +136,7 @@ class Keeper:
         if self._saves:
             self._submit("the end of the job could not be noted", lambda: self._sessions.seen(ended=ended))
             self._submit("", self._sessions.close)
+        self.wait()  # what is asked for may ask for more
         self._pool.shutdown()
         for stack in self._holds.values():
             stack.close()
@@ -181,7 +184,7 @@ class Keeper:
     def _tidy(self) -> None:
         for old in ("catalog.json",):  # of versions that kept one
             remove_entry(self._storage, f".streamxf/{old}")
-        finish(self._run, self._sessions, self._series)
+        finish(self._run, self._sessions, self._series, saves=True)
 
     def _note(self, name: str, framework: bool) -> None:
         storage = self._storage
@@ -199,16 +202,22 @@ class Keeper:
         if gone:
             remove_tree(storage, name, sorted(gone), [])
         self._holds[name] = ExitStack()
-        self._holds[name].enter_context(put_hold(storage, name))
+        try:
+            self._holds[name].enter_context(put_hold(storage, name))
+        except OSError as error:
+            if error.errno not in NO_PLACE:
+                raise
+            _log.warning("nothing keeps %s from being removed while it is saved: %s", name, error)
         before = {path: mark_of(entry) for path, entry in files.items() if path not in gone.union(ours)}
         self._before[name] = before
         saving = Saving(name, int(time.time() * 1000), self._sessions.own.id, before if framework else {}, framework)
         put_small(storage, f"{name}/{SAVING}", self._run.authority.seal(saving.to_json()), sync=False)
 
-    def _end(self, name: str) -> None:
+    def _end(self, name: str, settled: bool = True) -> None:
         self._facts.pop(name, None), self._before.pop(name, None)
         self._holds.pop(name, ExitStack()).close()
-        remove_entry(self._storage, f"{name}/{SAVING}")
+        if settled:
+            remove_entry(self._storage, f"{name}/{SAVING}")
 
     def _saved(self, name: str, save_id: str | None, more: dict[str, float]) -> None:
         record = self._run.record(name)

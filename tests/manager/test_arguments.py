@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from dcp.helpers import stored_chain
+from streamxf.manager.catalog import read_catalog
 
 import streamxf
 from streamxf import CheckpointManager, Retention, forget, hold
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import KeyMissingError, NoCheckpointError, ParameterError, PolicyError
-from streamxf.manager.catalog import read_catalog
 
 from .runs import blank, complete, is_at, saved_run, state_at
 

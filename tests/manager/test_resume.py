@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from streamxf.manager.catalog import CATALOG, change_catalog
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
@@ -22,7 +23,6 @@ from streamxf.manager import choice
 from streamxf.manager import holds as module_of_holds
 from streamxf.manager import manager as module
 from streamxf.manager import removal as module_of_removal
-from streamxf.manager.catalog import CATALOG, change_catalog
 from streamxf.manager.forget import forget
 from streamxf.manager.holds import held, hold
 from streamxf.manager.manager import CheckpointManager
