@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, rank_of
 from streamxf.checkpoint.removal import remove_entry
@@ -22,7 +21,7 @@ from streamxf.manager.authority import Authority
 from streamxf.manager.commits import COMMIT, Commit, Files, read
 from streamxf.manager.holds import NO_PLACE, holding
 from streamxf.manager.listing import Run
-from streamxf.manager.record import Record
+from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.rows import FOLDER
 from streamxf.tuning.sample import StoredTensors, take_sample
 
@@ -34,6 +33,7 @@ ALL: Part = (0, 1)
 ANY = -1  # ranks, whose number does not matter
 SKIP = "STREAMXF_SKIP"
 
+_UNVERIFIED, _FOREIGN = "not verified: ", "foreign: "
 _TEXT = 500  # characters of a reason
 _SMALL = 2**30  # bytes up to which a sample is all
 _PIECE = 2**20
@@ -145,15 +145,18 @@ class Chooser:
             )
 
     def _none(self, found: Choice, name: str | None) -> NoCheckpointError:
-        what = "no checkpoint" if name is None else f"no checkpoint {name}"
-        why = "; ".join(f"{each}: {reason}" for each, reason in list(found.skipped.items())[:20])
-        advice = (
-            "`streamxf list` shows all of them, `streamxf verify` and `streamxf salvage` what is left of one. A "
-            "checkpoint that is not encrypted, or that is of another run, is resumed from by "
-            "resume(state, plaintext=True) or resume(state, step=N, foreign=True). To start over, use an empty folder"
-        )
+        what = "no checkpoint" if name is None else f"no checkpoint of step {numbers_in(name)[-1]}"
+        shown = [f"{each}: {reason}" for each, reason in list(found.skipped.items())[:20]]
+        advice = ["`streamxf list` shows which there are"]
+        if any(_FOREIGN in reason for reason in found.skipped.values()):
+            advice.append("resume(state, step=N, foreign=True) loads one that is foreign")
+        if any(_UNVERIFIED in reason for reason in found.skipped.values()):
+            advice.append("to begin encrypting a run, resume(state, plaintext=True) loads what is not encrypted")
+        if shown:
+            advice.append("`streamxf salvage` shows what is left of a damaged one; to start over, use an empty folder")
+        why = f" ({'; '.join(shown)})" if shown else ""
         return NoCheckpointError(
-            f"{what} can be resumed from{f' ({why})' if why else ''}. Nothing was removed. {advice}",
+            f"{what} can be resumed from{why}. Nothing was removed. " + ". ".join(advice),
             file=self._run.storage.given,
         )
 
@@ -170,9 +173,9 @@ def objection(record: Record, *, foreign: bool = False) -> str | None:
     if record.name in os.environ.get(SKIP, "").split(","):
         return f"{SKIP} names it"
     if not record.verified:
-        return f"not verified: {record.note}"
+        return f"{_UNVERIFIED}{record.note}"
     if record.kind == "foreign" and not foreign:
-        return f"it is {record.note}, and not of this run under this name"
+        return f"{_FOREIGN}{record.note}"
     return None
 
 
@@ -228,7 +231,7 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, rank
                 _check_commit(run, record, place, files, check, part)
             else:
                 check_ranks(files, ranks)
-                _check_published(place, run.authority.access, check, part)
+                _check_published(place, run.authority, check, part)
     except Exception as error:
         if not is_damage(error):
             raise
@@ -250,18 +253,19 @@ def clear(storage: Storage, record: Record) -> None:
             _log.debug("%s: %s", storage.given, error)
 
 
-def _check_published(place: Storage, access: Access, check: Verify, part: Part) -> None:
+def _check_published(place: Storage, authority: Authority, check: Verify, part: Part) -> None:
+    """What DCP wrote. A job that cannot read it compares what is stored."""
+    access, stored = authority.access, authority.strict and not authority.reads
     if check == "whole":
         from streamxf.tools.verify.verify import verify_at
 
         report = verify_at(place, access, part=part)
         if not report.ok:
             raise ContainerError(f"verify found damage: {report.damaged[0]}")
-        return
-    with Checkpoint.at(place, access, listing=check == "none") as checkpoint:
+    with Checkpoint.at(place, access, listing=stored or check == "none") as checkpoint:
         if missing := contents_of(checkpoint).incomplete:
             raise MetadataError(f"not there in the size that the metadata gives: {', '.join(missing[:3])}")
-        if check == "sample":
+        if check == "sample" and not stored:
             take_sample(StoredTensors(checkpoint))
 
 
@@ -281,7 +285,7 @@ def _check_commit(run: Run, record: Record, place: Storage, files: Files, check:
             folder, _, name = path.rpartition("/")
             if is_metadata_name(name):
                 how = check if commit.files[path].checksum is None else "sample"
-                _check_published(place.child(folder) if folder else place, run.authority.access, how, ALL)
+                _check_published(place.child(folder) if folder else place, run.authority, how, ALL)
 
 
 def committed(place: Storage, files: Files, authority: Authority) -> Commit:
