@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -14,13 +13,13 @@ from typing import Literal, get_args
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import is_metadata_name
-from streamxf.checkpoint.removal import remove_tree
+from streamxf.checkpoint.removal import remove_entry
 from streamxf.checkpoint.small import small_names
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, is_damage
 from streamxf.formats.opening import contents_of
 from streamxf.manager.commits import COMMIT, Commit, Files, read
-from streamxf.manager.holds import holding
+from streamxf.manager.holds import NO_PLACE, holding
 from streamxf.manager.listing import Run, check_folder
 from streamxf.manager.record import Record
 from streamxf.manager.rows import FOLDER
@@ -101,7 +100,7 @@ class Chooser:
                 except NoCheckpointError:
                     continue  # it has been removed meanwhile
                 except OSError as error:
-                    if not isinstance(error, PermissionError) and error.errno not in (errno.EROFS, errno.ENOSPC):
+                    if error.errno not in NO_PLACE:
                         raise
                     _log.warning("nothing keeps %s from being removed while it is read: %s", found.record.name, error)
                 return found
@@ -242,7 +241,7 @@ def clear(storage: Storage, record: Record) -> None:
     """The damage that a reader reported is not there; the file system may have had a bad moment."""
     if record.save_id in suspects(storage):
         try:
-            remove_tree(storage, FOLDER, [f"damage-{record.save_id}"], ())
+            remove_entry(storage, f"{FOLDER}/damage-{record.save_id}")
         except OSError as error:
             _log.debug("%s: %s", storage.given, error)
 

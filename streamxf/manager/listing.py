@@ -19,7 +19,7 @@ from streamxf.checkpoint.removal import files_of, files_of_many
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, StreamxfError, UnsupportedError, escaped
 from streamxf.manager.authority import Authority
-from streamxf.manager.commits import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Supplement, read
+from streamxf.manager.commits import COMMIT, REMOVED, RUN_FILE, SAVING, SUPPLEMENT, Commit, Files, Supplement, read
 from streamxf.manager.record import Record, is_numbered, numbers_in, series_of
 from streamxf.manager.rows import Look, Rows
 
@@ -61,6 +61,14 @@ class Run:
         """One checkpoint as its folder is now; None if it holds nothing of one. `files` are its, if they are known."""
         look = self._look(name, files)
         return self._record(name, look, self.run_id) if look is not None else None
+
+    def empty(self, series: str) -> list[str]:
+        """The local folders of a series in which nothing is, or drafts and supplements alone."""
+        local, alone = self.storage.local, {COMMIT, REMOVED, SAVING}
+        if local is None or not os.path.isdir(local):
+            return []
+        found = {name: os.listdir(f"{local}/{name}") for name in self._entries()[0] if series_of(name) == series}
+        return [name for name, files in found.items() if all(map(RUN_FILE.fullmatch, files)) and not alone & {*files}]
 
     def linked(self) -> dict[str, str]:
         """The folders of this run to which links in it lead, such as ``best -> step-100``: each with a link."""
