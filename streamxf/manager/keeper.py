@@ -191,13 +191,11 @@ class Keeper:
             remove_tree(storage, name, [], [])
         files = files_of(storage, name)
         ours = contents(self._run, name, files)
-        gone = set(leftovers(self._run, name, files, self._sessions))
+        gone = {*leftovers(self._run, name, files, self._sessions)} - {SAVING}
         if framework:
             gone |= {
                 path for path in files if path in (COMMIT, REMOVED) or ("/" not in path and is_metadata_name(path))
             }
-        if gone:
-            remove_tree(storage, name, sorted(gone), [])
         self._holds[name] = ExitStack()
         try:
             self._holds[name].enter_context(put_hold(storage, name))
@@ -209,6 +207,8 @@ class Keeper:
         self._before[name] = before
         saving = Saving(name, int(time.time() * 1000), self._sessions.own.id, before if framework else {}, framework)
         put_small(storage, f"{name}/{SAVING}", self._run.authority.seal(saving.to_json()), sync=False)
+        if gone:  # not before: what cannot be noted does not begin, and leaves what is there
+            remove_tree(storage, name, sorted(gone), [])
 
     def _end(self, name: str) -> None:
         self._facts.pop(name, None), self._before.pop(name, None)

@@ -22,7 +22,7 @@ from streamxf.format.run import RunFacts
 from streamxf.manager.choice import latest_in
 from streamxf.manager.listing import folder_mark
 
-STRANGE = ("step-1*", "step-[1-9]", "step-?", "step-7 (copy)", "step-0003", "x-3", "step--3")
+STRANGE = ("step-1*", "step-[1-9]", "step-?9", "step-7 (copy)", "step-0003", "x-3", "step--3")
 NAMES = st.one_of(st.integers(1, 60).map(lambda step: f"step-{step}"), st.sampled_from(STRANGE))
 TIMES = st.sampled_from([0, NOON, 4 * NOON])
 LITTER = (

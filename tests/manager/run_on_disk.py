@@ -82,6 +82,8 @@ class RunOnDisk(RuleBasedStateMachine):
             self.place = Objects()
         for name in ("step-1", "step-7"):
             self.put_outside(name)
+        self.place.put("config.json", b"{}")
+        self.others["config.json"] = b"{}"
         self.outside = self.place.outside()
 
     def put_outside(self, name: str) -> None:

@@ -108,7 +108,7 @@ class Histories(Adversary):
         self.saves += 1
         made, _ = checkpoint(self.keys, self.saves, None)
         self.write(name, made, min(end, 4), below)
-        if end == 4 and not below:
+        if 4 <= end < 6 and not below:
             self.own(name, made, Folder("", True, self.time_of(name), None))
         if end < 6:
             self.kill_job()
