@@ -192,10 +192,9 @@ class Keeper:
         files = files_of(storage, name)
         ours = contents(self._run, name, files)
         gone = {*leftovers(self._run, name, files, self._sessions)} - {SAVING}
+        gone |= files.keys() & {COMMIT, REMOVED}  # which would go on to tell of what is replaced
         if framework:
-            gone |= {
-                path for path in files if path in (COMMIT, REMOVED) or ("/" not in path and is_metadata_name(path))
-            }
+            gone |= {path for path in files if "/" not in path and is_metadata_name(path)}
         self._holds[name] = ExitStack()
         try:
             self._holds[name].enter_context(put_hold(storage, name))
