@@ -131,7 +131,7 @@ def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False) ->
             continue
         try:
             files = files_of(run.storage, name)
-            if name in announced or record.kind == "removing":
+            if SAVING not in files and (name in announced or record.kind == "removing"):
                 left = contents(run, name, files) if record.verified else []
             else:
                 left = leftovers(run, name, files, sessions)
