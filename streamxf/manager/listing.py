@@ -14,12 +14,12 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import GLOBAL, metadata_among, read_metadata
-from streamxf.checkpoint.publish import made_by_writers, written_in
+from streamxf.checkpoint.publish import RUN_FILE, made_by_writers, written_in
 from streamxf.checkpoint.removal import files_of, files_of_many
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, StreamxfError, UnsupportedError, escaped
 from streamxf.manager.authority import Authority
-from streamxf.manager.commits import COMMIT, REMOVED, RUN_FILE, SAVING, SUPPLEMENT, Commit, Files, Supplement, read
+from streamxf.manager.commits import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Supplement, read
 from streamxf.manager.record import Record, is_numbered, numbers_in, series_of
 from streamxf.manager.rows import Look, Rows
 

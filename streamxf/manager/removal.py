@@ -17,7 +17,7 @@ from streamxf.checkpoint.removal import files_of, files_of_many, remove_entry, r
 from streamxf.checkpoint.small import put_small, read_small
 from streamxf.errors import StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
-from streamxf.manager.commits import COMMIT, REMOVED, RUN_FILE, SAVING, Commit, Files, Saving, read, written_since
+from streamxf.manager.commits import COMMIT, REMOVED, SAVING, Commit, Files, Saving, read, written_since
 from streamxf.manager.holds import NO_PLACE, going, held, removing
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record
@@ -108,7 +108,7 @@ def contents(run: Run, name: str, files: Files) -> list[str]:
     writers make.
     """
     top = {path for path in files if "/" not in path}
-    ours = {path for path in top if made_by_writers(path) or is_metadata_name(path) or RUN_FILE.fullmatch(path)}
+    ours = {path for path in top if made_by_writers(path) or is_metadata_name(path)}
     child = run.storage.child(name)
     with suppress(StreamxfError, FileNotFoundError):
         for record in (COMMIT, REMOVED):

@@ -189,7 +189,7 @@ def test_a_file_of_a_process_that_was_killed_is_taken_over(folder: Path) -> None
 
 
 def test_what_is_said_beside_a_save_is_no_leftover() -> None:
-    names = [".streamxf-commit", ".streamxf-saving", ".streamxf-removing", ".streamxf-note-0123abcd"]
+    names = [".streamxf-commit", ".streamxf-saving", ".streamxf-removed", ".streamxf-note-0123abcd"]
     names += [f"{name}.0123abcd.tmp" for name in names]
     for name in [*names, LOCK]:
         assert publish.made_by_writers(name)
