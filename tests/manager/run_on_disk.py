@@ -29,7 +29,8 @@ EVERY_CHECK = {"none", "sample", "whole"}
 OWN_ID, OTHER_ID = "1" * 32, "f" * 32
 HANGS = 60  # seconds
 HOLD = re.compile(r"(.+)@([0-9]{1,15})@[^@]+-[0-9a-f]{8}")
-WRITERS = re.compile(r"__.*\.distcp|\.metadata")  # names of files that count as a checkpoint's
+WRITERS = re.compile(r"__.*\.distcp|\.metadata")  # names of files of a checkpoint,
+NOTES = re.compile(r"\.streamxf-(commit|saving|removed|note-[0-9a-f]{8})(\.[0-9a-f]{8}\.tmp)?")  # and beside them
 
 
 class Errors(logging.Handler):
@@ -139,7 +140,8 @@ class RunOnDisk(RuleBasedStateMachine):
 
     def size(self, name: str) -> int:
         found = self.place.below(name).items()
-        return sum(len(data) for path, data in found if WRITERS.fullmatch(path) and isinstance(data, bytes))
+        own = [data for path, data in found if WRITERS.fullmatch(path) or NOTES.fullmatch(path)]
+        return sum(len(data) for data in own if isinstance(data, bytes))
 
     def time_of(self, name: str) -> float | None:
         """When its metadata was written, or its commit record; object stores of this kind do not tell."""
@@ -148,12 +150,14 @@ class RunOnDisk(RuleBasedStateMachine):
         file = ".streamxf-commit" if name in self.committed else ".metadata"
         return int(self.place.path(f"{name}/{file}").stat().st_mtime * 1000) / 1000
 
-    def to_go(
-        self, rules: dict[str, Any], check: str, just_saved: int | None = None, spared: Collection[str] = ()
-    ) -> tuple[set[int], set[int]]:
-        for name, each in self.model.folders.items():
-            each.size = self.committed[name] if name in self.committed else self.size(name)
-        return self.model.to_go(rules, check, self.now, self.read_now() - {*spared}, just_saved)
+    def measure(self, names: Collection[str] | None = None) -> None:
+        for name in self.model.folders if names is None else names:
+            size = self.committed[name] if name in self.committed else self.size(name)
+            self.model.folders[name].size = size
+
+    def to_go(self, rules: dict[str, Any], check: str) -> tuple[set[int], set[int]]:
+        self.measure()
+        return self.model.to_go(rules, check, self.now, self.read_now())
 
     def removed(self, steps: Collection[int]) -> None:
         """It was done: nothing of them is there, but for what belongs to others."""
@@ -172,10 +176,6 @@ class RunOnDisk(RuleBasedStateMachine):
         name = f"step-{step}"
         if name in self.model.links and not self.place.path(name).is_symlink():
             self.dropped(name)
-
-    def own_holds(self, step: int) -> set[str]:
-        """What is held by nobody but the save of a step itself, which ends that first."""
-        return {f"step-{step}"}
 
     def learn(self, may_go: Collection[int]) -> None:
         """After a kill, see what was done, which may be no more than this."""
@@ -238,12 +238,9 @@ class RunOnDisk(RuleBasedStateMachine):
                 job.wait()
         return found
 
-    def is_blocked(self, name: str) -> bool:
-        """Whether a folder or a file lies where a save is to be noted."""
-        if not self.place.local:
-            return False
-        holds = self.place.path(".streamxf/holds")
-        return self.place.path(f"{name}/.streamxf-saving").is_dir() or (self.place.is_taken(".streamxf/holds") and not holds.is_dir())
+    def is_blocked(self, path: str, by_folder: bool = True) -> bool:
+        """Whether a folder lies where a save is to be noted, or none where holds are."""
+        return self.place.local and self.place.is_taken(path) and self.place.path(path).is_dir() == by_folder
 
     def begin(self, step: int, metrics: dict[str, float], framework: bool = False) -> RunFacts:
         """A save is noted; the first one of a job applies the rules, and puts in order what others left."""
@@ -265,7 +262,7 @@ class RunOnDisk(RuleBasedStateMachine):
             facts = RunFacts(str(self.run_id), name, step, began, {}, metrics)
             if name in self.model.folders:
                 self.dropped(name)
-        if self.is_blocked(name):
+        if self.is_blocked(f"{name}/.streamxf-saving"):
             self.errors.said.clear()
         assert facts.run == self.run_id and facts.time == began
         return facts
@@ -280,6 +277,19 @@ class RunOnDisk(RuleBasedStateMachine):
         if end >= 4:
             self.own(f"step-{step}", made, Folder(f"step-{step}", True, facts.time, metrics))
         return save_id
+
+    def saved(self, step: int, call: Callable[[Keeper], Any]) -> set[int]:
+        """The save of a step is complete; what the rules remove then."""
+        name = f"step-{step}"
+        read = self.read_now() - {name}  # its own hold ends first
+        self.measure()
+        before, _ = self.model.to_go(self.keeping, self.check, self.now, read, step)
+        self.go(call)
+        if not self.is_there(name):
+            return before
+        self.measure([name])  # with what came late
+        after, _ = self.model.to_go(self.keeping, self.check, self.now, read, step)
+        return after
 
     def write(self, name: str, made: Files, end: int, below: str = "") -> None:
         """What a save writes up to the point `end`: at 3 its data is there, at 4 its metadata is published, at 5 what

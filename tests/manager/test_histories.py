@@ -93,15 +93,13 @@ class Histories(Adversary):
         """Perhaps with a metric that comes late."""
         save_id = self.publish(step, losses(loss), 5)
         self.model.folders[f"step-{step}"].metrics = losses(loss) | losses(late)
-        going, _ = self.to_go(self.keeping, self.check, step, self.own_holds(step))
-        self.go(lambda job: job.commit(f"step-{step}", save_id, losses(late)))
-        self.removed(going)
+        self.removed(self.saved(step, lambda job: job.commit(f"step-{step}", save_id, losses(late))))
 
     @rule(step=STEPS, loss=LOSSES, end=st.integers(0, 6), below=st.sampled_from(["", "model/"]))
     def a_framework_saves(self, step: int, loss: float | None, end: int, below: str) -> None:
         """What a framework saves is complete once it says so, at 6; what it overwrites is not from the beginning on."""
         name = f"step-{step}"
-        if self.is_blocked(name):
+        if self.is_blocked(f"{name}/.streamxf-saving"):
             return
         facts = self.begin(step, {}, framework=True)
         self.now += 60
@@ -116,9 +114,7 @@ class Histories(Adversary):
         written = {f"{below}{path}": data for path, data in made.items()}
         self.own(name, written, Folder(name, True, facts.time, losses(loss)))
         self.committed[name] = sum(map(len, made.values()))
-        going, _ = self.to_go(self.keeping, self.check, step, self.own_holds(step))
-        self.go(lambda job: job.complete(name, losses(loss), {}))
-        self.removed(going)
+        self.removed(self.saved(step, lambda job: job.complete(name, losses(loss), {})))
 
     @rule(step=STEPS, end=st.integers(1, 3))
     def save_that_fails(self, step: int, end: int) -> None:
@@ -134,9 +130,8 @@ class Histories(Adversary):
     def kill_after_saving(self, step: int, loss: float | None, point: int) -> None:
         """While the save is noted, or others are removed."""
         save_id = self.publish(step, losses(loss), 5)
-        may_go, _ = self.to_go(self.keeping, self.check, step, self.own_holds(step))
         with self.points.at(point, self.points.kill):
-            self.go(lambda job: job.commit(f"step-{step}", save_id, {}))
+            may_go = self.saved(step, lambda job: job.commit(f"step-{step}", save_id, {}))
         self.kill_job()
         self.learn(may_go)
         self.errors.said.clear()
@@ -211,7 +206,7 @@ class Histories(Adversary):
     def forget_meets_a_reader(self, rules: dict[str, Any], check: str, point: int, data: st.DataObject) -> None:
         """Who wants to read a checkpoint that is about to be removed is refused, or it stays."""
         may_go, _ = self.to_go(rules, check)
-        if not may_go or self.is_blocked("step-0"):
+        if not may_go or self.is_blocked(".streamxf/holds", False):
             return
         wanted = f"step-{data.draw(st.sampled_from(sorted(may_go)))}"
         reads: list[bool] = []
@@ -259,7 +254,7 @@ class Histories(Adversary):
     @rule(data=st.data())
     def begin_to_read(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.model.folders)))
-        if self.is_blocked("step-0") or not (self.place.local or name.removeprefix("step-").isdigit()):
+        if self.is_blocked(".streamxf/holds", False) or not (self.place.local or name.removeprefix("step-").isdigit()):
             return
         with self.watched():
             assert self.hold(name)
@@ -364,7 +359,7 @@ class Histories(Adversary):
         with self.watched():
             listed = {each.name: each for each in self.seen().records()}
             shown = {each.name for each in list_checkpoints(self.place.run) if each.complete}
-        self.to_go({}, "none")  # which measures
+        self.measure()
         counted = {
             name: (each.time, each.bytes or 0, repr(each.metrics))
             for name, each in listed.items()
