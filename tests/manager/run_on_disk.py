@@ -264,7 +264,8 @@ class RunOnDisk(RuleBasedStateMachine):
                 self.dropped(name)
         if self.is_blocked(f"{name}/.streamxf-saving"):
             self.errors.said.clear()
-        assert facts.run == self.run_id and facts.time == began
+        assert facts.run == self.run_id
+        assert facts.time == began
         return facts
 
     def publish(self, step: int, metrics: dict[str, float], end: int) -> str:

@@ -19,7 +19,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
-import streamxf
 from manager.adversary import Adversary
 from manager.canned import checkpoint, data_of
 from manager.model import DAY, Folder
@@ -279,9 +278,11 @@ class Histories(Adversary):
                 assert (record and record.step) == max(counted, default=None)
                 assert counted or not complete
             except KeyMissingError:
-                assert complete and not self.keying.reads
+                assert complete
+                assert not self.keying.reads
             except NoCheckpointError:
-                assert complete and not counted
+                assert complete
+                assert not counted
             finally:
                 chooser.release()
 
@@ -322,8 +323,8 @@ class Histories(Adversary):
             self.place.put(f"{name}/{own}", files[own], self.now)
             if name in self.committed:
                 self.committed[name] = 0
-            ours = folder.ours and not self.keying.strict
-            self.model.folders[name] = Folder("", ours, self.time_of(name), None, broken=set(EVERY_CHECK))
+            told_none = Folder("", not self.keying.strict, self.time_of(name), None, broken=set(EVERY_CHECK))
+            self.model.folders[name] = told_none
         self.files[name] = files
 
     @rule(data=st.data(), all_of_it=st.booleans())
