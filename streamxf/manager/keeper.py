@@ -180,6 +180,7 @@ class Keeper:
             _log.error("this job could not be noted: %s", escaped(f"{type(error).__name__}: {error}"))
         self._logging("what killed saves left could not be removed", self._tidy)
         self._logging("older checkpoints could not be removed", self._forget, {})
+        self._logging("what was found could not be remembered", self._run.remember)
 
     def _tidy(self) -> None:
         for old in ("catalog.json",):  # of versions that kept one
@@ -272,6 +273,8 @@ class Keeper:
 
     def _forget(self, protected: Mapping[str, str], coming: Record | None = None) -> bool:
         """Whatever the rules say of the step, the job's own last save stays: it may have resumed from an older step."""
+        if self._keep.keeps_all:
+            return False
         if self.resumed is not None and not self._saves:
             protected = {self.resumed: "is resumed from", **protected}
         report = forget_in(self._run, self._keep, self._verify, series=self._series, protected=protected, coming=coming)
@@ -279,4 +282,5 @@ class Keeper:
             _log.info("removed %s, %s", some(report.removed), size_text(report.bytes))
         for name, reason in report.failed.items():
             _log.warning("%s could not be removed, which is tried again later: %s", name, escaped(reason))
+        self._run.remember()
         return bool(report.removed)
