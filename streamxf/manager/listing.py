@@ -22,7 +22,7 @@ from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, St
 from streamxf.manager.authority import Authority
 from streamxf.manager.commits import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
 from streamxf.manager.record import Record, is_numbered, numbers_in, series_of
-from streamxf.manager.rows import Look, Rows
+from streamxf.manager.rows import Look, RowCache
 
 _SETTLED = 2 * 10**9  # ns after which a change of a folder shows in its times
 _OUT = "a link that leads out of the run"
@@ -42,7 +42,7 @@ class Run:
         self.storage = storage
         self.authority = authority or Authority(Access())
         self.run_id = run_id
-        self._rows = Rows(storage, self.authority)
+        self._rows = RowCache(storage, self.authority)
 
     # -- all checkpoints -------------------------------------------------------------------------------
 
