@@ -37,7 +37,7 @@ from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.removal import contents, finish, leftovers
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
-from streamxf.wording import size_text, some
+from streamxf.wording import many, size_text, some
 
 _MARGIN = 1.05  # of the last save's size, for the next one
 _log = logging.getLogger(__name__)
@@ -174,6 +174,14 @@ class Keeper:
         self._run.run_id = self._run.settle_id(records) or secrets.token_hex(16)
         sizes = [record.bytes for record in records if record.counts and record.bytes]
         self._size = sizes[-1] if sizes else 0
+        if self._run.authority.blind and (older := [record for record in records if record.complete]):
+            _log.warning(
+                "%s: %s of earlier jobs, %s, stay whatever the rules say: this job can verify none but its own. Give "
+                "the chain's Encrypt a signer",
+                self._storage.given,
+                many(len(older), "checkpoint"),
+                size_text(sum(record.bytes or 0 for record in older)),
+            )
         try:
             self._sessions.begin()
         except OSError as error:
@@ -228,6 +236,7 @@ class Keeper:
             if more:
                 self._supplement(name, Supplement(known, self._now(), more))
         self._size = record.bytes or self._size
+        self.resumed = None
         self._end(name)
         self._sessions.seen()
 
@@ -252,6 +261,7 @@ class Keeper:
         put_small(self._storage, f"{name}/{COMMIT}", self._run.authority.seal(commit.to_json()), once=True)
         self._run.authority.published.add(commit.save_id)
         self._size = sum(file.size for file in found.values())
+        self.resumed = None
         self._end(name)
         self._submit(f"{name} could not be digested", self._digest, name, commit)
         self._submit("", self._sessions.seen)
@@ -275,7 +285,7 @@ class Keeper:
         """Whatever the rules say of the step, the job's own last save stays: it may have resumed from an older step."""
         if self._keep.keeps_all:
             return False
-        if self.resumed is not None and not self._saves:
+        if self.resumed is not None:  # until this job has saved itself
             protected = {self.resumed: "is resumed from", **protected}
         report = forget_in(self._run, self._keep, self._verify, series=self._series, protected=protected, coming=coming)
         if report.removed:

@@ -21,7 +21,7 @@ from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, StreamxfError, UnsupportedError, escaped
 from streamxf.manager.authority import Authority
 from streamxf.manager.commits import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
-from streamxf.manager.record import Record, is_numbered, numbers_in, series_of
+from streamxf.manager.record import Kind, Record, is_numbered, numbers_in, series_of
 from streamxf.manager.rows import Look, RowCache
 
 _AT_ONCE = 16  # folders of an object store that are looked at
@@ -36,7 +36,10 @@ class Run:
 
     - `run_id`: of the run; None while nobody has said it: then it is that of the newest checkpoint that counts, in each
       series of names by itself.
+    - `adopts`: whether foreign checkpoints count as unclaimed where there are no others. A job never does that.
     """
+
+    adopts = False
 
     def __init__(self, storage: Storage, authority: Authority | None = None, run_id: str | None = None) -> None:
         if run_id is not None and not re.fullmatch("[0-9a-f]{32}", run_id):
@@ -46,6 +49,7 @@ class Run:
         self.run_id = run_id
         self._rows = RowCache(storage, self.authority)
         self._names: list[str] = []
+        self._adopted = False
 
     # -- all checkpoints -------------------------------------------------------------------------------
 
@@ -61,7 +65,11 @@ class Run:
             if is_numbered(name) and series in (None, series_of(name)) and (look := self._look(name)) is not None:
                 looks[name] = look
         ids = self._ids(looks) if self.run_id is None else {}
+        self._adopted = False
         found = [self._record(name, look, self.run_id or ids.get(series_of(name))) for name, look in looks.items()]
+        if self.adopts and not any(record.kind in ("own", "unclaimed") for record in found):
+            self._adopted = True
+            found = [replace(each, kind="unclaimed") if each.kind == "foreign" else each for each in found]
         return sorted(found, key=lambda record: record.order)
 
     def record(self, name: str, files: Files | None = None) -> Record | None:
@@ -163,10 +171,11 @@ class Run:
             return replace(record, kind=look.state)
         if facts is None:
             return record
+        foreign: Kind = "unclaimed" if self._adopted else "foreign"
         if facts.name != name or numbers_in(name)[-1:] != [facts.step]:
-            return replace(record, kind="foreign", note=f"{_COPY}{escaped(facts.name)}")
+            return replace(record, kind=foreign, note=f"{_COPY}{escaped(facts.name)}")
         if run_id is not None and facts.run != run_id:
-            return replace(record, kind="foreign", note=f"of the run {facts.run}")
+            return replace(record, kind=foreign, note=f"of the run {facts.run}")
         return replace(record, kind="own")
 
     def _ids(self, looks: Mapping[str, Look]) -> dict[str, str]:
