@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import IO, Any, cast
 
 from typing_extensions import Buffer
 
 from streamxf.buffers import Writable, flat_view
-from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.access import ring_for
+from streamxf.chain import ChainLike
+from streamxf.checkpoint.access import chain_and_ring
+from streamxf.checkpoint.removal import remove_file_or_folder
 from streamxf.checkpoint.storage import is_url
 from streamxf.errors import ParameterError, located
 from streamxf.format.limits import PLAIN_MAGIC
@@ -55,8 +54,7 @@ class ChainCheckpointIO:
     """
 
     def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
-        self._chain = Chain.chosen(chain, "zstd", keys)
-        self._keys = ring_for(self._chain, keys)
+        self._chain, self._keys = chain_and_ring(chain, "zstd", keys)
         self.saved: tuple[str, str] | None = None
         # `lightning` brings the same classes under two names, and checks by isinstance for its own
         present = [name for name in _PACKAGES if name.partition(".")[0] in sys.modules]
@@ -98,15 +96,8 @@ class ChainCheckpointIO:
                 return torch.load(cast("IO[bytes]", file), map_location, weights_only=weights_only)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove what is there, if anything is."""
-        if is_url(path):
-            storage, name = _storage_of(path)
-            if storage.exists(name):
-                storage.rm(name, recursive=True)
-        elif os.path.isdir(path):
-            shutil.rmtree(path)
-        else:
-            Path(path).unlink(missing_ok=True)
+        """Remove what is there, if anything is; of a link, the link."""
+        remove_file_or_folder(path)
 
     def teardown(self) -> None:
         """Lightning calls this at the end; nothing is held."""
@@ -137,16 +128,16 @@ def _writing(path: str | os.PathLike[str]) -> Iterator[Writable]:
         finally:
             draft.finish(complete)
         return
-    storage, name = _storage_of(path)
-    with storage.transaction, storage.open(name, "wb") as file:  # dropped if an error leaves it
+    filesystem, name = _storage_of(path)
+    with filesystem.transaction, filesystem.open(name, "wb") as file:  # dropped if an error leaves it
         yield file
 
 
 @contextmanager
 def _reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     if is_url(path):
-        storage, name = _storage_of(path)
-        opened = storage.open(name, "rb")
+        filesystem, name = _storage_of(path)
+        opened = filesystem.open(name, "rb")
     else:
         opened = open(path, "rb")  # noqa: SIM115 - closed below
     with opened as file:
@@ -156,5 +147,5 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 def _storage_of(url: str | os.PathLike[str]) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
 
-    storage, name = url_to_fs(os.fspath(url))
-    return storage, name
+    filesystem, name = url_to_fs(os.fspath(url))
+    return filesystem, name

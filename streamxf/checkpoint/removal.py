@@ -88,15 +88,19 @@ def remove_trees(storage: Storage, orders: Mapping[str, Order]) -> dict[str, lis
     return done
 
 
-def remove_entry(storage: Storage, path: str) -> None:
-    """Remove a file or a link by its path below the folder, if it is there."""
-    *parts, name = components(path)
-    if (local := storage.local) is not None:
-        _unlink(local, parts, name)
-        return
-    _check_literal(storage, path.replace("/", "_"))
-    for error in remove_files(storage.filesystem, [storage.inner(path)]).values():
-        raise error
+def remove_entry(storage: Storage, *paths: str) -> None:
+    """Remove files or links by their paths below the folder, as far as they are there. Folders stay, if empty: somebody
+    may be about to put a file there.
+    """
+    for path in paths:
+        *parts, name = components(path)
+        if storage.local is not None:
+            _unlink(storage.local, parts, name)
+        else:
+            _check_literal(storage, path.replace("/", "_"))
+    if storage.local is None:
+        for error in remove_files(storage.filesystem, map(storage.inner, paths)).values():
+            raise error
 
 
 def files_of(storage: Storage, name: str, most: int = MOST) -> Entries:

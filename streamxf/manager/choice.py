@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -11,18 +10,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import is_metadata_name
-from streamxf.checkpoint.removal import remove_tree
+from streamxf.checkpoint.removal import remove_entry
 from streamxf.checkpoint.small import small_names
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, is_damage
 from streamxf.formats.opening import contents_of
+from streamxf.manager.authority import Authority
 from streamxf.manager.commits import COMMIT, Commit, Files, read
-from streamxf.manager.holds import holding
+from streamxf.manager.holds import NO_PLACE, holding
 from streamxf.manager.listing import Run, check_folder
-from streamxf.manager.record import Record
+from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.rows import FOLDER
 from streamxf.tuning.sample import StoredTensors, take_sample
 
@@ -33,6 +32,7 @@ Part = tuple[int, int]
 ALL: Part = (0, 1)
 SKIP = "STREAMXF_SKIP"
 
+_UNVERIFIED, _FOREIGN = "not verified: ", "foreign: "
 _TEXT = 500  # characters of a reason
 _SMALL = 2**30  # bytes up to which a sample is all
 _PIECE = 2**20
@@ -101,7 +101,7 @@ class Chooser:
                 except NoCheckpointError:
                     continue  # it has been removed meanwhile
                 except OSError as error:
-                    if not isinstance(error, PermissionError) and error.errno not in (errno.EROFS, errno.ENOSPC):
+                    if error.errno not in NO_PLACE:
                         raise
                     _log.warning("nothing keeps %s from being removed while it is read: %s", found.record.name, error)
                 return found
@@ -132,9 +132,9 @@ class Chooser:
             if record.name in passed_over:
                 skipped[record.name] = f"{SKIP} names it"
             elif not record.verified:
-                skipped[record.name] = f"not verified: {record.note}"
+                skipped[record.name] = f"{_UNVERIFIED}{record.note}"
             elif record.kind == "foreign" and not (foreign and name):
-                skipped[record.name] = f"it is {record.note}, and not of this run under this name"
+                skipped[record.name] = f"{_FOREIGN}{record.note}"
             else:
                 check = how_to_check(record, self._verify, record.save_id in suspected)
                 if check == "sample" and COMMIT in self._run.files(record.name):
@@ -149,15 +149,18 @@ class Chooser:
             )
 
     def _none(self, found: Choice, name: str | None) -> NoCheckpointError:
-        what = "no checkpoint" if name is None else f"no checkpoint {name}"
-        why = "; ".join(f"{each}: {reason}" for each, reason in list(found.skipped.items())[:20])
-        advice = (
-            "`streamxf list` shows all of them, `streamxf verify` and `streamxf salvage` what is left of one. A "
-            "checkpoint that is not encrypted, or that is of another run, is resumed from by "
-            "resume(state, plaintext=True) or resume(state, step=N, foreign=True). To start over, use an empty folder"
-        )
+        what = "no checkpoint" if name is None else f"no checkpoint of step {numbers_in(name)[-1]}"
+        shown = [f"{each}: {reason}" for each, reason in list(found.skipped.items())[:20]]
+        advice = ["`streamxf list` shows which there are"]
+        if any(_FOREIGN in reason for reason in found.skipped.values()):
+            advice.append("resume(state, step=N, foreign=True) loads one that is foreign")
+        if any(_UNVERIFIED in reason for reason in found.skipped.values()):
+            advice.append("to begin encrypting a run, resume(state, plaintext=True) loads what is not encrypted")
+        if shown:
+            advice.append("`streamxf salvage` shows what is left of a damaged one; to start over, use an empty folder")
+        why = f" ({'; '.join(shown)})" if shown else ""
         return NoCheckpointError(
-            f"{what} can be resumed from{f' ({why})' if why else ''}. Nothing was removed. {advice}",
+            f"{what} can be resumed from{why}. Nothing was removed. " + ". ".join(advice),
             file=self._run.storage.given,
         )
 
@@ -225,7 +228,7 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL) -> str 
             if COMMIT in files:
                 _check_commit(run, record, place, files, check, part)
             else:
-                _check_published(place, run.authority.access, check, part)
+                _check_published(place, run.authority, check, part)
     except Exception as error:
         if not is_damage(error):
             raise
@@ -242,23 +245,24 @@ def clear(storage: Storage, record: Record) -> None:
     """The damage that a reader reported is not there; the file system may have had a bad moment."""
     if record.save_id in suspects(storage):
         try:
-            remove_tree(storage, FOLDER, [f"damage-{record.save_id}"], ())
+            remove_entry(storage, f"{FOLDER}/damage-{record.save_id}")
         except OSError as error:
             _log.debug("%s: %s", storage.given, error)
 
 
-def _check_published(place: Storage, access: Access, check: Verify, part: Part) -> None:
+def _check_published(place: Storage, authority: Authority, check: Verify, part: Part) -> None:
+    """What DCP wrote. A job that cannot read it compares what is stored."""
+    access, stored = authority.access, authority.strict and not authority.reads
     if check == "whole":
         from streamxf.tools.verify.verify import verify_at
 
         report = verify_at(place, access, part=part)
         if not report.ok:
             raise ContainerError(f"verify found damage: {report.damaged[0]}")
-        return
-    with Checkpoint.at(place, access, listing=check == "none") as checkpoint:
+    with Checkpoint.at(place, access, listing=stored or check == "none") as checkpoint:
         if missing := contents_of(checkpoint).incomplete:
             raise MetadataError(f"not there in the size that the metadata gives: {', '.join(missing[:3])}")
-        if check == "sample":
+        if check == "sample" and not stored:
             take_sample(StoredTensors(checkpoint))
 
 
@@ -294,7 +298,7 @@ def _check_commit(run: Run, record: Record, place: Storage, files: Files, check:
             folder, _, name = path.rpartition("/")
             if is_metadata_name(name):
                 how = check if commit.files[path].checksum is None else "sample"
-                _check_published(place.child(folder) if folder else place, run.authority.access, how, ALL)
+                _check_published(place.child(folder) if folder else place, run.authority, how, ALL)
 
 
 def checksum_of(entry: Mapping[str, object]) -> str | None:

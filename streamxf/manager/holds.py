@@ -8,6 +8,7 @@ for no longer than a minute.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -17,9 +18,10 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from streamxf.checkpoint.inside import NOT_THERE
 from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.publish import DAY
-from streamxf.checkpoint.removal import remove_tree
+from streamxf.checkpoint.removal import remove_entry
 from streamxf.checkpoint.small import put_small, small_files, small_names
 from streamxf.checkpoint.storage import Storage, is_url, storage_errors
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError
@@ -31,6 +33,9 @@ _HOLDS = f"{FOLDER}/holds"
 _HOLD = re.compile(r"(?P<name>.{1,255})@(?P<time>[0-9]{1,15})@(?P<who>[^@]{1,255})-[0-9a-f]{8}", re.DOTALL)
 _GOING = re.compile(r"going-(?P<time>[0-9]{1,15})-[0-9a-f]{16}", re.ASCII)
 _PATIENCE = 60.0  # seconds
+NO_PLACE = {*NOT_THERE, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+"""Why nothing can be put there for good, so that a job has to do without."""
+
 _PAUSE = 0.05
 
 
@@ -95,7 +100,7 @@ def put_hold(storage: Storage, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        remove_tree(storage, FOLDER, [f"holds/{file}"], ())
+        remove_entry(storage, f"{_HOLDS}/{file}")
 
 
 def held(storage: Storage) -> dict[str, str]:
@@ -112,9 +117,8 @@ def held(storage: Storage) -> dict[str, str]:
             when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(begun))
             found[match["name"]] = f"{match['who']} reads it, since {when} UTC"
         else:  # its owner was killed
-            over.append(f"holds/{file}")
-    if over:
-        remove_tree(storage, FOLDER, over, ())
+            over.append(f"{_HOLDS}/{file}")
+    remove_entry(storage, *over)
     return found
 
 
@@ -124,7 +128,7 @@ def removing(storage: Storage, names: Collection[str], authority: Authority) -> 
     file = f"going-{int(time.time())}-{secrets.token_hex(8)}"
     put_small(storage, f"{FOLDER}/{file}", authority.seal({"names": [*names]}), sync=False)
     yield
-    remove_tree(storage, FOLDER, [file], ())  # not after a kill: whoever comes next finishes it
+    remove_entry(storage, f"{FOLDER}/{file}")  # not after a kill: whoever comes next finishes it
 
 
 def going(storage: Storage, authority: Authority | None = None) -> dict[str, str]:

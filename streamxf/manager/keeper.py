@@ -31,7 +31,7 @@ from streamxf.manager.commits import (
     written_since,
 )
 from streamxf.manager.forget import forget_in
-from streamxf.manager.holds import put_hold
+from streamxf.manager.holds import NO_PLACE, put_hold
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.removal import contents, finish, leftovers
@@ -184,7 +184,7 @@ class Keeper:
     def _tidy(self) -> None:
         for old in ("catalog.json",):  # of versions that kept one
             remove_entry(self._storage, f".streamxf/{old}")
-        finish(self._run, self._sessions, self._series)
+        finish(self._run, self._sessions, self._series, saves=True)
 
     def _note(self, name: str, framework: bool) -> None:
         storage = self._storage
@@ -202,7 +202,12 @@ class Keeper:
         if gone:
             remove_tree(storage, name, sorted(gone), [])
         self._holds[name] = ExitStack()
-        self._holds[name].enter_context(put_hold(storage, name))
+        try:
+            self._holds[name].enter_context(put_hold(storage, name))
+        except OSError as error:
+            if error.errno not in NO_PLACE:
+                raise
+            _log.warning("nothing keeps %s from being removed while it is saved: %s", name, error)
         before = {path: mark_of(entry) for path, entry in files.items() if path not in gone.union(ours)}
         self._before[name] = before
         saving = Saving(name, int(time.time() * 1000), self._sessions.own.id, before if framework else {}, framework)

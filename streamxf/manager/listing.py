@@ -14,7 +14,7 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import GLOBAL, metadata_among, read_metadata
-from streamxf.checkpoint.publish import made_by_writers, written_in
+from streamxf.checkpoint.publish import RUN_FILE, made_by_saves, written_in
 from streamxf.checkpoint.removal import files_of, files_of_many
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, StreamxfError, UnsupportedError, escaped
@@ -61,6 +61,14 @@ class Run:
         """One checkpoint as its folder is now; None if it holds nothing of one. `files` are its, if they are known."""
         look = self._look(name, files)
         return self._record(name, look, self.run_id) if look is not None else None
+
+    def empty(self, series: str) -> list[str]:
+        """The local folders of a series in which nothing is, or drafts and supplements alone."""
+        local, alone = self.storage.local, {COMMIT, REMOVED, SAVING}
+        if local is None or not os.path.isdir(local):
+            return []
+        found = {name: os.listdir(f"{local}/{name}") for name in self._entries()[0] if series_of(name) == series}
+        return [name for name, files in found.items() if all(map(RUN_FILE.fullmatch, files)) and not alone & {*files}]
 
     def linked(self) -> dict[str, str]:
         """The folders of this run to which links in it lead, such as ``best -> step-100``: each with a link."""
@@ -219,7 +227,7 @@ class Run:
             return self._supplemented(name, files, self._published(where.child(name), metadata, files))
         if REMOVED in top:
             return self._committed(where.child(name), files, REMOVED)
-        if SAVING in top or any(map(made_by_writers, top)):
+        if SAVING in top or any(map(made_by_saves, top)):
             return Look("unfinished", written=max((_written(files[path]) or 0 for path in top), default=0) or None)
         return None
 
@@ -233,7 +241,7 @@ class Run:
 
     def _published(self, place: Storage, metadata: list[str], files: Files) -> Look:
         """What DCP's metadata says."""
-        ours = [path for path in files if "/" not in path and (path in metadata or made_by_writers(path))]
+        ours = [path for path in files if "/" not in path and (path in metadata or made_by_saves(path))]
         look = Look(written=_written(files[metadata[0]]), bytes=sum(files[path].get("size") or 0 for path in ours))
         try:
             said = [read_metadata(place, file, Access(), listing=True) for file in metadata]

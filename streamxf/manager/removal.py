@@ -4,7 +4,6 @@ nothing that passes for a checkpoint.
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from collections.abc import Sequence
@@ -13,13 +12,13 @@ from typing import NamedTuple
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, read_metadata
-from streamxf.checkpoint.publish import DAY, locked, made_by_writers
-from streamxf.checkpoint.removal import files_of, files_of_many, remove_tree, remove_trees
+from streamxf.checkpoint.publish import DAY, locked, made_by_saves, made_by_writers
+from streamxf.checkpoint.removal import files_of, files_of_many, remove_entry, remove_tree, remove_trees
 from streamxf.checkpoint.small import put_small, read_small
 from streamxf.errors import StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
-from streamxf.manager.commits import COMMIT, REMOVED, RUN_FILE, SAVING, Commit, Files, Saving, read, written_since
-from streamxf.manager.holds import going, held, removing
+from streamxf.manager.commits import COMMIT, REMOVED, SAVING, Commit, Files, Saving, read, written_since
+from streamxf.manager.holds import NO_PLACE, going, held, removing
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record
 from streamxf.manager.rows import FOLDER
@@ -48,7 +47,7 @@ def remove_checkpoints(run: Run, records: Sequence[Record], *, extras: bool = Fa
             with removing(run.storage, [each.name for each in part], run.authority):
                 _remove(run, part, extras, done)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in NO_PLACE:
                 raise
             _remove(run, part, extras, done)  # unannounced, or a full disk would stay full
     return done
@@ -109,7 +108,7 @@ def contents(run: Run, name: str, files: Files) -> list[str]:
     writers make.
     """
     top = {path for path in files if "/" not in path}
-    ours = {path for path in top if made_by_writers(path) or is_metadata_name(path) or RUN_FILE.fullmatch(path)}
+    ours = {path for path in top if made_by_writers(path) or is_metadata_name(path)}
     child = run.storage.child(name)
     with suppress(StreamxfError, FileNotFoundError):
         for record in (COMMIT, REMOVED):
@@ -121,8 +120,10 @@ def contents(run: Run, name: str, files: Files) -> list[str]:
     return sorted(ours)
 
 
-def finish(run: Run, sessions: Sessions, series: str) -> None:
-    """Remove what killed removals and killed saves have left in the folders of a series."""
+def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False) -> None:
+    """Remove what killed removals and killed saves have left in the folders of a series. If this job `saves`, also
+    folders in which there is nothing of one; to others a save that begins looks the same.
+    """
     announced = going(run.storage, run.authority)
     records = {each.name: each for each in run.records(series=series)}
     for name, record in records.items():
@@ -139,14 +140,15 @@ def finish(run: Run, sessions: Sessions, series: str) -> None:
                     remove_tree(run.storage, name, [], left)
         except (OSError, StreamxfError) as error:
             _log.warning("%s could not be cleaned up: %s", run.storage.full(name), escaped(str(error)))
-    over = [file for file in set(announced.values()) if time.time() - int(file.split("-")[1]) > DAY]
-    if over:
-        remove_tree(run.storage, FOLDER, over, ())
+    for name in run.empty(series) if saves else ():
+        remove_tree(run.storage, name, [], files_of(run.storage, name))
+    over = [f"{FOLDER}/{file}" for file in set(announced.values()) if time.time() - int(file.split("-")[1]) > DAY]
+    remove_entry(run.storage, *over)
 
 
 def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str]:
-    """What a save has left in a folder without a checkpoint, if it was killed; nothing while it may be under way: as
-    long as another process runs that began it, and where no lock tells, for a day.
+    """What a save has left in a folder, if it was killed; nothing while it may be under way: as long as another process
+    runs that began it, and where no lock tells, for a day.
     """
     try:
         found = read(run.storage.child(name), SAVING, Saving.of_json, run.authority)
@@ -158,5 +160,7 @@ def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str
     alive = saving.session != sessions.own.id and sessions.is_held(saving.session)
     if alive or (alive is None and abs(time.time() - saving.time / 1000) < DAY):
         return []
+    if COMMIT in files or (not saving.framework and metadata_among([path for path in files if "/" not in path])):
+        return [SAVING]  # it was killed after it had published, or over what is there
     written = written_since(files, saving.before)
-    return [path for path in written if saving.framework or made_by_writers(path)] + [SAVING]
+    return [path for path in written if saving.framework or made_by_saves(path)] + [SAVING]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from streamxf.checkpoint.notes import parse_note
-from streamxf.checkpoint.removal import remove_tree
+from streamxf.checkpoint.removal import remove_entry
 from streamxf.checkpoint.small import put_small, small_files
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError, StreamxfError
@@ -108,7 +108,7 @@ class Rows:
         for file, rows in made.items():
             put_small(self._storage, f"{FOLDER}/{file}", self._authority.seal({"rows": rows}), sync=False)
         if merges:
-            remove_tree(self._storage, FOLDER, [*stored], ())
+            remove_entry(self._storage, *(f"{FOLDER}/{file}" for file in stored))
             stored.clear()
         stored |= made
 

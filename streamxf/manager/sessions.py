@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from streamxf.checkpoint.inside import opened
 from streamxf.checkpoint.notes import parse_note
-from streamxf.checkpoint.removal import remove_tree
+from streamxf.checkpoint.removal import remove_entry
 from streamxf.checkpoint.small import put_small, small_files
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError, MetadataError, escaped
@@ -111,9 +111,8 @@ class Sessions:
                     self._storage.given,
                     who,
                 )
-        over = [f"{_PREFIX}{each.id}" for each in others[:-_KEPT]]
-        if over:
-            remove_tree(self._storage, FOLDER, over, ())
+        over = [f"{FOLDER}/{_PREFIX}{each.id}{end}" for each in others[:-_KEPT] for end in ("", _LOCK)]
+        remove_entry(self._storage, *over)
         self.seen()
         self._lock = self._locked(self.own.id, create=True)
         if self._lock is not None:
@@ -132,7 +131,7 @@ class Sessions:
         if lock is not None:
             _own.pop(self.own.id, None)
             with suppress(OSError):
-                remove_tree(self._storage, FOLDER, [f"{_PREFIX}{self.own.id}{_LOCK}"], ())
+                remove_entry(self._storage, f"{FOLDER}/{_PREFIX}{self.own.id}{_LOCK}")
             lock.close()
 
     def is_held(self, session: str) -> bool | None:

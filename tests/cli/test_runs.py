@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from streamxf.manager.catalog import change_catalog
 
 import streamxf
 from cli.command import Run
 from cli.conftest import flip_bit
 from cli.terminal import at_terminal
 from streamxf.checkpoint.storage import Storage
-from streamxf.manager.catalog import change_catalog
 from streamxf.manager.holds import hold
 from streamxf.manager.listing import list_checkpoints, mark_of
 from streamxf.manager.record import Record

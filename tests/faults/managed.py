@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -33,8 +33,8 @@ from faults import forks
 from faults.full_disk import NotPermitted
 from faults.trials import Tally
 from streamxf.checkpoint.storage import Storage
-from streamxf.manager.catalog import read_catalog
-from streamxf.manager.holds import held
+from streamxf.manager.commits import SAVING, SUPPLEMENT
+from streamxf.manager.holds import going, held
 
 RANKS = 2
 STEPS = 100
@@ -357,6 +357,7 @@ class Trainings:
         after = self._drawn.uniform(0, 6 if options else 0.6)  # a save there takes longer than all steps
         deadline = time.monotonic() + (after if moment == "at once" else SECONDS)
         trains, ended = False, False
+        before = unpublished(Path(run))
         while time.monotonic() < deadline and not ended:
             time.sleep(0.001)
             ended = not _alive(job.launcher)
@@ -365,12 +366,12 @@ class Trainings:
                 deadline = time.monotonic() + after
             elif moment == "while it saves" and trains and time.monotonic() > deadline - 0.002:
                 deadline = time.monotonic() + 1
-                if unpublished(Path(run)):
+                if unpublished(Path(run)) - before:
                     time.sleep(self._drawn.uniform(0, 0.01))
                     break
         if ended:
             return False
-        self._tally.while_saving += not options and unpublished(Path(run))
+        self._tally.while_saving += not options and bool(unpublished(Path(run)) - before)
         job.kill(self._drawn.choice(KINDS), self._drawn)
         return True
 
@@ -434,9 +435,14 @@ def read_log(file: Path) -> list[tuple[str, int, str]]:
     return [(word, int(step), found) for word, step, found in lines]
 
 
-def unpublished(run: Path) -> bool:
-    """Whether a save is under way."""
-    return any(not (folder / ".metadata").exists() for folder in run.glob("step-*"))
+def unpublished(run: Path) -> set[tuple[str, int]]:
+    """The folders of saves that are under way, or were killed, each with when it was changed."""
+    found = set()
+    for folder in run.glob("step-*"):
+        with suppress(FileNotFoundError):
+            if not (folder / ".metadata").exists():
+                found.add((folder.name, folder.stat().st_mtime_ns))
+    return found
 
 
 def newest_published(run: str, options: dict[str, Any]) -> int:
@@ -460,22 +466,19 @@ def what_is_wrong(run: str, options: dict[str, Any]) -> list[str]:
     place = Storage.of(run, options)
     wrong = []
     local = place.local is not None  # elsewhere nobody can tell a killed save from one under way: it stays for a day
-    catalog = read_catalog(place)
-    if (catalog.saving and local) or catalog.removing:
-        wrong.append(
-            f"the catalog has {list(catalog.saving)} as being saved, {list(catalog.removing)} as being removed"
-        )
+    if removing := going(place):
+        wrong.append(f"{list(removing)} are still being removed")
     records = streamxf.list_checkpoints(run, storage_options=options or None)
     wrong += [
-        f"{record.name} is {record.state}"
+        f"{record.name} is {record.kind}: {record.note}"
         for record in records
-        if record.state not in ({"complete"} if local else {"complete", "unfinished"})
+        if record.kind not in ({"own"} if local else {"own", "unfinished"})
     ]
     known = {record.name for record in records} | {".streamxf"}
     # the server lists folders in which there is nothing any more, each with itself as an empty file
     others = [name for name in place.folders() if name not in known]
     wrong += [f"{name} is left" for name in others if local or any(place.child(name).names().values())]
-    records = [record for record in records if record.state == "complete"]
+    records = [record for record in records if record.complete]
     steps = {record.step: record for record in records}
     lost = {STEPS, STEPS - INTERVAL, *range(20, STEPS + 1, 20)} - set(steps)
     if {STEPS - INTERVAL} == lost and sum(step > STEPS - INTERVAL for step in steps) >= 2:
@@ -492,6 +495,7 @@ def what_is_wrong(run: str, options: dict[str, Any]) -> list[str]:
         if not report.ok:
             wrong.append(f"{record.name} is damaged: {report.damaged}")
         left = set(place.child(record.name).names()) - {".metadata"}
+        left = {name for name in left if not SUPPLEMENT.fullmatch(name) and name != SAVING}
         if local and len(left) > RANKS:
             wrong.append(f"{record.name} has files of more than one save: {sorted(left)}")
     return wrong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import signal
 import sys
@@ -297,6 +298,34 @@ def test_saved_and_loaded(place: str, tmp_path: Path) -> None:
     io.remove_checkpoint(path)
     with pytest.raises(FileNotFoundError):
         io.load_checkpoint(path)
+
+
+@pytest.mark.parametrize("place", ["folder", "url"])
+def test_only_what_is_named_is_removed(place: str, tmp_path: Path) -> None:
+    run = f"memory://{tmp_path}/exp" if place == "url" else f"{tmp_path}/exp"
+    io = ChainCheckpointIO()
+    names = [f"{kind}/last.ckpt" for kind in ("1", "2", "[12]", "*")]
+    for name in names:
+        io.save_checkpoint(STATE, run + name)
+    for name in ("[12]/last.ckpt", "*"):  # a file, and a folder
+        io.remove_checkpoint(run + name)
+    for name in names[:2]:
+        assert_same(io.load_checkpoint(run + name), STATE)
+    for name in names[2:]:
+        with pytest.raises(FileNotFoundError):
+            io.load_checkpoint(run + name)
+
+
+def test_of_a_link_only_the_link_is_removed(tmp_path: Path) -> None:
+    io = ChainCheckpointIO()
+    for name in ("own/last.ckpt", "other.ckpt"):
+        io.save_checkpoint(STATE, tmp_path / name)
+    for name, target in {"folder": "own", "file": "other.ckpt"}.items():
+        (tmp_path / name).symlink_to(tmp_path / target)
+        io.remove_checkpoint(tmp_path / name)
+        assert not os.path.lexists(tmp_path / name)
+    for name in ("own/last.ckpt", "other.ckpt"):
+        assert_same(io.load_checkpoint(tmp_path / name), STATE)
 
 
 @pytest.mark.parametrize("place", ["folder", "url"])

@@ -143,7 +143,11 @@ def messages(folder: Path) -> Any:
         agreement.broadcast(fail)
     except WrongKeyError as error:
         got["error"] = [str(error), error.file]
-    agreement.barrier()
+    got["everywhere"] = agreement.everywhere(lambda: time.sleep(rank) or rank)
+    try:
+        agreement.everywhere(fail if rank == 1 else answer)
+    except WrongKeyError as error:
+        got["error everywhere"] = str(error)
     got["calls"] = calls
     got["finished"] = agreement.exchange(2).finished
     agreement.close()

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import NoCheckpointError
-from streamxf.manager import manager as module
+from streamxf.manager.keeper import Keeper
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
 
@@ -193,20 +193,20 @@ def announced(folder: Path) -> Any:
     with CheckpointManager(run) as manager:
         path = Path(manager.begin(1))
         if dist.get_rank() == 0:
-            path.mkdir()
+            path.mkdir(exist_ok=True)
         dist.barrier()
         (path / f"part {dist.get_rank()}").write_bytes(b"weights")
         found["before"] = manager.latest()
         manager.commit(1, metrics={"loss": 1.0})
         found["after"] = Path(manager.latest() or "").name
-        note = module.Keeper._note
+        note = Keeper._note
 
         def refuse(*_: Any) -> None:
             raise PermissionError(13, "Permission denied")
 
-        module.Keeper._note = refuse  # type: ignore[method-assign, assignment]
+        Keeper._note = refuse  # type: ignore[method-assign, assignment]
         try:
             found["refused"] = error_of(lambda: manager.begin(2))
         finally:
-            module.Keeper._note = note  # type: ignore[method-assign]
+            Keeper._note = note  # type: ignore[method-assign]
     return found

@@ -35,7 +35,9 @@ def test_one_rank_agrees_with_itself_at_once() -> None:
     assert agreement.broadcast(lambda: "step-7") == "step-7"
     with pytest.raises(ZeroDivisionError):
         agreement.broadcast(lambda: 1 / 0)
-    agreement.barrier()
+    assert agreement.everywhere(lambda: "all of it") == ["all of it"]
+    with pytest.raises(ZeroDivisionError):
+        agreement.everywhere(lambda: 1 / 0)
     agreement.close()
     agreement.close()
 
@@ -83,7 +85,9 @@ def check_messages(reports: list[Any]) -> None:
             "name": "step-7",
             "from": 0,
             "error": ["no key opens it [file step-7/.metadata]", "step-7/.metadata"],
-            "calls": [0] if rank == 0 else [],
+            "everywhere": list(range(len(reports))),
+            "error everywhere": "no key opens it [file step-7/.metadata]",
+            "calls": {0: [0, 0], 1: []}.get(rank, [rank]),
             "finished": 5,
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -59,7 +60,8 @@ def test_what_it_takes_is_measured(tmp_path: Path) -> None:
 
 def test_in_the_background(tmp_path: Path) -> None:
     future: Future[None] = Future()
-    with streamxf.CheckpointManager(tmp_path, save=1) as manager:
+    with streamxf.CheckpointManager(tmp_path, save=1) as manager, contextlib.ExitStack() as stack:
+        stack.callback(future.cancel)
         save(manager, 1, "one")
         manager.commit(1, after=future)
         manager.commit(1, metrics={"loss": 1.0})  # which is known before the save is over

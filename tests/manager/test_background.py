@@ -14,7 +14,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from streamxf.checkpoint.storage import Storage
 from streamxf.manager import manager as module
-from streamxf.manager.catalog import read_catalog
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 
@@ -75,9 +74,8 @@ def test_the_end_waits_for_saves_and_removals(tmp_path: Path) -> None:
         for step in range(1, 6):
             manager.save(step, state_at(step))
     assert complete(tmp_path) == ["step-4", "step-5"]
-    catalog = read_catalog(Storage.of(tmp_path))
-    assert not catalog.saving
-    assert not catalog.removing
+    assert not list(tmp_path.rglob(".streamxf-saving"))
+    assert not list(tmp_path.glob(".streamxf/going-*"))
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -145,7 +143,7 @@ def test_an_error_is_raised_once_and_training_goes_on(tmp_path: Path) -> None:
             manager.wait()
         manager.save(7, state_at(7))
     assert complete(tmp_path) == ["step-3", "step-7"]
-    assert read_catalog(Storage.of(tmp_path)).saving == {}
+    assert not list(tmp_path.rglob(".streamxf-saving"))
 
 
 def test_the_end_raises_the_error_of_the_last_save(tmp_path: Path) -> None:
@@ -191,7 +189,7 @@ def test_an_interrupted_save_is_given_up(tmp_path: Path, monkeypatch: pytest.Mon
             with pytest.raises(KeyboardInterrupt):
                 manager.save(1, state_at(1))
         manager.wait()
-        assert read_catalog(Storage.of(tmp_path)).saving == {}
+        assert not list(tmp_path.rglob(".streamxf-saving"))
         manager.save(1, state_at(1))
     assert complete(tmp_path) == ["step-1"]
 

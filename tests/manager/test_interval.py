@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import streamxf
-from streamxf.manager.catalog import Session
 from streamxf.manager.interval import Interval, daly, estimated_mtbf, observed, optimal, overhead, young
+from streamxf.manager.sessions import Session
 
 HOUR = 3600.0
 

@@ -198,7 +198,6 @@ def test_frameworks_announce_and_commit(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path, name="checkpoint-{}") as manager:
         path = Path(manager.begin(1))
         assert path == tmp_path / "checkpoint-1"
-        path.mkdir()
         (path / "model.bin").write_bytes(b"weights")
         assert manager.latest() is None
         manager.commit(1, metrics={"loss": 1.0})

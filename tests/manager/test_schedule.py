@@ -10,9 +10,9 @@ import pytest
 
 import streamxf
 from streamxf.errors import ParameterError
-from streamxf.manager.catalog import Session
 from streamxf.manager.interval import optimal
 from streamxf.manager.schedule import SaveTimer, Schedule
+from streamxf.manager.sessions import Session
 
 
 class Clock:

@@ -1,0 +1,61 @@
+"""What kills leave in a run's folder, and what the next job makes of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from torch.distributed.checkpoint.api import CheckpointException
+
+import streamxf
+from streamxf.manager.commits import SAVING
+from streamxf.manager.manager import CheckpointManager
+
+from .runs import blank, is_at, saved_run, state_at, unsaveable
+
+
+def killed_saves(run: Path, monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
+    """Saves of a job that was killed after it had published them, before it could say so."""
+    with monkeypatch.context() as patched, CheckpointManager(run) as job:
+        patched.setattr("streamxf.manager.keeper.Keeper._end", lambda *_: None)
+        for step in steps:
+            job.save(step, state_at(step))
+        session = job._keeper._sessions.own.id  # type: ignore[union-attr]
+    (run / ".streamxf" / f"session-{session}.lock").touch()  # which a kill leaves, and nobody holds
+
+
+def test_a_save_over_one_that_was_killed_after_it_had_published_leaves_that_until_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_saves(tmp_path, monkeypatch, 1)
+    assert (tmp_path / "step-1" / SAVING).exists()
+    with CheckpointManager(tmp_path) as manager:
+        with pytest.raises(CheckpointException):
+            manager.save(1, unsaveable())
+        state = blank()
+        assert manager.resume(state) == 1
+        assert is_at(state, 1)
+    assert not (tmp_path / "step-1" / SAVING).exists()
+
+
+@pytest.mark.parametrize("left", [(), (".streamxf-saving.0123abcd.tmp",), (".streamxf-note-0123abcd",)])
+def test_folders_in_which_nothing_is_left_go_with_the_next_save(tmp_path: Path, left: tuple[str, ...]) -> None:
+    saved_run(tmp_path, 1)
+    (tmp_path / "step-5").mkdir()
+    (tmp_path / "of-2024").mkdir()
+    (tmp_path / "step-7").mkdir()
+    (tmp_path / "step-7" / "data.bin").write_bytes(b"somebody's")
+    for name in left:
+        (tmp_path / "step-5" / name).write_bytes(b"")
+    saved_run(tmp_path, 2)
+    assert sorted(os.listdir(tmp_path)) == [".streamxf", "of-2024", "step-1", "step-2", "step-7"]
+    assert os.listdir(tmp_path / "step-7") == ["data.bin"]
+
+
+def test_a_hold_that_ends_leaves_the_folder_of_the_next_one(tmp_path: Path) -> None:
+    """Somebody who is about to put a file there would fail."""
+    saved_run(tmp_path, 1)
+    with streamxf.hold(tmp_path / "step-1"):
+        pass
+    assert (tmp_path / ".streamxf" / "holds").is_dir()
