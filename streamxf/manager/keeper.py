@@ -194,13 +194,10 @@ class Keeper:
             remove_tree(storage, name, [], [])
         files = files_of(storage, name)
         ours = contents(self._run, name, files)
-        gone = set(leftovers(self._run, name, files, self._sessions))
+        gone = {*leftovers(self._run, name, files, self._sessions)} - {SAVING}
+        gone |= files.keys() & {COMMIT, REMOVED}  # which would go on to tell of what is replaced
         if framework:
-            gone |= {
-                path for path in files if path in (COMMIT, REMOVED) or ("/" not in path and is_metadata_name(path))
-            }
-        if gone:
-            remove_tree(storage, name, sorted(gone), [])
+            gone |= {path for path in files if "/" not in path and is_metadata_name(path)}
         self._holds[name] = ExitStack()
         try:
             self._holds[name].enter_context(put_hold(storage, name))
@@ -212,6 +209,8 @@ class Keeper:
         self._before[name] = before
         saving = Saving(name, int(time.time() * 1000), self._sessions.own.id, before if framework else {}, framework)
         put_small(storage, f"{name}/{SAVING}", self._run.authority.seal(saving.to_json()), sync=False)
+        if gone:  # not before: what cannot be noted does not begin, and leaves what is there
+            remove_tree(storage, name, sorted(gone), [])
 
     def _end(self, name: str, settled: bool = True) -> None:
         self._facts.pop(name, None), self._before.pop(name, None)

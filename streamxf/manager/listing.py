@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import stat
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +22,7 @@ from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, St
 from streamxf.manager.authority import Authority
 from streamxf.manager.commits import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
 from streamxf.manager.record import Record, is_numbered, numbers_in, series_of
-from streamxf.manager.rows import Look, Rows
+from streamxf.manager.rows import Look, RowCache
 
 _SETTLED = 2 * 10**9  # ns after which a change of a folder shows in its times
 _OUT = "a link that leads out of the run"
@@ -36,10 +37,12 @@ class Run:
     """
 
     def __init__(self, storage: Storage, authority: Authority | None = None, run_id: str | None = None) -> None:
+        if run_id is not None and not re.fullmatch("[0-9a-f]{32}", run_id):
+            raise ParameterError(f"run_id={run_id!r:.80}: it has 32 hexadecimal digits, as list_checkpoints shows them")
         self.storage = storage
         self.authority = authority or Authority(Access())
         self.run_id = run_id
-        self._rows = Rows(storage, self.authority)
+        self._rows = RowCache(storage, self.authority)
 
     # -- all checkpoints -------------------------------------------------------------------------------
 
@@ -156,7 +159,7 @@ class Run:
             return replace(record, kind=look.state)
         if facts is None:
             return record
-        if facts.name != name or facts.step != numbers_in(name)[-1]:
+        if facts.name != name or numbers_in(name)[-1:] != [facts.step]:
             return replace(record, kind="foreign", note=f"{_COPY}{escaped(facts.name)}")
         if run_id is not None and facts.run != run_id:
             return replace(record, kind="foreign", note=f"of the run {facts.run}")
@@ -316,7 +319,9 @@ def _written(entry: Mapping[str, Any]) -> int | None:
     return None if when is None else max(int(when * 1000), 0)
 
 
-def list_checkpoints(run: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> list[Record]:
+def list_checkpoints(
+    run: str | os.PathLike[str], *, run_id: str | None = None, storage_options: Mapping[str, Any] | None = None
+) -> list[Record]:
     """The checkpoints in a run's folder, the oldest first: those that are complete, and those that are not.
 
     Nothing is verified, and no key is needed: each is what it says of itself. Folders that hold nothing of a DCP
@@ -327,6 +332,9 @@ def list_checkpoints(run: str | os.PathLike[str], *, storage_options: Mapping[st
     ----------
     run : path or str
         The folder that holds the checkpoints' folders, or its URL.
+    run_id : str, optional
+        Which run this is, if the folder holds checkpoints of several. By default that of the newest checkpoint, in each
+        series of names by itself.
     storage_options : mapping, optional
         fsspec's, for the URL.
 
@@ -340,7 +348,7 @@ def list_checkpoints(run: str | os.PathLike[str], *, storage_options: Mapping[st
     storage = Storage.of(run, storage_options)
     with storage_errors(storage.given):
         check_folder(storage)
-        return Run(storage).records()
+        return Run(storage, run_id=run_id).records()
 
 
 def check_folder(storage: Storage) -> None:

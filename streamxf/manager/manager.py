@@ -30,7 +30,6 @@ from streamxf.dcp.install import chain_and_access
 from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader
 from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter
 from streamxf.errors import ParameterError, escaped, is_damage
-from streamxf.format.fields import digits as hex_digits
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, give_back, gloo_group
 from streamxf.manager.authority import Authority
@@ -158,8 +157,6 @@ class CheckpointManager:
             raise ParameterError(f"when_busy={when_busy!r:.40}: it is 'wait' or 'skip'")
         _check_name(name)
         check_verify(verify)
-        if run_id is not None:
-            hex_digits(run_id, 32, "run_id")
         self._chain, access, self._reader = chain_and_access(chain, keys, reader)
         self._schedule = Schedule.of(save)
         self._keep = Retention.of(keep)

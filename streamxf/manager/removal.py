@@ -112,8 +112,11 @@ def contents(run: Run, name: str, files: Files) -> list[str]:
     child = run.storage.child(name)
     with suppress(StreamxfError, FileNotFoundError):
         for record in (COMMIT, REMOVED):
-            if (found := read(child, record, Commit.of_json, run.authority)) is not None and found[0].run.name == name:
-                ours |= {path for path in found[0].files if path in files}
+            found = read(child, record, Commit.of_json, run.authority)
+            if found is not None and found[0].run.name == name:
+                commit, doubt = found
+                if not doubt or commit.save_id in run.authority.published:
+                    ours |= {path for path in commit.files if path in files}
         if top - ours:
             for metadata in metadata_among(top):
                 ours |= {path for path in read_metadata(child, metadata, Access(), listing=True).files if path in files}
@@ -131,7 +134,7 @@ def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False) ->
             continue
         try:
             files = files_of(run.storage, name)
-            if name in announced or record.kind == "removing":
+            if SAVING not in files and (name in announced or record.kind == "removing"):
                 left = contents(run, name, files) if record.verified else []
             else:
                 left = leftovers(run, name, files, sessions)

@@ -59,7 +59,7 @@ class Look:
         return cls("complete", save_id, facts and RunFacts.of_json(facts), written, size, known)
 
 
-class Rows:
+class RowCache:
     """The rows of a run, loaded when they are first asked for."""
 
     def __init__(self, storage: Storage, authority: Authority) -> None:

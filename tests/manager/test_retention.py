@@ -109,8 +109,8 @@ def test_unknown_sizes_count_as_nothing():
 
 
 def test_only_what_is_complete_counts():
-    states = ["complete", "removing", "complete", "unfinished"]
-    found = [Record(f"step-{n}", 0, 10, {"loss": -n}, state) for n, state in enumerate(states)]
+    kinds = ["own", "removing", "unclaimed", "unfinished"]
+    found = [Record(f"step-{n}", 0, 10, {"loss": -n}, kind) for n, kind in enumerate(kinds)]
     for rules in ({"last": 1}, {"best": 1, "metric": "loss"}, {"daily": 1}, {"max_bytes": 10}):
         assert {name: bool(reasons) for name, reasons in Retention(**rules).decide(found).items()} == {
             "step-0": False,
@@ -260,7 +260,7 @@ def test_deciding_again_removes_no_more(saved: list[Saved], rules: dict[str, Any
         ({"every": -1}, "every=-1"),
         ({"max_bytes": 0}, "max_bytes=0"),
         ({"max_bytes": 1e12}, "max_bytes="),
-        *(({"within": value}, "a number of seconds") for value in (0, -1, math.nan, math.inf, "2d")),
+        *(({"within": value}, "a time, more than 0") for value in (0, -1, math.nan, math.inf, "2 days", "d")),
         ({"steps": 500}, "steps=500: it is a list"),
         ({"steps": "500"}, "a list"),
         ({"steps": [-1]}, "a list"),
