@@ -26,6 +26,8 @@ from streamxf.manager.commits import (
     CommittedFile,
     Saving,
     Supplement,
+    is_complete,
+    is_framework_file,
     mark_of,
     supplement,
     written_since,
@@ -102,8 +104,8 @@ class Keeper:
         self._submit("older checkpoints could not be removed", self._forget, {name: "was just saved"})
 
     def give_up(self, name: str) -> None:
-        """Note that a save failed. Its files are left to the writers: the same step may be saved again by now."""
-        self._submit(f"the failed save of {name} could not be taken back", self._end, name)
+        """Note that a save failed. Its files are left to the writers, and what those leave, to the next job."""
+        self._submit(f"the failed save of {name} could not be taken back", self._take_back, name)
 
     def make_room(self, name: str, *, full: bool = False) -> bool:
         """Apply the rules as if a save had been made already, if it would not fit, or did not; whether that removed
@@ -210,10 +212,19 @@ class Keeper:
         saving = Saving(name, int(time.time() * 1000), self._sessions.own.id, before if framework else {}, framework)
         put_small(storage, f"{name}/{SAVING}", self._run.authority.seal(saving.to_json()), sync=False)
 
-    def _end(self, name: str) -> None:
+    def _end(self, name: str, *, noted: bool = False) -> None:
         self._facts.pop(name, None), self._before.pop(name, None)
         self._holds.pop(name, ExitStack()).close()
-        remove_entry(self._storage, f"{name}/{SAVING}")
+        if not noted:
+            remove_entry(self._storage, f"{name}/{SAVING}")
+
+    def _take_back(self, name: str) -> None:
+        """The note stays where files do, such as those of a rank that was killed: it says whose they are."""
+        files = files_of(self._storage, name)
+        holds_some = any(map(is_framework_file, files))
+        self._end(name, noted=holds_some and not is_complete(files))
+        if not holds_some:
+            remove_tree(self._storage, name, [], [])
 
     def _saved(self, name: str, save_id: str | None, more: dict[str, float]) -> None:
         record = self._run.record(name)

@@ -93,9 +93,9 @@ def test_a_run_whose_path_is_a_pattern_removes_its_own_and_no_others(
 def test_a_planted_name_that_is_a_pattern_removes_nothing(place: tuple[str, dict[str, Any]], key: streamxf.Key) -> None:
     base, options = place
     saved_run(f"{base}/run", 100, 200, 300, chain=KEYS, keys=key, storage_options=options)
-    filesystem, _ = fsspec.core.url_to_fs(f"{base}/run", **options)
-    for file in (".metadata", "__0_0.distcp"):
-        filesystem.pipe_file(f"{base.partition('//')[2]}/run/step-1*/{file}", b"planted")
+    filesystem, path = fsspec.core.url_to_fs(f"{base}/run", **options)
+    for file in filesystem.find(f"{path}/step-200"):
+        filesystem.pipe_file(file.replace("step-200", "step-1*"), filesystem.cat_file(file))
     keep = Retention(last=1, steps=[100])
     forget(f"{base}/run", keep, keys=key, storage_options=options)
     assert {"step-100", "step-300"} <= set(complete(f"{base}/run", storage_options=options))
@@ -396,13 +396,13 @@ def test_a_folder_that_is_swapped_for_a_link_during_its_removal_leads_nowhere(
     moved: list[str] = []
 
     def swapping(path: Any, *arguments: Any, **options: Any) -> None:
-        unlink(path, *arguments, **options)
         if not moved and "metadata" in os.fspath(path):
             os.rename(run / "step-1", tmp_path / "moved")
             (run / "step-1").symlink_to(other / "step-1")
             moved.extend(os.listdir(tmp_path / "moved"))
             for name in moved:  # the same names there
                 (other / "step-1" / name).write_bytes(b"of the other run")
+        unlink(path, *arguments, **options)
 
     unlink = os.unlink
     before = set(os.listdir(other / "step-1"))
