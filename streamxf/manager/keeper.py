@@ -26,6 +26,8 @@ from streamxf.manager.commits import (
     CommittedFile,
     Saving,
     Supplement,
+    is_complete,
+    is_framework_file,
     mark_of,
     supplement,
     written_since,
@@ -102,10 +104,10 @@ class Keeper:
         self._submit("older checkpoints could not be removed", self._forget, {name: "was just saved"})
 
     def give_up(self, name: str, *, framework: bool = False) -> None:
-        """Note that a save failed. Its files are left to the writers: the same step may be saved again by now. Those of
-        a framework go before the next save of the step, or with the first one of the next job.
+        """Note that a save failed. Its files are left to the writers, and what those leave, to the next save of the
+        step, or the next job.
         """
-        self._submit(f"the failed save of {name} could not be taken back", self._end, name, not framework)
+        self._submit(f"the failed save of {name} could not be taken back", self._take_back, name, framework)
 
     def make_room(self, name: str, *, full: bool = False) -> bool:
         """Apply the rules as if a save had been made already, if it would not fit, or did not; whether that removed
@@ -221,11 +223,19 @@ class Keeper:
         if gone:  # not before: what cannot be noted does not begin, and leaves what is there
             remove_tree(storage, name, sorted(gone), [])
 
-    def _end(self, name: str, settled: bool = True) -> None:
+    def _end(self, name: str, *, noted: bool = False) -> None:
         self._facts.pop(name, None), self._before.pop(name, None)
         self._holds.pop(name, ExitStack()).close()
-        if settled:
+        if not noted:
             remove_entry(self._storage, f"{name}/{SAVING}")
+
+    def _take_back(self, name: str, framework: bool) -> None:
+        """The note stays where files do, such as those of a rank that was killed: it says whose they are."""
+        files = files_of(self._storage, name)
+        holds_some = any(map(is_framework_file, files))
+        self._end(name, noted=holds_some and (framework or not is_complete(files)))
+        if not holds_some:
+            remove_tree(self._storage, name, [], [])
 
     def _saved(self, name: str, save_id: str | None, more: dict[str, float]) -> None:
         record = self._run.record(name)

@@ -17,7 +17,17 @@ from streamxf.checkpoint.removal import files_of, files_of_many, remove_entry, r
 from streamxf.checkpoint.small import put_small, read_small
 from streamxf.errors import StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
-from streamxf.manager.commits import COMMIT, REMOVED, SAVING, Commit, Files, Saving, read, written_since
+from streamxf.manager.commits import (
+    COMMIT,
+    REMOVED,
+    SAVING,
+    Commit,
+    Files,
+    Saving,
+    is_complete,
+    read,
+    written_since,
+)
 from streamxf.manager.holds import NO_PLACE, going, held, removing
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record
@@ -163,7 +173,7 @@ def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str
     alive = saving.session != sessions.own.id and sessions.is_held(saving.session)
     if alive or (alive is None and abs(time.time() - saving.time / 1000) < DAY):
         return []
-    if COMMIT in files or (not saving.framework and metadata_among([path for path in files if "/" not in path])):
+    if COMMIT in files or (not saving.framework and is_complete(files)):
         return [SAVING]  # it was killed after it had published, or over what is there
     written = written_since(files, saving.before)
     return [path for path in written if saving.framework or made_by_saves(path)] + [SAVING]
