@@ -18,7 +18,7 @@ from manager.model import Folder
 from manager.run_on_disk import EVERY_CHECK, NOON, OTHER_ID, RunOnDisk
 from streamxf.checkpoint.notes import seal_note
 from streamxf.format.run import RunFacts
-from streamxf.manager.choice import latest_in
+from streamxf.manager.latest import latest_in
 from streamxf.manager.listing import folder_mark
 
 STRANGE = ("step-1*", "step-[1-9]", "step-?9", "step-7 (copy)", "step-0003", "x-3", "step--3")

@@ -23,9 +23,9 @@ class Saved(NamedTuple):
     metrics: dict[str, float] | None  # likewise
 
 
-def keep(saved: list[Saved], rules: dict[str, Any], now: float) -> set[int]:
+def keep(saved: list[Saved], rules: dict[str, Any]) -> set[int]:
     """The steps of the checkpoints that stay."""
-    newest_first = believed(sorted(saved, reverse=True, key=lambda one: one.step), now)
+    newest_first = sorted(saved, reverse=True, key=lambda one: one.step)
     if not saved:
         return set()
     newest = newest_first[0]
@@ -64,10 +64,10 @@ def keep(saved: list[Saved], rules: dict[str, Any], now: float) -> set[int]:
     return stay
 
 
-def believed(newest_first: list[Saved], now: float) -> list[Saved]:
+def believed(saved: list[Saved], now: float) -> list[Saved]:
     """Without times that cannot be right: in the future, or after that of a later step."""
     latest, made = now + DAY, []
-    for one in newest_first:
+    for one in sorted(saved, reverse=True, key=lambda one: one.step):
         right = one.time is not None and one.time <= latest
         made.append(one if right else one._replace(time=None))
         latest = one.time if right else latest
@@ -139,7 +139,7 @@ class Model:
         counted = self.counted
         saved = [Saved(step, each.time, each.size, each.metrics) for step, each in counted.items()]
         linked = {step for step in counted if f"step-{step}" in self.links.values()}
-        wanted = counted.keys() - keep(saved, rules, now) - linked - {just_saved}
+        wanted = counted.keys() - keep(believed(saved, now), rules) - linked - {just_saved}
         in_use = {step for step in wanted if f"step-{step}" in read}
         good = self.newest_good(check)
         return set() if good is None else wanted - in_use - {good}, in_use - {good} if wanted - in_use else in_use

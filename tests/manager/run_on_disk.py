@@ -29,8 +29,7 @@ EVERY_CHECK = {"none", "sample", "whole"}
 OWN_ID, OTHER_ID = "1" * 32, "f" * 32
 HANGS = 60  # seconds
 HOLD = re.compile(r"(.+)@([0-9]{1,15})@[^@]+-[0-9a-f]{8}")
-WRITERS = re.compile(r"__.*\.distcp|\.metadata")  # names of files of a checkpoint,
-NOTES = re.compile(r"\.streamxf-(commit|saving|removed|note-[0-9a-f]{8})(\.[0-9a-f]{8}\.tmp)?")  # and beside them
+WRITERS = re.compile(r"__.*\.distcp|\.metadata")  # names of files of a checkpoint
 
 
 class Errors(logging.Handler):
@@ -140,8 +139,7 @@ class RunOnDisk(RuleBasedStateMachine):
 
     def size(self, name: str) -> int:
         found = self.place.below(name).items()
-        own = [data for path, data in found if WRITERS.fullmatch(path) or NOTES.fullmatch(path)]
-        return sum(len(data) for data in own if isinstance(data, bytes))
+        return sum(len(data) for path, data in found if WRITERS.fullmatch(path) and isinstance(data, bytes))
 
     def time_of(self, name: str) -> float | None:
         """When its metadata was written, or its commit record; object stores of this kind do not tell."""

@@ -25,7 +25,8 @@ from manager.model import DAY, Folder
 from manager.points import Killed
 from manager.run_on_disk import EVERY_CHECK
 from streamxf.errors import KeyMissingError, NoCheckpointError
-from streamxf.manager.choice import Chooser, latest_in
+from streamxf.manager.choice import Chooser
+from streamxf.manager.latest import latest_in
 from streamxf.manager.listing import list_checkpoints
 
 STEPS = st.integers(1, 40)
@@ -105,8 +106,6 @@ class Histories(Adversary):
         self.saves += 1
         made, _ = checkpoint(self.keys, self.saves, None)
         self.write(name, made, min(end, 4), below)
-        if 4 <= end < 6 and not below:
-            self.own(name, made, Folder("", True, self.time_of(name), None))
         if end < 6:
             self.kill_job()
             return
