@@ -68,9 +68,11 @@ def remove_tree(storage: Storage, name: str, first: Collection[str], rest: Colle
     return result
 
 
-def remove_trees(storage: Storage, orders: Mapping[str, Order]) -> dict[str, list[str] | Exception]:
+def remove_trees(
+    storage: Storage, orders: Mapping[str, Order], listed: Callable[[str], Entries] | None = None
+) -> dict[str, list[str] | Exception]:
     """The same of many folders at once, each with `first` and `rest`: what stays in each, or why it could not be
-    removed.
+    removed. `listed` gives the files of each, where an object store has listed them just now.
     """
     for name, (first, rest) in orders.items():
         _check_literal(storage, name)
@@ -78,7 +80,7 @@ def remove_trees(storage: Storage, orders: Mapping[str, Order]) -> dict[str, lis
             check_path(path)
     local = storage.local
     if local is None:
-        return _remove_remote(storage, orders)
+        return _remove_remote(storage, orders, listed)
     done: dict[str, list[str] | Exception] = {}
     for name, order in orders.items():
         try:
@@ -249,7 +251,9 @@ def _local_files(local: str, name: str, most: int) -> tuple[dict[str, Mapping[st
 # -- elsewhere -----------------------------------------------------------------------------------------------
 
 
-def _remove_remote(storage: Storage, orders: Mapping[str, Order]) -> dict[str, list[str] | Exception]:
+def _remove_remote(
+    storage: Storage, orders: Mapping[str, Order], listed: Callable[[str], Entries] | None
+) -> dict[str, list[str] | Exception]:
     done: dict[str, list[str] | Exception] = {}
     wanted = {}
     for name, (first, rest) in orders.items():
@@ -273,9 +277,10 @@ def _remove_remote(storage: Storage, orders: Mapping[str, Order]) -> dict[str, l
         for place, reason in remove_files(storage.filesystem, places).items():
             done.setdefault(places[place], reason)
     names = [name for name in wanted if name not in done]
-    files = files_of_many(storage, names)
+    files = listed or files_of_many(storage, names)
     for name in names:
-        done[name] = sorted(files(name))
+        gone = {path for group in wanted[name] for path in group} if listed is not None else set()
+        done[name] = sorted(files(name).keys() - gone)
         if not done[name]:
             try:
                 done[name] = _remove_empty(storage, storage.inner(name))

@@ -156,6 +156,7 @@ class Keeper:
         assert self._run.run_id is not None
         rules = self._keep.to_json()
         facts = RunFacts(self._run.run_id, name, numbers_in(name)[-1], time.time(), rules, metrics)
+        facts.to_json()  # raises here what the index could not take, and not when all data is written
         self._facts[name] = facts
         return facts
 

@@ -22,10 +22,9 @@ from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, St
 from streamxf.manager.authority import Authority
 from streamxf.manager.commits import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
 from streamxf.manager.record import Kind, Record, is_numbered, numbers_in, series_of
-from streamxf.manager.rows import Look, RowCache
+from streamxf.manager.rows import ANY, Look, RowCache
 
 _AT_ONCE = 16  # folders of an object store that are looked at
-_NO_MARK = "-"
 _SETTLED = 2 * 10**9  # ns after which a change of a folder shows in its times
 _OUT = "a link that leads out of the run"
 _log = logging.getLogger(__name__)
@@ -155,28 +154,27 @@ class Run:
 
     def _record(self, name: str, look: Look, run_id: str | None) -> Record:
         facts = look.facts
-        when = facts.time if facts is not None else None if look.written is None else look.written / 1000
-        record = Record(
+        kind: Kind = look.state if look.state != "complete" else "unclaimed" if facts is None else "own"
+        note = look.problem or look.doubt
+        if kind == "own" and facts is not None:
+            if facts.name != name or numbers_in(name)[-1:] != [facts.step]:
+                kind, note = "foreign", f"{_COPY}{escaped(facts.name)}"
+            elif run_id is not None and facts.run != run_id:
+                kind, note = "foreign", f"of the run {facts.run}"
+            if kind == "foreign" and self._adopted:
+                kind = "unclaimed"
+        return Record(
             name,
-            when,
+            facts.time if facts is not None else None if look.written is None else look.written / 1000,
             look.bytes,
             look.metrics,
-            save_id=look.save_id,
-            run=facts.run if facts is not None else None,
-            verified=not look.doubt,
-            link=look.link,
-            note=look.problem or look.doubt,
+            kind,
+            look.save_id,
+            facts.run if facts is not None else None,
+            not look.doubt,
+            look.link,
+            note,
         )
-        if look.state != "complete":
-            return replace(record, kind=look.state)
-        if facts is None:
-            return record
-        foreign: Kind = "unclaimed" if self._adopted else "foreign"
-        if facts.name != name or numbers_in(name)[-1:] != [facts.step]:
-            return replace(record, kind=foreign, note=f"{_COPY}{escaped(facts.name)}")
-        if run_id is not None and facts.run != run_id:
-            return replace(record, kind=foreign, note=f"of the run {facts.run}")
-        return replace(record, kind="own")
 
     def _ids(self, looks: Mapping[str, Look]) -> dict[str, str]:
         """The run of each series: that of its newest checkpoint that counts."""
@@ -207,7 +205,7 @@ class Run:
         return names, links
 
     def _looks(self, names: Collection[str]) -> dict[str, Look]:
-        marks = {name: self._mark(name) for name in names}
+        marks = {name: folder_mark(f"{self.storage.local}/{name}") if self.storage.local else ANY for name in names}
         found = {name: look for name, mark in marks.items() if (look := self._rows.get(name, mark)) is not None}
         unknown = [name for name in names if name not in found]
         files = files_of_many(self.storage, unknown)
@@ -217,20 +215,35 @@ class Run:
 
         with ThreadPoolExecutor(_AT_ONCE if self.storage.local is None else 1) as pool:
             for name, look in map(look_at, unknown) if self.storage.local is not None else pool.map(look_at, unknown):
-                self._rows.note(name, marks[name], look)
+                self._rows.note(name, listing_mark(files(name)) if marks[name] == ANY else marks[name], look)
                 if look is not None:
                     found[name] = look
         return found
 
-    def _mark(self, name: str) -> str | None:
-        local = self.storage.local_path(name)
-        return _NO_MARK if local is None else folder_mark(local)
+    def is_still(self, record: Record, files: Files) -> bool:
+        """Whether a folder, with these files, holds what a record says. It is looked at again unless its metadata is
+        the same file as then.
+        """
+        local = self.storage.local_path(record.name)
+        mark = file_mark(local) if local is not None else (listing_mark(files) or "/")[1:]
+        if mark and not record.link and not any(map(SUPPLEMENT.fullmatch, files)):
+            known = self._rows.known(record.name)
+            if known is not None and known[0].endswith(f"/{mark}") and known[1].save_id == record.save_id:
+                return True
+        return record.is_still(self.record(record.name, files))
+
+    def removed(self, names: Collection[str]) -> None:
+        """What was known of these holds no longer."""
+        for name in names:
+            self._rows.note(name, None, None)
 
     def _look(self, name: str, files: Files | None = None) -> Look | None:
         where, base = self._split(name)
         if where is self.storage:
-            mark = self._mark(name)
-            look = self._looked(where, name, files_of(where, name) if files is None else files)
+            local = self.storage.local_path(name)
+            listed = files_of(where, name) if files is None else files
+            mark = listing_mark(listed) if local is None else folder_mark(local)
+            look = self._looked(where, name, listed)
             self._rows.note(name, mark, look)
             return look
         look = self._looked(where, base, files_of(where, base))
@@ -315,16 +328,34 @@ _COPY = "a copy of "
 
 
 def folder_mark(folder: str) -> str | None:
-    """What changes with the names in a local folder, its metadata and its commit record; None where there is neither,
-    and while its times may not show the next change.
+    """What changes with the names in a local folder, and with its metadata or commit record; None where there is
+    neither, and while its times may not show the next change.
     """
-    found = []
-    for path in (folder, f"{folder}/{GLOBAL}", f"{folder}/{COMMIT}"):
-        with suppress(FileNotFoundError, NotADirectoryError):
-            found.append(os.lstat(path))
-    if len(found) < 2 or not stat.S_ISDIR(found[0].st_mode) or found[0].st_mtime_ns + _SETTLED > time.time_ns():
+    try:
+        facts, file = os.lstat(folder), file_mark(folder)
+    except OSError:
         return None
-    return "-".join(f"{each.st_ino:x}.{each.st_size:x}.{each.st_mtime_ns:x}.{each.st_ctime_ns:x}" for each in found)
+    if file is None or not stat.S_ISDIR(facts.st_mode) or facts.st_mtime_ns + _SETTLED > time.time_ns():
+        return None
+    return f"{facts.st_ino:x}.{facts.st_mtime_ns:x}/{file}"
+
+
+def file_mark(folder: str) -> str | None:
+    """The part of it that changes with the metadata, or the commit record where there is none."""
+    for name in (GLOBAL, COMMIT):
+        try:
+            facts = os.lstat(f"{folder}/{name}")
+        except OSError:
+            continue
+        return f"{facts.st_ino:x}.{facts.st_size:x}.{facts.st_mtime_ns:x}.{facts.st_ctime_ns:x}"
+    return None
+
+
+def listing_mark(files: Files) -> str | None:
+    """The same of a folder in an object store, as far as that has marks."""
+    entry = files.get(COMMIT) or files.get(GLOBAL) or {}
+    tag = entry.get("ETag") or entry.get("etag")
+    return None if tag is None else f"/{tag}"
 
 
 def _written(entry: Mapping[str, Any]) -> int | None:

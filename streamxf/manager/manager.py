@@ -660,5 +660,5 @@ def _check_name(name: str) -> None:
         fits = all(numbers_in(name.format(step))[-1:] == [step] for step in (0, 12, 3_456_789))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         fits = False
-    if not fits or "/" in name or name.startswith("."):
+    if not fits or "/" in name or name.startswith(".") or not name.isprintable() or len(name) > 200:
         raise ParameterError(f"name={name!r:.80}: it is a folder's name, with one {{}} for the step as its last number")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -51,46 +51,49 @@ def remove_checkpoints(run: Run, records: Sequence[Record], *, extras: bool = Fa
     ones, too.
     """
     done = Removed([], {}, {})
+    files = files_of_many(run.storage, [each.name for each in records])
     for at in range(0, len(records), _AT_ONCE):
         part = records[at : at + _AT_ONCE]
         try:
             with removing(run.storage, [each.name for each in part], run.authority):
-                _remove(run, part, extras, done)
+                _remove(run, part, files, extras, done)
         except OSError as error:
             if error.errno not in NO_PLACE:
                 raise
-            _remove(run, part, extras, done)  # unannounced, or a full disk would stay full
+            _remove(run, part, files, extras, done)  # unannounced, or a full disk would stay full
+    run.removed(done.names)
     return done
 
 
-def _remove(run: Run, records: Sequence[Record], extras: bool, done: Removed) -> None:
+def _remove(run: Run, records: Sequence[Record], files: Callable[[str], Files], extras: bool, done: Removed) -> None:
     storage = run.storage
     readers = held(storage)
     done.in_use.update({each.name: readers[each.name] for each in records if each.name in readers})
     wanted = [each for each in records if each.name not in readers]
     if storage.local is None:
-        _remove_unchanged(run, wanted, extras, done)
+        _remove_unchanged(run, wanted, files, extras, done)
         return
     for record in wanted:
         try:
             with locked(storage.child(record.name)):  # or a save might be published between the look and the removal
-                _remove_unchanged(run, [record], extras, done)
+                _remove_unchanged(run, [record], files, extras, done)
         except (OSError, StreamxfError) as error:  # the others are removed all the same
             done.failed[record.name] = f"{type(error).__name__}: {error}"
 
 
-def _remove_unchanged(run: Run, records: Sequence[Record], extras: bool, done: Removed) -> None:
-    files = files_of_many(run.storage, [each.name for each in records])
+def _remove_unchanged(
+    run: Run, records: Sequence[Record], files: Callable[[str], Files], extras: bool, done: Removed
+) -> None:
     orders: dict[str, tuple[list[str], list[str]]] = {}
     for record in records:
         listed = files(record.name)
-        if not record.is_still(run.record(record.name, listed)):
+        if not run.is_still(record, listed):
             done.failed[record.name] = "it has changed since it was listed; the next call looks at it again"
         elif record.link:
             orders[record.name] = [], []
         else:
             orders[record.name] = _order(run, record, listed, extras and record.kind == "own")
-    for name, left in remove_trees(run.storage, orders).items():
+    for name, left in remove_trees(run.storage, orders, files).items():
         if isinstance(left, Exception):
             done.failed[name] = f"{type(left).__name__}: {left}"
             continue
@@ -121,7 +124,7 @@ def contents(run: Run, name: str, files: Files) -> list[str]:
     ours = {path for path in top if made_by_writers(path) or is_metadata_name(path)}
     child = run.storage.child(name)
     with suppress(StreamxfError, FileNotFoundError):
-        for record in (COMMIT, REMOVED):
+        for record in top & {COMMIT, REMOVED}:
             found = read(child, record, Commit.of_json, run.authority)
             if found is not None and found[0].run.name == name:
                 commit, doubt = found

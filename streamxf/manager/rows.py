@@ -6,6 +6,7 @@ removed or resumed from is looked at itself.
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import time
@@ -19,11 +20,15 @@ from streamxf.checkpoint.removal import remove_entry
 from streamxf.checkpoint.small import put_small, small_files
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError, StreamxfError
-from streamxf.format.run import RunFacts, metrics_json, metrics_of
+from streamxf.format.run import RunFacts
 from streamxf.manager.authority import Authority
 
 FOLDER = ".streamxf"
 
+ANY = "*"
+"""A folder's mark where its storage tells none at a glance."""
+
+_GONE = ["", ""]  # the row of a folder of which nothing is known any longer
 _PREFIX = "rows-"
 _EACH = 2000  # rows of a file, which has less than a mebibyte then
 _FILES = 16  # from so many on they become one
@@ -52,15 +57,22 @@ class Look:
         """Whether it stays true while the folder has the same mark, whoever looks."""
         return self.state == "complete" and not self.doubt and not self.problem
 
-    def to_json(self) -> list[Any]:
-        metrics = None if self.metrics is None else metrics_json(self.metrics)
-        return [self.save_id, self.facts and self.facts.to_json(), self.written, self.bytes, metrics]
+    def pack(self) -> str:
+        """In one string, which is read ten times as fast as an object."""
+        facts, metrics = self.facts, None if self.metrics is None else dict(self.metrics)
+        told = [facts.run, facts.step, facts.time, facts.name] if facts is not None else None
+        return json.dumps([self.save_id, self.written, self.bytes, metrics, told], separators=(",", ":"))
 
     @classmethod
-    def of_json(cls, row: Any) -> Look:
-        save_id, facts, written, size, metrics = row
-        known = metrics_of(metrics) if metrics is not None else None
-        return cls("complete", save_id, facts and RunFacts.of_json(facts), written, size, known)
+    def parse(cls, row: str) -> Look:
+        """Raises ValueError, TypeError or MetadataError if it is malformed."""
+        save_id, written, size, metrics, told = json.loads(row)
+        facts = None
+        if told is not None:
+            run, step, time, name = told
+            facts = RunFacts(str(run), str(name), int(step), float(time))
+        known = {name: float(value) for name, value in metrics.items()} if metrics is not None else None
+        return cls("complete", save_id and str(save_id), facts, written and int(written), size and int(size), known)
 
 
 class RowCache:
@@ -80,39 +92,46 @@ class RowCache:
             return None
         if self._files is None:
             self._load()
-        if (known := self._known.get(name)) is None and (row := self._stored.get(name)) is not None:
+        if (known := self._known.get(name)) is None and (row := self._stored.get(name, _GONE)) != _GONE:
             with suppress(MetadataError, TypeError, ValueError):
-                known = self._known[name] = str(row[0]), Look.of_json(row[1])
-        return known[1] if known is not None and known[0] == mark else None
+                known = self._known[name] = str(row[0]), Look.parse(row[1])
+        return known[1] if known is not None and mark in (known[0], ANY) else None
+
+    def known(self, name: str) -> tuple[str, Look] | None:
+        """What was found last, and which mark the folder had."""
+        return self._known.get(name)
 
     def note(self, name: str, mark: str | None, look: Look | None) -> None:
         """Remember it, if it lasts; what was known before does not."""
         if mark is None or look is None or not look.lasts:
-            self._known.pop(name, None), self._stored.pop(name, None)
+            if self._known.pop(name, None) or self._stored.get(name, _GONE) != _GONE:
+                self._stored[name] = _GONE
+                self._new.add(name)
         elif self._known.get(name) != (mark, look):
             self._known[name] = mark, look
             self._new.add(name)
 
     def save(self, names: Collection[str]) -> None:
         """Store what is new; of all rows those of `names`, the folders that are there, stay. Raises OSError."""
-        new, self._new = self._new & self._known.keys(), set()
+        new, self._new = self._new, set()
         if not new or not self._authority.vouches:
             return
         if self._files is None:
             self._load()
         assert self._files is not None
-        old, wanted = (
-            set(self._files),
-            {name: [mark, look.to_json()] for name in new for mark, look in [self._known[name]]},
-        )
+        old, wanted = set(self._files), {name: _GONE for name in new}
+        for name in new & self._known.keys():
+            mark, look = self._known[name]
+            wanted[name] = [mark, look.pack()]
         self._stored |= wanted
         merges = len(old) >= _FILES
         if merges:
-            wanted = self._stored = {name: row for name, row in self._stored.items() if name in set(names)}
+            there = set(names)
+            wanted = self._stored = {name: row for name, row in self._stored.items() if name in there and row != _GONE}
         rows = [*wanted.items()]
         for at in range(0, len(rows), _EACH):
             file = f"{_PREFIX}{secrets.token_hex(8)}"
-            content = {"time": time.time_ns() // 10**6, "rows": dict(rows[at : at + _EACH])}
+            content = {"time": time.time_ns() // 1000, "rows": dict(rows[at : at + _EACH])}
             put_small(self._storage, f"{FOLDER}/{file}", self._authority.seal(content), sync=False)
             self._files.add(file)
         if merges:
