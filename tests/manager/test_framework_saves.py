@@ -63,7 +63,7 @@ def test_what_a_killed_save_left_goes_with_the_next(step: int, tmp_path: Path) -
 
 
 def test_a_save_in_the_place_of_another_finds_nothing_of_it(tmp_path: Path) -> None:
-    """Some frameworks refuse to save over what they saved before; without this, a job would stop there at each start."""
+    """Some frameworks refuse to save over what they saved before, and a job would stop there at each start."""
     with CheckpointManager(tmp_path) as manager:
         save(manager, 3)
         (tmp_path / "step-3" / "mine.txt").write_text("mine")
