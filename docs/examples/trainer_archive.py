@@ -54,9 +54,7 @@ def main(folder: str) -> None:
         train_dataset=[{"input_ids": row, "labels": row} for row in rows],
         callbacks=[Archive(archive), PrintLosses()],
     )
-    resumed = f"{scratch}/resumed"
-    with streamxf.CheckpointManager(archive, name="checkpoint-{}", verify="whole") as manager:
-        last = manager.latest()
+    last, resumed = streamxf.latest(archive, verify="whole"), f"{scratch}/resumed"
     with arguments.main_process_first():
         if last is not None and arguments.should_save:
             streamxf.unpack(last, resumed, overwrite=True)

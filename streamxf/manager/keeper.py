@@ -210,6 +210,8 @@ class Keeper:
         gone |= files.keys() & {COMMIT, REMOVED}  # which would go on to tell of what is replaced
         if framework:
             gone |= {path for path in files if "/" not in path and is_metadata_name(path)}
+            if (record := self._run.record(name, files)) is not None and record.counts:
+                gone |= {*ours} - {SAVING}  # some frameworks refuse to save over files of theirs
         self._holds[name] = ExitStack()
         try:
             self._holds[name].enter_context(put_hold(storage, name))

@@ -62,6 +62,18 @@ def test_what_a_killed_save_left_goes_with_the_next(step: int, tmp_path: Path) -
         assert manager.latest() == str(tmp_path / f"step-{step}")
 
 
+def test_a_save_in_the_place_of_another_finds_nothing_of_it(tmp_path: Path) -> None:
+    """Some frameworks refuse to save over what they saved before, and a job would stop there at each start."""
+    with CheckpointManager(tmp_path) as manager:
+        save(manager, 3)
+        (tmp_path / "step-3" / "mine.txt").write_text("mine")
+        folder = Path(manager.begin(3))
+        assert {path.name for path in folder.iterdir()} == {"mine.txt", ".streamxf-saving"}
+        (folder / "weights").write_text("weights again")
+        manager.commit(3)
+    assert streamxf.list_checkpoints(tmp_path)[0].bytes == len("weights again")
+
+
 def test_metadata_does_not_complete_what_was_not_committed(tmp_path: Path) -> None:
     """A framework may write more files after DCP has published its own."""
 
