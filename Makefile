@@ -56,8 +56,8 @@ fuzz: $(STAMPS)/fuzz ## Fuzz what reads bytes from outside (3 minutes; ARGS='--s
 torture: $(STAMPS)/test ## Try every fault at every point, and write docs/reliability/ (15 minutes, needs a C compiler)
 	PYTHONPATH=.:tests $(RUN) faults $(ARGS)
 
-# About 55 minutes on 2 cores, 12 GiB of memory and 10 GiB of disk; one benchmark with its name: make bench ARGS='times --rounds 7'
-bench: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks (55 minutes, 12 GiB of memory, 10 GiB of disk)
+# About an hour on 2 cores, 12 GiB of memory and 10 GiB of disk; one benchmark with its name: make bench ARGS='times --rounds 7'
+bench: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks (an hour, 12 GiB of memory, 10 GiB of disk)
 	PYTHONPATH=.:tests $(RUN) benchmarks.run $(ARGS)
 
 bench-smoke: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks on very small data, to see that they work

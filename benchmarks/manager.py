@@ -5,6 +5,7 @@ Servers and ranks are started as the tests start theirs, so ``tests`` must be on
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,14 +14,21 @@ from dcp.s3_server import serving
 
 from benchmarks.harness import Settings, progress
 from benchmarks.result import Result, Row, Table, goal_row
-from benchmarks.run_folders import LOST, MOST, STEADY, ManyCheckpoints, Place
+from benchmarks.run_folders import CACHE, LOST, MOST, STEADY, ManyCheckpoints, Place, save_run
+from benchmarks.run_jobs import ALONE, BEHIND, CALL, read_of_each, saves, without_locks
 from benchmarks.spread import Spread
 from benchmarks.stepping import OURS, STEP, WAITING, blocked
 
 RANKS = (1, 2, 4)
 STEPS = 1000
 MANY = (1000, 10_000)
+BESIDE = (10, 1200)
+SAVES = 30
+LARGE_ITEMS = 10_000
+JOBS, JOB_SAVES = 50, 8
 BLOCKED_GOAL, SECONDS_GOAL, LINEAR_GOAL = 1.0, 2.0, 11.0
+LOST_GOALS = {"local disk": 5.0, "S3": 60.0}
+READ_GOAL, SAVE_GOAL = 64.0, 10.0
 
 QUANTILES = {"median": 0.5, "99th percentile": 0.99, "longest": 1.0}
 
@@ -30,10 +38,20 @@ def run(settings: Settings) -> Result:
     rounds = min(settings.rounds, 5)
     goals: list[Row] = []
     steps = _steps(settings, rounds, goals)
+    saved = settings.folder / "saved"
+    counts, beside = settings.pick((MANY, BESIDE), ((12, 24), (2, 4)))
+    save_run(saved, counts[-1])
     with TemporaryDirectory(dir=settings.folder) as folder, serving(Path(folder)) as server:
-        places = [Place.local(settings.folder), Place.s3(server)]
-        many = [row for place in places for row in _many(settings, place, rounds, goals)]
-    count = settings.pick(MANY, (12, 24))[-1]
+        places = [(Place.local(settings.folder), None), (Place.s3(server), server)]
+        many = [row for place, _ in places for row in _many(place, saved, counts, rounds, goals)]
+        for place, url in places:
+            items = settings.pick(LARGE_ITEMS, 10)
+            kib = Spread.of([read_of_each(place, url, settings.folder / f"large-{place.name}", items) / 1024])
+            goals.append(goal_row(f"KiB read of each, {LOST}, {place.name}", "", kib, READ_GOAL))
+    added = _saves(settings, saved, beside, goals)
+    _jobs(settings, goals)
+    shutil.rmtree(saved)
+    count = counts[-1]
     note = (
         f"*Steps*: `should_save` with a schedule of steps, seconds, a signal and a notice, none of which comes, after "
         f"each of {settings.pick(STEPS, 10):,} steps: {STEP * 1000:g} ms without work for the CPU, as an accelerator "
@@ -42,15 +60,21 @@ def run(settings: Settings) -> Result:
         "programs take of the CPUs is not counted. Beside it what a job's own flag would take, an all-reduce of a few "
         "numbers that waits for the result.\n\n"
         f"*Checkpoints*: runs with very many of them in one folder, each of one small tensor in two files, on the "
-        "local disk and on SeaweedFS on the same machine, in a bucket with default settings. All are in the run's "
-        "catalog, as a manager enters them; *the catalog lost* is the listing without it. *Dry run* and *forget one* "
-        f"verify the newest checkpoint first. *Linear*: the fewest seconds with {count:,} checkpoints, divided by "
-        "those with a tenth of them."
+        "local disk and on SeaweedFS on the same machine, in a bucket with default settings. *The cache lost* is the "
+        f"listing of checkpoints that were copied there without `{CACHE}`; before the rest, a manager has saved "
+        "once. *Latest* is `CheckpointManager.latest`, with a manager made and closed around it. *Dry run* and *forget "
+        f"one* verify the newest checkpoint first. *Linear*: the fewest seconds with {count:,} checkpoints, divided by "
+        f"those with a tenth of them. *KiB read of each*: of checkpoints of {LARGE_ITEMS:,} items, listings apart.\n\n"
+        f"*Saves*: of one small tensor on the local disk, {ALONE} into new folders and a manager's in runs with so "
+        "many checkpoints, all of which its rules keep, in turn; *added* is what the manager's call takes longer.\n\n"
+        f"*Without locks*: jobs that save {JOB_SAVES} times and keep the last 3, where `flock` fails and every request "
+        "for a file or a folder takes 5 ms more."
     )
     tables = [
         Table(goals, "Goals"),
         Table(steps, "Milliseconds of a step that it is blocked"),
         Table(many, "Seconds with many checkpoints"),
+        Table(added, "Milliseconds of a save"),
     ]
     return Result("manager", "The checkpoint manager", note, tables)
 
@@ -77,18 +101,18 @@ def _steps(settings: Settings, rounds: int, goals: list[Row]) -> list[Row]:
     return rows
 
 
-def _many(settings: Settings, place: Place, rounds: int, goals: list[Row]) -> list[Row]:
-    counts = settings.pick(MANY, (12, 24))
+def _many(place: Place, saved: Path, counts: tuple[int, ...], rounds: int, goals: list[Row]) -> list[Row]:
     found = {
         count: {
             action: Spread.of(seconds)
-            for action, seconds in ManyCheckpoints(place, count, settings.folder / "one").measure(rounds).items()
+            for action, seconds in ManyCheckpoints(place, count, saved).measure(rounds).items()
         }
         for count in counts
     }
     few, most = (found[count] for count in counts)
-    for action in STEADY:
-        goals.append(goal_row(f"seconds, {action}, {counts[-1]:,}, {place.name}", "", most[action], SECONDS_GOAL))
+    for action in (LOST, *STEADY):
+        limit = LOST_GOALS[place.name] if action == LOST else SECONDS_GOAL
+        goals.append(goal_row(f"seconds, {action}, {counts[-1]:,}, {place.name}", "", most[action], limit))
     for action in (*STEADY, MOST):
         growth = Spread.of([most[action].low / few[action].low])
         what = f"linear, {action}, {place.name}"
@@ -97,3 +121,23 @@ def _many(settings: Settings, place: Place, rounds: int, goals: list[Row]) -> li
         {"place": place.name, "checkpoints": str(count)} | {action: of[action] for action in (LOST, *STEADY, MOST)}
         for count, of in found.items()
     ]
+
+
+def _saves(settings: Settings, saved: Path, counts: tuple[int, ...], goals: list[Row]) -> list[Row]:
+    found = saves(settings.folder, saved, counts, settings.pick(SAVES, 1))
+    rows: list[Row] = []
+    for count in counts:
+        own, alone = found[str(count)], found[ALONE][CALL]
+        added = Spread.of([1000 * (one - other) for one, other in zip(own[CALL], alone, strict=True)])
+        behind = Spread.of([1000 * seconds for seconds in own[BEHIND]])
+        plain = Spread.of([1000 * seconds for seconds in alone])
+        rows.append({"checkpoints": str(count), ALONE: plain, "added": added, BEHIND: behind})
+    goals.append(goal_row(f"ms added to a save, {counts[-1]:,} checkpoints", ALONE, added, SAVE_GOAL))
+    return rows
+
+
+def _jobs(settings: Settings, goals: list[Row]) -> None:
+    jobs = settings.pick(JOBS, 1)
+    bad = without_locks(settings.folder / "without-locks", jobs, settings.pick(JOB_SAVES, 4))
+    for key, what in (("lost", "lost metrics"), ("kept", "kept other checkpoints than their rule")):
+        goals.append(goal_row(f"of {jobs} jobs without locks, {what}", "", Spread.of([bad[key]]), 0))

@@ -1,4 +1,7 @@
-"""Runs with very many checkpoints, in a folder and on an S3 server, and what listing and forgetting them takes."""
+"""Runs with very many checkpoints, in a folder and on an S3 server, and what listing and forgetting them takes.
+
+What managers saved is copied, so nothing here knows what a run's folder holds beside its checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,31 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-import torch.distributed.checkpoint as dcp
 from dcp.s3_server import client_of, storage
 
 import streamxf
 from benchmarks.harness import progress, timed
-from streamxf.checkpoint.storage import Storage
-from streamxf.manager.catalog import RunCatalog, change_catalog
-from streamxf.manager.listing import mark_of, survey
 
-LIST, DRY, ONE = "list", "forget, dry run", "forget one"
-STEADY = (LIST, DRY, ONE)
-LOST, MOST = "list, the catalog lost", "forget all but ten"
+LIST, LATEST, DRY, ONE = "list", "latest", "forget, dry run", "forget one"
+STEADY = (LIST, LATEST, DRY, ONE)
+LOST, MOST = "list, the cache lost", "forget all but ten"
 LEFT = 10
 BUCKET = "checkpoints"
+CHAIN = "floatzip+checksum"
+
+CACHE = ".streamxf"
+
+_APART = 60.0  # seconds
+_PART = 250
 
 
 @dataclass(frozen=True)
@@ -37,8 +45,8 @@ class Place:
     name : str
     base : str
         A folder, or a URL.
-    put : callable
-        Takes a path below it, and bytes.
+    put, remove : callable
+        Put bytes at a path below it; remove all that is below a path, if anything is.
     options : dict, optional
         fsspec's.
     """
@@ -46,6 +54,7 @@ class Place:
     name: str
     base: str
     put: Callable[[str, bytes], object]
+    remove: Callable[[str], object]
     options: dict[str, Any] | None = None
 
     @classmethod
@@ -54,7 +63,11 @@ class Place:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
 
-        return cls("local disk", str(folder), put)
+        def remove(path: str) -> None:
+            if (folder / path).exists():
+                shutil.rmtree(folder / path)
+
+        return cls("local disk", str(folder), put, remove)
 
     @classmethod
     def s3(cls, server: str) -> Place:
@@ -63,12 +76,72 @@ class Place:
         def put(path: str, data: bytes) -> None:
             client.put_object(Bucket=BUCKET, Key=path, Body=data)
 
-        return cls("S3", f"s3://{BUCKET}", put, storage(server))
+        def remove(path: str) -> None:
+            pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{path}/")
+            for keys in [[{"Key": each["Key"]} for each in page.get("Contents", ())] for page in pages]:
+                if keys:
+                    client.delete_objects(Bucket=BUCKET, Delete={"Objects": keys, "Quiet": True})
+
+        return cls("S3", f"s3://{BUCKET}", put, remove, storage(server))
+
+    def fill(self, run: str, saved: Path, steps: range) -> None:
+        """Copy the checkpoints of these steps into a run."""
+
+        def copy(step: int) -> None:
+            for file in (saved / f"step-{step}").iterdir():
+                self.put(f"{run}/step-{step}/{file.name}", file.read_bytes())
+
+        with ThreadPoolExecutor(8) as pool:
+            for _ in pool.map(copy, steps):
+                """Raises what failed."""
+        os.sync()  # or the disk would be busy with them
+
+
+def save_run(saved: Path, count: int) -> None:
+    """Have managers save the small checkpoints of one run, a minute apart, the last one now.
+
+    Parameters
+    ----------
+    saved : Path
+        Gets a folder for each checkpoint, and nothing else.
+    """
+    progress(f"manager: {count} checkpoints are saved")
+    begun = time.time() - _APART * count
+    saved.mkdir()
+    _save_part(saved, begun, range(1))
+    # each part is begun beside a copy of the first one, and so belongs to its run
+    parts = [range(first, min(first + _PART, count)) for first in range(1, count, _PART)]
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        for _ in pool.map(_save_part, repeat(saved), repeat(begun), parts):
+            """Raises what failed."""
+
+
+def _save_part(saved: Path, begun: float, steps: range) -> None:
+    part = saved.with_name(f"{saved.name}-{steps.start}")
+    if steps.start:
+        shutil.copytree(saved / "step-0", part / "step-0")
+    with (
+        mock.patch.object(os, "fsync"),
+        mock.patch.object(time, "time", return_value=begun) as now,
+        streamxf.CheckpointManager(part, CHAIN) as manager,
+    ):
+        for step in steps:
+            manager.wait()
+            now.return_value = begun + _APART * step
+            save(manager, step)
+    for step in steps:
+        (part / f"step-{step}").rename(saved / f"step-{step}")
+    shutil.rmtree(part)
+
+
+def save(manager: streamxf.CheckpointManager, step: int, items: int = 1) -> None:
+    """Save a small checkpoint, or one of many items, with a metric."""
+    manager.save(step, {f"w{item}": torch.zeros(1000) for item in range(items)}, metrics={"loss": 1 / (step + 1)})
 
 
 @dataclass
 class ManyCheckpoints:
-    """A run with so many small checkpoints, all of them in its catalog.
+    """A run with so many of the checkpoints in `saved`.
 
     Attributes
     ----------
@@ -78,8 +151,12 @@ class ManyCheckpoints:
 
     place: Place
     count: int
-    scratch: Path
+    saved: Path
+    name: str = "many-checkpoints"
     seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._newest = self.count - 1
 
     def measure(self, rounds: int) -> dict[str, list[float]]:
         """Take the time of every action; a few checkpoints fewer in each round.
@@ -90,61 +167,53 @@ class ManyCheckpoints:
             If an action did something else.
         """
         progress(f"manager: {self.count} checkpoints, {self.place.name}")
-        self._fill()
-        self._time(LOST, self._list)
-        self._catalogue()
+        self.place.fill(self.name, self.saved, range(self.count))
+        for _ in range(min(rounds, 2)):
+            self.place.remove(f"{self.name}/{CACHE}")
+            self._time(LOST, self._list)
+        self.warm()
         for _ in range(rounds):
             self._time(LIST, self._list)
+            self._time(LATEST, self._latest)
             self._time(DRY, lambda: self._forget(LEFT, dry_run=True))
             self._time(ONE, lambda: self._forget(self.count - 1))
         self._time(MOST, lambda: self._forget(LEFT))
-        found = Storage.of(self._run, self.place.options)
-        found.filesystem.rm(found.path, recursive=True) if self.place.options else shutil.rmtree(self._run)
+        self.place.remove(self.name)
         return self.seconds
 
+    def warm(self) -> None:
+        """Save the newest one once more, as a job does that goes on with the run: its manager has looked at them
+        all.
+        """
+        with self._manager() as manager:
+            manager.latest()
+            save(manager, self._newest)
+
     @property
-    def _run(self) -> str:
-        return f"{self.place.base}/many-checkpoints"
+    def run(self) -> str:
+        return f"{self.place.base}/{self.name}"
+
+    def _manager(self) -> streamxf.CheckpointManager:
+        return streamxf.CheckpointManager(self.run, CHAIN, storage_options=self.place.options)
 
     def _time(self, action: str, call: Callable[[], None]) -> None:
         self.seconds.setdefault(action, []).append(timed(call))
 
     def _list(self) -> None:
-        found = streamxf.list_checkpoints(self._run, storage_options=self.place.options)
+        found = streamxf.list_checkpoints(self.run, storage_options=self.place.options)
         if [record.state for record in found] != ["complete"] * self.count:
             raise AssertionError(f"{len(found)} checkpoints are listed, and not {self.count}")
 
+    def _latest(self) -> None:
+        with self._manager() as manager:
+            found = manager.latest()
+        if found != f"{self.run}/step-{self._newest}":
+            raise AssertionError(f"{found} is the latest, and not step {self._newest}")
+
     def _forget(self, last: int, dry_run: bool = False) -> None:
         keep = streamxf.Retention(last=last)
-        report = streamxf.forget(self._run, keep, dry_run=dry_run, storage_options=self.place.options)
+        report = streamxf.forget(self.run, keep, dry_run=dry_run, storage_options=self.place.options)
         if len(report.removed) != self.count - last:
             raise AssertionError(f"{len(report.removed)} checkpoints were removed, and not {self.count - last}")
         if not dry_run:
             self.count = last
-
-    def _fill(self) -> None:
-        """Put the files of one small checkpoint into every folder."""
-        writer = streamxf.FileSystemWriter(self.scratch, chain="floatzip+checksum")
-        dcp.save({"w": torch.zeros(1000)}, storage_writer=writer)
-        files = {file.name: file.read_bytes() for file in self.scratch.iterdir()}
-        shutil.rmtree(self.scratch)
-        name = self._run.rpartition("/")[2]
-        wanted = [(f"{name}/step-{step}/{file}", data) for step in range(self.count) for file, data in files.items()]
-        with ThreadPoolExecutor(8) as pool:
-            for _ in pool.map(lambda each: self.place.put(*each), wanted):
-                """Raises what failed."""
-        os.sync()  # or the disk would be busy with them
-
-    def _catalogue(self) -> None:
-        """Enter every checkpoint, as a manager does after each save."""
-        found = Storage.of(self._run, self.place.options)
-        records = survey(found, RunCatalog())
-        mark = mark_of(found, records[0].name)  # all have the same files
-
-        def enter(catalog: RunCatalog) -> None:
-            now = time.time()
-            for number, record in enumerate(records):
-                metrics = {"loss": 1 / (number + 1)}
-                catalog.saved[record.name] = replace(record, time=now, metrics=metrics, mark=mark)
-
-        change_catalog(found, enter)

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from streamxf.dcp.writer import FileSystemWriter as FileSystemWriter
     from streamxf.errors import StreamxfError as StreamxfError
     from streamxf.format.items import Chunk as Chunk, ObjectItem as ObjectItem, Place as Place, TensorItem as TensorItem
-    from streamxf.formats.complete import is_complete as is_complete, latest as latest
     from streamxf.formats.contents import Contents as Contents, Format as Format
     from streamxf.keys import (
         AwsKms as AwsKms,
@@ -51,10 +50,9 @@ if TYPE_CHECKING:
     from streamxf.manager.forget import ForgetReport as ForgetReport, forget as forget
     from streamxf.manager.holds import hold as hold
     from streamxf.manager.interval import Interval as Interval
+    from streamxf.manager.latest import is_complete as is_complete, latest as latest
     from streamxf.manager.listing import list_checkpoints as list_checkpoints
     from streamxf.manager.manager import CheckpointManager as CheckpointManager
-    from streamxf.manager.preemption import aws_notice as aws_notice, azure_notice as azure_notice
-    from streamxf.manager.preemption import gce_notice as gce_notice
     from streamxf.manager.record import Record as Record
     from streamxf.manager.retention import Retention as Retention
     from streamxf.manager.schedule import Schedule as Schedule
@@ -109,16 +107,15 @@ _NAMES = {
     "dcp.writer": "FileSystemWriter",
     "errors": "StreamxfError",
     "format.items": "Chunk ObjectItem Place TensorItem",
-    "formats.complete": "is_complete latest",
     "formats.contents": "Contents Format",
     "keys": "AwsKms Key KeyProvider KeyRing PrivateKey PublicKey SigningKey VerifyKey public_id "
     "read_environment read_key write_key",
     "manager.forget": "ForgetReport forget",
     "manager.holds": "hold",
     "manager.interval": "Interval",
+    "manager.latest": "is_complete latest",
     "manager.listing": "list_checkpoints",
     "manager.manager": "CheckpointManager",
-    "manager.preemption": "aws_notice azure_notice gce_notice",
     "manager.record": "Record",
     "manager.retention": "Retention",
     "manager.schedule": "Schedule",

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import IO, Any, cast
 
-from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.access import ring_for
+from typing_extensions import Buffer
+
+from streamxf.buffers import Writable, flat_view
+from streamxf.chain import ChainLike
+from streamxf.checkpoint.access import chain_and_ring
+from streamxf.checkpoint.removal import remove_file_or_folder
 from streamxf.checkpoint.storage import is_url
 from streamxf.errors import ParameterError, located
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.keys import KeysLike
 from streamxf.registry import CodecRegistry
 from streamxf.stream import open as open_plain
-from streamxf.stream.plain import read_file, unencrypted
+from streamxf.stream.plain import Draft, read_file, unencrypted
 
 _PACKAGES = ("lightning.fabric", "lightning_fabric")
 
@@ -39,6 +42,11 @@ class ChainCheckpointIO:
         The key for ``encrypt`` in a chain's text form, and for loading; by default those of the chain that can read. If
         the chain encrypts, nothing else loads; otherwise Lightning's own checkpoints load, too.
 
+    Attributes
+    ----------
+    saved : tuple of str and str, optional
+        The path of the last save, and the SHA-256 of the file in hexadecimal.
+
     Raises
     ------
     ChainError, ParameterError
@@ -46,8 +54,8 @@ class ChainCheckpointIO:
     """
 
     def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
-        self._chain = Chain.chosen(chain, "zstd", keys)
-        self._keys = ring_for(self._chain, keys)
+        self._chain, self._keys = chain_and_ring(chain, "zstd", keys)
+        self.saved: tuple[str, str] | None = None
         # `lightning` brings the same classes under two names, and checks by isinstance for its own
         present = [name for name in _PACKAGES if name.partition(".")[0] in sys.modules]
         for name in present or [name for name in _PACKAGES if find_spec(name.partition(".")[0]) is not None]:
@@ -61,8 +69,11 @@ class ChainCheckpointIO:
 
         if storage_options is not None:
             raise ParameterError("ChainCheckpointIO takes no storage_options")
-        with _writing(path) as target, open_plain(target, "wb", chain=self._chain) as file:
-            torch.save(checkpoint, cast("IO[bytes]", file))
+        with _writing(path) as target:
+            digested = _Digested(target)
+            with open_plain(cast("IO[bytes]", digested), "wb", chain=self._chain) as file:
+                torch.save(checkpoint, cast("IO[bytes]", file))
+        self.saved = os.fspath(path), digested.digest.hexdigest()
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = "cpu", weights_only: bool | None = None
@@ -85,37 +96,48 @@ class ChainCheckpointIO:
                 return torch.load(cast("IO[bytes]", file), map_location, weights_only=weights_only)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove what is there, if anything is."""
-        if is_url(path):
-            storage, name = _storage_of(path)
-            if storage.exists(name):
-                storage.rm(name, recursive=True)
-        elif os.path.isdir(path):
-            shutil.rmtree(path)
-        else:
-            Path(path).unlink(missing_ok=True)
+        """Remove what is there, if anything is; of a link, the link."""
+        remove_file_or_folder(path)
 
     def teardown(self) -> None:
         """Lightning calls this at the end; nothing is held."""
 
 
+class _Digested:
+    """Passes on what is written, and computes its SHA-256."""
+
+    def __init__(self, raw: Writable) -> None:
+        self._raw = raw
+        self.digest = hashlib.sha256()
+
+    def write(self, data: Buffer, /) -> int | None:
+        count = self._raw.write(data)
+        self.digest.update(flat_view(data)[: count or 0])
+        return count
+
+
 @contextmanager
-def _writing(path: str | os.PathLike[str]) -> Iterator[str | os.PathLike[str] | IO[bytes]]:
-    """What `streamxf.open` can write to: a local path itself, for which it sees to it that a file is whole."""
+def _writing(path: str | os.PathLike[str]) -> Iterator[Writable]:
+    """Write here; the whole file is under `path` when the block ends without an error."""
     if not is_url(path):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        yield path
+        draft, complete = Draft(path), False
+        try:
+            yield draft.file
+            complete = True
+        finally:
+            draft.finish(complete)
         return
-    storage, name = _storage_of(path)
-    with storage.transaction, storage.open(name, "wb") as file:  # dropped if an error leaves it
+    filesystem, name = _storage_of(path)
+    with filesystem.transaction, filesystem.open(name, "wb") as file:  # dropped if an error leaves it
         yield file
 
 
 @contextmanager
 def _reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     if is_url(path):
-        storage, name = _storage_of(path)
-        opened = storage.open(name, "rb")
+        filesystem, name = _storage_of(path)
+        opened = filesystem.open(name, "rb")
     else:
         opened = open(path, "rb")  # noqa: SIM115 - closed below
     with opened as file:
@@ -125,5 +147,5 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 def _storage_of(url: str | os.PathLike[str]) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
 
-    storage, name = url_to_fs(os.fspath(url))
-    return storage, name
+    filesystem, name = url_to_fs(os.fspath(url))
+    return filesystem, name

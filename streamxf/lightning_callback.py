@@ -13,6 +13,7 @@ from streamxf.manager.notices import Notices
 
 # Lightning comes under two names, whose classes differ; the one that the program uses has been imported.
 _PACKAGE = "lightning.pytorch" if "lightning.pytorch" in sys.modules else "pytorch_lightning"
+_FILE = "lightning.ckpt"
 _Checkpoint: Any = import_module(f"{_PACKAGE}.callbacks").Checkpoint
 
 
@@ -24,7 +25,8 @@ class ManagedCheckpoint(_Checkpoint):  # type: ignore[misc]
             Trainer(callbacks=[managed]).fit(model, ckpt_path=managed.latest())
 
     A checkpoint is the Trainer's, ``lightning.ckpt`` in the step's folder. Its metrics are those that the model has
-    logged for its step; if validation follows, its metrics are added. Told to end, the Trainer saves and stops.
+    logged for its step; if validation follows while it fits, its metrics are added. Told to end, the Trainer saves and
+    stops. Inside the manager's block, ``ckpt_path="best"`` means the best by the manager's rules.
 
     Import Lightning first, and with several ranks initialize torch.distributed before the manager is made.
 
@@ -44,12 +46,27 @@ class ManagedCheckpoint(_Checkpoint):  # type: ignore[misc]
         self._others: set[str] = set()
         self._validations: set[str] = set()  # the names of validation's metrics
         self._validated = 0  # the step of the last one
+        self._best: str | None = None
         self._sigterm: Any = None
 
     def latest(self) -> str | None:
         """What to resume from, as ``ckpt_path``; None if there is none yet. Raises as `CheckpointManager.latest`."""
         path = self._manager.latest()
-        return None if path is None else f"{path}/lightning.ckpt"
+        return None if path is None else f"{path}/{_FILE}"
+
+    def best(self) -> str | None:
+        """The best checkpoint, as ``ckpt_path``; None if the manager's rules name no metric, or none has it. Raises as
+        `CheckpointManager.best`.
+        """
+        path = self._manager.best()
+        return None if path is None else f"{path}/{_FILE}"
+
+    @property
+    def best_model_path(self) -> str:
+        """What ``ckpt_path="best"`` stands for. Lightning asks several times, and it is verified once for each save."""
+        if self._best is None:
+            self._best = self.best() or ""
+        return self._best
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if any(base.__name__ == "AsyncCheckpointIO" for base in type(trainer.strategy.checkpoint_io).__mro__):
@@ -75,9 +92,11 @@ class ManagedCheckpoint(_Checkpoint):  # type: ignore[misc]
         self._others = set(trainer.callback_metrics) - self._validations
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return  # what was validated may have other weights
         self._validations |= set(trainer.callback_metrics) - self._others
         self._validated = trainer.global_step
-        if self._saved == self._validated > 0 and not trainer.sanity_checking:
+        if self._saved == self._validated > 0:
             self._commit(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -86,10 +105,13 @@ class ManagedCheckpoint(_Checkpoint):  # type: ignore[misc]
 
     def _save(self, trainer: Any) -> None:
         self._saved = trainer.global_step
-        trainer.save_checkpoint(f"{self._manager.begin(self._saved)}/lightning.ckpt")
-        self._commit(trainer)
+        path = f"{self._manager.begin(self._saved)}/{_FILE}"
+        trainer.save_checkpoint(path)
+        saved = getattr(trainer.strategy.checkpoint_io, "saved", None)  # ChainCheckpointIO's
+        self._commit(trainer, {_FILE: saved[1]} if saved is not None and saved[0] == path else {})
 
-    def _commit(self, trainer: Any) -> None:
+    def _commit(self, trainer: Any, digests: dict[str, str] | None = None) -> None:
+        self._best = None
         old = self._validations if self._validated != self._saved else set()
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name not in old}
-        self._manager.commit(self._saved, metrics=metrics)
+        self._manager.commit(self._saved, metrics=metrics, digests=digests)

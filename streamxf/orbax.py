@@ -10,8 +10,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 from torch.distributed.checkpoint import state_dict_saver as dcp
 
-from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.access import access_for
+from streamxf.chain import ChainLike
+from streamxf.checkpoint.access import access_for, chain_and_ring
 from streamxf.checkpoint.checkpoint import Checkpoint, ObjectHandle, TensorHandle, as_torch
 from streamxf.checkpoint.storage import Storage, is_url
 from streamxf.dcp.writer import FileSystemWriter
@@ -24,8 +24,8 @@ class ChainHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax i
     """Stores each array of a PyTree as a tensor and each other leaf as an object; `chain_handlers` has more."""
 
     def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
-        self._chain = Chain.chosen(chain, "floatzip", keys)
-        self._access = access_for(self._chain, keys)
+        self._chain, ring = chain_and_ring(chain, "floatzip", keys)
+        self._access = access_for(self._chain, ring)
 
     async def async_save(self, directory: Any, args: Any) -> list[Any]:
         return [self._begin(str(directory), _only_item(args))]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
+from streamxf.errors import escaped
 from streamxf.wording import rate_text, size_text
 
 
@@ -145,10 +146,14 @@ class Report:
             ),
             ("busy in I/O", f"{self.io_seconds:,.3f} s", ""),
             ("blocks in flight", f"{self.peak_blocks}", "at most"),
+            *self._more_rows(),
         ]
         first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
         lines = [f"{label:<{first}}  {value:>{second}}  {note}".rstrip() for label, value, note in rows]
         return "\n".join([f"{self.what} of this process", *lines])
+
+    def _more_rows(self) -> list[tuple[str, str, str]]:
+        return []
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,16 @@ class SaveReport(Report):
 
 @dataclass(frozen=True)
 class LoadReport(Report):
-    """What a load did in this process; the attributes are those of `Report`."""
+    """What a load did in this process; the attributes are those of `Report`, and one more.
+
+    - `left`: the names of the checkpoint's items that this rank's plan did not ask for, and its state does not have.
+      Another rank may have loaded them.
+    """
+
+    left: tuple[str, ...] = ()
 
     what: ClassVar[str] = "Load"
+
+    def _more_rows(self) -> list[tuple[str, str, str]]:
+        shown = ", ".join(map(escaped, self.left[:3])) + (", ..." if len(self.left) > 3 else "")
+        return [("items left out", f"{len(self.left):,}", shown)] if self.left else []

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import tyro
+from torch.distributed.checkpoint.api import CheckpointException
 from torchtitan.components.checkpointer import CheckpointManager as TorchtitanManager
 
+from streamxf.errors import is_damage
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.record import numbers_in
 
@@ -63,8 +66,15 @@ class ManagedCheckpointer(TorchtitanManager):  # type: ignore[misc]  # torchtita
         return self.manager.should_save(curr_step, last=last_step or first)
 
     def _load(self, step: int = -1) -> bool:
-        if self.manager is not None and step == -1 and (path := self.manager.latest()) is not None:
-            step = numbers_in(path)[-1]
+        damaged: dict[str, str] = {}
+        while self.manager is not None and step == -1 and (path := self.manager.latest(damaged)) is not None:
+            try:
+                return bool(super()._load(numbers_in(path)[-1]))
+            except CheckpointException as error:  # the same on all ranks
+                failures = [failure for failure, _ in error.failures.values()]
+                if not all(map(is_damage, failures)):
+                    raise
+                damaged[os.path.basename(path)] = f"{type(failures[0]).__name__}: {failures[0]}"
         return bool(super()._load(step))
 
     def _find_load_step(self, folder: str = "") -> int:

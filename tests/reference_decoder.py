@@ -1,8 +1,9 @@
 """A decoder of checkpoints, written from docs/format.md and the pages below it alone. It favours clarity over speed.
 
-`load` reads a checkpoint, `read_container` a single container, `read_plain` a plain file. reference_codecs.py has
-codecs.md and floatzip.md, and reference_keys.py keys.md, but for key files, which vectors/key_files.py reads. Each
-refusal names the rule that was broken ("C9", "M5", "K6"), or its heading or codec where the rule has no number.
+`load` reads a checkpoint, `read_container` a single container, `read_plain` a plain file, `read_note` a note.
+reference_codecs.py has codecs.md and floatzip.md, and reference_keys.py keys.md, but for key files, which
+vectors/key_files.py reads. Each refusal names the rule that was broken ("C9", "M5", "K6"), or its heading or codec
+where the rule has no number.
 """
 
 import hmac
@@ -181,7 +182,7 @@ def read_plain(file: bytes, reader: Reader) -> bytes:
 # A chunk of a tensor, or an object: where it is, and what its container says of it.
 Part = namedtuple("Part", "place file identity")
 # The parts of each item; dtype and shape of each tensor; the wrapped data keys, by the id of the data key.
-Index = namedtuple("Index", "transforms chain parts shapes wrapped")
+Index = namedtuple("Index", "transforms chain parts shapes wrapped run")
 # What JSON has to look like: a type, a pattern, a list of something, something or null, or an object with these members
 # ("?" marks optional ones).
 HASH, HEX32 = "[0-9a-f]{64}", "[0-9a-f]{32}"
@@ -193,6 +194,7 @@ INDEX = {
     **{"save_id": HEX32, "rank": (int, None), "transforms": [str], "chain": [str], "dek": (HASH, None)},
     **{"writers": [{"id": HEX32, "dek": (HASH, None)}], "items": dict, "modules": [str], "packages": dict},
     **{"files": [{"path": str, "size": int, "writer": int, "crc32c?": "[0-9a-f]{8}"}], "extra": dict},
+    "run?": {"run": HEX32, "name": str, "step": int, "time": int, "rules": dict, "metrics": dict},
 }
 
 
@@ -215,35 +217,60 @@ def conform(value: Any, schema: Any, name: str) -> None:
         check(type(value) is schema, f"M1: the type of {name}")
 
 
-def parse_json(data: bytes) -> Any:
+def parse_json(data: bytes, where: str = "index", rule: str = "M1", limit: int = 1 << 63) -> Any:
     def natural(text: str) -> int:
-        check(text.isdigit() and len(text) <= 19 and int(text) < 1 << 63, "M1: a number")
+        check(text.isdigit() and len(text) <= 19 and int(text) < limit, f"{rule}: a number")
         return int(text)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        check(len(dict(pairs)) == len(pairs), "M1: a name stands twice")
+        check(len(dict(pairs)) == len(pairs), f"{rule}: a name stands twice")
         return dict(pairs)
 
-    with refusing("index: no JSON in ASCII", ValueError, RecursionError):
+    with refusing(f"{where}: no JSON in ASCII", ValueError, RecursionError):
         numbers = {"parse_int": natural, "parse_float": natural, "parse_constant": natural}
         value = json.loads(data.decode("ascii"), object_pairs_hook=unique, **numbers)
-    with refusing("M1: a lone surrogate", UnicodeEncodeError, RecursionError):
+    with refusing(f"{rule}: a lone surrogate", UnicodeEncodeError, RecursionError):
         json.dumps(value, ensure_ascii=False).encode()
     return value
 
 
-def check_depth(value: Any, left: int) -> None:
+def check_depth(value: Any, left: int, rule: str) -> None:
     if isinstance(value, dict | list):
-        check(left, "M1: the depth of extra")
+        check(left, f"{rule}: the depth")
         for inner in value.values() if isinstance(value, dict) else value:
-            check_depth(inner, left - 1)
+            check_depth(inner, left - 1, rule)
 
 
-def read_index(data: bytes, rank: int | None, reader: Reader) -> Index:
-    """R1 to R3."""
-    check(len(data) <= 1 << 30, "metadata: its size")
+def leaves(value: Any) -> list[Any]:
+    """All that is in arrays and objects, names of members too."""
+    if isinstance(value, dict):
+        return [*value, *leaves([*value.values()])]
+    return [leaf for inner in value for leaf in leaves(inner)] if isinstance(value, list) else [value]
+
+
+def check_run(run: Any, rank: int | None) -> None:
+    check(rank is None, "M1: only .metadata has a run")
+    conform([*run["metrics"].values()], [str], "metrics")
+    found = leaves(run)
+    check(all(number < 1 << 53 for number in found if type(number) is int), "M13: a number")
+    check(not any(re.search(r"[\x00-\x1f\x7f-\x9f]", text) for text in found if type(text) is str), "M13: a control")
+    check(1 <= len(run["name"]) <= 255 and "/" not in run["name"] and run["name"] not in (".", ".."), "M13: name")
+    check(not any(leaf is None for leaf in found), "M13: null")
+    check_depth(run["rules"], 8, "M13")
+    for text in run["metrics"].values():
+        with refusing("M14: no number", ValueError):
+            check(repr(float(text)) == text, "M14: another spelling")
+    check(len(json.dumps(run, separators=(",", ":"))) <= 65536, "M15")
+
+
+# The trailer's digest of the pickle; the pickle's size; the index or the content of a note; the keys.
+Sections = namedtuple("Sections", "pickle_digest pickle_size packed lines")
+
+
+def split_metadata(data: bytes) -> Sections:
+    """R1."""
     check(data[-8:] == bytes.fromhex("0A1A0D0A4D5853D3"), "trailer: magic")
-    index_len, keys_len, version, zeros, _, digest = Fields(data[-88:], "trailer").unpack("IIB7s32s32s8x")
+    index_len, keys_len, version, zeros, pickle, digest = Fields(data[-88:], "trailer").unpack("IIB7s32s32s8x")
     check(1 <= index_len <= 1 << 27 and keys_len <= 1 << 26, "trailer: lengths")
     check(version == 1 and not any(zeros), "trailer: version, or zeros")
     start = len(data) - 88 - keys_len - index_len
@@ -251,21 +278,47 @@ def read_index(data: bytes, rank: int | None, reader: Reader) -> Index:
     check(sha256(data[start:-40]).digest() == digest, "trailer: the second digest")
     packed, keys = data[start : start + index_len], data[start + index_len : -88]
     with refusing("M12: ASCII", UnicodeDecodeError):
-        lines = keys.decode("ascii").split("\n") if keys else []
-    check(lines or not reader.keys, "K7: not encrypted")
-    if lines:
-        check(len(lines) >= 2 and max(map(len, lines[:2])) <= 32768, "M12: lines 1 and 2")
-        wrapped, vouchers = parse_wrapped(lines[0]), parse_vouchers(lines[1])
-        if reader.keys:
-            check_vouchers(vouchers, wrapped, sha256(b"streamxf/1 index" + packed).digest(), reader)
-    index = parse_json(unzstd(packed, min(1 << 27, 64 * index_len + 65536)))
-    return parse_index(index, rank, lines, signed=bool(lines and vouchers.signature))
+        return Sections(pickle, start, packed, keys.decode("ascii").split("\n") if keys else [])
+
+
+def check_keys(found: Sections, label: bytes, reader: Reader) -> Any:
+    """R2; the vouchers, None if there are no keys."""
+    if not found.lines:
+        return check(not reader.keys, "K7: not encrypted")
+    check(len(found.lines) >= 2 and max(map(len, found.lines[:2])) <= 32768, "M12: lines 1 and 2")
+    wrapped, vouchers = parse_wrapped(found.lines[0]), parse_vouchers(found.lines[1])
+    if reader.keys:
+        check_vouchers(vouchers, wrapped, sha256(label + found.packed).digest(), reader)
+    return vouchers
+
+
+def read_note(data: bytes, reader: Reader) -> Any:
+    """The content of a note, which a reader without keys reads, too."""
+    check(len(data) <= 1 << 24, "N1: its size")
+    found = split_metadata(data)
+    check(found.pickle_size == 0 and found.pickle_digest == sha256(b"").digest(), "N1: a pickle")
+    check(len(found.lines) <= 2, "N3: more than two lines")
+    check_keys(found, b"streamxf/1 note", reader)
+    content = parse_json(unzstd(found.packed, min(1 << 27, 64 * len(found.packed) + 65536)), "N2", "N2", 1 << 53)
+    check_depth(content, 128, "N2")
+    return content
+
+
+def read_index(data: bytes, rank: int | None, reader: Reader) -> Index:
+    """R1 to R3."""
+    check(len(data) <= 1 << 30, "metadata: its size")
+    found = split_metadata(data)
+    vouchers = check_keys(found, b"streamxf/1 index", reader)
+    index = parse_json(unzstd(found.packed, min(1 << 27, 64 * len(found.packed) + 65536)))
+    return parse_index(index, rank, found.lines, signed=bool(vouchers and vouchers.signature))
 
 
 def parse_index(index: Any, rank: int | None, lines: list[str], signed: bool) -> Index:
     conform(index, INDEX, "the index")
     conform([*index["packages"].values()], [str], "packages")
-    check_depth(index["extra"], 128)
+    check_depth(index["extra"], 128, "M1")
+    if "run" in index:
+        check_run(index["run"], rank)
     check(index["rank"] == rank and (rank is None or rank < 1 << 31), "M10")
     transforms, chain = ([parse_descriptor(text) for text in index[side]] for side in ("transforms", "chain"))
     check(len(transforms + chain) <= 8, "C1: more than 8 descriptors")
@@ -287,7 +340,7 @@ def parse_index(index: Any, rank: int | None, lines: list[str], signed: bool) ->
     check(len({file["path"] for file in index["files"]}) == len(index["files"]), "M3: a path is named twice")
     parts = {name: parse_item(name, item, index, signed) for name, item in index["items"].items()}
     shapes = {name: (i["dtype"], tuple(i["shape"])) for name, i in index["items"].items() if "dtype" in i}
-    return Index(transforms, chain, parts, shapes, wrapped)
+    return Index(transforms, chain, parts, shapes, wrapped, index.get("run"))
 
 
 def parse_item(name: str, item: Any, index: dict[str, Any], signed: bool) -> list[Part]:

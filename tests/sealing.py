@@ -182,6 +182,11 @@ def index_digest(packed: bytes) -> bytes:
     return hashlib.sha256(b"streamxf/1 index" + packed).digest()
 
 
+def note_digest(packed: bytes) -> bytes:
+    """D of a note."""
+    return hashlib.sha256(b"streamxf/1 note" + packed).digest()
+
+
 def plain(made: Parts, vouching: Vouching | None = None) -> Parts:
     """A plain file around a container that is sealed already."""
     if vouching is None:

@@ -100,6 +100,29 @@ def modules_imported(path: Path) -> set[str]:
     return found
 
 
+# Methods of fsspec's file systems that expand `[`, `*` and `?` in a path, and those that are others by another name.
+EXPANDING = {name for plain in ("rm", "cat", "mv", "glob", "expand_path") for name in (plain, f"_{plain}")}
+EXPANDING_TOO = {name for plain in ("get", "put", "copy") for name in (plain, f"_{plain}")}
+EXPANDING_TOO |= {"delete", "upload", "download", "cp", "move", "rename"}  # which others have, too
+FILE_SYSTEMS = {"filesystem", "_filesystem", "fs", "_fs", "inner", "layer"}  # what streamxf calls them
+MAY_EXPAND = {
+    (Path("checkpoint/disk.py"), "mv"),  # for SFTP alone, where it renames a literal path
+    (Path("torch_checkpointing.py"), "glob"),  # of torch_checkpointing's storage, for whoever asks it to
+}
+
+
+def expanding_calls(path: Path) -> set[str]:
+    """Methods of a file system of fsspec's that a file names, called or not."""
+    found = set()
+    for node in ast.walk(ast.parse((PACKAGE / path).read_text())):
+        if isinstance(node, ast.Attribute):
+            owner = node.value
+            name = owner.attr if isinstance(owner, ast.Attribute) else owner.id if isinstance(owner, ast.Name) else ""
+            if node.attr in EXPANDING or (node.attr in EXPANDING_TOO and name in FILE_SYSTEMS):
+                found.add(node.attr)
+    return found
+
+
 def home_layer(path: Path) -> str:
     return path.parts[0].removesuffix(".py")
 
@@ -133,6 +156,12 @@ def test_no_module_imports_itself_through_others():
         for module in starts:
             del graph[module]
     assert not graph, f"circles among {sorted(graph)}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_no_path_in_a_store_is_expanded(path: Path):
+    """Or `exp[12]` would stand for `exp1` and `exp2`."""
+    assert expanding_calls(path) == {name for place, name in MAY_EXPAND if place == path}
 
 
 def test_private_names_stay_in_their_package():

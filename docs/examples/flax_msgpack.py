@@ -1,8 +1,6 @@
 """Flax without orbax: python flax_msgpack.py RUN. Killed and started again, it resumes where it saved last."""
 
-import os
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,25 +22,29 @@ def update(state: TrainState, data: jax.Array) -> tuple[TrainState, jax.Array]:
     return state.apply_gradients(grads=gradients), loss
 
 
-def main(folder: Path) -> None:
-    os.makedirs(folder, exist_ok=True)
-    path = folder / "state.msgpack.sxf"
+def main(folder: str) -> None:
     model = linen.Sequential([linen.Dense(256), linen.gelu, linen.Dense(1)])
     params = model.init(jax.random.key(0), jnp.zeros((1, 64)))
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adamw(1e-3))
 
-    if path.exists():
-        with streamxf.open(path) as file:
-            state = serialization.from_bytes(state, file.read())
-        print(f"resumed from step {state.step}", flush=True)
+    with streamxf.CheckpointManager(folder, save=SAVE_EVERY, keep=2) as manager:
+        last = manager.latest()
+        if last is not None:
+            with streamxf.open(f"{last}/state.msgpack.sxf") as file:
+                state = serialization.from_bytes(state, file.read())
+            print(f"resumed from step {state.step}", flush=True)
 
-    for step in range(int(state.step) + 1, STEPS + 1):
-        state, loss = update(state, jax.random.normal(jax.random.key(1000 * step), (32, 64)))
-        if step % SAVE_EVERY == 0:
-            with streamxf.open(path, "wb", chain="floatzip+checksum") as file:
-                file.write(serialization.to_bytes(state))
-        print(f"step {step} loss {loss:.9f}", flush=True)
+        for step in range(int(state.step) + 1, STEPS + 1):
+            state, loss = update(state, jax.random.normal(jax.random.key(1000 * step), (32, 64)))
+            print(f"step {step} loss {loss:.9f}", flush=True)
+            if manager.should_save(step, last=step == STEPS):
+                path = f"{manager.begin(step)}/state.msgpack.sxf"
+                with streamxf.open(path, "wb", chain="floatzip+checksum") as file:
+                    file.write(serialization.to_bytes(state))
+                manager.commit(step)
+            if manager.stopping:
+                break
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1])

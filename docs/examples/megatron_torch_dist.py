@@ -3,9 +3,7 @@
 Killed and started again, it resumes where it saved last.
 """
 
-import os
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -35,49 +33,47 @@ def sharded(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict:
     return {"model": weights, "optimizer": moments}
 
 
-def main(folder: Path) -> None:
+def main(folder: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(rank)
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    newest = folder / "latest_checkpointed_iteration.txt"
-
-    begin = int(newest.read_text()) if newest.exists() else 0
-    if begin:
-        for parameter in model.parameters():  # the optimizer's state has to be there before it is loaded
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-        state = dist_checkpointing.load(sharded(model, optimizer), str(folder / f"iter_{begin:07d}"))
-        model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state["model"].items()})
-        loaded: dict = {}
-        for name, tensor in state["optimizer"].items():
-            loaded.setdefault(int(name.rpartition(".")[2]), {})[name.rpartition(".")[0]] = tensor
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": loaded})
-        if rank == 0:
-            print(f"resumed from iteration {begin}", flush=True)
-
-    for step in range(begin + 1, STEPS + 1):
-        torch.manual_seed(1000 * step + rank)
-        data = torch.randn(32, 64)
-        optimizer.zero_grad()
-        loss = (model(data) - data.cumsum(dim=1)).square().mean()
-        loss.backward()
-        optimizer.step()
-        total = loss.detach().clone()
-        dist.all_reduce(total)
-        if step % SAVE_EVERY == 0:
-            path = folder / f"iter_{step:07d}"
-            os.makedirs(path, exist_ok=True)
-            dist_checkpointing.save(sharded(model, optimizer), str(path))
+    begin = 0
+    when = streamxf.Schedule(steps=SAVE_EVERY, signals=())  # Megatron cannot save once it has been told to end
+    with streamxf.CheckpointManager(folder, name="iter_{:07d}", save=when, keep=2) as manager:
+        last = manager.latest()
+        if last is not None:
+            for parameter in model.parameters():  # the optimizer's state has to be there before it is loaded
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            state = dist_checkpointing.load(sharded(model, optimizer), last)
+            model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state["model"].items()})
+            loaded: dict = {}
+            for name, tensor in state["optimizer"].items():
+                loaded.setdefault(int(name.rpartition(".")[2]), {})[name.rpartition(".")[0]] = tensor
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": loaded})
+            begin = int(last.rpartition("_")[2])
             if rank == 0:
-                newest.with_suffix(".new").write_text(str(step))
-                newest.with_suffix(".new").replace(newest)
-        if rank == 0:
-            print(f"step {step} loss {total.item():.9f}", flush=True)
+                print(f"resumed from iteration {begin}", flush=True)
+
+        for step in range(begin + 1, STEPS + 1):
+            torch.manual_seed(1000 * step + rank)
+            data = torch.randn(32, 64)
+            optimizer.zero_grad()
+            loss = (model(data) - data.cumsum(dim=1)).square().mean()
+            loss.backward()
+            optimizer.step()
+            total = loss.detach().clone()
+            dist.all_reduce(total)
+            if rank == 0:
+                print(f"step {step} loss {total.item():.9f}", flush=True)
+            if manager.should_save(step, last=step == STEPS):
+                dist_checkpointing.save(sharded(model, optimizer), manager.begin(step))
+                manager.commit(step, metrics={"loss": total.item()})
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1])

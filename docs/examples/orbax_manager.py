@@ -1,6 +1,8 @@
 """Flax and orbax: python orbax_manager.py RUN. Killed and started again, it resumes where it saved last."""
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -10,6 +12,7 @@ import orbax.checkpoint as ocp
 from flax import linen
 from flax.training.train_state import TrainState
 
+from streamxf.errors import is_damage
 from streamxf.orbax import chain_handlers
 
 STEPS, SAVE_EVERY = 12, 3
@@ -30,10 +33,17 @@ def main(folder: Path) -> None:
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adamw(1e-3))
 
     manager = ocp.CheckpointManager(folder.resolve(), handler_registry=chain_handlers("floatzip+checksum"))
-    begin = manager.latest_step() or 0
-    if begin:
-        state = manager.restore(begin, args=ocp.args.StandardRestore(state))
-        print(f"resumed from step {begin}", flush=True)
+    while begin := manager.latest_step() or 0:
+        try:
+            state = manager.restore(begin, args=ocp.args.StandardRestore(state))
+            print(f"resumed from step {begin}", flush=True)
+            break
+        except Exception as error:
+            if not is_damage(error):
+                raise
+            print(f"step {begin} is damaged: {error}", flush=True)
+            os.rename(folder / str(begin), tempfile.mkdtemp(prefix=f"damaged-{begin}-", dir=folder))
+            manager.reload()
 
     for step in range(begin + 1, STEPS + 1):
         state, loss = update(state, jax.random.normal(jax.random.key(1000 * step), (32, 64)))

@@ -4,7 +4,6 @@ Killed and started again, it resumes where it saved last.
 """
 
 import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -13,12 +12,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch_checkpointing import CheckpointManager, SyncCheckpointSaverConfig
 
+import streamxf
 from streamxf.torch_checkpointing import ChainStorageConfig
 
 STEPS, SAVE_EVERY = 12, 3
 
 
-def main(folder: Path) -> None:
+def main(folder: str) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -30,32 +30,38 @@ def main(folder: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     storage = ChainStorageConfig("floatzip+checksum")
-    manager = CheckpointManager.Config(save=SyncCheckpointSaverConfig(), storage_config=storage).build()
-    # a checkpoint has this name when every rank has saved; all ranks look before any saves again
-    saved = max((int(path.name.removeprefix("step-")) for path in folder.glob("step-*")), default=0)
-    dist.barrier()
-    if saved:
-        weights, moments = get_state_dict(model, optimizer)
-        state = manager.load(str(folder / f"step-{saved}"), into={"model": weights, "optimizer": moments})
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        if rank == 0:
-            print(f"resumed from step {saved}", flush=True)
-
-    for step in range(saved + 1, STEPS + 1):
-        torch.manual_seed(1000 * step + rank)
-        data = torch.randn(32, 64)
-        loss = (model(data) - data.sum(dim=1, keepdim=True)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step % SAVE_EVERY == 0:
+    files = CheckpointManager.Config(save=SyncCheckpointSaverConfig(), storage_config=storage).build()
+    begin = 0
+    with streamxf.CheckpointManager(folder, save=SAVE_EVERY, keep=2) as manager:
+        last = manager.latest()
+        if last is not None:
             weights, moments = get_state_dict(model, optimizer)
-            manager.save(str(folder / f"step-{step}"), {"model": weights, "optimizer": moments})
-        if rank == 0:
-            print(f"step {step} loss {loss.item():.9f}", flush=True)
-    manager.close()
+            state = files.load(f"{last}/files", into={"model": weights, "optimizer": moments})
+            set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+            begin = int(last.rpartition("-")[2])
+            if rank == 0:
+                print(f"resumed from {last}", flush=True)
+
+        for step in range(begin + 1, STEPS + 1):
+            torch.manual_seed(1000 * step + rank)
+            data = torch.randn(32, 64)
+            loss = (model(data) - data.sum(dim=1, keepdim=True)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if rank == 0:
+                print(f"step {step} loss {loss.item():.9f}", flush=True)
+            if manager.should_save(step, last=step == STEPS):
+                weights, moments = get_state_dict(model, optimizer)
+                # a folder of its own, because torch_checkpointing renames it when it is complete
+                files.save(f"{manager.begin(step)}/files", {"model": weights, "optimizer": moments})
+                manager.commit(step)
+            if manager.stopping:
+                break
+    files.close()
+    dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1])

@@ -33,9 +33,11 @@ def main(folder: str, mode: str = "") -> None:
     own = dist.new_group(backend="gloo")  # saves in the background must not mix with the training's messages
     checkpointer = DistributedCheckpointer(checkpoint_dir=folder, output_dir=folder, process_group=own)
     begin = 0
-    if streamxf.latest(folder) is not None:
+    with streamxf.CheckpointManager(folder, name="dist_epoch_{}", verify="whole") as manager:
+        last = manager.latest()
+    if last is not None:
         weights, moments = get_state_dict(model, optimizer)
-        state = checkpointer.load_checkpoint({"model": weights, "optimizer": moments, "step": 0})
+        state = checkpointer.load_checkpoint({"model": weights, "optimizer": moments, "step": 0}, last)
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         begin = state["step"]
         if rank == 0:

@@ -54,7 +54,9 @@ def main(folder: str) -> None:
         train_dataset=[{"input_ids": row, "labels": row} for row in rows],
         callbacks=[Archive(archive), PrintLosses()],
     )
-    last, resumed = streamxf.latest(archive), f"{scratch}/resumed"
+    resumed = f"{scratch}/resumed"
+    with streamxf.CheckpointManager(archive, name="checkpoint-{}", verify="whole") as manager:
+        last = manager.latest()
     with arguments.main_process_first():
         if last is not None and arguments.should_save:
             streamxf.unpack(last, resumed, overwrite=True)

@@ -4,7 +4,6 @@ Killed and started again, it resumes where it saved last.
 """
 
 import sys
-from pathlib import Path
 
 import torch
 from datasets import Dataset
@@ -13,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from trl import SFTConfig, SFTTrainer
 
 import streamxf
+from streamxf.transformers import ManagerCallback
 
 streamxf.install(chain="floatzip+checksum")
 
@@ -38,7 +38,7 @@ def main(folder: str) -> None:
     arguments = SFTConfig(
         folder,
         max_steps=STEPS,
-        save_steps=SAVE_EVERY,
+        save_strategy="no",
         per_device_train_batch_size=4,
         bf16=False,
         fsdp=True,
@@ -54,12 +54,12 @@ def main(folder: str) -> None:
         processing_class=tokenizer,
         callbacks=[PrintLosses()],
     )
-    # the Trainer writes this file last, so a save that was killed has none
-    saved = [path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json")]
-    last = max(saved, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None)
-    if last is not None:
-        print(f"resumed from {last}", flush=True)
-    trainer.train(resume_from_checkpoint=last and str(last))
+    with streamxf.CheckpointManager(folder, name="checkpoint-{}", save=SAVE_EVERY, keep=2) as manager:
+        trainer.add_callback(ManagerCallback(manager))
+        last = manager.latest()
+        if last is not None:
+            print(f"resumed from {last}", flush=True)
+        trainer.train(resume_from_checkpoint=last)
 
 
 if __name__ == "__main__":

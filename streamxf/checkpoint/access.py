@@ -9,7 +9,7 @@ from typing import IO, Any, Literal, Self
 
 import zstandard
 
-from streamxf.chain import Chain
+from streamxf.chain import Chain, ChainLike
 from streamxf.errors import IdentityError, ParameterError, PolicyError
 from streamxf.keys import KeyRing, KeysLike, SigningKey, TrustLike, VerifyKey
 from streamxf.keys.location import as_verify_key, several
@@ -132,6 +132,19 @@ class Access:
                 f"this is the save {save_id}, and {', '.join(sorted(self.expected_saves))} was expected: another "
                 "checkpoint was put in its place, or saved over it. Nothing of it was read or changed"
             )
+
+
+def chain_and_ring(
+    chain: ChainLike | None,
+    default: ChainLike,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+) -> tuple[Chain, KeyRing]:
+    """As `Chain.chosen` and `ring_for`; keys are looked up once, since one may ask for a passphrase."""
+    ring = None if keys is None else KeyRing.of(keys)
+    made = Chain.chosen(chain, default, ring)
+    return made, ring_for(made, ring, trust, allow_unsigned)
 
 
 def ring_for(chain: Chain, keys: KeysLike = None, trust: TrustLike = None, allow_unsigned: bool = False) -> KeyRing:

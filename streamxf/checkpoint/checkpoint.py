@@ -48,7 +48,7 @@ class Checkpoint(BoxReader):
     keys : Key, bytes, location, several of them or a KeyRing, optional
         For what is encrypted. With keys, what is not encrypted is refused.
     trust, allow_unsigned, require, expect_save_id, weights_only, safe_globals
-        As in `FileSystemReader`.
+        As in `FileSystemReader`; a `require` of None is the default here.
     framework : {"torch", "numpy"}
         What tensors are read as. With ``"numpy"`` torch is not imported, unless an object is loaded.
     rank : int, optional

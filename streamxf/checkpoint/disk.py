@@ -160,7 +160,7 @@ def put_renamed(inner: Any, target: str, data: bytes, check: Check | None) -> No
         inner.pipe_file(draft, data)
         if check is not None:
             check()
-        inner.mv(draft, target)
+        inner.mv(draft, target)  # which is a rename there, of literal paths, unlike most that are called so
     except BaseException as error:
         with noted(error, draft):
             if inner.exists(draft):

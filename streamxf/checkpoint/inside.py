@@ -13,7 +13,7 @@ from streamxf.errors import ParameterError
 MOST = 1_000_000  # names; no checkpoint has as many files
 _DEEPEST = 64  # folders in folders, each of which takes a descriptor while it is walked
 
-_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
@@ -36,13 +36,13 @@ def opened(folder: str | int, parts: Sequence[str] = (), *, make: bool = False) 
     """Open a folder below `folder`, which is a path that may contain links, or a descriptor. Raises OSError with a
     number of `NOT_THERE` where a part is a link, or no folder. `make` creates those that are not there.
     """
-    descriptor = os.dup(folder) if isinstance(folder, int) else os.open(folder, _FOLDER)
+    descriptor = os.dup(folder) if isinstance(folder, int) else os.open(folder, FOLDER)
     try:
         for part in parts:
             if make:
                 with suppress(FileExistsError):
                     os.mkdir(part, dir_fd=descriptor)
-            below = os.open(part, _FOLDER | NO_LINK, dir_fd=descriptor)
+            below = os.open(part, FOLDER | NO_LINK, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = below
         yield descriptor

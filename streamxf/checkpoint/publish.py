@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -14,8 +15,9 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.disk import Mount
+from streamxf.checkpoint.inside import FOLDER, NO_LINK
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name, read_metadata
-from streamxf.checkpoint.storage import Storage
+from streamxf.checkpoint.storage import LOCK, Storage
 from streamxf.errors import AbortedError, ContainerError, StreamxfError, UnsupportedError
 from streamxf.format.index import File
 
@@ -35,22 +37,35 @@ DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.[0-9a-f]{{8}}\.tmp", re.ASCII)
 _SLIP_DRAFT = re.compile(SLIP.pattern + r"\.[0-9a-f]{8}\.tmp", re.ASCII)
 _TORCH_DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.tmp", re.ASCII)
 
+RUN_FILE = re.compile(
+    r"\.streamxf-(?:commit|saving|removed|note-[0-9a-f]{8})(?:\.[0-9a-f]{8}\.tmp)?|" + re.escape(LOCK), re.ASCII
+)
+"""What lies beside a save, and says something of it: no leftover of any."""
+
 _MADE = (OWN_FILE, SLIP, TORCH_FILE, RANK_METADATA, DRAFT, _SLIP_DRAFT, _TORCH_DRAFT)
 
 
 def made_by_writers(name: str) -> re.Match[str] | None:
+    return made_by_saves(name) or RUN_FILE.fullmatch(name)
+
+
+def made_by_saves(name: str) -> re.Match[str] | None:
+    """The same without `RUN_FILE`: what may be a save's leftover."""
     return next(filter(None, (pattern.fullmatch(name) for pattern in _MADE)), None)
 
 
 def rank_of(name: str) -> int | None:
     """Whose file it is, by its name; None for what belongs to no single rank."""
-    found = made_by_writers(name)
+    found = made_by_saves(name)
     return int(found["rank"]) if found is not None and found["rank"] is not None else None
 
 
 PATIENCE = 300.0  # seconds: what removes a hundred thousand files over a network may take minutes
 
 _HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
+_NO_LOCK = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ELOOP, errno.EISDIR, errno.ENXIO}
+)
 _LONGEST_PAUSE = 0.25
 
 
@@ -59,48 +74,49 @@ def locked(storage: Storage, patience: float | None = None) -> Iterator[bool]:
     """Hold the folder's advisory lock, once it is free; yields whether there is one. Raises AbortedError if another
     process keeps it for longer than `patience` seconds, by default `PATIENCE`.
 
-    The lock ends with the process that holds it, however that ends. Object stores have none, nor has Windows, and that
-    of a folder on a network file system keeps apart the processes of one machine only: it is held, and given as none.
+    It is the lock of a file that only those can open who may write to the folder: anybody who may read the folder could
+    hold that of the folder itself. The lock ends with the process that holds it, however that ends; the file goes with
+    it, unless the process is killed. Object stores have none, nor has Windows or a folder that cannot be written to,
+    and on a network file system the lock keeps apart the processes of one machine only: it is held, and given as none.
     There two saves that publish into one folder at the same moment are not kept apart.
     """
     local = storage.local
     seconds = PATIENCE if patience is None else patience
-    descriptor = _acquire(local, seconds) if local is not None and fcntl is not None else None
-    if descriptor is None or local is None:
+    held = _acquire(local, seconds) if local is not None and fcntl is not None else None
+    if held is None or local is None:
         yield False
         return
+    folder, descriptor = held
     try:
         yield Mount.of(local).of_one_machine
     finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may still have the descriptor
-        os.close(descriptor)
+        _release(folder, descriptor, unlock=True)
 
 
-def _acquire(folder: str, patience: float) -> int | None:
+def _acquire(path: str, patience: float) -> tuple[int, int] | None:
+    """The descriptors of the folder and of its lock's file; None where there are no locks."""
     end = time.monotonic() + patience
     pause = 0.001
     while True:
         try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            folder = os.open(path, FOLDER)
         except (PermissionError, FileNotFoundError, NotADirectoryError):
             return None  # a writable folder need not be readable; if there is none, others say so
-        free, held = True, False
+        descriptor, free, kept = None, None, False
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                if error.errno not in _HELD:
-                    return None  # there are no locks on its file system
-                free = False
-            held = free and _is_still(descriptor, folder)
+            if (descriptor := _lock_file(folder)) is not None:
+                free = _try_lock(descriptor)
+            if descriptor is None or free is None:
+                return None
+            if free and _is_still(descriptor, LOCK, folder) and _is_still(folder, path):
+                kept = True
+                return folder, descriptor
         finally:
-            if not held:
-                os.close(descriptor)
-        if held:
-            return descriptor
+            if not kept:
+                _release(folder, descriptor, unlock=free is not False)
         if not free and time.monotonic() > end:
             raise AbortedError(
-                f"another process is publishing to {folder}, or writing or cleaning up there"
+                f"another process is publishing to {path}, or writing or cleaning up there"
                 f"{f', and has been for {patience:.0f} seconds' if patience else ''}; nothing was changed. Wait until "
                 "it is done, or stop it, and try again"
             )
@@ -108,10 +124,60 @@ def _acquire(folder: str, patience: float) -> int | None:
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _is_still(descriptor: int, folder: str) -> bool:
-    """Whether an open folder still has its name: who waited may hold the lock of one that was moved away meanwhile."""
+def _lock_file(folder: int) -> int | None:
+    """Open the lock's file, which is made if there is none; None where that cannot be, or it is no regular file."""
+    flags = os.O_RDWR | NO_LINK | os.O_NONBLOCK
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(folder))
+        try:
+            descriptor = os.open(LOCK, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+        except FileExistsError:
+            descriptor = os.open(LOCK, flags, dir_fd=folder)
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return descriptor
+            os.close(descriptor)
+            return None
+    except FileNotFoundError:  # its holder was done, or the folder is gone
+        return _lock_file(folder) if os.fstat(folder).st_nlink else None
+    except OSError as error:
+        if error.errno in _NO_LOCK:
+            return None
+        raise
+    facts = os.fstat(folder)
+    if facts.st_mode & stat.S_IWGRP:
+        with suppress(OSError):  # in a group of which this user is no member, it stays this user's
+            os.fchown(descriptor, -1, facts.st_gid)
+            os.fchmod(descriptor, 0o660)
+    return descriptor
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """Whether it was free; None if there are no locks on its file system."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in _HELD else None
+    return True
+
+
+def _release(folder: int, descriptor: int | None, unlock: bool) -> None:
+    try:
+        # not if the folder was removed, or cannot be written to by now: whoever comes next takes the file
+        with suppress(OSError):
+            if unlock and descriptor is not None and _is_still(descriptor, LOCK, folder):
+                os.unlink(LOCK, dir_fd=folder)
+    finally:
+        if descriptor is not None:
+            with suppress(OSError):  # there are no locks
+                if unlock:
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may still have the descriptor
+            os.close(descriptor)
+        os.close(folder)
+
+
+def _is_still(descriptor: int, name: str, folder: int | None = None) -> bool:
+    """Whether what is open still has its name: who waited may hold the lock of a file or of a folder that is gone."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=folder, follow_symlinks=folder is None))
     except FileNotFoundError:
         return False
 
@@ -181,7 +247,7 @@ def leftovers(files: Iterable[str], named: Collection[str], rank: int | None) ->
       others'.
     """
     if rank is None:
-        found = [name for name in files if name not in named and made_by_writers(name)]
+        found = [name for name in files if name not in named and made_by_saves(name)]
     else:  # every rank looks through the files of all, so what is surely another's goes by at a glance
         prefix = f"__{rank}"
         found = [name for name in files if name.startswith(prefix) and name not in named and rank_of(name) == rank]

@@ -77,7 +77,7 @@ def small_names(storage: Storage, folder: str) -> dict[str, int]:
             if error.errno != errno.ENOENT:
                 _tell(storage.full(folder), "it is no folder, or a link")
     if more:
-        _tell(storage.full(folder), f"it holds more than {MOST_NAMES:,} names, and only these are looked at")
+        _tell(f"what else is in {storage.full(folder)}", f"there are more than {MOST_NAMES} names")
     return found
 
 
@@ -94,7 +94,7 @@ def small_files(storage: Storage, folder: str, wanted: Callable[[str], bool]) ->
         if size > MOST_BYTES:
             _tell(place, f"it has {size} bytes")
         elif held + size > MOST_IN_ALL:
-            _tell(storage.full(folder), f"its files have more than {MOST_IN_ALL} bytes, and not all are read")
+            _tell(f"what else is in {storage.full(folder)}", f"the files there have more than {MOST_IN_ALL} bytes")
             break
         else:
             held += size
@@ -133,9 +133,9 @@ def put_small(storage: Storage, path: str, data: bytes, *, once: bool = False, s
     if once and filesystem.exists(place):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), storage.full(path))
     if storage.protocol not in ONE_PUT:
-        for depth in range(1, len(parts) + 1):
-            if _kind(storage, "/".join(parts[: depth - 1]), parts[depth - 1]) == "link":
-                raise NotADirectoryError(errno.ENOTDIR, "this is a link", storage.full("/".join(parts[:depth])))
+        for depth, part in enumerate([*parts, name]):
+            if _kind(storage, "/".join(parts[:depth]), part) == "link":
+                raise NotADirectoryError(errno.ENOTDIR, f"{part} is a link", storage.full(path))
         filesystem.makedirs(place.rpartition("/")[0], exist_ok=True)
     storage.put(path, data, sync=sync)
 
@@ -273,7 +273,7 @@ def _contents(storage: Storage, folder: str, names: Sequence[str]) -> Iterator[t
             if storage.local is None:
                 wait = partial(_fetched, storage, path, MOST_BYTES, _fetching(storage, path, MOST_BYTES))
             else:
-                wait = partial(read_small, storage, path)
+                wait = partial(read_small, storage, path, MOST_BYTES)
             under_way.append((name, wait))
         if not under_way:
             return

@@ -197,6 +197,7 @@ class Storage:
             return found | _look_for(local, [name for name in known or () if name not in found])
         with suppress(FileNotFoundError):
             found |= {name: entry.get("size") for name, entry in self.listed() if entry.get("type") != "directory"}
+            found.pop(LOCK, None)
         return found
 
     def listed(self) -> list[tuple[str, dict[str, Any]]]:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Annotated
+
+import typer
 
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
+from streamxf.errors import escaped
 from streamxf.wording import printable
 
 EXAMPLES = (
     "streamxf latest /checkpoints/run-7",
+    "streamxf latest /checkpoints/run-7 --best accuracy:max",
     "streamxf verify $(streamxf latest s3://bucket/run-7)",
 )
 
@@ -18,9 +23,21 @@ EXAMPLES = (
 def latest(
     run: options.Run,
     verify: options.Verify = "sample",
+    best: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC[:max]",
+            help="Not the newest, but the one with the lowest value of this metric, or with METRIC:max the highest.",
+        ),
+    ] = None,
     key: options.Key = None,
     trust: options.Trust = None,
     allow_unsigned: options.Unsigned = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="How many ranks saved, where each has metadata of its own."),
+    ] = None,
+    run_id: options.RunId = None,
     json: options.Json = False,
 ) -> int:
     """Print the path of the newest checkpoint of a run that can be resumed from.
@@ -31,20 +48,26 @@ def latest(
     from streamxf.checkpoint.access import Access
     from streamxf.checkpoint.storage import Storage
     from streamxf.manager.authority import Authority
-    from streamxf.manager.choice import latest_in
+    from streamxf.manager.latest import latest_in
     from streamxf.manager.listing import Run
 
     storage = Storage.of(run)
     access = Access.of(key, trust=trust, allow_unsigned=allow_unsigned)
-    choice = latest_in(Run(storage, Authority(access)), verify)
+    wanted = None
+    if best is not None:
+        metric, _, mode = best.rpartition(":")
+        wanted = (metric, mode) if metric and mode in ("min", "max") else (best, "min")
+    choice = latest_in(Run(storage, Authority(access), run_id), verify, best=wanted, ranks=ranks)
     path = None if choice.record is None else storage.full(choice.record.name)
     if json:
         show.as_json({"path": run, "latest": path, "skipped": choice.skipped})
     elif path is not None:
-        print(path)
+        print(escaped(path))
     for name, reason in choice.skipped.items():
         warnings.warn(f"{name} is passed over: {reason}", stacklevel=2)
     if path is None:
         text = "no complete checkpoint passes the check" if choice.skipped else "there is no complete checkpoint"
+        if wanted is not None and not choice.skipped:
+            text += f" with a value of {wanted[0]!r:.80}"
         print(show.wrapped(f"streamxf latest: {printable(run)}: {text}", sys.stderr), file=sys.stderr)
     return FINE if path is not None else FAILED

@@ -21,7 +21,7 @@ EXAMPLES = (
 )
 
 
-def list(run: options.Run, json: options.Json = False) -> int:
+def list(run: options.Run, run_id: options.RunId = None, json: options.Json = False) -> int:
     """List the checkpoints of a training run, the oldest first.
 
     Own ones say that they belong to this run, under this name; unclaimed ones name no run, as those that no
@@ -32,7 +32,7 @@ def list(run: options.Run, json: options.Json = False) -> int:
     from streamxf.manager.holds import held
     from streamxf.manager.listing import list_checkpoints
 
-    found = list_checkpoints(run)
+    found = list_checkpoints(run, run_id=run_id)
     readers = held(Storage.of(run))
     if json:
         show.as_json({"path": run, "checkpoints": [_as_dict(record) for record in found], "in_use": readers})

@@ -192,4 +192,12 @@ Verify = Annotated[
         "sample of its tensors as well, or all of it.",
     ),
 ]
+RunId = Annotated[
+    str | None,
+    typer.Option(
+        "--run-id",
+        metavar="ID",
+        help="Which run is meant, if the folder holds checkpoints of several; streamxf list --json shows the ids.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts; progress is not shown.")]

@@ -6,7 +6,8 @@ import re
 
 import typer
 
-_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+from streamxf.manager.retention import duration
+
 _BYTES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     _BYTES |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
@@ -14,10 +15,10 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?) *([a-z]*)", re.ASCII 
 
 
 def seconds(text: str) -> float:
-    """``90``, ``90s``, ``30m``, ``2h`` or ``1d`` in seconds; raises BadParameter for anything else."""
-    found = _quantity(text, _SECONDS)
+    """``90``, ``90s``, ``30m``, ``2h`` or ``7d`` in seconds; raises BadParameter for anything else."""
+    found = duration(text)
     if found is None:
-        raise typer.BadParameter(f"{text!r:.40} is not a time; write 90s, 30m, 2h or 1d")
+        raise typer.BadParameter(f"{text!r:.40} is not a time; write 90s, 30m, 2h or 7d")
     return found
 
 

@@ -111,9 +111,10 @@ def chain_and_access(
         chain = current.chain
         if keys is None:  # trust= replaces that of the installation, which a ring would keep
             keys = [*current.keys] or None if "trust" in options else current.keys
-    made = Chain.chosen(chain, DEFAULT_CHAIN, keys)
+    ring = None if keys is None else KeyRing.of(keys)
+    made = Chain.chosen(chain, DEFAULT_CHAIN, ring)
     known = {name: options.pop(name) for name in ("trust", "allow_unsigned") if name in options}
-    access = access_for(made, options.get("keys", keys), require=options.get("require"), **known)
+    access = access_for(made, options.get("keys", ring), require=options.get("require"), **known)
     return made, access, {**options, "keys": access.keys}
 
 

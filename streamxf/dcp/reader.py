@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -20,10 +21,11 @@ from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Require, SaveIds
 from streamxf.checkpoint.metadata import metadata_name, no_metadata, read_metadata
 from streamxf.checkpoint.storage import Storage
+from streamxf.checkpoint.suspicion import note_damage
 from streamxf.collector import collector_paused
-from streamxf.dcp.border import ProgressLike, StorageMixin, shown, told
+from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
 from streamxf.dcp.extensions import access_with
-from streamxf.dcp.load.filled import check_filled
+from streamxf.dcp.load.filled import check_filled, empty_text, left_out
 from streamxf.dcp.load.loader import Loader
 from streamxf.dcp.metadata import UnreadableMetadata, metadata_of
 from streamxf.errors import (
@@ -120,6 +122,7 @@ class ChainReaderMixin(StorageMixin):
         path = storage.full(name)
         try:
             found = read_metadata(storage, name, self._access)
+            self.save_id = found.index.save_id if found.index is not None else None
             content = metadata_of(found.items.values(), extra=found.index.extra if found.index is not None else None)
             content.storage_meta = StorageMeta(self.path, load_id=self.load_id, modules=[*found.modules])
         except FileNotFoundError:  # one more in its chain would only make DCP's warnings longer
@@ -130,14 +133,16 @@ class ChainReaderMixin(StorageMixin):
                 error.add_note(
                     "next: restore this file from a copy; if there is none, see `streamxf salvage --without-metadata`"
                 )
+            if self.save_id is not None:
+                note_damage(error, storage, self.save_id)
             return UnreadableMetadata(error.locate(file=path))
         except Exception as error:  # whatever a file system or a key provider raises
             made = MetadataError(f"the metadata cannot be used: {type(error).__name__}: {error}", file=path)
             made.__cause__ = error
             return UnreadableMetadata(made)
         setattr(content, _METADATA, found)
-        if found.index is not None:
-            self.save_id = content.storage_meta.save_id = found.index.save_id
+        if self.save_id is not None:
+            content.storage_meta.save_id = self.save_id
         return content
 
     @told
@@ -176,16 +181,25 @@ class ChainReaderMixin(StorageMixin):
     @told
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the plan's items; raises a StreamxfError with file, item and block if anything is not as it was saved.
-        The targets may then hold old values, new ones, or a mixture.
+        The targets may then hold old values, new ones, or a mixture. If the checkpoint lies in a run, damage is noted
+        there, so that nobody resumes from it unseen.
         """
         self.report = None
-        if self._used.rank is not None:
-            check_filled(plan, planner, self._used.items)
+        used = self._used
+        if used.rank is not None:
+            check_filled(plan, planner, used.items)
+        if rank_here() == 0 and (text := empty_text(getattr(planner, "original_state_dict", None), used.items)):
+            warnings.warn(text, stacklevel=2)
         begin = perf_counter()
         with shown(self._progress, "Loading") as progress:
-            loader = Loader(self._storage, self._used, self._access, planner, progress)
-            loader.run(plan.items)
-        self.report = LoadReport.of(loader.meter, perf_counter() - begin)
+            loader = Loader(self._storage, used, self._access, planner, progress)
+            try:
+                loader.run(plan.items)
+            except StreamxfError as error:
+                note_damage(error, self._storage, used.index.save_id if used.index is not None else None)
+                raise
+        report = LoadReport.of(loader.meter, perf_counter() - begin)
+        self.report = replace(report, left=left_out(plan, planner, used.items))
         done: Future[None] = Future()
         done.set_result(None)
         return done

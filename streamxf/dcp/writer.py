@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.access import ring_for
+from streamxf.checkpoint.access import chain_and_ring
 from streamxf.checkpoint.disk import Mount, missing_folders, sync_folder, sync_names_of
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name
 from streamxf.checkpoint.publish import check_free, locked, remove_leftovers
@@ -46,8 +46,7 @@ def chain_and_keys(
     chain: ChainLike | None, keys: KeysLike, trust: TrustLike = None, allow_unsigned: bool = False
 ) -> tuple[Chain, KeyRing]:
     """The chain of writers, and the keys of readers: by default those of the chain that can read, as in `ring_for`."""
-    made = Chain.chosen(chain, DEFAULT_CHAIN, keys)
-    return made, ring_for(made, keys, trust, allow_unsigned)
+    return chain_and_ring(chain, DEFAULT_CHAIN, keys, trust, allow_unsigned)
 
 
 class ChainWriterMixin(StorageMixin):

@@ -19,7 +19,7 @@ _FREE = 65536  # bytes that any frame may decompress to
 
 _HEX = re.compile(r"[0-9a-f]*", re.ASCII)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_SIGNED = re.compile(r"[\[:,\s]-")
+_SIGNED = re.compile(r"(?:^|[\[:,\s])-")
 
 
 def pack_json(content: Any, what: str, cure: str) -> bytes:

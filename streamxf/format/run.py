@@ -1,4 +1,4 @@
-"""What a checkpoint says of the run that it belongs to; docs/format.md, "Run"."""
+"""What a checkpoint says of the run that it belongs to; docs/format.md, "Metadata"."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.publish import made_by_writers
+from streamxf.checkpoint.publish import made_by_saves
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.collector import collector_paused
 from streamxf.descriptor import ENCRYPT
@@ -166,7 +166,7 @@ def _files(checkpoint: Checkpoint) -> tuple[dict[str, int], list[str], tuple[str
     sizes = sizes_of(named, listed, storage.open)
     missing = [name for name in named if name not in sizes]
     wrong = [name for name, size in sizes.items() if size != exact.get(name, size) or size < least.get(name, 0)]
-    beside = [name for name in listed if name not in named and made_by_writers(name)]
+    beside = [name for name in listed if name not in named and made_by_saves(name)]
     return sizes, list(_file_notes(missing, wrong, beside)), (*missing, *wrong)
 
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.metadata import is_metadata_name
+from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, rank_of
 from streamxf.checkpoint.removal import remove_entry
 from streamxf.checkpoint.small import small_names
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, is_damage
 from streamxf.formats.opening import contents_of
+from streamxf.manager.authority import Authority
 from streamxf.manager.commits import COMMIT, Commit, Files, read
 from streamxf.manager.holds import NO_PLACE, holding
-from streamxf.manager.listing import Run, check_folder
-from streamxf.manager.record import Record
+from streamxf.manager.listing import Run
+from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.rows import FOLDER
 from streamxf.tuning.sample import StoredTensors, take_sample
 
@@ -30,8 +30,10 @@ Part = tuple[int, int]
 """Which part of the files to read, of how many."""
 
 ALL: Part = (0, 1)
+ANY = -1  # ranks, whose number does not matter
 SKIP = "STREAMXF_SKIP"
 
+_UNVERIFIED, _FOREIGN = "not verified: ", "foreign: "
 _TEXT = 500  # characters of a reason
 _SMALL = 2**30  # bytes up to which a sample is all
 _PIECE = 2**20
@@ -124,16 +126,11 @@ class Chooser:
         if best is not None:
             wanted = by_metric(wanted, *best)
         suspected = suspects(self._run.storage)
-        passed_over = {each for each in os.environ.get(SKIP, "").split(",") if each}
         for record in wanted:
             if record.name in skipped:
                 continue
-            if record.name in passed_over:
-                skipped[record.name] = f"{SKIP} names it"
-            elif not record.verified:
-                skipped[record.name] = f"not verified: {record.note}"
-            elif record.kind == "foreign" and not (foreign and name):
-                skipped[record.name] = f"it is {record.note}, and not of this run under this name"
+            if reason := objection(record, foreign=foreign and name is not None):
+                skipped[record.name] = reason
             else:
                 check = how_to_check(record, self._verify, record.save_id in suspected)
                 if check == "sample" and COMMIT in self._run.files(record.name):
@@ -148,15 +145,18 @@ class Chooser:
             )
 
     def _none(self, found: Choice, name: str | None) -> NoCheckpointError:
-        what = "no checkpoint" if name is None else f"no checkpoint {name}"
-        why = "; ".join(f"{each}: {reason}" for each, reason in list(found.skipped.items())[:20])
-        advice = (
-            "`streamxf list` shows all of them, `streamxf verify` and `streamxf salvage` what is left of one. A "
-            "checkpoint that is not encrypted, or that is of another run, is resumed from by "
-            "resume(state, plaintext=True) or resume(state, step=N, foreign=True). To start over, use an empty folder"
-        )
+        what = "no checkpoint" if name is None else f"no checkpoint of step {numbers_in(name)[-1]}"
+        shown = [f"{each}: {reason}" for each, reason in list(found.skipped.items())[:20]]
+        advice = ["`streamxf list` shows which there are"]
+        if any(_FOREIGN in reason for reason in found.skipped.values()):
+            advice.append("resume(state, step=N, foreign=True) loads one that is foreign")
+        if any(_UNVERIFIED in reason for reason in found.skipped.values()):
+            advice.append("to begin encrypting a run, resume(state, plaintext=True) loads what is not encrypted")
+        if shown:
+            advice.append("`streamxf salvage` shows what is left of a damaged one; to start over, use an empty folder")
+        why = f" ({'; '.join(shown)})" if shown else ""
         return NoCheckpointError(
-            f"{what} can be resumed from{f' ({why})' if why else ''}. Nothing was removed. {advice}",
+            f"{what} can be resumed from{why}. Nothing was removed. " + ". ".join(advice),
             file=self._run.storage.given,
         )
 
@@ -168,34 +168,42 @@ def by_metric(records: Sequence[Record], metric: str, mode: str) -> list[Record]
     return list(Retention(best=-1, metric=metric, mode="max" if mode == "max" else "min").ranked(records))
 
 
-def newest(run: Run, records: Sequence[Record], verify: Verify, *, ordered: bool = False) -> Choice:
+def objection(record: Record, *, foreign: bool = False) -> str | None:
+    """Why a complete checkpoint is not resumed from, whatever its files hold; None if nothing speaks against it."""
+    if record.name in os.environ.get(SKIP, "").split(","):
+        return f"{SKIP} names it"
+    if not record.verified:
+        return f"{_UNVERIFIED}{record.note}"
+    if record.kind == "foreign" and not foreign:
+        return f"{_FOREIGN}{record.note}"
+    return None
+
+
+def newest(
+    run: Run,
+    records: Sequence[Record],
+    verify: Verify,
+    *,
+    ordered: bool = False,
+    thorough: bool = False,
+    ranks: int | None = ANY,
+) -> Choice:
     """Go from the newest of these to older ones until one is as it was saved, or in their own order. Raises what is not
-    damage: that a key or a codec is missing, or that the storage cannot be reached.
+    damage: that a key or a codec is missing, or that the storage cannot be reached. Only a `thorough` search reads all
+    of what is small.
     """
     choice = Choice()
     suspected = suspects(run.storage)
     for record in records if ordered else sorted(records, key=lambda each: each.order, reverse=True):
-        check = how_to_check(record, verify, record.save_id in suspected)
-        reason = damage_of(run, record, check)
+        suspect = record.save_id in suspected
+        check = how_to_check(record, verify, suspect) if thorough or suspect else verify
+        reason = objection(record) or damage_of(run, record, check, ranks=ranks)
         if reason is None:
             choice.record = record
             if check == "whole":
                 clear(run.storage, record)
             break
         choice.skipped[record.name] = reason
-    return choice
-
-
-def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None) -> Choice:
-    """The newest of all checkpoints that may be resumed from, or the best by a metric; as `newest`."""
-    with storage_errors(run.storage.given):
-        check_folder(run.storage)
-        records = run.records()
-        wanted = [each for each in records if each.counts]
-        choice = newest(
-            run, wanted if best is None else by_metric(wanted[::-1], *best), verify, ordered=best is not None
-        )
-        choice.skipped |= {each.name: each.note or each.kind for each in records if each.complete and not each.counts}
     return choice
 
 
@@ -211,11 +219,12 @@ def how_to_check(record: Record, verify: Verify, suspected: bool) -> Verify:
     return verify
 
 
-def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL) -> str | None:
+def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, ranks: int | None = ANY) -> str | None:
     """Why a checkpoint cannot be resumed from; None if nothing was found.
 
     With ``"none"``, its metadata can be read, and all files are there in their sizes; with ``"sample"``, blocks spread
-    over its tensors were read as well; with ``"whole"``, all of it, or a `part` of its files.
+    over its tensors were read as well; with ``"whole"``, all of it, or a `part` of its files. `ranks` is how many saved
+    it, where each has metadata of its own; None if nobody knows.
     """
     place = run.place(record.name)
     try:
@@ -224,7 +233,8 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL) -> str 
             if COMMIT in files:
                 _check_commit(run, record, place, files, check, part)
             else:
-                _check_published(place, run.authority.access, check, part)
+                check_ranks(files, ranks)
+                _check_published(place, run.authority, check, part)
     except Exception as error:
         if not is_damage(error):
             raise
@@ -246,31 +256,47 @@ def clear(storage: Storage, record: Record) -> None:
             _log.debug("%s: %s", storage.given, error)
 
 
-def _check_published(place: Storage, access: Access, check: Verify, part: Part) -> None:
+def _check_published(place: Storage, authority: Authority, check: Verify, part: Part) -> None:
+    """What DCP wrote. A job that cannot read it compares what is stored."""
+    access, stored = authority.access, authority.strict and not authority.reads
     if check == "whole":
         from streamxf.tools.verify.verify import verify_at
 
         report = verify_at(place, access, part=part)
         if not report.ok:
             raise ContainerError(f"verify found damage: {report.damaged[0]}")
-        return
-    with Checkpoint.at(place, access, listing=check == "none") as checkpoint:
+    with Checkpoint.at(place, access, listing=stored or check == "none") as checkpoint:
         if missing := contents_of(checkpoint).incomplete:
             raise MetadataError(f"not there in the size that the metadata gives: {', '.join(missing[:3])}")
-        if check == "sample":
+        if check == "sample" and not stored:
             take_sample(StoredTensors(checkpoint))
 
 
 def _check_commit(run: Run, record: Record, place: Storage, files: Files, check: Verify, part: Part) -> None:
     """What a framework wrote: all sizes, and the digests of a part of the files, where they are known by now."""
-    found = read(place, COMMIT, Commit.of_json, run.authority)
-    if found is None:
-        raise MetadataError("the commit record cannot be read")
-    commit, _ = found
+    commit = committed(place, files, run.authority)
     digests = {path: file.sha256 for path, file in commit.files.items() if file.sha256 is not None}
     for each in run.supplements(record.name, files, commit.save_id):
         digests |= each.sha256
-    for path, file in commit.files.items():
+    if check == "none":
+        return
+    for number, (path, digest) in enumerate(sorted(digests.items())):
+        if number % part[1] == part[0] and digest_of(place, path) != digest:
+            raise ContainerError("the SHA-256 of the file is not that which was committed", file=place.full(path))
+    if part[0] == 0:  # what DCP wrote below has checksums of its own
+        for path in commit.files.keys() - digests.keys():
+            folder, _, name = path.rpartition("/")
+            if is_metadata_name(name):
+                how = check if commit.files[path].checksum is None else "sample"
+                _check_published(place.child(folder) if folder else place, run.authority, how, ALL)
+
+
+def committed(place: Storage, files: Files, authority: Authority) -> Commit:
+    """The commit record of what a framework wrote; raises ContainerError unless its files are there in their sizes."""
+    found = read(place, COMMIT, Commit.of_json, authority)
+    if found is None:
+        raise MetadataError("the commit record cannot be read")
+    for path, file in found[0].files.items():
         entry = files.get(path)
         if entry is None:
             raise ContainerError("the file is gone", file=place.full(path))
@@ -283,16 +309,18 @@ def _check_commit(run: Run, record: Record, place: Storage, files: Files, check:
             raise ContainerError(
                 "the store's checksum of the file has changed since it was committed", file=place.full(path)
             )
-    if check == "none":
+    return found[0]
+
+
+def check_ranks(files: Collection[str], ranks: int | None) -> None:
+    """Raise MetadataError if each rank has metadata of its own, and one may be missing."""
+    found = {rank_of(name) for name in metadata_among([path for path in files if "/" not in path])} - {None}
+    if not found or ranks == ANY:
         return
-    for number, (path, digest) in enumerate(sorted(digests.items())):
-        if number % part[1] == part[0] and digest_of(place, path) != digest:
-            raise ContainerError("the SHA-256 of the file is not that which was committed", file=place.full(path))
-    if part[0] == 0:  # what DCP wrote below has checksums of its own
-        for path in commit.files.keys() - digests.keys():
-            folder, _, name = path.rpartition("/")
-            if is_metadata_name(name):
-                _check_published(place.child(folder) if folder else place, run.authority.access, "sample", ALL)
+    if ranks is None:
+        raise MetadataError("each rank has metadata of its own, and only ranks= says how many there were")
+    if missing := sorted(set(range(ranks)) - found):
+        raise MetadataError(f"the metadata of rank {missing[0]} is missing")
 
 
 def checksum_of(entry: Mapping[str, object]) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from streamxf.checkpoint.metadata import metadata_among
 from streamxf.checkpoint.notes import parse_note
+from streamxf.checkpoint.publish import RUN_FILE
 from streamxf.checkpoint.small import put_small, read_small
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError
@@ -23,9 +24,6 @@ from streamxf.manager.authority import Authority
 
 COMMIT, SAVING, REMOVED = ".streamxf-commit", ".streamxf-saving", ".streamxf-removed"
 SUPPLEMENT = re.compile(r"\.streamxf-note-[0-9a-f]{8}", re.ASCII)
-RUN_FILE = re.compile(
-    r"\.streamxf-(?:commit|saving|removed|note-[0-9a-f]{8})(?:\.[0-9a-f]{8}\.tmp)?|\.streamxf\.lock", re.ASCII
-)
 
 T = TypeVar("T")
 Files = Mapping[str, Mapping[str, Any]]

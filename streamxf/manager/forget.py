@@ -10,7 +10,7 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.storage import Storage, storage_errors
-from streamxf.errors import NoCheckpointError, ParameterError
+from streamxf.errors import ParameterError
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.manager.authority import Authority
 from streamxf.manager.choice import Verify, check_verify, newest
@@ -114,9 +114,9 @@ def forget(
     Raises
     ------
     NoCheckpointError, UnsupportedError
-        If there is no such folder, or it is a file; if no rules are given or recorded.
+        If there is no such folder, or it is a file.
     ParameterError
-        If recorded rules are to be followed that nothing authenticates.
+        If no rules are given or recorded, or recorded ones are to be followed that nothing authenticates.
     KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, UnknownCodecError
         If a checkpoint cannot be verified for lack of a key or codec, or is weaker than keys require.
     OSError, ForeignError
@@ -126,6 +126,7 @@ def forget(
     storage = Storage.of(run, storage_options)
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned)
     place = Run(storage, Authority(access, unverified=unverified), run_id)
+    place.adopts = True
     with storage_errors(storage.given):
         check_folder(storage)
         rules = Retention.of(keep) if keep is not None else recorded_rules(place, dry_run=dry_run)
@@ -141,7 +142,7 @@ def recorded_rules(run: Run, *, dry_run: bool) -> Retention:
     for record in reversed(run.records()):
         if record.counts and (rules := run.rules(record.name)) is not None:
             return Retention.of_json(rules)
-    raise NoCheckpointError("no checkpoint has recorded rules: give keep=", file=run.storage.given)
+    raise ParameterError("nothing says what is to stay: no checkpoint has recorded rules, so give keep=")
 
 
 @dataclass

@@ -39,7 +39,7 @@ from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.removal import contents, finish, leftovers
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
-from streamxf.wording import size_text, some
+from streamxf.wording import many, size_text, some
 
 _MARGIN = 1.05  # of the last save's size, for the next one
 _log = logging.getLogger(__name__)
@@ -103,9 +103,11 @@ class Keeper:
             self._submit(f"{name} could not be committed", self._complete, name, dict(metrics), digests)
         self._submit("older checkpoints could not be removed", self._forget, {name: "was just saved"})
 
-    def give_up(self, name: str) -> None:
-        """Note that a save failed. Its files are left to the writers, and what those leave, to the next job."""
-        self._submit(f"the failed save of {name} could not be taken back", self._take_back, name)
+    def give_up(self, name: str, *, framework: bool = False) -> None:
+        """Note that a save failed. Its files are left to the writers, and what those leave, to the next save of the
+        step, or the next job.
+        """
+        self._submit(f"the failed save of {name} could not be taken back", self._take_back, name, framework)
 
     def make_room(self, name: str, *, full: bool = False) -> bool:
         """Apply the rules as if a save had been made already, if it would not fit, or did not; whether that removed
@@ -136,6 +138,7 @@ class Keeper:
         if self._saves:
             self._submit("the end of the job could not be noted", lambda: self._sessions.seen(ended=ended))
             self._submit("", self._sessions.close)
+        self.wait()  # what is asked for may ask for more
         self._pool.shutdown()
         for stack in self._holds.values():
             stack.close()
@@ -173,12 +176,21 @@ class Keeper:
         self._run.run_id = self._run.settle_id(records) or secrets.token_hex(16)
         sizes = [record.bytes for record in records if record.counts and record.bytes]
         self._size = sizes[-1] if sizes else 0
+        if self._run.authority.blind and (older := [record for record in records if record.complete]):
+            _log.warning(
+                "%s: %s of earlier jobs, %s, stay whatever the rules say: this job can verify none but its own. Give "
+                "the chain's Encrypt a signer",
+                self._storage.given,
+                many(len(older), "checkpoint"),
+                size_text(sum(record.bytes or 0 for record in older)),
+            )
         try:
             self._sessions.begin()
         except OSError as error:
             _log.error("this job could not be noted: %s", escaped(f"{type(error).__name__}: {error}"))
         self._logging("what killed saves left could not be removed", self._tidy)
         self._logging("older checkpoints could not be removed", self._forget, {})
+        self._logging("what was found could not be remembered", self._run.remember)
 
     def _tidy(self) -> None:
         for old in ("catalog.json",):  # of versions that kept one
@@ -193,13 +205,10 @@ class Keeper:
             remove_tree(storage, name, [], [])
         files = files_of(storage, name)
         ours = contents(self._run, name, files)
-        gone = set(leftovers(self._run, name, files, self._sessions))
+        gone = {*leftovers(self._run, name, files, self._sessions)} - {SAVING}
+        gone |= files.keys() & {COMMIT, REMOVED}  # which would go on to tell of what is replaced
         if framework:
-            gone |= {
-                path for path in files if path in (COMMIT, REMOVED) or ("/" not in path and is_metadata_name(path))
-            }
-        if gone:
-            remove_tree(storage, name, sorted(gone), [])
+            gone |= {path for path in files if "/" not in path and is_metadata_name(path)}
         self._holds[name] = ExitStack()
         try:
             self._holds[name].enter_context(put_hold(storage, name))
@@ -211,6 +220,8 @@ class Keeper:
         self._before[name] = before
         saving = Saving(name, int(time.time() * 1000), self._sessions.own.id, before if framework else {}, framework)
         put_small(storage, f"{name}/{SAVING}", self._run.authority.seal(saving.to_json()), sync=False)
+        if gone:  # not before: what cannot be noted does not begin, and leaves what is there
+            remove_tree(storage, name, sorted(gone), [])
 
     def _end(self, name: str, *, noted: bool = False) -> None:
         self._facts.pop(name, None), self._before.pop(name, None)
@@ -218,11 +229,11 @@ class Keeper:
         if not noted:
             remove_entry(self._storage, f"{name}/{SAVING}")
 
-    def _take_back(self, name: str) -> None:
+    def _take_back(self, name: str, framework: bool) -> None:
         """The note stays where files do, such as those of a rank that was killed: it says whose they are."""
         files = files_of(self._storage, name)
         holds_some = any(map(is_framework_file, files))
-        self._end(name, noted=holds_some and not is_complete(files))
+        self._end(name, noted=holds_some and (framework or not is_complete(files)))
         if not holds_some:
             remove_tree(self._storage, name, [], [])
 
@@ -235,6 +246,7 @@ class Keeper:
             if more:
                 self._supplement(name, Supplement(known, self._now(), more))
         self._size = record.bytes or self._size
+        self.resumed = None
         self._end(name)
         self._sessions.seen()
 
@@ -259,6 +271,7 @@ class Keeper:
         put_small(self._storage, f"{name}/{COMMIT}", self._run.authority.seal(commit.to_json()), once=True)
         self._run.authority.published.add(commit.save_id)
         self._size = sum(file.size for file in found.values())
+        self.resumed = None
         self._end(name)
         self._submit(f"{name} could not be digested", self._digest, name, commit)
         self._submit("", self._sessions.seen)
@@ -280,11 +293,14 @@ class Keeper:
 
     def _forget(self, protected: Mapping[str, str], coming: Record | None = None) -> bool:
         """Whatever the rules say of the step, the job's own last save stays: it may have resumed from an older step."""
-        if self.resumed is not None and not self._saves:
+        if self._keep.keeps_all:
+            return False
+        if self.resumed is not None:  # until this job has saved itself
             protected = {self.resumed: "is resumed from", **protected}
         report = forget_in(self._run, self._keep, self._verify, series=self._series, protected=protected, coming=coming)
         if report.removed:
             _log.info("removed %s, %s", some(report.removed), size_text(report.bytes))
         for name, reason in report.failed.items():
             _log.warning("%s could not be removed, which is tried again later: %s", name, escaped(reason))
+        self._run.remember()
         return bool(report.removed)

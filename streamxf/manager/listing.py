@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
+import re
 import stat
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import GLOBAL, metadata_among, read_metadata
-from streamxf.checkpoint.publish import made_by_writers, written_in
+from streamxf.checkpoint.publish import RUN_FILE, made_by_saves, written_in
 from streamxf.checkpoint.removal import files_of, files_of_many
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, StreamxfError, UnsupportedError, escaped
 from streamxf.manager.authority import Authority
-from streamxf.manager.commits import COMMIT, REMOVED, RUN_FILE, SAVING, SUPPLEMENT, Commit, Files, Supplement, read
-from streamxf.manager.record import Record, is_numbered, numbers_in, series_of
-from streamxf.manager.rows import Look, Rows
+from streamxf.manager.commits import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
+from streamxf.manager.record import Kind, Record, is_numbered, numbers_in, series_of
+from streamxf.manager.rows import Look, RowCache
 
+_AT_ONCE = 16  # folders of an object store that are looked at
+_NO_MARK = "-"
 _SETTLED = 2 * 10**9  # ns after which a change of a folder shows in its times
 _OUT = "a link that leads out of the run"
 _log = logging.getLogger(__name__)
@@ -33,13 +36,20 @@ class Run:
 
     - `run_id`: of the run; None while nobody has said it: then it is that of the newest checkpoint that counts, in each
       series of names by itself.
+    - `adopts`: whether foreign checkpoints count as unclaimed where there are no others. A job never does that.
     """
 
+    adopts = False
+
     def __init__(self, storage: Storage, authority: Authority | None = None, run_id: str | None = None) -> None:
+        if run_id is not None and not re.fullmatch("[0-9a-f]{32}", run_id):
+            raise ParameterError(f"run_id={run_id!r:.80}: it has 32 hexadecimal digits, as list_checkpoints shows them")
         self.storage = storage
         self.authority = authority or Authority(Access())
         self.run_id = run_id
-        self._rows = Rows(storage, self.authority)
+        self._rows = RowCache(storage, self.authority)
+        self._names: list[str] = []
+        self._adopted = False
 
     # -- all checkpoints -------------------------------------------------------------------------------
 
@@ -49,12 +59,17 @@ class Run:
             names, links = self._entries()
         except FileNotFoundError:
             return []
+        self._names = names
         looks = self._looks([name for name in names if series in (None, series_of(name))])
         for name in links:
             if is_numbered(name) and series in (None, series_of(name)) and (look := self._look(name)) is not None:
                 looks[name] = look
         ids = self._ids(looks) if self.run_id is None else {}
+        self._adopted = False
         found = [self._record(name, look, self.run_id or ids.get(series_of(name))) for name, look in looks.items()]
+        if self.adopts and not any(record.kind in ("own", "unclaimed") for record in found):
+            self._adopted = True
+            found = [replace(each, kind="unclaimed") if each.kind == "foreign" else each for each in found]
         return sorted(found, key=lambda record: record.order)
 
     def record(self, name: str, files: Files | None = None) -> Record | None:
@@ -97,9 +112,9 @@ class Run:
             self.run_id = next(iter(found), None)
         return self.run_id
 
-    def remember(self, records: Collection[Record]) -> None:
+    def remember(self) -> None:
         """Store what was found, for the next process. Raises OSError."""
-        self._rows.save({record.name for record in records})
+        self._rows.save(self._names)
 
     # -- one checkpoint --------------------------------------------------------------------------------
 
@@ -156,10 +171,11 @@ class Run:
             return replace(record, kind=look.state)
         if facts is None:
             return record
-        if facts.name != name or facts.step != numbers_in(name)[-1]:
-            return replace(record, kind="foreign", note=f"{_COPY}{escaped(facts.name)}")
+        foreign: Kind = "unclaimed" if self._adopted else "foreign"
+        if facts.name != name or numbers_in(name)[-1:] != [facts.step]:
+            return replace(record, kind=foreign, note=f"{_COPY}{escaped(facts.name)}")
         if run_id is not None and facts.run != run_id:
-            return replace(record, kind="foreign", note=f"of the run {facts.run}")
+            return replace(record, kind=foreign, note=f"of the run {facts.run}")
         return replace(record, kind="own")
 
     def _ids(self, looks: Mapping[str, Look]) -> dict[str, str]:
@@ -191,23 +207,32 @@ class Run:
         return names, links
 
     def _looks(self, names: Collection[str]) -> dict[str, Look]:
-        local = self.storage.local
-        files = files_of_many(self.storage, names)
-        found = {}
-        for name in names:
-            mark = folder_mark(f"{local}/{name}") if local is not None else listing_mark(files(name))
-            look = self._rows.get(name, mark)
-            if look is None:
-                look = self._looked(self.storage, name, files(name))
-                self._rows.note(name, mark, look)
-            if look is not None:
-                found[name] = look
+        marks = {name: self._mark(name) for name in names}
+        found = {name: look for name, mark in marks.items() if (look := self._rows.get(name, mark)) is not None}
+        unknown = [name for name in names if name not in found]
+        files = files_of_many(self.storage, unknown)
+
+        def look_at(name: str) -> tuple[str, Look | None]:
+            return name, self._looked(self.storage, name, files(name))
+
+        with ThreadPoolExecutor(_AT_ONCE if self.storage.local is None else 1) as pool:
+            for name, look in map(look_at, unknown) if self.storage.local is not None else pool.map(look_at, unknown):
+                self._rows.note(name, marks[name], look)
+                if look is not None:
+                    found[name] = look
         return found
+
+    def _mark(self, name: str) -> str | None:
+        local = self.storage.local_path(name)
+        return _NO_MARK if local is None else folder_mark(local)
 
     def _look(self, name: str, files: Files | None = None) -> Look | None:
         where, base = self._split(name)
         if where is self.storage:
-            return self._looked(where, name, files_of(where, name) if files is None else files)
+            mark = self._mark(name)
+            look = self._looked(where, name, files_of(where, name) if files is None else files)
+            self._rows.note(name, mark, look)
+            return look
         look = self._looked(where, base, files_of(where, base))
         if look is None:
             return None
@@ -221,17 +246,27 @@ class Run:
         top = [path for path in files if "/" not in path]
         if COMMIT in top:
             return self._supplemented(name, files, self._committed(where.child(name), files))
+        if SAVING in top and self._is_begun(where.child(name), name):
+            return Look("unfinished", written=_written(files[SAVING]))
         if metadata := metadata_among(top):
             return self._supplemented(name, files, self._published(where.child(name), metadata, files))
         if REMOVED in top:
             return self._committed(where.child(name), files, REMOVED)
-        if SAVING in top or any(map(made_by_writers, top)):
+        if SAVING in top or any(map(made_by_saves, top)):
             return Look("unfinished", written=max((_written(files[path]) or 0 for path in top), default=0) or None)
         return None
 
+    def _is_begun(self, place: Storage, name: str) -> bool:
+        """Whether a framework saves there, or was killed: what it wrote counts once it is committed."""
+        try:
+            found = read(place, SAVING, Saving.of_json, self.authority)
+        except StreamxfError:
+            return False
+        return found is not None and not found[1] and found[0].framework and found[0].name == name
+
     def _published(self, place: Storage, metadata: list[str], files: Files) -> Look:
         """What DCP's metadata says."""
-        ours = [path for path in files if "/" not in path and (path in metadata or made_by_writers(path))]
+        ours = [path for path in files if "/" not in path and (path in metadata or made_by_saves(path))]
         look = Look(written=_written(files[metadata[0]]), bytes=sum(files[path].get("size") or 0 for path in ours))
         try:
             said = [read_metadata(place, file, Access(), listing=True) for file in metadata]
@@ -292,21 +327,14 @@ def folder_mark(folder: str) -> str | None:
     return "-".join(f"{each.st_ino:x}.{each.st_size:x}.{each.st_mtime_ns:x}.{each.st_ctime_ns:x}" for each in found)
 
 
-def listing_mark(files: Files) -> str | None:
-    """The same of a folder in an object store, by its listing; None where that has no marks."""
-    own = sorted(path for path in files if path in (GLOBAL, COMMIT) or SUPPLEMENT.fullmatch(path))
-    tags = [files[path].get("ETag") or files[path].get("etag") for path in own]
-    if not tags or None in tags:
-        return None
-    return hashlib.sha256(repr(list(zip(own, tags, strict=True))).encode()).hexdigest()[:32]
-
-
 def _written(entry: Mapping[str, Any]) -> int | None:
     when = written_in(entry)
     return None if when is None else max(int(when * 1000), 0)
 
 
-def list_checkpoints(run: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> list[Record]:
+def list_checkpoints(
+    run: str | os.PathLike[str], *, run_id: str | None = None, storage_options: Mapping[str, Any] | None = None
+) -> list[Record]:
     """The checkpoints in a run's folder, the oldest first: those that are complete, and those that are not.
 
     Nothing is verified, and no key is needed: each is what it says of itself. Folders that hold nothing of a DCP
@@ -317,6 +345,9 @@ def list_checkpoints(run: str | os.PathLike[str], *, storage_options: Mapping[st
     ----------
     run : path or str
         The folder that holds the checkpoints' folders, or its URL.
+    run_id : str, optional
+        Which run this is, if the folder holds checkpoints of several. By default that of the newest checkpoint, in each
+        series of names by itself.
     storage_options : mapping, optional
         fsspec's, for the URL.
 
@@ -330,7 +361,7 @@ def list_checkpoints(run: str | os.PathLike[str], *, storage_options: Mapping[st
     storage = Storage.of(run, storage_options)
     with storage_errors(storage.given):
         check_folder(storage)
-        return Run(storage).records()
+        return Run(storage, run_id=run_id).records()
 
 
 def check_folder(storage: Storage) -> None:

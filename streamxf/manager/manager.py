@@ -30,7 +30,6 @@ from streamxf.dcp.install import chain_and_access
 from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader
 from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter
 from streamxf.errors import ParameterError, escaped, is_damage
-from streamxf.format.fields import digits as hex_digits
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, give_back, gloo_group
 from streamxf.manager.authority import Authority
@@ -158,8 +157,6 @@ class CheckpointManager:
             raise ParameterError(f"when_busy={when_busy!r:.40}: it is 'wait' or 'skip'")
         _check_name(name)
         check_verify(verify)
-        if run_id is not None:
-            hex_digits(run_id, 32, "run_id")
         self._chain, access, self._reader = chain_and_access(chain, keys, reader)
         self._schedule = Schedule.of(save)
         self._keep = Retention.of(keep)
@@ -442,7 +439,7 @@ class CheckpointManager:
                 failures = [failure for failure, _ in error.failures.values()]
                 if not all(map(is_damage, failures)):
                     raise
-                self._skip(record, f"{type(failures[0]).__name__}: {failures[0]}")
+                self._skip(record.name, f"{type(failures[0]).__name__}: {failures[0]}")
                 continue
             finally:
                 chooser.release()
@@ -451,14 +448,19 @@ class CheckpointManager:
             return record.step
         return None
 
-    def latest(self) -> str | None:
+    def latest(self, skip: Mapping[str, str] | None = None) -> str | None:
         """The path of the newest checkpoint that verifies, the same on all ranks, for frameworks that load by
         themselves; None if there is none yet. It is not removed before the next save. Raises as `resume`.
 
-        What a framework wrote is compared with its digests in full, unless ``verify="none"``, since frameworks cannot
+        What a framework wrote is compared with its digests in full, unless ``verify="none"``, since few frameworks can
         fall back to the one before.
+
+        Parameters
+        ----------
+        skip : mapping of str to str, optional
+            The names of checkpoints that are passed over, such as those that could not be loaded, each with the reason.
         """
-        return self._path_of(best=None)
+        return self._path_of(best=None, skip=skip)
 
     def best(self) -> str | None:
         """The path of the checkpoint with the best value of the metric of `Retention`, as `latest`. If that is damaged,
@@ -467,9 +469,11 @@ class CheckpointManager:
         metric = self._keep.metric
         return self._path_of(best=(metric, self._keep.mode)) if metric is not None else None
 
-    def _path_of(self, best: tuple[str, str] | None) -> str | None:
+    def _path_of(self, best: tuple[str, str] | None, skip: Mapping[str, str] | None = None) -> str | None:
         self.wait()
         self.skipped = {}
+        for name, reason in (skip or {}).items():
+            self._skip(name, reason)
         record = self._chosen(self._run, self._chooser, best=best)
         if record is None:
             return None
@@ -546,11 +550,11 @@ class CheckpointManager:
                     chooser.passed(record)
                 return record
             chooser.release()
-            self._skip(record, reason)
+            self._skip(record.name, reason)
 
-    def _skip(self, record: Record, reason: str) -> None:
-        self.skipped[record.name] = reason
-        self._warn("%s is passed over: %s", self._storage.full(record.name), escaped(reason))
+    def _skip(self, name: str, reason: str) -> None:
+        self.skipped[name] = reason
+        self._warn("%s is passed over: %s", self._storage.full(name), escaped(reason))
 
     def _warn(self, message: str, *arguments: object) -> None:
         if self._agreement.rank == 0:
@@ -573,9 +577,9 @@ class CheckpointManager:
         elif self._keeper is not None:
             self._keeper.commit(saving.name, save_id, saving.metrics)
 
-    def _give_up(self, name: str) -> None:
+    def _give_up(self, name: str, *, framework: bool = False) -> None:
         if self._keeper is not None:
-            self._keeper.give_up(name)
+            self._keeper.give_up(name, framework=framework)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -599,7 +603,7 @@ class CheckpointManager:
             try:
                 saving.future.result()
             except BaseException as error:
-                self._give_up(saving.name)
+                self._give_up(saving.name, framework=saving.framework)
                 failure = failure or error
             else:
                 self._published(saving)

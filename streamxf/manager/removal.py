@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, read_metadata
-from streamxf.checkpoint.publish import DAY, locked, made_by_writers
+from streamxf.checkpoint.publish import DAY, locked, made_by_saves, made_by_writers
 from streamxf.checkpoint.removal import files_of, files_of_many, remove_entry, remove_tree, remove_trees
 from streamxf.checkpoint.small import put_small, read_small
 from streamxf.errors import StreamxfError, escaped
@@ -20,7 +20,6 @@ from streamxf.format.limits import MAX_NOTE
 from streamxf.manager.commits import (
     COMMIT,
     REMOVED,
-    RUN_FILE,
     SAVING,
     Commit,
     Files,
@@ -119,12 +118,15 @@ def contents(run: Run, name: str, files: Files) -> list[str]:
     writers make.
     """
     top = {path for path in files if "/" not in path}
-    ours = {path for path in top if made_by_writers(path) or is_metadata_name(path) or RUN_FILE.fullmatch(path)}
+    ours = {path for path in top if made_by_writers(path) or is_metadata_name(path)}
     child = run.storage.child(name)
     with suppress(StreamxfError, FileNotFoundError):
         for record in (COMMIT, REMOVED):
-            if (found := read(child, record, Commit.of_json, run.authority)) is not None and found[0].run.name == name:
-                ours |= {path for path in found[0].files if path in files}
+            found = read(child, record, Commit.of_json, run.authority)
+            if found is not None and found[0].run.name == name:
+                commit, doubt = found
+                if not doubt or commit.save_id in run.authority.published:
+                    ours |= {path for path in commit.files if path in files}
         if top - ours:
             for metadata in metadata_among(top):
                 ours |= {path for path in read_metadata(child, metadata, Access(), listing=True).files if path in files}
@@ -142,7 +144,7 @@ def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False) ->
             continue
         try:
             files = files_of(run.storage, name)
-            if name in announced or record.kind == "removing":
+            if SAVING not in files and (name in announced or record.kind == "removing"):
                 left = contents(run, name, files) if record.verified else []
             else:
                 left = leftovers(run, name, files, sessions)
@@ -158,8 +160,8 @@ def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False) ->
 
 
 def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str]:
-    """What a save has left in a folder, if it was killed; nothing while it may be under way: as long as its process
-    runs, and where no lock tells, for a day.
+    """What a save has left in a folder, if it was killed; nothing while it may be under way: as long as another process
+    runs that began it, and where no lock tells, for a day.
     """
     try:
         found = read(run.storage.child(name), SAVING, Saving.of_json, run.authority)
@@ -168,10 +170,10 @@ def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str
     if found is None or found[1] or found[0].name != name:
         return []
     saving = found[0]
-    alive = sessions.is_held(saving.session)
+    alive = saving.session != sessions.own.id and sessions.is_held(saving.session)
     if alive or (alive is None and abs(time.time() - saving.time / 1000) < DAY):
         return []
-    if is_complete(files):
+    if COMMIT in files or (not saving.framework and is_complete(files)):
         return [SAVING]  # it was killed after it had published, or over what is there
     written = written_since(files, saving.before)
-    return [path for path in written if saving.framework or made_by_writers(path)] + [SAVING]
+    return [path for path in written if saving.framework or made_by_saves(path)] + [SAVING]

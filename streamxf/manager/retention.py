@@ -163,6 +163,17 @@ class Retention:
                 taken -= record.bytes or 0
         return reasons
 
+    def replay(self, records: Iterable[Record]) -> Iterator[tuple[str, list[str]]]:
+        """What these rules would have done while a run saved these checkpoints: of each, from the oldest to the newest,
+        its name, and the names of those that would have been removed once it was saved.
+        """
+        there: list[Record] = []
+        for record in sorted((each for each in records if each.complete), key=lambda each: each.order):
+            there.append(record)
+            reasons = self.decide(there)
+            yield record.name, [each.name for each in there if not reasons[each.name]]
+            there = [each for each in there if reasons[each.name]]
+
     def _kept(self, records: Sequence[Record]) -> Iterator[tuple[str, Record]]:
         """What each rule keeps, and the rule in words; the records are from the newest to the oldest."""
         if replace(self, max_bytes=None, max_age=None).keeps_all:
@@ -237,18 +248,19 @@ def settled(records: Iterable[Record], now: float) -> list[Record]:
     return made[::-1]
 
 
+def duration(text: str) -> float | None:
+    """A time such as ``90``, ``90s``, ``30m``, ``2h``, ``7d`` or ``4w`` in seconds; None of anything else."""
+    match = _DURATION.fullmatch(text.strip().lower())
+    return None if match is None else float(match[1]) * _UNITS[match[2]]
+
+
 def _seconds(name: str, value: Any) -> float | None:
-    expected = "a time, more than 0: seconds, or '90m', '12h', '7d'"
-    if isinstance(value, str):
-        match = _DURATION.fullmatch(value.strip())
-        if match is None:
-            raise _refused(name, value, expected)
-        value = float(match[1]) * _UNITS[match[2]]
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise _refused(name, value, expected)
-    return float(value)
+    found = duration(value) if isinstance(value, str) else value
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
+        raise _refused(name, value, "a time, more than 0: seconds, or '90m', '12h', '7d'")
+    return float(found)
 
 
 def _end(count: int | None) -> int | None:

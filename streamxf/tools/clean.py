@@ -20,7 +20,7 @@ from streamxf.checkpoint.metadata import (
     resumable,
     unfinished,
 )
-from streamxf.checkpoint.publish import DAY, leftovers, locked, made_by_writers, settled
+from streamxf.checkpoint.publish import DAY, RUN_FILE, leftovers, locked, made_by_writers, settled
 from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
@@ -141,7 +141,7 @@ def clean(
         named = {*names}.union(*(_named_files(storage, each, files) for each in read.values()))
         ranks = None if names == [GLOBAL] else {rank_of(name) for name in names}
         found = [name for name in leftovers(files, named, None) if ranks is None or rank_in(name) in ranks]
-        kept = sorted(files.keys() - named - set(found))
+        kept = sorted(name for name in files.keys() - named - set(found) if not RUN_FILE.fullmatch(name))
         old = settled(storage, found, age)
         for name in names if old and not alone else ():
             if _read(storage, name, access) != read[name]:

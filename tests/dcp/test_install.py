@@ -463,6 +463,10 @@ def test_nobody_waits_for_a_signature_that_known_classes_cannot_make(checkpoint:
         dcp.save(STATE, storage_writer=Theirs(checkpoint))
         dcp.load(target, storage_reader=TheirReader(checkpoint))
     assert_same(target, STATE)
+    target = blank(STATE)
+    with streamxf.install([Encrypt(KEY, signer=SIGNER)], reader={"require": "bound", "allow_unsigned": True}):
+        dcp.load(target, checkpoint_id=checkpoint)
+    assert_same(target, STATE)
     with (
         streamxf.install([Encrypt(KEY)], reader={"trust": SIGNER.verify_key}),
         refused(PolicyError, "cannot be signed"),

@@ -118,7 +118,7 @@ def test_names_that_look_like_patterns(tmp_path: Path) -> None:
 def test_leftovers_that_cannot_be_removed_are_named(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(checkpoint, [f"__{rank}_0.distcp" for rank in range(9)])
 
-    def unlink(path: Any) -> None:
+    def unlink(path: Any, **_: Any) -> None:
         raise PermissionError(errno.EPERM, "fault injected")
 
     monkeypatch.setattr(os, "unlink", unlink)

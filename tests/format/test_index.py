@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import zstandard
 from forge import frame_of, pack_index
@@ -21,6 +23,7 @@ from reference_decoder import parse_index, parse_json
 from streamxf.errors import MetadataError
 from streamxf.format.index import File, Index, Writer
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.run import RunFacts
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -29,6 +32,23 @@ digests = st.binary(min_size=32, max_size=32)
 paths = st.lists(st.one_of(texts, st.integers(0, 2**20 - 1)), min_size=1, max_size=4).map(tuple)
 codecs = st.sampled_from(
     ["streamxf.zstd/1", "streamxf.zstd/1#level=3", "streamxf.checksum/1?algorithm=sha256", "acme.x/7"]
+)
+
+
+plain = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=12)
+rules = st.recursive(
+    plain | st.booleans() | st.integers(0, 2**53 - 1),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(plain, inner, max_size=3),
+    max_leaves=4,
+)
+runs = st.builds(
+    RunFacts,
+    ids.map(bytes.hex),
+    plain.filter(lambda name: name not in ("", ".", "..") and "/" not in name),
+    st.integers(0, 2**53 - 1),
+    st.integers(0, 2**48).map(lambda milliseconds: milliseconds / 1000),
+    st.dictionaries(plain, rules, max_size=3),
+    st.dictionaries(plain, st.floats(allow_nan=False), max_size=3),
 )
 
 
@@ -74,9 +94,10 @@ def indices(draw: st.DrawFn) -> Index:
     items: dict[str, Item] = {}
     for name in draw(st.lists(names, unique=True, max_size=4)):
         items[name] = tensor(name) if draw(st.booleans()) else ObjectItem(name, place(), draw(st.none() | paths))
+    rank = draw(st.none() | st.integers(0, 2**31 - 1))
     return Index(
         draw(ids).hex(),
-        draw(st.none() | st.integers(0, 2**31 - 1)),
+        rank,
         transforms,
         chain,
         writers[0].dek,
@@ -86,6 +107,7 @@ def indices(draw: st.DrawFn) -> Index:
         tuple(draw(st.lists(texts, max_size=2))),
         draw(st.dictionaries(texts, texts, max_size=2)),
         draw(st.dictionaries(texts, st.recursive(st.booleans() | texts, st.lists, max_leaves=4), max_size=2)),
+        draw(st.none() | runs) if rank is None else None,
     )
 
 
@@ -161,6 +183,14 @@ EXAMPLE: dict[str, Any] = {
     "modules": ["acme.x=acme==1"],
     "packages": {"streamxf": "1"},
     "extra": {"a": [{"tuple": [1, None]}]},
+    "run": {
+        "run": "3" * 32,
+        "name": "step-7",
+        "step": 7,
+        "time": 1_700_000_000_123,
+        "rules": {"last": 3, "steps": [1, 2]},
+        "metrics": {"loss": "0.25", "score": "-inf"},
+    },
 }
 HASHED = json.loads(json.dumps(EXAMPLE).replace('"bytes"', f'"sha256": "{"c" * 64}", "bytes"'))
 BARE = json.loads(json.dumps(EXAMPLE)) | {"chain": [], "dek": None}
@@ -192,6 +222,7 @@ values = st.one_of(
                 {},
             ),
             *([0], [0, 0], [2, 3], [4, 3], ["streamxf.zstd/1"], ["streamxf.encrypt/1"], ["stream.zstd/1"], {"a": 1}),
+            *("0.5", "nan", "1e-05", "1_0.0", "Infinity", ".", "a\n", "\x80", 2**53 - 1, 2**53),
         ]
     ),
     st.recursive(st.none() | st.booleans() | st.integers(0, 2**64) | texts, st.lists, max_leaves=4),
@@ -272,7 +303,7 @@ def test_numbers_that_are_none(number: bytes, blank: bytes) -> None:
 
 
 def test_a_minus_in_a_name_is_no_number() -> None:
-    changed = TEXT.replace(b'"step"', b'"a:-1,-0,[-7"')
+    changed = TEXT.replace(b'"step": {', b'"a:-1,-0,[-7": {')
     assert refusal(frame_of(changed)) is None
 
 
@@ -317,3 +348,74 @@ def test_depth(depth: int) -> None:
     text = json.dumps(EXAMPLE | {"extra": {"a": None}}).replace('"a": null', '"a": ' + "[" * depth + "]" * depth)
     packed = frame_of(text.encode())
     assert (refusal(packed) is None) == (depth == 127) == (refusal_by_reference(packed) is None)
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+FACTS = RunFacts("3" * 32, "step-7", 7, 1.5)
+
+
+def packed_with(facts: RunFacts) -> dict[str, Any]:
+    """What is stored of `facts`."""
+    found = Index.parse(memoryview(replace(Index.parse(memoryview(pack_index(EXAMPLE))), run=facts).pack())).run
+    assert found is not None
+    return found.to_json()
+
+
+def test_metrics_that_are_not_finite_are_stored() -> None:
+    facts = replace(FACTS, metrics={"nan": math.nan, "inf": math.inf, "-inf": -math.inf})
+    assert packed_with(facts)["metrics"] == {"nan": "nan", "inf": "inf", "-inf": "-inf"}
+
+
+def test_times_are_stored_in_milliseconds() -> None:
+    assert packed_with(replace(FACTS, time=1_700_000_000.0004))["time"] == 1_700_000_000_000
+
+
+def test_tuples_and_numbers_of_other_kinds_are_stored() -> None:
+    facts = replace(FACTS, rules={"steps": (1, 2)}, metrics={"loss": 1, "score": np.float32(0.5)})
+    stored = packed_with(facts)
+    assert stored["rules"] == {"steps": [1, 2]}
+    assert stored["metrics"] == {"loss": "1.0", "score": "0.5"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": "3" * 31},
+        {"name": "a/b"},
+        {"name": "a" * 256},
+        {"name": "\ud800"},
+        {"step": -1},
+        {"step": 2**53},
+        {"step": 1.5},
+        {"time": -1.0},
+        {"time": math.nan},
+        {"time": math.inf},
+        {"time": None},
+        {"rules": {"within": 1.5}},
+        {"rules": {"last": None}},
+        {"rules": {"keep": object()}},
+        {"metrics": {"loss": 10**400}},
+        {"metrics": {"loss": "high"}},
+        {"metrics": {"a\n": 1.0}},
+        {"metrics": {str(number): 0.5 for number in range(10_000)}},
+    ],
+    ids=lambda changes: str(changes)[:30],
+)
+def test_what_readers_would_refuse_is_not_packed(changes: dict[str, Any]) -> None:
+    index = Index.parse(memoryview(pack_index(EXAMPLE)))
+    with pytest.raises(MetadataError):
+        replace(index, run=replace(FACTS, **changes)).pack()
+
+
+def test_rules_that_lead_in_a_circle_are_not_packed() -> None:
+    rules: dict[str, Any] = {}
+    rules["again"] = rules
+    with pytest.raises(MetadataError):
+        replace(FACTS, rules=rules).to_json()
+
+
+def test_a_rank_says_nothing_of_a_run() -> None:
+    index = replace(Index.parse(memoryview(pack_index(EXAMPLE))), rank=0)
+    with pytest.raises(MetadataError, match="single rank"):
+        index.pack()

@@ -122,7 +122,7 @@ def assert_managed(
         process.send_signal(signal.SIGTERM)
         process.stdout.read()  # until it has ended
     saved = streamxf.list_checkpoints(run / inside)[-1]
-    assert saved.state == "complete"
+    assert saved.complete
     assert saved.step in (7, 8), "it resumed from 3, and saved when it was told to end, or a step later"
     lines = finished([*launcher, *script, run], **variables)
     assert any(line.startswith("resumed from ") and str(saved.step) in line for line in lines)

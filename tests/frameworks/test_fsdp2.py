@@ -1,4 +1,4 @@
-"""docs/examples/fsdp2.py, killed and resumed; and a chain that ranks take from the environment."""
+"""docs/examples/fsdp2.py, killed, damaged and resumed; and a chain that ranks take from the environment."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dcp.test_install_environment import with_entry_points
 
 import streamxf
 
+from .damaged import assert_falls_back
 from .killed import EXAMPLES, ROOT, assert_managed, finished, two_ranks
 
 pytestmark = pytest.mark.slow
@@ -33,6 +34,10 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     assert len(records) <= 3, "the last 2, and the best one"
     assert all(record.metrics.keys() == {"loss"} for record in records)
     assert {stored_chain(run / record.name, None) for record in records} == {"floatzip+checksum"}
+
+
+def test_damaged_and_resumed(tmp_path: Path) -> None:
+    assert_falls_back(tmp_path, two_ranks(EXAMPLES / "fsdp2.py"), "*.distcp")
 
 
 def test_ranks_by_environment(tmp_path: Path) -> None:

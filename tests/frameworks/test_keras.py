@@ -1,4 +1,4 @@
-"""docs/examples/keras_fit.py, killed and resumed; and the `.weights.h5` files of docs/frameworks/keras.md."""
+"""docs/examples/keras_fit.py, killed, damaged and resumed; and the `.weights.h5` files of docs/frameworks/keras.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 import streamxf
 
-from .killed import EXAMPLES, assert_resumes
+from .damaged import assert_falls_back
+from .killed import EXAMPLES, assert_managed
 
 KEY = streamxf.Key.generate()
 
@@ -23,9 +24,16 @@ KEY = streamxf.Key.generate()
 def test_killed_and_resumed(backend: str, tmp_path: Path) -> None:
     if find_spec("keras") is None or find_spec(backend) is None:  # importing keras is up to its process
         pytest.skip(f"needs keras and {backend}")
+    folder = assert_managed(tmp_path, [sys.executable], [EXAMPLES / "keras_fit.py"], KERAS_BACKEND=backend)
+    assert streamxf.verify(folder / "step-12" / "model.keras.sxf").ok
+
+
+@pytest.mark.slow
+def test_damaged_and_resumed(tmp_path: Path) -> None:
+    if find_spec("keras") is None:
+        pytest.skip("needs keras")
     command: list[str | Path] = [sys.executable, EXAMPLES / "keras_fit.py"]
-    folder = assert_resumes(tmp_path, command, KERAS_BACKEND=backend)
-    assert streamxf.verify(folder / "model.keras.sxf").ok
+    assert_falls_back(tmp_path, command, "model.keras.sxf", KERAS_BACKEND="torch")
 
 
 def test_weights_are_read_at_random(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -13,10 +16,12 @@ import torch
 from dcp.helpers import KEY, OTHER_KEY, assert_same, stored_chain
 
 import streamxf
+from streamxf.checkpoint.notes import parse_note
 from streamxf.errors import ChainError, KeyMissingError, ParameterError, PolicyError
 from streamxf.lightning import ChainCheckpointIO
 
-from .killed import EXAMPLES, assert_managed, finished, two_ranks
+from .damaged import assert_falls_back, flip, truncate
+from .killed import EXAMPLES, WAITING, assert_managed, finished, killed_at, two_ranks
 
 STATE = {"state_dict": {"weight": torch.randn(300, 40)}, "epoch": 3}
 CHAIN = "floatzip+checksum+encrypt"
@@ -70,6 +75,21 @@ def test_fsdp2_killed_and_resumed(launcher: list[str | Path], example: str, part
             assert torch.equal(weight, checkpoint[item].read())
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("lightning")
+@pytest.mark.parametrize(
+    ("launcher", "example", "files"),
+    [
+        ([sys.executable], "lightning_trainer.py", "lightning.ckpt"),
+        (two_ranks(), "lightning_fsdp2.py", "lightning.ckpt/*"),
+        ([sys.executable], "fabric_fsdp2.py", "*"),
+    ],
+    ids=["trainer", "fsdp2", "fabric"],
+)
+def test_damaged_and_resumed(launcher: list[str | Path], example: str, files: str, tmp_path: Path) -> None:
+    assert_falls_back(tmp_path, [*launcher, EXAMPLES / example], files)
+
+
 @pytest.fixture
 def train(tmp_path: Path, lightning: Any) -> Callable[..., Any]:
     """Trains for 16 batches, validated after each 4 of them; the run's folder and the losses."""
@@ -94,9 +114,18 @@ def train(tmp_path: Path, lightning: Any) -> Callable[..., Any]:
         def configure_optimizers(self) -> Any:
             return torch.optim.Adam(self.parameters())
 
-    def run(name: str, *callbacks: Any, save: Any, **arguments: Any) -> dict[int, float]:
+    def run(
+        name: str,
+        *callbacks: Any,
+        save: Any,
+        then: Any = None,
+        keep: Any = None,
+        chain: Any = None,
+        keys: Any = None,
+        **arguments: Any,
+    ) -> dict[int, float]:
         model = Model()
-        with streamxf.CheckpointManager(tmp_path / name, save=save) as manager:
+        with streamxf.CheckpointManager(tmp_path / name, chain, keys=keys, save=save, keep=keep) as manager:
             managed = callback(manager)
             trainer = lightning.Trainer(
                 accelerator="cpu",
@@ -106,6 +135,8 @@ def train(tmp_path: Path, lightning: Any) -> Callable[..., Any]:
                 **{"max_epochs": 2, "val_check_interval": 4, **arguments},
             )
             trainer.fit(model, range(8), range(1), ckpt_path=managed.latest())
+            if then is not None:
+                then(trainer, model)
         return model.losses
 
     return run
@@ -118,6 +149,99 @@ def test_metrics_of_a_validation_are_added(tmp_path: Path, train: Callable[..., 
     validated = {record.step: record.metrics.get("val_loss") for record in records}
     assert validated == {3: None, 6: None, 9: None, 12: 12.0, 15: None, 16: 16.0}
     assert all("loss" in record.metrics for record in records)
+
+
+def test_a_validation_after_training_changes_no_metrics(tmp_path: Path, train: Callable[..., Any]) -> None:
+    def validate(trainer: Any, model: Any) -> None:
+        with torch.no_grad():
+            model.layer.weight.zero_()
+        model.validation_step = lambda *_: model.log("val_loss", -1.0, batch_size=1)
+        trainer.validate(model, range(1))
+        assert trainer.callback_metrics["val_loss"] == -1
+
+    train("run", save=4, then=validate)
+    assert streamxf.list_checkpoints(tmp_path / "run")[-1].metrics["val_loss"] == 16
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_the_best_is_the_managers(damaged: bool, tmp_path: Path, train: Callable[..., Any]) -> None:
+    loaded = []
+
+    def validate(trainer: Any, model: Any) -> None:
+        model.on_load_checkpoint = lambda checkpoint: loaded.append(checkpoint["global_step"])
+        if damaged:
+            flip(tmp_path / "run" / "step-16" / "lightning.ckpt")
+        trainer.validate(model, range(1), ckpt_path="best")
+        trainer.validate(dataloaders=range(1))  # which means the best, too
+
+    keep = streamxf.Retention(best=2, metric="val_loss", mode="max")
+    train("run", save=4, keep=keep, then=validate, plugins=[ChainCheckpointIO()])
+    assert loaded == ([12, 12] if damaged else [16, 16])
+
+
+def test_without_a_metric_there_is_no_best(train: Callable[..., Any]) -> None:
+    def validate(trainer: Any, model: Any) -> None:
+        with pytest.raises(ValueError, match="not configured to save the best"):
+            trainer.validate(model, range(1), ckpt_path="best")
+
+    train("run", save=4, then=validate)
+
+
+@pytest.mark.parametrize("plugins", [[], [ChainCheckpointIO()]], ids=["stock", "chain"])
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
+def test_resumed_from_the_one_before_a_damaged_one(
+    damage: Callable[[Path], None], plugins: list[Any], tmp_path: Path, train: Callable[..., Any]
+) -> None:
+    whole = train("run", save=5, plugins=plugins)
+    damage(tmp_path / "run" / "step-16" / "lightning.ckpt")
+    again = train("run", save=5, plugins=plugins)
+    assert again == {15: whole[15]}
+    assert train("run", save=5, plugins=plugins) == {}, "it has been saved again"
+
+
+def test_the_plugin_knows_the_digest_of_what_it_wrote(tmp_path: Path, train: Callable[..., Any]) -> None:
+    """So that damage is found even if the job was killed before anybody has read the file again."""
+    train("run", save=100, plugins=[ChainCheckpointIO()])
+    folder = tmp_path / "run" / "step-16"
+    record = parse_note((folder / ".streamxf-commit").read_bytes()).content
+    digest = hashlib.sha256((folder / "lightning.ckpt").read_bytes()).hexdigest()
+    assert [(file["path"], file["sha256"]) for file in record["files"]] == [("lightning.ckpt", digest)]
+    assert not [*folder.glob(".streamxf-note-*")]
+
+
+def test_with_the_key_only_what_it_authenticates_counts(tmp_path: Path, train: Callable[..., Any]) -> None:
+    given = {"save": 5, "chain": "encrypt", "keys": KEY, "plugins": [ChainCheckpointIO(CHAIN, keys=KEY)]}
+    whole = train("run", **given)
+    train("other", save=100, plugins=[ChainCheckpointIO(CHAIN, keys=KEY)])
+    shutil.rmtree(tmp_path / "run" / "step-16")
+    shutil.copytree(tmp_path / "other" / "step-16", tmp_path / "run" / "step-16")
+    assert train("run", **given) == {15: whole[15]}, "it resumed from its own"
+
+
+def test_a_job_that_only_encrypts_does_not_start_over(tmp_path: Path, train: Callable[..., Any]) -> None:
+    private, signer = streamxf.PrivateKey.generate(), streamxf.SigningKey.generate()
+    public = [streamxf.Encrypt(private.public, signer=signer)]
+    train("run", save=10, chain=public, plugins=[ChainCheckpointIO(public)])
+    with pytest.raises(KeyMissingError, match="holds no key that reads it"):
+        train("run", save=10, chain=public, plugins=[ChainCheckpointIO(public)])
+    plugin = ChainCheckpointIO(public, keys=private)
+    assert train("run", save=10, chain=public, keys=private, plugins=[plugin]) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lightning")
+def test_killed_in_the_middle_of_a_file(tmp_path: Path) -> None:
+    run, script = tmp_path / "run", EXAMPLES / "lightning_trainer.py"
+    killed_at("waiting", [sys.executable, WAITING, "streamxf.stream.plain:Draft.finish", "2", script, run])
+    (draft,) = (run / "step-6").glob(".lightning.ckpt.*.tmp")
+    size = draft.stat().st_size
+    assert size > 100_000
+    assert [(record.name, record.kind) for record in streamxf.list_checkpoints(run)][-1] == ("step-6", "unfinished")
+    lines = finished([sys.executable, script, run])
+    assert "resumed from step 3" in lines
+    assert not [*run.glob("*/.*.tmp")]
+    for record in streamxf.list_checkpoints(run):
+        assert record.bytes == (run / record.name / "lightning.ckpt").stat().st_size
 
 
 def test_steps_of_several_batches(tmp_path: Path, train: Callable[..., Any]) -> None:
@@ -174,6 +298,34 @@ def test_saved_and_loaded(place: str, tmp_path: Path) -> None:
     io.remove_checkpoint(path)
     with pytest.raises(FileNotFoundError):
         io.load_checkpoint(path)
+
+
+@pytest.mark.parametrize("place", ["folder", "url"])
+def test_only_what_is_named_is_removed(place: str, tmp_path: Path) -> None:
+    run = f"memory://{tmp_path}/exp" if place == "url" else f"{tmp_path}/exp"
+    io = ChainCheckpointIO()
+    names = [f"{kind}/last.ckpt" for kind in ("1", "2", "[12]", "*")]
+    for name in names:
+        io.save_checkpoint(STATE, run + name)
+    for name in ("[12]/last.ckpt", "*"):  # a file, and a folder
+        io.remove_checkpoint(run + name)
+    for name in names[:2]:
+        assert_same(io.load_checkpoint(run + name), STATE)
+    for name in names[2:]:
+        with pytest.raises(FileNotFoundError):
+            io.load_checkpoint(run + name)
+
+
+def test_of_a_link_only_the_link_is_removed(tmp_path: Path) -> None:
+    io = ChainCheckpointIO()
+    for name in ("own/last.ckpt", "other.ckpt"):
+        io.save_checkpoint(STATE, tmp_path / name)
+    for name, target in {"folder": "own", "file": "other.ckpt"}.items():
+        (tmp_path / name).symlink_to(tmp_path / target)
+        io.remove_checkpoint(tmp_path / name)
+        assert not os.path.lexists(tmp_path / name)
+    for name in ("own/last.ckpt", "other.ckpt"):
+        assert_same(io.load_checkpoint(tmp_path / name), STATE)
 
 
 @pytest.mark.parametrize("place", ["folder", "url"])

@@ -1,4 +1,4 @@
-"""docs/examples/megatron_torch_dist.py, killed and resumed; and Megatron Core under `install` with encryption."""
+"""docs/examples/megatron_torch_dist.py, killed, damaged and resumed; and Megatron Core with encryption."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dcp.helpers import stored_chain
 
 import streamxf
 
+from .damaged import assert_falls_back
 from .killed import EXAMPLES, assert_resumes, finished, two_ranks
 
 pytestmark = [
@@ -66,6 +67,10 @@ if __name__ == "__main__":
 def test_killed_and_resumed(tmp_path: Path) -> None:
     folder = assert_resumes(tmp_path, two_ranks(ON_CPU, EXAMPLES / "megatron_torch_dist.py"))
     assert {stored_chain(path, None) for path in folder.glob("iter_*")} == {"floatzip+checksum"}
+
+
+def test_damaged_and_resumed(tmp_path: Path) -> None:
+    assert_falls_back(tmp_path, two_ranks(ON_CPU, EXAMPLES / "megatron_torch_dist.py"), "*.distcp")
 
 
 def test_encrypted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/examples/orbax_manager.py and flax_msgpack.py, killed and resumed; and what `streamxf.orbax` saves."""
+"""docs/examples/orbax_manager.py and flax_msgpack.py, killed, damaged and resumed; and what `streamxf.orbax` saves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from dcp.helpers import stored_chain
 import streamxf
 from streamxf.errors import ChainError, MetadataError, ParameterError, PolicyError, UnsupportedError
 
-from .killed import EXAMPLES, assert_resumes, finished
+from .damaged import assert_falls_back
+from .killed import EXAMPLES, assert_managed, assert_resumes, finished
 
 jax = pytest.importorskip("jax")
 ocp = pytest.importorskip("orbax.checkpoint")
@@ -30,11 +31,19 @@ CHAIN = "floatzip+checksum+encrypt"
 @pytest.mark.parametrize("example", ["orbax_manager", "flax_msgpack"])
 def test_killed_and_resumed(example: str, tmp_path: Path) -> None:
     pytest.importorskip("flax")
-    folder = assert_resumes(tmp_path, [sys.executable, EXAMPLES / f"{example}.py"])
     if example == "flax_msgpack":
-        assert streamxf.verify(folder / "state.msgpack.sxf").ok
+        run = assert_managed(tmp_path, [sys.executable], [EXAMPLES / "flax_msgpack.py"])
+        assert streamxf.verify(run / "step-12" / "state.msgpack.sxf").ok
     else:
+        folder = assert_resumes(tmp_path, [sys.executable, EXAMPLES / "orbax_manager.py"])
         assert {stored_chain(path, None) for path in folder.glob("[0-9]*/default")} == {"floatzip+checksum"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("example", "files"), [("orbax_manager", "default/*"), ("flax_msgpack", "*.sxf")])
+def test_damaged_and_resumed(example: str, files: str, tmp_path: Path) -> None:
+    pytest.importorskip("flax")
+    assert_falls_back(tmp_path, [sys.executable, EXAMPLES / f"{example}.py"], files)
 
 
 def manager(folder: Path, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""docs/examples/torch_checkpointing_fsdp2.py, killed and resumed; and what `streamxf.torch_checkpointing` stores."""
+"""docs/examples/torch_checkpointing_fsdp2.py, killed, damaged and resumed; and what a chain's storage holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from dcp.helpers import KEY, OTHER_KEY, assert_same
 import streamxf
 from streamxf.errors import BlockError, ChainError, ContainerError, KeyMissingError, PolicyError
 
-from .killed import EXAMPLES, assert_resumes, two_ranks
+from .damaged import assert_falls_back
+from .killed import EXAMPLES, assert_managed, two_ranks
 
 package = pytest.importorskip("torch_checkpointing")
 filesystem = pytest.importorskip("torch_checkpointing.storage.filesystem")
@@ -26,10 +27,15 @@ LOCAL = filesystem.LocalFileSystemStorageConfig(use_direct_io=False)
 
 @pytest.mark.slow
 def test_killed_and_resumed(tmp_path: Path) -> None:
-    folder = assert_resumes(tmp_path, two_ranks(EXAMPLES / "torch_checkpointing_fsdp2.py"))
-    files = [*folder.glob("step-*/*.pt")]
-    assert len(files) == 16, "4 saves of 2 items by 2 ranks"
+    folder = assert_managed(tmp_path, two_ranks(), [EXAMPLES / "torch_checkpointing_fsdp2.py"])
+    files = [*folder.glob("step-*/files/*.pt")]
+    assert len(files) == 8, "2 saves of 2 items by 2 ranks"
     assert all(streamxf.verify(path).ok for path in files)
+
+
+@pytest.mark.slow
+def test_damaged_and_resumed(tmp_path: Path) -> None:
+    assert_falls_back(tmp_path, two_ranks(EXAMPLES / "torch_checkpointing_fsdp2.py"), "files/*.pt")
 
 
 def state() -> dict[str, Any]:

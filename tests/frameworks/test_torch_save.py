@@ -1,4 +1,4 @@
-"""docs/examples/torch_save.py, killed and resumed."""
+"""docs/examples/torch_save.py, killed, damaged and resumed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import torch
 
 import streamxf
 
-from .killed import EXAMPLES, assert_resumes
+from .damaged import assert_falls_back
+from .killed import EXAMPLES, assert_managed
 
 pytestmark = pytest.mark.slow
 
 
 def test_killed_and_resumed(tmp_path: Path) -> None:
-    path = assert_resumes(tmp_path, [sys.executable, EXAMPLES / "torch_save.py"]) / "last.pt.sxf"
+    path = assert_managed(tmp_path, [sys.executable], [EXAMPLES / "torch_save.py"]) / "step-12" / "state.pt.sxf"
     with pytest.raises(Exception, match="load"):
         torch.load(path)
     with streamxf.open(path) as file:
         assert torch.load(file)["step"] == 12
+
+
+def test_damaged_and_resumed(tmp_path: Path) -> None:
+    assert_falls_back(tmp_path, [sys.executable, EXAMPLES / "torch_save.py"], "state.pt.sxf")

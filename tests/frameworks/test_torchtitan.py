@@ -13,6 +13,7 @@ from dcp.helpers import stored_chain
 
 import streamxf
 
+from .damaged import assert_falls_back
 from .killed import EXAMPLES, assert_managed, assert_resumes, finished, losses, two_ranks
 
 pytestmark = pytest.mark.slow
@@ -35,14 +36,25 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     assert state["train_state"]["step"] == 12
 
 
+@pytest.mark.parametrize("verify", ["sample", "none"])
+def test_damaged_and_resumed(verify: str, tmp_path: Path) -> None:
+    """With "none", torchtitan's own load meets the damage, and it falls back within the start."""
+    pytest.importorskip("torchtitan")
+    script = tmp_path / "script.py"
+    old = 'manager={"save"'
+    assert old in SCRIPT.read_text()
+    script.write_text(SCRIPT.read_text().replace(old, f'manager={{"verify": "{verify}", "save"'))
+    assert_falls_back(tmp_path, two_ranks(script), "*.distcp", inside="checkpoint")
+
+
 def test_saving_in_a_thread(tmp_path: Path) -> None:
     pytest.importorskip("torchtitan")
     command = two_ranks(SCRIPT, tmp_path / "run", "async")
     first = losses(finished(command))
     saved = tmp_path / "run" / "checkpoint"
     records = streamxf.list_checkpoints(saved)
-    assert [(record.name, record.state) for record in records] == [
-        (f"step-{step}", "complete") for step in ("6", "9", "12")
+    assert [(record.name, record.complete) for record in records] == [
+        (f"step-{step}", True) for step in ("6", "9", "12")
     ]
     for step in "9", "12":
         (saved / f"step-{step}" / ".metadata").unlink()

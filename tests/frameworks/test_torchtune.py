@@ -1,4 +1,4 @@
-"""docs/examples/torchtune_checkpointer.py, killed and resumed, and its saves in a thread."""
+"""docs/examples/torchtune_checkpointer.py, killed, damaged and resumed, and its saves in a thread."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dcp.helpers import stored_chain
 
 import streamxf
 
+from .damaged import assert_falls_back
 from .killed import EXAMPLES, assert_resumes, finished, losses, two_ranks
 
 pytestmark = pytest.mark.slow
@@ -24,6 +25,11 @@ def assert_saved(folder: Path) -> None:
 def test_killed_and_resumed(tmp_path: Path) -> None:
     pytest.importorskip("torchtune")
     assert_saved(assert_resumes(tmp_path, COMMAND))
+
+
+def test_damaged_and_resumed(tmp_path: Path) -> None:
+    pytest.importorskip("torchtune")
+    assert_falls_back(tmp_path, COMMAND, "*.distcp")
 
 
 def test_saving_in_a_thread(tmp_path: Path) -> None:

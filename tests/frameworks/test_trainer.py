@@ -1,4 +1,4 @@
-"""docs/examples/trainer_fsdp2.py, trainer_archive.py and trl_sft.py, killed and resumed."""
+"""docs/examples/trainer_fsdp2.py, trainer_archive.py and trl_sft.py, killed, damaged and resumed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dcp.helpers import stored_chain
 import streamxf
 from streamxf.errors import ParameterError
 
+from .damaged import assert_falls_back, flip, truncate
 from .killed import EXAMPLES, assert_managed, assert_resumes, two_ranks
 
 pytestmark = pytest.mark.slow
@@ -46,13 +47,24 @@ def test_fsdp2(tmp_path: Path) -> None:
 
 
 def test_trl(tmp_path: Path) -> None:
-    """It resumes from the newest folder that has what the Trainer writes last."""
     pytest.importorskip("trl")
-    folder = assert_resumes(tmp_path, two_ranks(ON_CPU, EXAMPLES / "trl_sft.py"), **OFFLINE)
-    parts = [f"checkpoint-{step}/{part}" for step in (3, 6, 9, 12) for part in ("pytorch_model_fsdp_0", "optimizer_0")]
+    folder = assert_managed(tmp_path, two_ranks(), [ON_CPU, EXAMPLES / "trl_sft.py"], **OFFLINE)
+    parts = [f"checkpoint-{step}/{part}" for step in (9, 12) for part in ("pytorch_model_fsdp_0", "optimizer_0")]
     assert {stored_chain(folder / part, None) for part in parts} == {"floatzip+checksum"}
-    for state in folder.glob("checkpoint-*/trainer_state.json"):
-        assert all(path.stat().st_mtime_ns <= state.stat().st_mtime_ns for path in state.parent.glob("*/.metadata"))
+
+
+@pytest.mark.parametrize(
+    ("script", "files", "inside"),
+    [
+        ([ON_CPU, EXAMPLES / "trainer_fsdp2.py"], "*/*.distcp", ""),
+        ([ON_CPU, EXAMPLES / "trl_sft.py"], "*/*.distcp", ""),
+        ([EXAMPLES / "trainer_archive.py"], "*.distcp", "archive"),
+    ],
+    ids=["fsdp2", "trl", "archive"],
+)
+def test_damaged_and_resumed(script: list[Path], files: str, inside: str, tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    assert_falls_back(tmp_path, two_ranks(*script), files, inside=inside, **OFFLINE)
 
 
 @pytest.fixture
@@ -81,7 +93,11 @@ def make_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     return make
 
 
-def test_without_fsdp(tmp_path: Path, make_trainer: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("damage", [flip, truncate, Path.unlink])
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt"])
+def test_without_fsdp(
+    file: str, damage: Callable[[Path], None], tmp_path: Path, make_trainer: Callable[..., Any]
+) -> None:
     """Its files know no chain; the manager does the rest all the same."""
     callbacks = pytest.importorskip("streamxf.transformers")
     early = pytest.importorskip("transformers").EarlyStoppingCallback(1, early_stopping_threshold=1e9)
@@ -98,8 +114,7 @@ def test_without_fsdp(tmp_path: Path, make_trainer: Callable[..., Any]) -> None:
     evaluated = [logs["eval_loss"] for logs in trainer.state.log_history if "eval_loss" in logs]
     assert fourth.metrics["eval_loss"] == evaluated[-1]
 
-    model = run / "checkpoint-4" / "model.safetensors"
-    model.write_bytes(model.read_bytes()[:-1])
+    damage(run / "checkpoint-4" / file)
     with streamxf.CheckpointManager(run, name="checkpoint-{}", save=3) as manager:
         assert manager.latest() == str(run / "checkpoint-3"), "the newer one is not as it was saved"
         trainer = make_trainer()

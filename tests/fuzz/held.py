@@ -1,4 +1,4 @@
-"""Seeds: the checkpoints of the test vectors that hold, and can be read without a key or with `samples.KEY`."""
+"""Seeds: checkpoints and notes of the test vectors that hold, and can be read without a key or with `samples.KEY`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ def checkpoints() -> Iterator[dict[str, bytes]]:
     for entry in json.loads((_V1 / "checkpoint.json").read_text()):
         if "holds" in entry and entry.get("keys", []) in _KEYS:
             yield {name: _bytes_of(file) for name, file in entry["files"].items()}
+
+
+def notes() -> Iterator[bytes]:
+    """Those that hold, likewise."""
+    for entry in json.loads((_V1 / "note.json").read_text()):
+        if "holds" in entry and entry.get("keys", []) in _KEYS:
+            yield _bytes_of(entry["file"])
 
 
 def _bytes_of(file: dict[str, str]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import zstandard
@@ -29,23 +30,45 @@ UNPARSED = (
     zstandard.ZstdError,
     StreamxfError,
 )
-_VALUES = (None, True, 0, 1, -1, 2**31, 2**63, 1.5, "", "a", "../a", "a" * 300, [], {}, [[]], {"a": {}}, "0" * 32)
+_VALUES = (
+    None,
+    True,
+    0,
+    1,
+    -1,
+    2**31,
+    2**63,
+    2**53,
+    1.5,
+    "",
+    "0.5",
+    "1e5",
+    "a\n",
+    "a",
+    "../a",
+    "a" * 300,
+    [],
+    {},
+    [[]],
+    {"a": {}},
+    "0" * 32,
+)
 
 
-def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:
-    """Change a metadata file."""
+def mutate(data: bytes, choose: random.Random, havoc: Havoc, digest: Callable[[bytes], bytes] = index_digest) -> bytes:
+    """Change a metadata file, or a note, whose D has another `digest`."""
     if choose.random() < 0.05:
         return havoc(data)
     try:
         parts = split_metadata(data)
         for _ in range(choose.choice((1, 1, 1, 2, 3))):
             parts = _changed(parts, choose, havoc)
-        return (vouched(parts) if choose.random() < 0.9 else parts).pack()
+        return (vouched(parts, digest) if choose.random() < 0.9 else parts).pack()
     except UNPARSED:
         return havoc(data)
 
 
-def vouched(parts: MetadataParts) -> MetadataParts:
+def vouched(parts: MetadataParts, digest: Callable[[bytes], bytes] = index_digest) -> MetadataParts:
     """With vouchers that are right, as a holder of the key makes them; signed if they were before."""
     lines = parts.keys.decode("ascii").split("\n")
     if len(lines) < 2:
@@ -55,7 +78,7 @@ def vouched(parts: MetadataParts) -> MetadataParts:
     except StreamxfError:
         return parts
     vouching = Vouching(lines[0], (KEY.reveal(),), SIGNER if "&sig=" in lines[1] else None, key.secret)
-    lines[1] = vouching.vouchers(index_digest(parts.packed_index))
+    lines[1] = vouching.vouchers(digest(parts.packed_index))
     return parts.change(keys="\n".join(lines).encode())
 
 

@@ -46,6 +46,7 @@ NAMES = (
     "codecs",
     "floatzip",
     "metadata",
+    "note",
     "stock",
     "checkpoint",
     "salvage",

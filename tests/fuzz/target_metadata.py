@@ -39,8 +39,9 @@ def _read(data: bytes, name: str, access: Access) -> Metadata:
 
 
 def _facts(metadata: Metadata) -> dict[str, Any]:
-    """What both decoders know of each item."""
-    found: dict[str, Any] = {}
+    """What both decoders know of each item, and of the run."""
+    run = metadata.index.run if metadata.index is not None else None
+    found: dict[str, Any] = {"": run and run.to_json() | {"time": 0}}  # of times in the far future not all bits stay
     for name, item in metadata.items.items():
         if isinstance(item, ObjectItem):
             place = item.place
@@ -56,7 +57,7 @@ def _facts(metadata: Metadata) -> dict[str, Any]:
 
 
 def _facts_of_reference(index: Index) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"": index.run and index.run | {"time": 0}}
     for name, parts in index.parts.items():
         places = []
         for place, file, identity in parts:

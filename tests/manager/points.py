@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import functools
 import os
 import time
@@ -10,18 +12,34 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from streamxf.manager import catalog, forget, removal
+from fsspec.implementations.memory import MemoryFileSystem
 
-# where forget and removals look at what others may have changed, each by its module's own name
-LOOKS = ((removal, "read_catalog"), (removal, "held"), (forget, "held"), (forget, "choose"))
+from streamxf.manager import forget, holds, keeper, removal, sessions
+from streamxf.manager.keeper import Keeper
+
+# where removals look at what others may have changed, each by its module's own name
+LOOKS = ((removal, "held"), (removal, "remove_trees"), (forget, "held"), (forget, "newest"), (keeper, "put_hold"))
+CHANGES = (
+    *((os, name) for name in ("unlink", "rmdir", "rename", "replace", "link")),
+    *((MemoryFileSystem, name) for name in ("rm_file", "pipe_file")),
+)
 
 
 class Killed(BaseException):
     """The process was killed."""
 
 
+def kill(job: Keeper) -> None:
+    """End a job's keeper as a kill does: its locks are free, and what it holds stays. The caller keeps the keeper."""
+    job._pool.shutdown()
+    lock = job._sessions._lock
+    if lock is not None:
+        sessions._own.pop(job._sessions.own.id, None)
+        lock.close()
+
+
 class Points:
-    """Where streamxf changes the disk, takes a lock, or looks at catalog and holds: there a test may do something."""
+    """Where streamxf changes the storage, takes a lock, or looks at holds: there a test may do something."""
 
     def __init__(self) -> None:
         self._action: Callable[[], None] | None = None
@@ -62,29 +80,36 @@ class Points:
 
         return called
 
-    def locking(self, locked: Callable[..., Any]) -> Callable[..., Any]:
-        @contextmanager
-        def counted(*arguments: Any) -> Iterator[bool]:
+    def locking(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Of what others may not come between, by locks or since it takes but a moment."""
+
+        @functools.wraps(function)
+        def counted(*arguments: Any, **options: Any) -> Any:
             self.reached()
-            with locked(*arguments) as alone:
-                self._locks += 1
-                try:
-                    yield alone
-                finally:
-                    self._locks -= 1
+            self._locks += 1
+            try:
+                return function(*arguments, **options)
+            finally:
+                self._locks -= 1
 
         return counted
 
     @contextmanager
-    def watched(self, clock: Callable[[], float]) -> Iterator[None]:
-        """What streamxf does in here meets the points, and has this clock."""
+    def watched(self, clock: Callable[[], float], locks: bool = True) -> Iterator[None]:
+        """What streamxf does in here meets the points, and has this clock, and locks or none."""
         with ExitStack() as stack:
             stack.enter_context(patch.object(time, "time", clock))
             stack.enter_context(patch.object(os, "fsync", lambda _: None))  # of no interest, and slow
-            for name in ("unlink", "rmdir", "rename", "replace"):
-                stack.enter_context(patch.object(os, name, self.before(getattr(os, name))))
-            for module in (catalog, removal):
-                stack.enter_context(patch.object(module, "locked", self.locking(module.locked)))
-            for module, name in LOOKS:
-                stack.enter_context(patch.object(module, name, self.before(getattr(module, name))))
+            if not locks:
+                for name in ("flock", "lockf"):
+                    stack.enter_context(patch.object(fcntl, name, _no_locks))
+            for owner, name in (*CHANGES, *LOOKS):
+                stack.enter_context(patch.object(owner, name, self.before(getattr(owner, name))))
+            for name in ("_remove_unchanged", "remove_tree"):
+                stack.enter_context(patch.object(removal, name, self.locking(getattr(removal, name))))
+            stack.enter_context(patch.object(holds, "_PATIENCE", 5.0))
             yield
+
+
+def _no_locks(*_: Any) -> None:
+    raise OSError(errno.ENOLCK, "there are no locks on this file system")

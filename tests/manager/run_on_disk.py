@@ -1,31 +1,35 @@
-"""A run's folder on a disk, beside its model: how saves come there, and what can be told from it without streamxf."""
+"""A run's folder beside its model: how saves come there, and what can be told from it without streamxf."""
 
 from __future__ import annotations
 
-import copy
-import json
 import logging
-import os
-import shutil
-import tempfile
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
-from pathlib import Path
+import re
+import signal
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from manager.damages import EVERY_CHECK, contents, data_file
-from manager.model import METADATA, Model, Saved
-from manager.points import Killed, Points
-from streamxf.checkpoint.access import Access
+from manager.canned import Files, checkpoint, data_of, keying
+from manager.model import DAY, Folder, Model
+from manager.places import Disk, Objects
+from manager.points import Killed, Points, kill
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import NoCheckpointError
+from streamxf.format.run import RunFacts
+from streamxf.manager.forget import ForgetReport, forget_in
 from streamxf.manager.holds import holding
 from streamxf.manager.keeper import Keeper
+from streamxf.manager.listing import Run
 from streamxf.manager.retention import Retention
 
-NOON = 1.7e9
+NOON = 1_700_000_000
+EVERY_CHECK = {"none", "sample", "whole"}
+OWN_ID, OTHER_ID = "1" * 32, "f" * 32
+HANGS = 60  # seconds
+HOLD = re.compile(r"(.+)@([0-9]{1,15})@[^@]+-[0-9a-f]{8}")
+WRITERS = re.compile(r"__.*\.distcp|\.metadata")  # names of files of a checkpoint
 
 
 class Errors(logging.Handler):
@@ -42,194 +46,291 @@ class Errors(logging.Handler):
 class RunOnDisk(RuleBasedStateMachine):
     """What rules are made of."""
 
+    keys = "none"
+
     def __init__(self) -> None:
         super().__init__()
-        self.run = Path(tempfile.mkdtemp(prefix="streamxf-history-"))
-        self.storage = Storage.of(self.run)
+        self.keying = keying(self.keys)
+        self.place: Disk | Objects = Disk()
+        self.locks = True
+        self.named = False  # whether the job and tools say which run it is
+        self.run_id: str | None = None
         self.model = Model()
         self.points = Points()
         self.now = NOON
         self.job: Keeper | None = None
+        self.killed: list[Keeper] = []
         self.keeping: dict[str, Any] = {}
         self.check = "sample"
-        self.fresh: set[int] = set()  # published, and then the process was killed: the catalog has yet to learn of it
-        self.stale: set[int] = set()  # whose metadata is no longer what the catalog noted of it
-        self.written: dict[int, int] = {}  # which contents a step has
-        self.holds: dict[int, ExitStack] = {}
-        self.errors = Errors()
-        logging.getLogger("streamxf.manager.keeper").addHandler(self.errors)
-        self.had_good = False
+        self.saves = 0
         self.tidy = False  # whether the job has saved
-        self.announced: set[int] = set()  # by frameworks, and never said to be complete
+        self.files: dict[str, Files] = {}  # of complete checkpoints, as they were saved or planted
+        self.others: dict[str, bytes | str] = {}  # files in the run that belong to no checkpoint, by their paths
+        self.litter: set[str] = set()  # what looks like a file of the manager's, which may go or stay
+        self.committed: dict[str, int] = {}  # what frameworks wrote, with its size
+        self.holds: dict[int, tuple[str, ExitStack]] = {}
+        self.errors = Errors()
+        self.outside = self.place.outside()
+        logging.getLogger("streamxf").addHandler(self.errors)
+
+    def settle(self, remote: bool, locks: bool, named: bool) -> None:
+        """Where the run lies, before anything happens to it."""
+        self.locks, self.named = locks, named
+        self.run_id = OWN_ID if named else None
+        if remote:
+            self.place.close()
+            self.place = Objects()
+        for name in ("step-1", "step-7"):
+            self.put_outside(name)
+        self.place.put("config.json", b"{}")
+        self.others["config.json"] = b"{}"
+        self.outside = self.place.outside()
+
+    def put_outside(self, name: str) -> None:
+        """A checkpoint in the folder of a victim, which is of another run."""
+        made, _ = checkpoint("none", 0, RunFacts(OTHER_ID, name, int(name[5:]), NOON))
+        relative = "../victim" if self.place.local else "../run1"
+        for path, data in made.items():
+            if self.place.local:
+                self.place.put(f"{relative}/{name}/{path}", data)
+            else:
+                self.place._files.pipe_file(f"{self.place._base}/run1/{name}/{path}", data)
 
     def teardown(self) -> None:
-        logging.getLogger("streamxf.manager.keeper").removeHandler(self.errors)
+        logging.getLogger("streamxf").removeHandler(self.errors)
         self.end_job()
-        for stack in self.holds.values():
+        for job in self.killed:
+            for stack in job._holds.values():
+                stack.close()
+        for _, stack in self.holds.values():
             stack.close()
-        shutil.rmtree(self.run)
+        self.place.close()
 
-    def watched(self) -> AbstractContextManager[None]:
-        return self.points.watched(lambda: self.now)
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        def hangs(*_: Any) -> None:
+            raise AssertionError(f"nothing has happened for {HANGS} seconds")
 
-    def path(self, step: int) -> Path:
-        return self.run / f"step-{step}"
-
-    def notes(self, what: str) -> dict[int, Any]:
-        """What the catalog has under this heading, by steps; read without streamxf."""
+        before = signal.signal(signal.SIGALRM, hangs)
+        signal.alarm(HANGS)
         try:
-            found = json.loads((self.run / ".streamxf" / "catalog.json").read_text())[what]
-        except FileNotFoundError:
-            return {}
-        return {int(name.removeprefix("step-")): each for name, each in found.items()}
+            with self.points.watched(lambda: self.now, self.locks):
+                yield
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
 
-    def size(self, step: int) -> int:
-        return sum(file.stat().st_size for file in self.path(step).iterdir())
+    # -- what can be told from the storage -------------------------------------------------------------
 
-    def seen(self, step: int) -> Saved:
-        """What one can say of a checkpoint that the catalog does not know."""
-        return Saved(step, (self.path(step) / ".metadata").stat().st_mtime, self.size(step), None)
+    def is_there(self, name: str) -> bool:
+        """Whether a complete checkpoint is, as far as names tell."""
+        found = self.place.below(name)
+        wanted = ".streamxf-commit" if name in self.committed else ".metadata"
+        return wanted in found or (self.place.local and self.place.path(name).is_symlink())
 
-    def measure(self) -> None:
-        """Where the catalog does not say what a folder took, what it takes now counts."""
-        for step in self.model.saved.keys() - (self.notes("saved").keys() - self.fresh):
-            self.model.saved[step] = self.model.saved[step]._replace(size=self.size(step))
+    def read_now(self) -> set[str]:
+        """The names that somebody holds."""
+        found = set()
+        for path, data in self.place.below(".streamxf").items():
+            match = HOLD.fullmatch(path.removeprefix("holds/"))
+            if match and isinstance(data, bytes) and abs(self.now - int(match[2])) < DAY:
+                found.add(match[1])
+        return found
 
-    def removed(self, going: set[int]) -> None:
-        """It was done. What is stale is not removed before the next call, now that its outdated note has gone."""
-        for step in going & self.stale:
-            self.model.saved[step] = self.seen(step)
-        self.model.remove(going - self.stale)
-        self.stale -= going
+    def size(self, name: str) -> int:
+        found = self.place.below(name).items()
+        return sum(len(data) for path, data in found if WRITERS.fullmatch(path) and isinstance(data, bytes))
 
-    def learn(self, may_go: set[int]) -> None:
-        """After a kill: see what was done, and what was begun; no more than this may be gone, or going."""
-        before = set(self.model.saved)
-        noted, known = self.notes("removing"), self.notes("saved")
-        for step, saved in {**self.model.saved, **self.model.going}.items():
-            self.model.saved.pop(step, None)
-            self.model.going.pop(step, None)
-            here = (self.path(step) / ".metadata").exists()
-            if step in noted:
-                self.model.going[step] = saved
-                if not here:
-                    self.model.broken[step] = EVERY_CHECK | {METADATA}
-            elif here or (step in known and METADATA in self.broken(step) and self.path(step).exists()):
-                self.model.saved[step] = saved
-        self.model.saving = set(self.notes("saving"))
-        self.fresh &= self.model.saving
-        for step in {step for step in self.announced if not self.notes("saving").get(step, {}).get("commits")}:
-            self.take_back(step)
-        assert before - self.model.saved.keys() <= may_go
+    def time_of(self, name: str) -> float | None:
+        """When its metadata was written, or its commit record; object stores of this kind do not tell."""
+        if not self.place.local:
+            return None
+        file = ".streamxf-commit" if name in self.committed else ".metadata"
+        return int(self.place.path(f"{name}/{file}").stat().st_mtime * 1000) / 1000
 
-    def is_odd(self, step: int) -> bool:
-        """Whether the catalog believes of a checkpoint what is no longer so. A save over it that fails is left out."""
-        return step in self.stale or METADATA in self.broken(step)
+    def measure(self, names: Collection[str] | None = None) -> None:
+        for name in self.model.folders if names is None else names:
+            size = self.committed[name] if name in self.committed else self.size(name)
+            self.model.folders[name].size = size
+
+    def to_go(self, rules: dict[str, Any], check: str) -> tuple[set[int], set[int]]:
+        self.measure()
+        return self.model.to_go(rules, check, self.now, self.read_now())
+
+    def removed(self, steps: Collection[int]) -> None:
+        """It was done: nothing of them is there, but for what belongs to others."""
+        for step in steps:
+            name = f"step-{step}"
+            self.dropped(name)
+            assert {f"{name}/{path}" for path in self.place.below(name)} <= self.others.keys() | self.litter
+
+    def dropped(self, name: str) -> None:
+        del self.model.folders[name], self.files[name]
+        self.committed.pop(name, None)
+        self.model.links.pop(name, None)
+
+    def no_longer_a_link(self, step: int) -> None:
+        """A save that was killed at its beginning may have put a folder in its place."""
+        name = f"step-{step}"
+        if name in self.model.links and not self.place.path(name).is_symlink():
+            self.dropped(name)
+
+    def learn(self, may_go: Collection[int]) -> None:
+        """After a kill, see what was done, which may be no more than this."""
+        for name in list(self.model.folders):
+            if not self.is_there(name):
+                assert name in {f"step-{step}" for step in may_go}
+                self.dropped(name)
 
     def broken(self, step: int) -> set[str]:
-        return self.model.broken.get(step, set())
+        found = self.model.folders.get(f"step-{step}")
+        return found.broken if found is not None else set()
 
-    def go(self, call: Callable[[Keeper], Any]) -> None:
-        """Have the job's keeper do something."""
-        assert self.job is not None
-        with self.watched():
-            with suppress(Killed):
-                call(self.job)
-            self.job.wait()
+    # -- the job ---------------------------------------------------------------------------------------
+
+    def known_id(self) -> str | None:
+        """Which run it is, where nothing says so any more."""
+        evident = [
+            name
+            for name, each in self.model.folders.items()
+            if each.ours and each.told == name and name.startswith("step-")
+        ]
+        return None if evident and not self.named else self.run_id
+
+    def seen(self) -> Run:
+        return Run(Storage.of(self.place.run), self.keying.authority(), self.known_id())
+
+    def forget(self, rules: dict[str, Any], check: str, dry_run: bool = False) -> ForgetReport:
+        return forget_in(self.seen(), Retention(**rules), check, dry_run=dry_run)
 
     def start_job(self, rules: dict[str, Any], check: str) -> None:
         self.end_job()
-        self.keeping, self.check = rules, check
-        self.job = Keeper(self.storage, Retention(**rules), "step-{}", Access(), check)
-        self.tidy = False
+        self.keeping, self.check, self.tidy = rules, check, False
+
+    def running(self) -> Keeper:
+        if self.job is None:
+            self.job = Keeper(self.seen(), Retention(**self.keeping), "step-{}", self.check)
+        return self.job
 
     def end_job(self) -> None:
         if self.job is not None:
-            self.job.close(ended=False)
+            with self.watched():
+                self.job.close(ended=True)
             self.job = None
+        self.tidy = False
 
-    def begin(self, step: int, call: Callable[[Keeper], None]) -> None:
-        """A save is noted; the first one of a job puts in order what others left."""
-        if self.job is None:
-            self.start_job(self.keeping, self.check)
-        self.go(call)
-        if not self.tidy:
-            self.tidy = True
-            self.model.finish(self.now)
-            self.model.saving = set(self.notes("saving"))
-            self.fresh.clear()
-            self.announced &= self.model.saving
-        if step in self.model.going:
-            self.model.saved[step] = self.model.going.pop(step)
-        if METADATA in self.broken(step):
-            self.model.saved.pop(step, None)
-        self.model.saving.add(step)
+    def kill_job(self) -> None:
+        if self.job is not None:
+            kill(self.job)
+            self.killed.append(self.job)
+            self.job = None
+        self.tidy = False
 
-    def publish(self, step: int, loss: float | None, end: int) -> None:
-        """A save up to the point `end`."""
-        metrics = {} if loss is None else {"loss": loss}
-        began = self.now
-        self.begin(step, lambda job: job.begin(f"step-{step}", metrics))
-        self.take_back(step)
-        self.now += 60
-        if self.write(step, end):
-            self.model.saved[step] = Saved(step, began, 0, metrics)
-            self.fresh.add(step)
-        self.measure()
-
-    def take_back(self, step: int) -> None:
-        """Nobody knows any longer that a framework was to say when a save is complete."""
-        if step in self.announced:
-            self.announced.discard(step)
-            if (self.path(step) / ".metadata").exists():
-                self.model.saved[step] = self.seen(step)
-
-    def write(self, step: int, end: int) -> bool:
-        """What a save writes up to the point `end`: at 1 its folder is made, at 4 its metadata is published, at 5 what
-        was there before is removed. Whether it was published.
-        """
-        path, number = self.path(step), 1 - self.written.get(step, 1)
-        data = data_file(number)
-        if end >= 1:
-            path.mkdir(exist_ok=True)
-        if end >= 2:
-            (path / data).write_bytes(contents(number)[data][:100])
-        if end >= 3:
-            (path / data).write_bytes(contents(number)[data])
-        if end >= 4:
-            (path / ".metadata").write_bytes(contents(number)[".metadata"])
-            os.utime(path / ".metadata", (self.now, self.now))
-            self.written[step] = number
-            self.model.broken.pop(step, None)
-            self.stale.discard(step)
-        if end >= 5:
-            for file in path.iterdir():
-                if file.name not in contents(number):
-                    file.unlink()
-        return end >= 4
-
-    def may_go(self, rules: dict[str, Any], check: str, just_saved: int | None = None) -> set[int]:
-        """What a `forget` may remove that does not come to its end."""
-        model = copy.deepcopy(self.model)
-        model.saving -= {just_saved}
-        model.finish(self.now)
-        return model.to_go(rules, check, self.now, just_saved)[0]
-
-    def hold(self, step: int) -> bool:
-        stack = ExitStack()
+    def go(self, call: Callable[[Keeper], Any]) -> Any:
+        """Have the job's keeper do something."""
+        job, found = self.running(), None
         with self.watched():
-            try:
-                stack.enter_context(holding(self.storage, f"step-{step}"))
-            except NoCheckpointError:
-                return False
-        who = max(self.holds, default=0) + 1
-        self.holds[who] = stack
-        self.model.readers[who] = step, int(self.now)
+            with suppress(Killed):
+                found = call(job)
+            with suppress(Killed):
+                job.wait()
+        return found
+
+    def is_blocked(self, path: str, by_folder: bool = True) -> bool:
+        """Whether a folder lies where a save is to be noted, or none where holds are."""
+        return self.place.local and self.place.is_taken(path) and self.place.path(path).is_dir() == by_folder
+
+    def begin(self, step: int, metrics: dict[str, float], framework: bool = False) -> RunFacts:
+        """A save is noted; the first one of a job applies the rules, and puts in order what others left."""
+        name = f"step-{step}"
+        if not self.tidy:
+            going, _ = self.to_go(self.keeping, self.check)
+        began = self.now
+        if framework:
+            self.go(lambda job: job.announce(name))
+        else:
+            facts = self.go(lambda job: job.begin(name, metrics))
+        if not self.tidy:
+            self.removed(going)
+            self.tidy = True
+        self.run_id = self.running()._run.run_id
+        if name in self.model.links:  # in its place there is a folder now
+            self.dropped(name)
+        if framework:
+            facts = RunFacts(str(self.run_id), name, step, began, {}, metrics)
+            if name in self.model.folders:
+                self.dropped(name)
+        if self.is_blocked(f"{name}/.streamxf-saving"):
+            self.errors.said.clear()
+        assert facts.run == self.run_id
+        assert facts.time == began
+        return facts
+
+    def publish(self, step: int, metrics: dict[str, float], end: int) -> str:
+        """A save up to the point `end`; its id."""
+        facts = self.begin(step, metrics)
+        self.now += 60
+        self.saves += 1
+        made, save_id = checkpoint(self.keys, self.saves, facts)
+        self.write(f"step-{step}", made, end)
+        if end >= 4:
+            self.own(f"step-{step}", made, Folder(f"step-{step}", True, facts.time, metrics))
+        return save_id
+
+    def saved(self, step: int, call: Callable[[Keeper], Any]) -> set[int]:
+        """The save of a step is complete; what the rules remove then."""
+        name = f"step-{step}"
+        read = self.read_now() - {name}  # its own hold ends first
+        self.measure()
+        before, _ = self.model.to_go(self.keeping, self.check, self.now, read, step)
+        self.go(call)
+        if not self.is_there(name):
+            return before
+        self.measure([name])  # with what came late
+        after, _ = self.model.to_go(self.keeping, self.check, self.now, read, step)
+        return after
+
+    def write(self, name: str, made: Files, end: int, below: str = "") -> None:
+        """What a save writes up to the point `end`: at 3 its data is there, at 4 its metadata is published, at 5 what
+        was there before is removed.
+        """
+        data = data_of(made)
+        if end >= 2:
+            self.place.put(f"{name}/{below}{data}", made[data][:100])
+        if end >= 3:
+            self.place.put(f"{name}/{below}{data}", made[data])
+        if end >= 4:
+            self.place.put(f"{name}/{below}.metadata", made[".metadata"], self.now)
+        if end >= 5:
+            for path, what in self.place.below(name).items():
+                if isinstance(what, bytes) and WRITERS.fullmatch(path) and path not in made:
+                    self.place.remove(f"{name}/{path}")
+
+    def own(self, name: str, files: Files, folder: Folder) -> None:
+        """This is what a folder holds from now on."""
+        self.committed.pop(name, None)
+        self.files[name] = dict(files)
+        self.model.folders[name] = folder
+
+    def hold(self, name: str) -> bool:
+        stack = ExitStack()
+        try:
+            stack.enter_context(holding(self.seen(), name))
+        except NoCheckpointError:
+            return False
+        self.holds[max(self.holds, default=0) + 1] = name, stack
         return True
 
     def release(self, who: int) -> None:
-        self.holds.pop(who).close()
-        self.model.readers.pop(who, None)
+        _, stack = self.holds.pop(who)
+        with self.watched():
+            stack.close()
 
-    def sound(self) -> set[int]:
-        return {step for step in self.model.saved.keys() - self.model.saving if not self.broken(step)}
+    def sound(self) -> list[str]:
+        """The checkpoints in which there is nothing wrong."""
+        return sorted(name for name, each in self.model.folders.items() if not each.broken and name not in self.linked)
+
+    @property
+    def linked(self) -> set[str]:
+        """Names that are links, or that links lead to."""
+        return {*self.model.links, *self.model.links.values()}

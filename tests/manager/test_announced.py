@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -31,8 +32,8 @@ def test_complete_once_it_is_committed(tmp_path: Path) -> None:
         save(manager, 6, "six again")
         assert manager.latest() == str(tmp_path / "step-3"), "what was there before is no longer"
     third, sixth = streamxf.list_checkpoints(tmp_path)
-    assert (third.state, third.metrics, third.bytes) == ("complete", {"loss": 1.0}, 5)
-    assert sixth.state == "unfinished"
+    assert (third.kind, third.metrics, third.bytes) == ("own", {"loss": 1.0}, 5)
+    assert sixth.kind == "unfinished"
 
 
 def test_damage_is_seen_by_sizes(tmp_path: Path) -> None:
@@ -59,12 +60,13 @@ def test_what_it_takes_is_measured(tmp_path: Path) -> None:
 
 def test_in_the_background(tmp_path: Path) -> None:
     future: Future[None] = Future()
-    with streamxf.CheckpointManager(tmp_path, save=1) as manager:
+    with streamxf.CheckpointManager(tmp_path, save=1) as manager, contextlib.ExitStack() as stack:
+        stack.callback(future.cancel)
         save(manager, 1, "one")
         manager.commit(1, after=future)
         manager.commit(1, metrics={"loss": 1.0})  # which is known before the save is over
         assert manager.should_save(2)
-        assert [record.state for record in streamxf.list_checkpoints(tmp_path)] == ["unfinished"]
+        assert [record.kind for record in streamxf.list_checkpoints(tmp_path)] == ["unfinished"]
         future.set_result(None)
         assert manager.should_save(3)
         assert manager.latest() == manager.path(1)
@@ -81,7 +83,7 @@ def test_failed_in_the_background(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="the disk is full"):
             manager.should_save(2)
         assert manager.latest() is None
-    assert streamxf.list_checkpoints(tmp_path) == []
+    assert [record.kind for record in streamxf.list_checkpoints(tmp_path)] == ["unfinished"]
 
 
 @pytest.fixture

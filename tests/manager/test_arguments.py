@@ -13,9 +13,11 @@ from dcp.helpers import stored_chain
 
 import streamxf
 from streamxf import CheckpointManager, Retention, forget, hold
+from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.storage import Storage
-from streamxf.errors import KeyMissingError, NoCheckpointError, ParameterError, PolicyError
-from streamxf.manager.catalog import read_catalog
+from streamxf.errors import KeyMissingError, NoCheckpointError, ParameterError
+from streamxf.manager.authority import Authority
+from streamxf.manager.sessions import Sessions
 
 from .runs import blank, complete, is_at, saved_run, state_at
 
@@ -101,7 +103,7 @@ def test_keys_beside_an_installed_chain_are_for_reading(tmp_path: Path):
 def test_who_only_encrypts_resumes_from_no_plaintext(tmp_path: Path):
     saved_run(tmp_path, 3)
     chain = [streamxf.Encrypt(streamxf.PrivateKey.generate().public, signer=streamxf.SigningKey.generate())]
-    with CheckpointManager(tmp_path, chain) as manager, pytest.raises(PolicyError, match="require=None"):
+    with CheckpointManager(tmp_path, chain) as manager, pytest.raises(KeyMissingError, match="plaintext=True"):
         manager.resume(blank())
 
 
@@ -112,7 +114,7 @@ def test_trust_of_the_manager_replaces_the_signer_of_the_chain(tmp_path: Path):
     chain = [streamxf.Encrypt(key, signer=other)]
     with streamxf.install(chain):
         for given in ({}, {"chain": chain}):
-            with CheckpointManager(tmp_path, **given) as manager, pytest.raises(PolicyError, match="not trusted"):
+            with CheckpointManager(tmp_path, **given) as manager, pytest.raises(NoCheckpointError, match="not trusted"):
                 manager.resume(blank())
             with CheckpointManager(tmp_path, **given, reader={"trust": signer.verify_key}) as manager:
                 assert manager.resume(blank()) == 1
@@ -160,7 +162,7 @@ def test_an_exit_is_a_failure_if_its_code_says_so(tmp_path: Path, code: int | No
     with pytest.raises(SystemExit), CheckpointManager(tmp_path) as manager:
         manager.save(1, state_at(1))
         raise SystemExit(code)
-    (session,) = read_catalog(Storage.of(tmp_path)).runs
+    (session,) = Sessions(Storage.of(tmp_path), "step-{}", Authority(Access())).earlier()
     assert session.ended is ended
 
 

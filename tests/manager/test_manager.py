@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import pytest
 import torch.distributed.checkpoint as dcp
@@ -17,14 +19,23 @@ from torch.distributed.checkpoint.api import CheckpointException
 import streamxf
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ParameterError
-from streamxf.manager.catalog import CATALOG, RunCatalog, read_catalog
+from streamxf.manager import holds
+from streamxf.manager import keeper as module
 from streamxf.manager.forget import forget
+from streamxf.manager.holds import going
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Schedule
+from streamxf.manager.sessions import Sessions
 
 from .runs import blank, complete, is_at, saved_run, state_at, unsaveable
+
+now = time.time()
+
+
+def contents_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def fail(number: int) -> NoReturn:
@@ -35,7 +46,9 @@ def test_what_is_saved_is_listed_with_its_metrics_and_loads(tmp_path: Path) -> N
     run = tmp_path / "run"
     saved_run(run, 1, 2)
     first, second = list_checkpoints(run)
-    assert (first.name, first.step, first.metrics, first.state) == ("step-1", 1, {"loss": 1.0}, "complete")
+    assert (first.name, first.step, first.metrics, first.kind) == ("step-1", 1, {"loss": 1.0}, "own")
+    assert first.run == second.run
+    assert first.save_id != second.save_id
     assert second.bytes == sum(file.stat().st_size for file in (run / "step-2").iterdir())
     state = blank()
     reader = streamxf.FileSystemReader(run / "step-2")
@@ -46,7 +59,7 @@ def test_what_is_saved_is_listed_with_its_metrics_and_loads(tmp_path: Path) -> N
 def test_what_no_rule_keeps_is_removed_after_a_save(tmp_path: Path) -> None:
     saved_run(tmp_path, *range(1, 8), keep=Retention(last=2, every=3, best=1, metric="loss", mode="max"))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".streamxf", "step-1", "step-3", "step-6", "step-7"]
-    assert not read_catalog(Storage.of(tmp_path)).removing
+    assert not going(Storage.of(tmp_path))
 
 
 def test_the_schedule_is_asked_once_a_step(tmp_path: Path) -> None:
@@ -74,7 +87,7 @@ def test_a_failed_save_leaves_the_older_ones_and_the_next_one_works(tmp_path: Pa
             manager.save(3, unsaveable())
         manager.wait()
         assert complete(tmp_path) == ["step-1", "step-2"]
-        assert read_catalog(Storage.of(tmp_path)).saving == {}
+        assert list(tmp_path.glob("step-3/*")) == []
         manager.save(3, state_at(3))
     assert complete(tmp_path) == ["step-2", "step-3"]
 
@@ -137,55 +150,54 @@ def test_a_job_that_only_reads_changes_nothing(tmp_path: Path) -> None:
     saved_run(tmp_path, 1)
     other = CheckpointManager(tmp_path)
     other.begin(2)
-    catalog = (tmp_path / CATALOG).read_bytes()
-    (tmp_path / "step-2").mkdir()
     (tmp_path / "step-2" / f"__0_0_{'a' * 32}.distcp").write_bytes(b"of the other job")
+    before = contents_of(tmp_path)
     with CheckpointManager(tmp_path) as manager:
         assert manager.resume(blank()) == 1
         manager.wait()
-    assert (tmp_path / "step-2").exists()
-    assert (tmp_path / CATALOG).read_bytes() == catalog
+    assert contents_of(tmp_path) == before
     other.close()
 
 
 def test_what_a_killed_save_left_goes_when_the_next_job_saves(tmp_path: Path) -> None:
     killed = CheckpointManager(tmp_path)
     killed._keeper.begin("step-5", {})  # type: ignore[union-attr]
-    killed._keeper.wait()  # type: ignore[union-attr]
-    (tmp_path / "step-5").mkdir()
     (tmp_path / "step-5" / f"__0_0_{'a' * 32}.distcp").write_bytes(b"half")
-    assert [(record.name, record.state) for record in list_checkpoints(tmp_path)] == [("step-5", "unfinished")]
-    saved_run(tmp_path, 6)
-    killed.close()
+    (tmp_path / "step-5" / "README").write_text("of a person")
+    assert [(record.name, record.kind) for record in list_checkpoints(tmp_path)] == [("step-5", "unfinished")]
+    killed._keeper._sessions.close()  # type: ignore[union-attr]
+    with patch.object(time, "time", lambda: now + 100_000):
+        saved_run(tmp_path, 6)
     assert [record.name for record in list_checkpoints(tmp_path)] == ["step-6"]
-    assert not (tmp_path / "step-5").exists()
-    assert read_catalog(Storage.of(tmp_path)).saving == {}
+    assert os.listdir(tmp_path / "step-5") == ["README"]
+    killed.close()
 
 
 def test_a_save_that_was_killed_before_it_wrote_anything_is_forgotten(tmp_path: Path) -> None:
     killed = CheckpointManager(tmp_path)
     killed._keeper.begin("step-5", {})  # type: ignore[union-attr]
-    assert list(read_catalog(Storage.of(tmp_path)).saving) == ["step-5"], "noted before anything is written"
-    saved_run(tmp_path, 6)
+    assert os.listdir(tmp_path / "step-5") == [".streamxf-saving"], "noted before anything is written"
+    killed._keeper._sessions.close()  # type: ignore[union-attr]
+    with patch.object(time, "time", lambda: now + 100_000):
+        saved_run(tmp_path, 6)
+    assert not (tmp_path / "step-5").exists()
     killed.close()
-    assert read_catalog(Storage.of(tmp_path)).saving == {}
 
 
 def test_metrics_survive_a_kill_between_a_save_and_its_entry(tmp_path: Path) -> None:
     killed = CheckpointManager(tmp_path)
-    killed._keeper._commit = lambda *_: None  # type: ignore[union-attr, method-assign]
+    killed._keeper._saved = lambda *_: None  # type: ignore[union-attr, method-assign]
     killed.save(3, state_at(3), metrics={"loss": 0.5})
     killed.close()
     assert [record.metrics for record in list_checkpoints(tmp_path)] == [{"loss": 0.5}]
-    saved_run(tmp_path, 4)
-    assert read_catalog(Storage.of(tmp_path)).saved["step-3"].metrics == {"loss": 0.5}
+    shutil.rmtree(tmp_path / ".streamxf")
+    assert [record.metrics for record in list_checkpoints(tmp_path)] == [{"loss": 0.5}]
 
 
 def test_frameworks_announce_and_commit(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path, name="checkpoint-{}") as manager:
         path = Path(manager.begin(1))
         assert path == tmp_path / "checkpoint-1"
-        path.mkdir()
         (path / "model.bin").write_bytes(b"weights")
         assert manager.latest() is None
         manager.commit(1, metrics={"loss": 1.0})
@@ -199,7 +211,7 @@ def test_frameworks_announce_and_commit(tmp_path: Path) -> None:
 
 def test_a_save_that_cannot_be_announced_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with CheckpointManager(tmp_path) as manager:
-        monkeypatch.setattr(RunCatalog, "pack", lambda _: fail(errno.ENOSPC))
+        monkeypatch.setattr(module, "put_small", lambda *_, **__: fail(errno.ENOSPC))
         with pytest.raises(OSError, match="No space"):
             manager.begin(1)
 
@@ -256,42 +268,27 @@ def test_errors_of_the_keeper_are_logged_and_do_not_end_the_job(
         manager.save(1, state_at(1))
         manager.wait()
         with monkeypatch.context() as patched:
-            patched.setattr(RunCatalog, "pack", lambda _: fail(errno.EIO))
+            patched.setattr(Sessions, "seen", lambda *_, **__: fail(errno.EIO))
+            patched.setattr(module, "forget_in", lambda *_, **__: fail(errno.EIO))
             manager.save(2, state_at(2))
             manager.wait()
-        assert "step-2 is saved, and could not be entered in the catalog: OSError: [Errno 5]" in caplog.text
+        assert "step-2 is saved, and could not be noted: OSError: [Errno 5]" in caplog.text
+        assert "older checkpoints could not be removed: OSError: [Errno 5]" in caplog.text
         assert complete(tmp_path) == ["step-1", "step-2"]
         manager.save(3, state_at(3))
     assert complete(tmp_path) == ["step-3"]
 
 
-def test_nothing_is_removed_while_the_catalog_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Or the best checkpoints would go with what is known of them."""
-    keep = Retention(last=1, best=1, metric="loss")
-    with CheckpointManager(tmp_path, keep=keep) as manager:
-        manager.save(1, state_at(1), metrics={"loss": 0.0})
-        manager.save(2, state_at(2), metrics={"loss": 1.0})
-        manager.wait()
-        good = (tmp_path / CATALOG).read_bytes()
-        (tmp_path / CATALOG).write_bytes(good[: len(good) // 2])
-        manager.save(3, state_at(3), metrics={"loss": 2.0})
-        manager.wait()
-        assert {path.name for path in tmp_path.glob("step-*")} == {"step-1", "step-2", "step-3"}
-        assert "catalog of this run is damaged" in caplog.text
-        (tmp_path / CATALOG).write_bytes(good)
-        manager.save(4, state_at(4), metrics={"loss": 3.0})
-    assert complete(tmp_path) == ["step-1", "step-3", "step-4"], "nobody knows whether step 3 is among the best"
-
-
 def test_a_full_disk_is_made_room_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though nothing can be noted before something was removed."""
     saved_run(tmp_path, 1, 2, 3)
-    pack = RunCatalog.pack
+    put = holds.put_small
 
-    def full(catalog: RunCatalog) -> bytes:
-        return pack(catalog) if len(complete(tmp_path)) < 3 else fail(errno.ENOSPC)
+    def full(*arguments: Any, **options: Any) -> None:
+        if len(complete(tmp_path)) == 3:
+            fail(errno.ENOSPC)
+        put(*arguments, **options)
 
-    monkeypatch.setattr(RunCatalog, "pack", full)
+    monkeypatch.setattr(holds, "put_small", full)
     assert forget(tmp_path, Retention(last=1)).removed == ("step-1", "step-2")
     assert complete(tmp_path) == ["step-3"]
-    assert read_catalog(Storage.of(tmp_path)).saved.keys() == {"step-3"}

@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.checkpoint.storage import Storage
-from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError
+from streamxf.errors import KeyMissingError, NoCheckpointError
 from streamxf.manager import choice
 from streamxf.manager import holds as module_of_holds
 from streamxf.manager import manager as module
 from streamxf.manager import removal as module_of_removal
-from streamxf.manager.catalog import CATALOG, change_catalog
 from streamxf.manager.forget import forget
 from streamxf.manager.holds import held, hold
+from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
 
@@ -76,7 +76,7 @@ def test_numbers_decide_which_is_the_newest_and_not_clocks(run: Path) -> None:
 def test_damage_makes_it_fall_back_with_the_reason(run: Path, verify: Any, caplog: pytest.LogCaptureFixture) -> None:
     damage(run / "step-3")
     assert resumed(run, verify=verify) == 2
-    assert f"{run}/step-3 was skipped: " in caplog.text
+    assert f"{run}/step-3 is passed over: " in caplog.text
     assert complete(run) == ["step-1", "step-2", "step-3"]
 
 
@@ -86,7 +86,7 @@ def test_damage_that_only_the_load_finds_makes_it_fall_back(run: Path, caplog: p
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     assert resumed(run, verify="none", chain="floatzip+checksum") == 2
-    assert f"{run}/step-3 does not load: " in caplog.text
+    assert f"{run}/step-3 is passed over: " in caplog.text
 
 
 def test_a_save_without_its_metadata_is_none(run: Path) -> None:
@@ -166,15 +166,15 @@ def test_what_is_being_loaded_is_not_removed(run: Path, monkeypatch: pytest.Monk
 
 
 def test_a_removal_that_has_begun_makes_it_choose_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It notes the removal after the choice and before the hold."""
+    """Its metadata goes after the choice and before the hold."""
     holding = choice.holding
     asked = []
 
-    def removed_first(storage: Storage, name: str) -> Any:
+    def removed_first(place: Run, name: str) -> Any:
         asked.append(name)
         if name == "step-3":
-            change_catalog(storage, lambda catalog: catalog.removing.update({name: catalog.saved[name].mark}))
-        return holding(storage, name)
+            (run / name / ".metadata").unlink()
+        return holding(place, name)
 
     monkeypatch.setattr(choice, "holding", removed_first)
     assert resumed(run) == 2
@@ -193,79 +193,63 @@ def test_a_save_that_is_replaced_at_that_moment_is_not_loaded_in_part(
     replaced: list[bool] = []
     with during_load(monkeypatch, replace):
         assert resumed(run) == 2
-    assert "step-3 does not load: IdentityError" in caplog.text
+    assert "step-3 is passed over: IdentityError" in caplog.text
 
 
-def test_a_hold_and_a_removal_never_both_go_on(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each pauses where it has noted its intention and has not looked yet, in each order."""
-    storage = Storage.of(run)
-    for first in ("hold", "removal"):
-        saved_run(run, 1)
-        noted, go_on = threading.Event(), threading.Event()
-        here = threading.current_thread()
-        look, looks_for_holds = module_of_holds.look, module_of_removal.held
+def test_a_removal_looks_for_holds_after_it_has_said_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that waited for it long enough keeps what is still there."""
+    monkeypatch.setattr(module_of_holds, "_PATIENCE", 0.2)
+    place, looks_for_holds = Run(Storage.of(run)), module_of_removal.held
+    with ExitStack() as stack:
 
-        def pausing(call: Callable[..., Any], here: Any = here, noted: Any = noted, go_on: Any = go_on) -> Any:
-            def paused(*arguments: Any, **options: Any) -> Any:
-                if threading.current_thread() is not here:
-                    noted.set()
-                    assert go_on.wait(60)
-                return call(*arguments, **options)
+        def looking(storage: Storage) -> dict[str, str]:
+            if not holds_of(run):
+                stack.enter_context(hold(run / "step-1"))
+            return looks_for_holds(storage)
 
-            return paused
+        monkeypatch.setattr(module_of_removal, "held", looking)
+        done = module_of_removal.remove_checkpoints(place, place.records()[:1])
+        assert (done.names, list(done.in_use)) == ([], ["step-1"])
+    assert resumed(run) == 3
+    assert complete(run) == ["step-1", "step-2", "step-3"]
 
-        results: dict[str, bool] = {}
 
-        def try_to_hold(results: dict[str, bool] = results) -> None:
-            try:
-                with hold(run / "step-1"):
-                    results["hold"] = (run / "step-1" / ".metadata").exists()
-            except NoCheckpointError:
-                results["hold"] = False
+def test_a_reader_waits_for_a_removal(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is refused when it is over: it has put its hold too late."""
+    here, results = threading.current_thread(), []
+    place, looks_for_holds = Run(Storage.of(run)), module_of_removal.held
 
-        def try_to_remove(results: dict[str, bool] = results) -> None:
-            results["removal"] = module_of_removal.remove_checkpoints(storage, ["step-1"])[0] == ["step-1"]
+    def read() -> None:
+        try:
+            with hold(run / "step-1"):
+                results.append("held")
+        except NoCheckpointError:
+            results.append("refused")
 
-        with monkeypatch.context() as patched:
-            patched.setattr(module_of_holds, "look", pausing(look))
-            patched.setattr(module_of_removal, "held", pausing(looks_for_holds))
-            calls = {"hold": try_to_hold, "removal": try_to_remove}
-            thread = threading.Thread(target=calls.pop(first))
-            thread.start()
-            assert noted.wait(60)
-            (second,) = calls.values()
-            second()
-            go_on.set()
-            thread.join(60)
-        assert not (results["hold"] and results["removal"]), (first, results)
-        assert (run / "step-1" / ".metadata").exists() is not results["removal"]
-        assert held(storage) == {}
+    reader = threading.Thread(target=read)
+
+    def looking(storage: Storage) -> dict[str, str]:
+        found = looks_for_holds(storage)
+        if threading.current_thread() is here and not reader.ident:
+            reader.start()
+            while not holds_of(run):
+                pass
+        return found
+
+    monkeypatch.setattr(module_of_removal, "held", looking)
+    assert module_of_removal.remove_checkpoints(place, place.records()[:1]).names == ["step-1"]
+    reader.join(60)
+    assert results == ["refused"]
+    assert held(place.storage) == {}
 
 
 # -- runs that are not as they should be -------------------------------------------------------------------------------
 
 
-def test_a_damaged_catalog_does_not_keep_a_job_from_resuming(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (run / CATALOG).write_bytes(b'{"version": 1')
-    assert resumed(run) == 3
-    assert "resuming without the catalog" in caplog.text
-
-
-def test_a_damaged_catalog_counts_where_it_alone_knows_what_is_complete(tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path) as manager:
-        (tmp_path / manager.begin(1)).mkdir()
-        (tmp_path / "step-1" / "model.bin").write_bytes(b"weights")
-        manager.commit(1)
-    (tmp_path / CATALOG).write_bytes(b"{}")
-    with CheckpointManager(tmp_path) as manager:
-        with pytest.raises(MetadataError, match="damaged"):
-            manager.latest()
-        with pytest.raises(MetadataError, match="damaged"):
-            manager.resume(blank())
-
-
-def test_a_lost_catalog_costs_metrics_only(run: Path) -> None:
+def test_a_lost_cache_costs_nothing(run: Path) -> None:
+    before = [(record.kind, record.metrics) for record in list_checkpoints(run)]
     shutil.rmtree(run / ".streamxf")
+    assert [(record.kind, record.metrics) for record in list_checkpoints(run)] == before
     assert resumed(run) == 3
     assert complete(run) == ["step-1", "step-2", "step-3"]
 
@@ -273,10 +257,10 @@ def test_a_lost_catalog_costs_metrics_only(run: Path) -> None:
 def test_a_folder_that_may_only_be_read_is_resumed_from(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(storage: Storage, name: str, *_: Any, **__: Any) -> None:
-        raise PermissionError(13, "Permission denied", storage.full(name))
+    def refuse(storage: Storage, path: str, *_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", storage.full(path))
 
-    monkeypatch.setattr(Storage, "put", refuse)
+    monkeypatch.setattr(module_of_holds, "put_small", refuse)
     assert resumed(run) == 3
     with CheckpointManager(run) as manager:
         assert manager.latest() == str(run / "step-3")

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.model import Saved, keep
+from manager.model import Saved, believed, keep
 from streamxf.errors import ParameterError
 from streamxf.manager.record import Record
-from streamxf.manager.retention import Retention
+from streamxf.manager.retention import Retention, settled
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)  # a Monday
 
@@ -109,8 +109,8 @@ def test_unknown_sizes_count_as_nothing():
 
 
 def test_only_what_is_complete_counts():
-    states = ["complete", "removing", "complete", "unfinished"]
-    found = [Record(f"step-{n}", 0, 10, {"loss": -n}, state) for n, state in enumerate(states)]
+    kinds = ["own", "removing", "unclaimed", "unfinished"]
+    found = [Record(f"step-{n}", 0, 10, {"loss": -n}, kind) for n, kind in enumerate(kinds)]
     for rules in ({"last": 1}, {"best": 1, "metric": "loss"}, {"daily": 1}, {"max_bytes": 10}):
         assert {name: bool(reasons) for name, reasons in Retention(**rules).decide(found).items()} == {
             "step-0": False,
@@ -206,6 +206,7 @@ RULES = st.fixed_dictionaries(
         "monthly": COUNT,
         "yearly": COUNT,
         "within": st.floats(0.5, 1e8),
+        "max_age": st.floats(0.5, 1e8),
         "steps": st.lists(st.integers(0, 60), max_size=4),
         "max_bytes": st.integers(1, 300),
         "best": COUNT,
@@ -222,7 +223,7 @@ SAVED = st.lists(
     st.builds(
         lambda step, time, size, loss: Saved(step, time, size, {} if loss is None else {"loss": loss}),
         st.integers(0, 60),
-        TIMES,
+        TIMES | st.none(),
         st.integers(0, 50),
         LOSSES,
     ),
@@ -238,6 +239,12 @@ def test_the_model_agrees(saved: list[Saved], rules: dict[str, Any], shuffler: r
     decided = Retention(**rules).decide(shuffled)
     assert list(decided) == [f"step-{one.step}" for one in sorted(saved)]
     assert {name for name, reasons in decided.items() if reasons} == {f"step-{step}" for step in keep(saved, rules)}
+
+
+@given(SAVED, st.sampled_from([0.0, 1e8, 1.7e9]))
+def test_the_model_agrees_on_what_times_are_believed(saved: list[Saved], now: float):
+    found = [Record(f"step-{one.step}", one.time, one.size, one.metrics) for one in saved]
+    assert {one.step: one.time for one in settled(found, now)} == {one.step: one.time for one in believed(saved, now)}
 
 
 @given(SAVED, RULES)
@@ -260,7 +267,7 @@ def test_deciding_again_removes_no_more(saved: list[Saved], rules: dict[str, Any
         ({"every": -1}, "every=-1"),
         ({"max_bytes": 0}, "max_bytes=0"),
         ({"max_bytes": 1e12}, "max_bytes="),
-        *(({"within": value}, "a number of seconds") for value in (0, -1, math.nan, math.inf, "2d")),
+        *(({"within": value}, "a time, more than 0") for value in (0, -1, math.nan, math.inf, "2 days", "d")),
         ({"steps": 500}, "steps=500: it is a list"),
         ({"steps": "500"}, "a list"),
         ({"steps": [-1]}, "a list"),

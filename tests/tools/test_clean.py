@@ -15,6 +15,7 @@ from dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, loa
 from dcp.test_publishing import LEFTOVERS, NOT_OURS, plant, state_of
 
 import streamxf
+from streamxf.checkpoint.storage import LOCK
 from streamxf.errors import (
     KeyMissingError,
     MetadataError,
@@ -46,6 +47,24 @@ def keys(chain: list[Any]) -> Any:
 
 def names(folder: Path) -> set[str]:
     return set(os.listdir(folder))
+
+
+def test_what_is_said_of_the_checkpoint_stays(checkpoint: Path, keys: Any, chain: list[Any]) -> None:
+    """Whatever cleans up there, and nobody calls it left over."""
+    said = [".streamxf-commit", ".streamxf-note-0123abcd", ".streamxf-commit.0123abcd.tmp", ".streamxf-saving"]
+    plant(checkpoint, said)
+    (checkpoint / LOCK).touch()  # of a process that was killed
+    own = names(checkpoint) - {LOCK}
+    report = streamxf.clean(checkpoint, keys=keys)
+    assert report.removed == report.kept == report.recent == ()
+    assert names(checkpoint) == own
+    (checkpoint / LOCK).touch()
+    verified = streamxf.verify(checkpoint, keys=keys)
+    assert verified.ok
+    assert verified.leftovers == ()
+    save(state_of(2), checkpoint, chain)
+    assert set(said) <= names(checkpoint)
+    assert LOCK not in names(checkpoint)
 
 
 @pytest.mark.parametrize("with_keys", [True, False])

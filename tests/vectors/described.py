@@ -11,12 +11,14 @@ from typing import Any
 
 import zstandard
 from reference_codecs import TRANSFORMS
-from reference_decoder import Tensor, load, read_container, read_plain
+from reference_decoder import Tensor, load, read_container, read_note, read_plain
 from reference_keys import Key as ReferenceKey
 from reference_keys import Reader, aes_key, hpke_key
 
 import streamxf
+from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.reading import Box
 from streamxf.descriptor import Descriptor
 from streamxf.format.items import ObjectItem, TensorItem
@@ -28,7 +30,7 @@ from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import FileSlice
 
 V1 = Path(__file__).parent / "v1"
-SUBJECTS = ("plain", "container", "checkpoint", "key")
+SUBJECTS = ("plain", "container", "checkpoint", "note", "key")
 
 Entry = dict[str, Any]
 
@@ -122,6 +124,19 @@ def checkpoint_by_reference(entry: Entry, folder: Path) -> dict[str, Any]:
         name: [stream for _, stream in item.chunks] if isinstance(item, Tensor) else item
         for name, item in found.items()
     }
+
+
+def note_by_reference(entry: Entry, data: bytes) -> Any:
+    """The content of a note."""
+    return read_note(data, reader_of(entry))
+
+
+def note_by_streamxf(entry: Entry, data: bytes) -> Any:
+    """The same; without keys, as a listing reads it."""
+    note, access = parse_note(data), Access.of(keyring_of(entry))
+    if len(access.keys) or not note.keyed:
+        note.check(access)
+    return note.content
 
 
 def plain_by_reference(entry: Entry, data: bytes) -> bytes:

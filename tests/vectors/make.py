@@ -13,7 +13,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from recipes import chains, checkpoints, codecs, containers, encryption, framing, keyfiles, recipients, saved, written
+from recipes import (
+    chains,
+    checkpoints,
+    codecs,
+    containers,
+    encryption,
+    framing,
+    keyfiles,
+    notes,
+    recipients,
+    runs,
+    saved,
+    written,
+)
 from recipes.vector import Vector
 
 MAX_INLINE = 4096  # bytes
@@ -21,7 +34,8 @@ MAX_INLINE = 4096  # bytes
 SUBJECTS = {
     "plain": (written, framing, chains, codecs, encryption, recipients),
     "container": (containers,),
-    "checkpoint": (checkpoints, saved),
+    "checkpoint": (checkpoints, saved, runs),
+    "note": (notes,),
     "key": (keyfiles,),
 }
 

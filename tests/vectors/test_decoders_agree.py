@@ -19,6 +19,8 @@ from described import (
     checkpoint_by_streamxf,
     container_by_reference,
     container_by_streamxf,
+    note_by_reference,
+    note_by_streamxf,
     plain_by_reference,
     plain_by_streamxf,
     unpack,
@@ -62,6 +64,10 @@ def read_container(entry: Entry, data: bytes) -> None:
     agree(lambda: container_by_streamxf(data, dek), lambda: container_by_reference(data, dek))
 
 
+def read_note(entry: Entry, data: bytes) -> None:
+    agree(lambda: note_by_streamxf(entry, data), lambda: note_by_reference(entry, data))
+
+
 def mended(data: bytes) -> bytes | None:
     """A container with all CRCs right again; None if its pieces are not found any more."""
     try:
@@ -89,6 +95,14 @@ def test_containers(name: str, count: int | None) -> None:
         read_container(entry, data)
         if (made := mended(data)) is not None:
             read_container(entry, made)
+
+
+@AMOUNTS
+@pytest.mark.parametrize("name", vectors("note"))
+def test_notes(name: str, count: int | None) -> None:
+    entry = vectors("note")[name]
+    for data in flips(bytes_of(entry["file"]), name, None if count is None else 10 * count):
+        read_note(entry, data)
 
 
 @pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.exhaustive)])

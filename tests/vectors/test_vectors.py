@@ -22,6 +22,8 @@ from described import (
     container_by_reference,
     container_by_streamxf,
     keyring_of,
+    note_by_reference,
+    note_by_streamxf,
     plain_by_reference,
     plain_by_streamxf,
     unpack,
@@ -54,6 +56,7 @@ CLASSES: dict[str, tuple[type[StreamxfError], ...]] = {
     **dict.fromkeys(["block", "C13"], (errors.BlockError,)),
     **dict.fromkeys(["C7", "C10"], (errors.BlockError, errors.ContainerError)),
     **dict.fromkeys(["trailer", "index", "M1", "M2", "M4", "M5", "M6", "M9", "M10"], (errors.MetadataError,)),
+    **dict.fromkeys(["M13", "M14", "M15", "N1", "N2", "N3"], (errors.MetadataError,)),
     "descriptor": (errors.DescriptorError, errors.ContainerError, errors.MetadataError),
     "C1": (errors.ContainerError, errors.ChainError, errors.MetadataError),
     "C3": (errors.AuthenticationError,),
@@ -92,6 +95,7 @@ ELSEWHERE = {
     "C14": "shown by C9-C14-raw-size: which rule a wrong size breaks then is that of the last block",
     "P2": "an order of checks; tests/stream",
     "M11": "of readers that nest",
+    "N4": "what a note is good for; tests/manager",
     **dict.fromkeys(["R1", "R2", "R3", "R4", "R5"], "an order of checks; tests/checkpoint"),
     **dict.fromkeys(["F1", "F2", "F3", "F4", "K8"], "checkpoints of other writers; tests/checkpoint"),
     "K2": "shown by K3-x25519-other-info and K3-mlkem768-x25519-other-info: what does not open is passed over",
@@ -204,6 +208,18 @@ def test_checkpoints(name: str, tmp_path: Path) -> None:
     check_content(checkpoint_by_reference(entry, tmp_path), entry["holds"])
 
 
+@pytest.mark.parametrize("name", [name for name, entry in vectors("checkpoint").items() if "run" in entry])
+def test_runs(name: str, tmp_path: Path) -> None:
+    entry = vectors("checkpoint")[name]
+    with Checkpoint(unpack(entry, tmp_path), keys=keyring_of(entry)) as checkpoint:
+        index = checkpoint.metadata[0].index
+    assert index is not None
+    assert index.run is not None
+    wanted = entry["run"]
+    assert index.run.time == wanted["time"] / 1000
+    assert index.run.to_json() | {"time": 0} == wanted | {"time": 0}
+
+
 @of("checkpoint", "breaks")
 def test_checkpoints_that_are_refused(name: str, tmp_path: Path) -> None:
     entry = vectors("checkpoint")[name]
@@ -226,6 +242,25 @@ def test_checkpoints_that_dcp_does_not_load(name: str, tmp_path: Path) -> None:
     reader = streamxf.FileSystemReader(tmp_path, **options)
     with pytest.raises((StreamxfError, dcp.api.CheckpointException)):
         dcp.load(target, storage_reader=reader, no_dist=True)
+
+
+# -- notes -----------------------------------------------------------------------------------------------------------
+
+
+@of("note", "holds")
+def test_notes(name: str) -> None:
+    entry = vectors("note")[name]
+    data = bytes_of(entry["file"])
+    assert note_by_streamxf(entry, data) == entry["holds"]
+    assert note_by_reference(entry, data) == entry["holds"]
+
+
+@of("note", "breaks")
+def test_notes_that_are_refused(name: str) -> None:
+    entry = vectors("note")[name]
+    data = bytes_of(entry["file"])
+    refused(lambda: note_by_streamxf(entry, data), entry["breaks"])
+    refused_by_reference(lambda: note_by_reference(entry, data), entry["breaks"])
 
 
 # -- key files -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Whether a load fills its targets, where the metadata does not speak of all that was saved.
+"""Whether a load fills its targets, where the metadata does not speak of all that was saved; and what it leaves out.
 
 Global metadata is known to tile every tensor, so what DCP plans from it fills every target. A rank's own metadata
 speaks of this rank's shards. Loaded under another sharding, DCP would read what is there and leave the rest of the
@@ -7,7 +7,7 @@ target as it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,53 @@ def check_filled(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any])
             _check(target[0], item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks])
     for target, size in sizes.items():
         _check(target[0], size, read.get(target, []))
+
+
+def left_out(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of items that this rank's plan does not ask for, and its state does not have."""
+    asked = {request.storage_index.fqn for request in plan.items}
+    if len(asked) == len(items):
+        return ()
+    state = getattr(planner, "state_dict", None)
+    if isinstance(state, Mapping):  # of what has no elements, or none on this rank, nothing is read
+        asked.update(state)
+    return tuple(name for name in items if name not in asked)
+
+
+def empty_text(state: Any, names: Iterable[str]) -> str:
+    """A warning about `empty_targets`; empty if there is nothing to warn of."""
+    if not isinstance(state, Mapping) or not (empty := empty_targets(state, names)):
+        return ""
+    shown = ", ".join(map(repr, empty[:3])) + (" and elsewhere" if len(empty) > 3 else "")
+    return (
+        f"the state to load is empty at {shown}, where the checkpoint has items; they are not loaded. An optimizer "
+        "has no state before its first step: torch.distributed.checkpoint.state_dict.get_state_dict makes one. To load "
+        "without them, leave the key out"
+    )
+
+
+def empty_targets(state: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """The keys of a state, nested ones joined by dots, that hold an empty dictionary although there are items under
+    them, such as an optimizer's that has made no step.
+    """
+    empty = dict.fromkeys(_empty_in(state, ""), False)
+    if empty:
+        for name in names:
+            at = name.find(".")
+            while at >= 0:
+                if name[:at] in empty:
+                    empty[name[:at]] = True
+                at = name.find(".", at + 1)
+    return [name for name, has_items in empty.items() if has_items]
+
+
+def _empty_in(state: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for key, value in state.items():
+        if isinstance(value, Mapping):
+            if value:
+                yield from _empty_in(value, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}"
 
 
 def _wanted(planner: LoadPlanner, items: Mapping[str, Any]) -> dict[_Target, torch.Size]:

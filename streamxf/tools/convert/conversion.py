@@ -34,6 +34,7 @@ from streamxf.dcp.writer import DEFAULT_CHAIN
 from streamxf.errors import ContainerError, KeyMissingError, ParameterError
 from streamxf.format.items import MAX_RANK_CHUNKS, Item, TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike, SignerLike
 from streamxf.stream.encoder import block_log2_of
 from streamxf.version import __version__
@@ -143,7 +144,7 @@ class Conversion:
     - `identity`: tells contents of the source apart without reading them. What an earlier call finished is reused if it
       had the same.
     - `read`: returns the data of an object or a shard; called in the order of their places within each data file.
-    - `extra`: as in the index.
+    - `extra`, `run`: as in the index.
     - `check`: called just before publishing; raises to prevent it.
     """
 
@@ -153,6 +154,7 @@ class Conversion:
     read: Callable[[Wanted], Data]
     extra: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[], None] | None = None
+    run: RunFacts | None = None
 
     @cached_property
     def _parts(self) -> list[Part]:

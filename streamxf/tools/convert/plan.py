@@ -43,7 +43,7 @@ _RANKS = {name: rank for rank, name in enumerate(_WIDE + _NARROW)}
 _NAMES = {torch_name: name for name, torch_name in DTYPES.items()}
 
 
-class Run(NamedTuple):
+class Stretch(NamedTuple):
     """A tensor's elements, from `start` in a file; `order` has its dimensions, the slowest in the file first, and is
     empty for row-major order.
     """
@@ -71,7 +71,7 @@ class NewFile:
     """
 
     name: str
-    runs: Sequence[Run]
+    runs: Sequence[Stretch]
     rest: bytes | TensorItem | None
     mode: int | None = None
 
@@ -191,7 +191,7 @@ def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix:
     runs, rest, at = [], [], 0
     for part in frame_around(nested(flat, paths), shells):
         if isinstance(part, int):
-            runs.append(Run(at, tensors[part]))
+            runs.append(Stretch(at, tensors[part]))
             at += tensors[part].size
         else:
             rest.append(part)
@@ -238,7 +238,7 @@ def _safetensors_file(file: str, tensors: Mapping[str, TensorItem], metadata: Ma
             f"the header would have {len(text):,} bytes, and safetensors allows {MAX_HEADER:,}: write several files"
         )
     starts = accumulate((item.size for _, item in ordered), initial=LENGTH_BYTES + len(text))
-    runs = [Run(start, item) for start, (_, item) in zip(starts, ordered, strict=False)]
+    runs = [Stretch(start, item) for start, (_, item) in zip(starts, ordered, strict=False)]
     return NewFile(file, runs, len(text).to_bytes(LENGTH_BYTES, "little") + text)
 
 
@@ -308,7 +308,7 @@ def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> NewFil
                 "it was packed; choose what to write into a new file (only)",
                 item=shorten(tensor.name),
             )
-        runs.append(Run(tensor.start, item, tensor.order))
+        runs.append(Stretch(tensor.start, item, tensor.order))
         gaps.append(tensor.start - at)
         at = tensor.start + item.size
     made = NewFile(path, runs, rest if isinstance(rest, TensorItem) else None, file.mode)

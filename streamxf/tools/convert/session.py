@@ -146,7 +146,8 @@ class _Session:
         records = tuple(file.record for file in self._done)
         try:
             items = _placed(conversion.items, places)
-            made = assemble(items, conversion.extra, records, extensions, save_id, conversion.rank, storage.given)
+            about = save_id, conversion.rank, storage.given, conversion.run
+            made = assemble(items, conversion.extra, records, extensions, *about)
             with locked(storage) as alone:
                 # the files are kept, since another call may have found and published them
                 how = {"alone": alone, "overwrite": self._to.overwrite, "sync": True, "keep": True}

@@ -59,8 +59,8 @@ def transcode(
     """Copy a DCP checkpoint, streamxf's or another's, through another chain.
 
     Items are copied block by block, with all checks of a load; no tensor is held whole, except one that a stream
-    transform made, such as torch's ``ZStandard``. Objects are not unpickled. Names, shards and what planners recorded
-    stay as they are; where ranks have metadata of their own, each keeps its own.
+    transform made, such as torch's ``ZStandard``. Objects are not unpickled. Names, shards, what planners recorded
+    and the run stay as they are; where ranks have metadata of their own, each keeps its own.
 
     When the call fails or the process is killed, finished data files stay, and the same call resumes from there. If
     the chain encrypts, that takes a recipient's key that also decrypts: with public keys alone the call starts over.
@@ -173,6 +173,7 @@ def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_pla
         partial(_read, checkpoint),
         index.extra if index is not None else {},
         check,
+        index.run if index is not None else None,
     )
 
 

@@ -223,7 +223,9 @@ def _conversion(source: str, catalog: Catalog, found: Salvaged, partial: bool) -
             )
         return io.BytesIO(data) if isinstance(data, bytes) else data
 
-    return Conversion([_in_one_piece(catalog, name) for name in found.loaded], None, identity.hexdigest(), read)
+    run = next((metadata.index.run for metadata, _ in catalog.found if metadata.index is not None), None)
+    items = [_in_one_piece(catalog, name) for name in found.loaded]
+    return Conversion(items, None, identity.hexdigest(), read, run=run)
 
 
 def _in_one_piece(catalog: Catalog, name: str) -> Item:

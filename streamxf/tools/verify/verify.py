@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access, Require, SaveIds
 from streamxf.checkpoint.metadata import GLOBAL, Metadata, metadata_among, rank_of, read_metadata, unfinished
 from streamxf.checkpoint.opening import ItemOpener, Wanted, streams_of
-from streamxf.checkpoint.publish import made_by_writers
+from streamxf.checkpoint.publish import made_by_saves
 from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.collector import collector_paused
@@ -166,7 +166,7 @@ def _check_checkpoint(call: Call, begin: float, part: tuple[int, int]) -> Verify
             checks[name] = FileCheck(call, name, listed[name] or 0)
     _run(call, [*checks.values()][part[0] :: part[1]])
     last, used = call.findings(GLOBAL), {*names, *checks}
-    beside = sorted(name for name in listed if name not in used and made_by_writers(name))
+    beside = sorted(name for name in listed if name not in used and made_by_saves(name))
     save_ids = [metadata.index.save_id for metadata in known if metadata.index is not None]
     if names and names != [GLOBAL]:  # another rank's files may be all that is left of its part of the checkpoint
         if call.access.expected_saves != frozenset(save_ids):

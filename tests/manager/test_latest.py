@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf.errors import UnsupportedError
+from streamxf.errors import ForeignError, NoCheckpointError, ParameterError, UnsupportedError
 
 KEY = streamxf.Key(bytes(range(32)))
 STATE = {"weight": torch.arange(5000.0), "step": 7}
@@ -32,6 +33,12 @@ def data_of(path: Path) -> Path:
 
 def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-2000] ^= 1
+    file.write_bytes(data)
 
 
 class Fails:
@@ -128,12 +135,10 @@ def test_a_hugging_face_folder_needs_all_its_shards(tmp_path: Path) -> None:
 
 def test_storage_that_does_not_answer_raises(silent: str) -> None:
     pytest.importorskip("s3fs")
-    from botocore.exceptions import EndpointConnectionError
-
     options = {"endpoint_url": f"http://{silent}", "key": "a", "secret": "b"}
     options["config_kwargs"] = {"retries": {"max_attempts": 0}}
     for ask in (streamxf.is_complete, streamxf.latest):
-        with pytest.raises(EndpointConnectionError):
+        with pytest.raises(ForeignError, match="EndpointConnectionError"):
             ask("s3://bucket/run", storage_options=options)
 
 
@@ -192,5 +197,99 @@ def test_each_rank_has_metadata_of_its_own(tmp_path: Path) -> None:
     for name in ("step-1", "step-2"):
         writer = streamxf.FileSystemWriter(tmp_path / name)
         dcp.save(dict(STATE), storage_writer=writer, use_collectives=False)
-    assert streamxf.latest(tmp_path) is None
+    with pytest.raises(NoCheckpointError, match="ranks="):
+        streamxf.latest(tmp_path)
     assert streamxf.latest(tmp_path, ranks=1) == str(tmp_path / "step-2")
+
+
+# -- what its manager has noted ------------------------------------------------------------------------------------
+
+
+def managed(folder: Path, steps: dict[int, float], **options: Any) -> None:
+    with streamxf.CheckpointManager(folder, **options) as manager:
+        for step, loss in steps.items():
+            manager.save(step, dict(STATE), metrics={"loss": loss})
+
+
+def test_the_best_by_a_metric(tmp_path: Path) -> None:
+    managed(tmp_path, {1: 0.5, 2: 0.25, 3: float("nan"), 4: 0.75})
+    assert streamxf.latest(tmp_path, best="loss") == str(tmp_path / "step-2")
+    assert streamxf.latest(tmp_path, best="loss", mode="max") == str(tmp_path / "step-4")
+    assert streamxf.latest(tmp_path, best="accuracy") is None
+
+
+def test_a_copy_under_another_name_is_not_the_latest(tmp_path: Path) -> None:
+    managed(tmp_path, {1: 0.5, 2: 0.25})
+    shutil.copytree(tmp_path / "step-1", tmp_path / "step-999")
+    assert streamxf.latest(tmp_path) == str(tmp_path / "step-2")
+    assert streamxf.is_complete(tmp_path / "step-999")
+
+
+def test_of_several_runs_one_must_be_named(tmp_path: Path) -> None:
+    ids = {run: run * 16 for run in ("aa", "bb")}
+    for number, run in enumerate(ids):
+        managed(tmp_path / run, {number + 1: 0.5}, run_id=ids[run])
+    shutil.copytree(tmp_path / "aa" / "step-1", tmp_path / "bb" / "step-1")
+    with pytest.raises(ParameterError, match="run_id="):
+        streamxf.latest(tmp_path / "bb")
+    for run, step in (("aa", "step-1"), ("bb", "step-2")):
+        assert streamxf.latest(tmp_path / "bb", run_id=ids[run]) == str(tmp_path / "bb" / step)
+
+
+def test_a_framework_s_save_is_complete_once_it_is_committed(tmp_path: Path) -> None:
+    with streamxf.CheckpointManager(tmp_path) as manager:
+        folder = Path(manager.begin(1))
+        folder.mkdir(exist_ok=True)
+        save_file({"a": torch.zeros(100)}, folder / "model.safetensors")
+        assert not streamxf.is_complete(folder)
+        assert streamxf.latest(tmp_path) is None
+        manager.commit(1)
+    assert streamxf.is_complete(folder)
+    assert streamxf.latest(tmp_path, verify="whole") == str(folder)
+    (tmp_path / "best").symlink_to(folder)
+    assert streamxf.is_complete(tmp_path / "best")
+    cut(folder / "model.safetensors")
+    assert not streamxf.is_complete(folder)
+    with pytest.raises(NoCheckpointError, match="had 472 bytes when it was committed"):
+        streamxf.latest(tmp_path)
+
+
+def test_damage_of_the_newest_and_of_all(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path / f"step-{step}")
+    flip_bit(data_of(tmp_path / "step-2"))
+    assert streamxf.latest(tmp_path) == str(tmp_path / "step-2"), "sizes show nothing"
+    assert streamxf.latest(tmp_path, verify="sample") == str(tmp_path / "step-1")
+    flip_bit(data_of(tmp_path / "step-1"))
+    with pytest.raises(NoCheckpointError, match=r"step-2: .*step-1: "):
+        streamxf.latest(tmp_path, verify="sample")
+
+
+def test_what_the_environment_names_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path / f"step-{step}")
+    monkeypatch.setenv("STREAMXF_SKIP", "step-3,step-2")
+    assert streamxf.latest(tmp_path) == str(tmp_path / "step-1")
+
+
+def test_with_keys_only_what_they_authenticate_counts(tmp_path: Path) -> None:
+    save(tmp_path / "step-1", chain="zstd+encrypt", keys=KEY)
+    save(tmp_path / "step-2")
+    assert streamxf.latest(tmp_path) == str(tmp_path / "step-2")
+    assert streamxf.latest(tmp_path, keys=KEY) == str(tmp_path / "step-1")
+    shutil.rmtree(tmp_path / "step-1")
+    with pytest.raises(NoCheckpointError, match="step-2"):
+        streamxf.latest(tmp_path, keys=KEY)
+
+
+def test_folders_of_other_formats(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        save_file({"a": torch.zeros(100)}, tmp_path / f"checkpoint-{step}" / "model.safetensors")
+    (tmp_path / "logs-4").mkdir()
+    cut(tmp_path / "checkpoint-3" / "model.safetensors")
+    for verify in ("none", "sample", "whole"):
+        assert streamxf.latest(tmp_path, verify=verify) == str(tmp_path / "checkpoint-2")
+    assert streamxf.latest(tmp_path, keys=KEY) is None, "nothing authenticates them"
+    save(tmp_path / "step-1")
+    assert streamxf.latest(tmp_path) == str(tmp_path / "step-1"), "models beside a run are no checkpoints of it"

@@ -1,0 +1,144 @@
+"""What a manager adds to a save as checkpoints gather, what a listing reads of large ones, and what jobs without locks
+lose.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from dcp.s3_server import storage
+from objectstore.control import proxied
+
+import streamxf
+from benchmarks.child import in_child
+from benchmarks.harness import Phases, Rounds, alternate, progress, timed
+from benchmarks.memory import need_proc
+from benchmarks.run_folders import CACHE, CHAIN, ManyCheckpoints, Place, save
+
+ALONE = "dcp.save"
+CALL, BEHIND = "manager.save", "in the background"
+LARGE = 3  # checkpoints
+
+_KEPT = 3
+_REQUEST = 0.005
+_REQUESTS = {"open", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir"}
+
+
+# -- saves beside many -----------------------------------------------------------------------------
+
+
+def saves(folder: Path, saved: Path, counts: tuple[int, ...], rounds: int) -> Rounds:
+    """Seconds of saves of one small tensor: DCP's alone, and a manager's in runs with so many checkpoints, all of which
+    its rules keep. Sides are named by the numbers.
+    """
+    place = Place.local(folder)
+    keep = streamxf.Retention(last=10**6, best=10**6, metric="loss")
+    managers: dict[int, streamxf.CheckpointManager] = {}
+    steps: dict[int, int] = {}
+    for count in counts:
+        many = ManyCheckpoints(place, count, saved, f"beside-{count}")
+        place.fill(many.name, saved, range(count))
+        many.warm()
+        managers[count] = streamxf.CheckpointManager(many.run, CHAIN, keep=keep)
+        steps[count] = count
+
+    def alone() -> Phases:
+        begin = time.perf_counter()
+        writer = streamxf.FileSystemWriter(folder / "alone" / f"step-{time.monotonic_ns()}", CHAIN)
+        dcp.save({"w0": torch.zeros(1000)}, storage_writer=writer, no_dist=True)
+        return {CALL: time.perf_counter() - begin}
+
+    def managed(count: int) -> Phases:
+        steps[count] += 1
+        return {
+            CALL: timed(lambda: save(managers[count], steps[count])),
+            BEHIND: timed(managers[count].wait),
+        }
+
+    sides = {ALONE: alone} | {str(count): partial(managed, count) for count in counts}
+    found = alternate(sides, rounds, "manager: saves beside many")
+    for count, manager in managers.items():
+        manager.close()
+        place.remove(f"beside-{count}")
+    place.remove("alone")
+    return found
+
+
+# -- what is read of large ones --------------------------------------------------------------------
+
+
+def read_of_each(place: Place, server: str | None, scratch: Path, items: int) -> float:
+    """Bytes that a listing reads of each of a few checkpoints of many items, once ``.streamxf`` is lost; `server` is
+    that of the place.
+    """
+    need_proc()
+    progress(f"manager: large checkpoints, {place.name}")
+    with streamxf.CheckpointManager(scratch, CHAIN) as manager:
+        for step in range(LARGE):
+            save(manager, step, items)
+    place.fill("large", scratch, range(LARGE))
+    run = f"{place.base}/large"
+    if server is None:
+        streamxf.list_checkpoints(run)  # imports what it needs
+        place.remove(f"large/{CACHE}")
+        before = _read_so_far()
+        streamxf.list_checkpoints(run)
+        size = _read_so_far() - before
+    else:
+        with proxied(server) as proxy:
+            streamxf.list_checkpoints(run, storage_options=storage(proxy.url))
+            size = sum(request.received for request in proxy.requests() if request.operation == "GetObject")
+    place.remove("large")
+    return size / LARGE
+
+
+def _read_so_far() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+# -- without locks ---------------------------------------------------------------------------------
+
+
+def without_locks(folder: Path, jobs: int, saves: int) -> dict[str, int]:
+    """Run so many jobs, one after the other, where no lock can be had and each request takes a while: how many lost
+    metrics of a checkpoint that is there, and how many left other checkpoints than their rule keeps.
+    """
+    folder.mkdir()
+    progress(f"manager: {jobs} jobs without locks")
+    found = in_child("benchmarks.run_jobs", "_without_locks", folder=str(folder), jobs=jobs, saves=saves)
+    assert isinstance(found, dict)
+    return found
+
+
+def _without_locks(folder: str, jobs: int, saves: int) -> dict[str, int]:
+    """In a process of its own: a hook stays."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    def slow(event: str, arguments: tuple[Any, ...]) -> None:
+        path = arguments[0] if event in _REQUESTS else None
+        if isinstance(path, str) and (path.startswith(folder) or not os.path.isabs(path)):
+            time.sleep(_REQUEST)
+
+    fcntl.flock = refuse
+    sys.addaudithook(slow)
+    lost = kept = 0
+    for job in range(jobs):
+        run = f"{folder}/{job}"
+        with streamxf.CheckpointManager(run, CHAIN, keep=_KEPT) as manager:
+            for step in range(saves):
+                save(manager, step)
+        records = streamxf.list_checkpoints(run)
+        lost += any(dict(record.metrics or {}) != {"loss": 1 / (record.step + 1)} for record in records)
+        kept += [record.step for record in records] != list(range(saves))[-_KEPT:]
+    return {"lost": lost, "kept": kept}

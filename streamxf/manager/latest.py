@@ -1,0 +1,178 @@
+"""`latest` and `is_complete`: which checkpoint a job can resume from. A folder is there before its checkpoint is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any, Literal
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.storage import Storage, storage_errors
+from streamxf.errors import ContainerError, DescriptorError, MetadataError, NoCheckpointError, StreamxfError, is_damage
+from streamxf.formats.opening import contents_of, open_source
+from streamxf.keys import KeysLike, TrustLike
+from streamxf.manager.authority import Authority
+from streamxf.manager.choice import Choice, Verify, by_metric, check_ranks, check_verify, committed, newest
+from streamxf.manager.commits import COMMIT, REMOVED, SAVING
+from streamxf.manager.listing import Run, check_folder
+from streamxf.manager.record import Record, is_numbered
+
+
+def latest(
+    folder: str | os.PathLike[str],
+    *,
+    verify: Verify = "none",
+    best: str | None = None,
+    mode: Literal["min", "max"] = "min",
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    ranks: int | None = None,
+    run_id: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> str | None:
+    """The path of the newest checkpoint of a run that can be resumed from; None if none was ever complete.
+
+    It is *complete* if its metadata can be read, or what a framework wrote has been committed to a `CheckpointManager`,
+    and all files have the sizes that are recorded. The numbers in the folders' names say which is the newest, compared
+    one after the other: ``step-1000`` is newer than ``step-900``, and ``epoch-2-step-100`` than ``epoch-1-step-900``.
+    Names without a number, such as ``best``, are passed over, and so are hidden ones, and checkpoints that say that
+    they belong to another run, or were saved under another name. Where there are no checkpoints of DCP and none that
+    were committed, folders of other formats count, such as Hugging Face's.
+
+    Parameters
+    ----------
+    folder : path or str
+        The folder that holds the checkpoints' folders, or its URL.
+    verify : {"none", "sample", "whole"}
+        What else has to be intact: nothing, which needs no keys; a sample of the tensors; or all of it. As in
+        `CheckpointManager`.
+    best : str, optional
+        A metric: not the newest, but the one with the best value. None is returned if no checkpoint has it.
+    mode : {"min", "max"}
+        Whether lower or higher values are better.
+    keys, trust, allow_unsigned
+        As in `FileSystemReader`. With keys, only what they authenticate counts.
+    ranks : int, optional
+        How many ranks saved, where each has metadata of its own (``use_collectives=False``). Without it such a
+        checkpoint does not count as complete, since some rank's metadata may be missing.
+    run_id : str, optional
+        Which run, if the folder holds checkpoints of several.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
+
+    Raises
+    ------
+    NoCheckpointError
+        If there are complete checkpoints, and none of them can be resumed from. A job that took this for a fresh start
+        would overwrite them.
+    ParameterError
+        If checkpoints of several runs lie in the folder, and `run_id` does not say which is meant.
+    UnsupportedError
+        If `folder` is a file.
+    KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, UnknownCodecError
+        If a checkpoint cannot be verified for lack of a key or codec.
+    OSError, ForeignError
+        If the storage cannot be reached.
+    """
+    storage = Storage.of(folder, storage_options)
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned)
+    run = Run(storage, Authority(access), run_id)
+    with storage_errors(storage.given):
+        try:
+            check_folder(storage)
+        except NoCheckpointError:
+            return None
+    choice = latest_in(run, verify, best=None if best is None else (best, mode), ranks=ranks)
+    if choice.record is None and choice.skipped:
+        why = "; ".join(f"{name}: {reason}" for name, reason in list(choice.skipped.items())[:20])
+        raise NoCheckpointError(f"no checkpoint can be resumed from ({why})", file=storage.given)
+    return None if choice.record is None else storage.full(choice.record.name)
+
+
+def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, ranks: int | None = None) -> Choice:
+    """The same, with what was passed over, and why. `best` is a metric, and ``"min"`` or ``"max"``."""
+    check_verify(verify)
+    run.adopts = True
+    with storage_errors(run.storage.given):
+        check_folder(run.storage)
+        records = run.records()
+        complete = [each for each in records if each.complete]
+        ranked = complete[::-1] if best is None else by_metric(complete[::-1], *best)
+        choice = newest(run, ranked, verify, ordered=True, thorough=True, ranks=ranks)
+        if choice.record is not None:
+            series = choice.record.series
+            choice.run_id = run.settle_id([each for each in complete if each.series == series])
+        elif not complete and best is None and not run.authority.strict:
+            choice = _of_other_formats(run, records, verify)
+    return choice
+
+
+def is_complete(
+    path: str | os.PathLike[str], *, ranks: int | None = None, storage_options: Mapping[str, Any] | None = None
+) -> bool:
+    """Whether a checkpoint is complete: its metadata can be read, or what a framework wrote has been committed to a
+    `CheckpointManager`, and all files have the sizes that are recorded.
+
+    ``os.path.exists`` is true of the folder of a save that was killed. This reads metadata alone, and needs no keys;
+    `verify` reads all data.
+
+    Parameters
+    ----------
+    path : path or str
+        A checkpoint's folder, file or URL, of any format that `inspect` reads.
+    ranks, storage_options
+        As in `latest`.
+
+    Raises
+    ------
+    UnsupportedError
+        If it is of a kind that cannot be read here.
+    OSError, ForeignError
+        If the storage cannot be reached. A job that took that for "no" would start from scratch.
+    """
+    storage = Storage.of(path, storage_options)
+    with storage_errors(storage.given):
+        try:
+            names = storage.names() if storage.is_folder() else {}
+            if not {COMMIT, SAVING, REMOVED}.isdisjoint(names):
+                given = storage.given if storage.local is None else os.path.realpath(storage.local)
+                folder, _, name = given.rstrip("/").rpartition("/")
+                run = Run(Storage.of(folder, storage_options))
+                record, files = run.record(name), run.files(name)
+                if record is None or not record.complete:
+                    return False
+                if COMMIT in files:
+                    committed(storage, files, run.authority)
+                    return True
+            check_ranks(names, ranks)
+            return _has_all_files(storage)
+        except (OSError, StreamxfError) as error:
+            if not is_damage(error):
+                raise
+            return False
+
+
+def _has_all_files(place: Storage) -> bool:
+    with open_source(place, listing=True) as source:
+        return not contents_of(source).incomplete
+
+
+def _of_other_formats(run: Run, records: Collection[Record], verify: Verify) -> Choice:
+    """The newest folder of another format, which says nothing of itself."""
+    from streamxf.tools.verify.verify import verify_at
+
+    choice = Choice()
+    names = {name for name in run.storage.folders() if is_numbered(name)} - {each.name for each in records}
+    for record in sorted(map(Record, names), key=lambda each: each.order, reverse=True):
+        place = run.place(record.name)
+        with suppress(NoCheckpointError, MetadataError, ContainerError, DescriptorError, FileNotFoundError):
+            if not _has_all_files(place):
+                continue
+            report = None if verify == "none" else verify_at(place, run.authority.access, only_dcp=False)
+            if report is None or report.ok:
+                choice.record = record
+                break
+            choice.skipped[record.name] = f"verify found damage: {report.damaged[0]}"
+    return choice

@@ -1,0 +1,194 @@
+"""Notes: what is sealed is read again by whom it is for, and whatever else stands there is refused."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+from forge import MetadataParts, frame_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.notes import Note, parse_note, seal_note
+from streamxf.codecs.encrypt import Encrypt
+from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError, PolicyError, StreamxfError
+from streamxf.format.limits import MAX_NOTE
+from streamxf.keys import Key, PrivateKey, SigningKey
+
+RECORD = {"save_id": "0" * 32, "files": [{"path": "größe", "size": 7}]}
+KEY, PRIVATE, SIGNER = Key(bytes(range(32))), PrivateKey.generate(), SigningKey.generate()
+STRANGER = SigningKey.generate()
+CHAINS = {
+    "key": Encrypt(KEY),
+    "signed": Encrypt(KEY, signer=SIGNER),
+    "public key": Encrypt(PRIVATE.public, signer=SIGNER),
+}
+ACCESSES = {
+    "key": Access.of(KEY),
+    "signed": Access.of(KEY, trust=SIGNER.verify_key),
+    "public key": Access.of(PRIVATE, trust=SIGNER.verify_key),
+}
+texts = st.text(st.characters(exclude_categories=["Cs"]))
+contents = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 2**53 - 1) | texts,
+    lambda inner: st.lists(inner) | st.dictionaries(texts, inner),
+    max_leaves=20,
+)
+
+
+@given(content=contents)
+def test_what_is_sealed_is_read(content: Any) -> None:
+    note = parse_note(seal_note(content))
+    note.check(Access.of())
+    assert note.content == content
+    assert not note.keyed
+
+
+@pytest.mark.parametrize("kind", CHAINS)
+def test_keys_vouch_for_a_note(kind: str) -> None:
+    note = parse_note(seal_note(RECORD, CHAINS[kind]))
+    note.check(ACCESSES[kind])
+    assert note.keyed
+    assert note.content == RECORD
+
+
+def test_each_note_has_a_data_key_of_its_own() -> None:
+    first, second = (seal_note(RECORD, CHAINS["key"]) for _ in range(2))
+    assert first[-200:] != second[-200:]
+
+
+@pytest.mark.parametrize("kind", ["signed", "public key"])
+def test_a_signature_needs_no_key_that_opens(kind: str) -> None:
+    note = parse_note(seal_note(RECORD, CHAINS[kind]))
+    assert note.signed_by([STRANGER.verify_key, SIGNER.verify_key])
+    assert not note.signed_by([STRANGER.verify_key])
+    assert not note.signed_by([])
+
+
+def test_without_a_signature_no_one_signed() -> None:
+    for note in (seal_note(RECORD), seal_note(RECORD, CHAINS["key"])):
+        assert not parse_note(note).signed_by([SIGNER.verify_key])
+
+
+def test_a_signature_of_other_contents_is_an_error() -> None:
+    """The keys of one note under the contents of another."""
+    ours, theirs = (parse_note(seal_note(content, CHAINS["signed"])) for content in (RECORD, {}))
+    forged = Note(theirs.content, theirs._sections, ours._lines)
+    with pytest.raises(AuthenticationError):
+        forged.signed_by([SIGNER.verify_key])
+    with pytest.raises(AuthenticationError):
+        forged.check(ACCESSES["signed"])
+
+
+def test_with_keys_a_note_must_have_them() -> None:
+    with pytest.raises(PolicyError, match="not authenticated"):
+        parse_note(seal_note(RECORD)).check(Access.of(KEY))
+
+
+def test_a_job_that_encrypts_refuses_it_without_a_reading_key() -> None:
+    with pytest.raises(PolicyError, match="not authenticated"):
+        parse_note(seal_note(RECORD)).check(Access(require="published"))
+
+
+def test_without_the_key_a_note_is_not_checked() -> None:
+    note = parse_note(seal_note(RECORD, CHAINS["key"]))
+    for access in (Access.of(), Access.of(Key.generate())):
+        with pytest.raises(KeyMissingError):
+            note.check(access)
+
+
+def test_a_private_key_asks_who_signed() -> None:
+    note = parse_note(seal_note(RECORD, CHAINS["public key"]))
+    with pytest.raises(PolicyError):
+        note.check(Access.of(PRIVATE, trust=STRANGER.verify_key))
+
+
+@pytest.mark.parametrize("kind", ["none", *CHAINS])
+def test_a_changed_byte_is_an_error(kind: str) -> None:
+    data = seal_note(RECORD, CHAINS.get(kind))
+    for at in range(len(data)):
+        changed = data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :]
+        with pytest.raises(StreamxfError):
+            parse_note(changed).check(ACCESSES.get(kind, Access()))
+
+
+@pytest.mark.parametrize("kind", ["key", "public key"])
+def test_a_changed_content_with_its_digests_right_is_an_error(kind: str) -> None:
+    note = parse_note(seal_note(RECORD, CHAINS[kind]))
+    forged = MetadataParts(b"", frame_of(b"{}"), bytes(note._sections.keys)).pack()
+    with pytest.raises(AuthenticationError):
+        parse_note(forged).check(ACCESSES[kind])
+
+
+def test_a_cut_note_is_an_error() -> None:
+    data = seal_note(RECORD, CHAINS["key"])
+    for size in range(len(data)):
+        for part in (data[:size], data[len(data) - size :]):
+            with pytest.raises(MetadataError):
+                parse_note(part)
+
+
+def test_more_around_a_note_is_an_error() -> None:
+    data = seal_note(RECORD)
+    for more in (data + b"x", b"x" + data, data + data):
+        with pytest.raises(MetadataError):
+            parse_note(more)
+
+
+def packed(text: bytes) -> bytes:
+    return MetadataParts(b"", frame_of(text)).pack()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"", b"{", b'{"a":1,"a":2}', b"1.0", b"1e3", b"-1", b"-0", b"NaN", b"9007199254740992", b"9" * 5000),
+        *(b"[" * 129 + b"]" * 129, b"[" * 100_000 + b"]" * 100_000, b'"\\ud800"', b'"\xc3\xa9"'),
+    ],
+    ids=lambda text: repr(text[:20]),
+)
+def test_json_beyond_the_rules_is_an_error(text: bytes) -> None:
+    with pytest.raises(MetadataError):
+        parse_note(packed(text))
+
+
+@pytest.mark.parametrize("content", [1.5, -1, 2**53, "\ud800", {"a": [float("nan")]}, [[]] * 3 + [object()]])
+def test_what_readers_would_refuse_is_not_sealed(content: Any) -> None:
+    with pytest.raises(MetadataError):
+        seal_note(content)
+
+
+def test_a_frame_may_not_expand_without_bounds() -> None:
+    with pytest.raises(MetadataError, match="are allowed"):
+        parse_note(packed(b'"' + b"a" * 2**20 + b'"'))
+
+
+@pytest.mark.parametrize("field", ["index_size", "keys_size"])
+@pytest.mark.parametrize("size", [2**20, 2**32 - 1])
+def test_sizes_beyond_the_file_are_an_error(field: str, size: int) -> None:
+    with pytest.raises(MetadataError):
+        parse_note(MetadataParts(b"", frame_of(b"{}"), **{field: size}).pack())
+
+
+def test_a_huge_frame_is_refused_by_what_it_declares() -> None:
+    """In the frame's header: 2^60 bytes, of which there are none."""
+    frame = b"\x28\xb5\x2f\xfd" + b"\xe0" + (2**60).to_bytes(8, "little") + b"\x01\0\0"
+    with pytest.raises(MetadataError):
+        parse_note(MetadataParts(b"", frame).pack())
+
+
+def test_there_is_a_limit_to_a_note() -> None:
+    """Of digests, which nothing compresses to less than half."""
+    digests = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(2**19)]
+    assert len(seal_note(digests[: 2**18])) < MAX_NOTE
+    with pytest.raises(MetadataError, match="too many files"):
+        seal_note(digests)
+    with pytest.raises(MetadataError, match="are allowed"):
+        parse_note(bytes(MAX_NOTE + 1))
+
+
+def test_metadata_with_a_pickle_is_no_note() -> None:
+    with pytest.raises(MetadataError, match="not a note"):
+        parse_note(MetadataParts(b"pickle", frame_of(b"{}")).pack())

@@ -1,0 +1,41 @@
+"""Examples of docs/examples/ started again after the newest checkpoint was damaged."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from streamxf.manager.record import numbers_in
+
+from .killed import finished, losses
+
+
+def flip(path: Path) -> None:
+    """Turn over one bit somewhere."""
+    data = bytearray(path.read_bytes())
+    data[random.Random(path.name).randrange(len(data))] ^= 1 << 4
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def assert_falls_back(
+    folder: Path, command: list[str | Path], pattern: str, *, inside: str = "", **variables: str
+) -> None:
+    """Run a training of 12 steps that saves at every third, and start it again after damage of the last save: a flipped
+    bit, a file that is too short, a file that is gone. Each time it must resume from the save before, without help, and
+    save the last one again. The largest file that matches `pattern` is damaged, in the folder of the last save; the
+    saves are `inside` the run.
+    """
+    run = folder / "damaged"
+    whole = losses(finished([*command, run], **variables))
+    damages: list[Callable[[Path], None]] = [flip, truncate, Path.unlink]
+    for damage in damages:
+        last = max((run / inside).glob("*[0-9]"), key=lambda path: numbers_in(path.name))
+        file = max(last.glob(pattern), key=lambda path: path.stat().st_size)
+        damage(file)
+        again = losses(finished([*command, run], **variables))
+        assert again == {step: whole[step] for step in ("10", "11", "12")}, damage

@@ -1,0 +1,33 @@
+"""A note: its content, keys and vouchers, by both decoders."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from reference_decoder import read_note
+from samples import KEY
+from sealing import note_digest
+
+from fuzz import held, metadata_files, second
+from fuzz.oracle import attempt
+from fuzz.target import Target
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.notes import Note, parse_note
+
+_HELD = Access.of(KEY)
+
+
+def run(data: bytes) -> None:
+    note, error = attempt(lambda: parse_note(data))
+    second.compare(note and [note.content], error, lambda: [read_note(data, second.ANYONE)])
+    if note is not None:
+        content, error = attempt(lambda: _checked(note))
+        second.compare(content, error, lambda: [read_note(data, second.HOLDER)])
+
+
+def _checked(note: Note) -> list[object]:
+    note.check(_HELD)
+    return [note.content]
+
+
+TARGET = Target(run, held.notes, partial(metadata_files.mutate, digest=note_digest), max_len=16_384)
