@@ -116,10 +116,10 @@ class Run:
         """Store what was found, for the next process. Raises OSError."""
         self._rows.save(self._names)
 
-    def change(self, name: str) -> None:
-        """Say that a checkpoint is about to change, where its folder has no mark that shows it. Raises OSError."""
+    def change(self, *names: str) -> None:
+        """Say that checkpoints are about to change, where their folders have no mark that shows it. Raises OSError."""
         if self.storage.local is None:
-            self._rows.drop(name)
+            self._rows.drop(names)
 
     # -- one checkpoint --------------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ def remove_checkpoints(run: Run, records: Sequence[Record], *, extras: bool = Fa
     done = Removed([], {}, {})
     for at in range(0, len(records), _AT_ONCE):
         part = records[at : at + _AT_ONCE]
+        run.change(*(each.name for each in part))
         try:
             with removing(run.storage, [each.name for each in part], run.authority):
                 _remove(run, part, extras, done)
@@ -60,6 +61,7 @@ def remove_checkpoints(run: Run, records: Sequence[Record], *, extras: bool = Fa
             if error.errno not in NO_PLACE:
                 raise
             _remove(run, part, extras, done)  # unannounced, or a full disk would stay full
+        run.change(*(each.name for each in part))  # it was looked at meanwhile
     return done
 
 

@@ -119,14 +119,17 @@ class RowCache:
             remove_entry(self._storage, *(f"{FOLDER}/{file}" for file in old))
             self._files -= old
 
-    def drop(self, name: str) -> None:
-        """Have everybody look again, before what the row says changes. Raises OSError."""
-        self._known.pop(name, None)
+    def drop(self, names: Collection[str]) -> None:
+        """Have everybody look again, before what the rows say changes. Raises OSError."""
         if self._files is None:
             self._load()
-        if self._stored.pop(name, None) is not None and self._files is not None:
+        assert self._files is not None
+        for name in names:
+            self._known.pop(name, None)
+        if stored := [name for name in names if self._stored.pop(name, None) is not None]:
             file = f"{_PREFIX}{secrets.token_hex(8)}"
-            content = {"time": time.time_ns() // 10**6, "rows": {name: ["", 0]}}  # a mark that nothing has
+            rows = {name: ["", 0] for name in stored}  # a mark that nothing has
+            content = {"time": time.time_ns() // 10**6, "rows": rows}
             put_small(self._storage, f"{FOLDER}/{file}", self._authority.seal(content), sync=False)
             self._files.add(file)
 
