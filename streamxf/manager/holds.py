@@ -81,7 +81,7 @@ def holding(run: Run, name: str) -> Iterator[None]:
     with put_hold(storage, name):
         with storage_errors(storage.given):
             end = time.monotonic() + _PATIENCE
-            while name in going(storage) and time.monotonic() < end:
+            while time.monotonic() < end and (file := going(storage).get(name)) is not None and not is_over(file):
                 time.sleep(_PAUSE)
             record = run.record(name)
         if record is None or not record.complete:
@@ -129,6 +129,11 @@ def removing(storage: Storage, names: Collection[str], authority: Authority) -> 
     put_small(storage, f"{FOLDER}/{file}", authority.seal({"names": [*names]}), sync=False)
     yield
     remove_entry(storage, f"{FOLDER}/{file}")  # not after a kill: whoever comes next finishes it
+
+
+def is_over(file: str) -> bool:
+    """Whether nobody waits any longer for the removal that this file announces."""
+    return abs(time.time() - int(file.split("-")[1])) > _PATIENCE
 
 
 def going(storage: Storage, authority: Authority | None = None) -> dict[str, str]:

@@ -205,6 +205,8 @@ class Keeper:
             _log.warning("%s is a link, in whose place this save puts a folder", local)
             remove_tree(storage, name, [], [])
         files = files_of(storage, name)
+        if files:
+            self._run.change(name)
         ours = contents(self._run, name, files)
         gone = {*leftovers(self._run, name, files, self._sessions)} - {SAVING}
         gone |= files.keys() & {COMMIT, REMOVED}  # which would go on to tell of what is replaced
@@ -288,6 +290,7 @@ class Keeper:
             self._supplement(name, Supplement(commit.save_id, self._now(), {}, digests))
 
     def _supplement(self, name: str, content: Supplement) -> None:
+        self._run.change(name)
         supplement(self._storage, name, content, self._run.authority)
 
     @staticmethod

@@ -115,6 +115,13 @@ class Run:
         """Store what was found, for the next process. Raises OSError."""
         self._rows.save(self._names)
 
+    def change(self, *names: str, known: bool = False) -> None:
+        """Say that checkpoints are about to change, where their folders have no mark that shows it; what is `known` of
+        them counts here for a while. Raises OSError.
+        """
+        if self.storage.local is None:
+            self._rows.drop(names, known=known)
+
     # -- one checkpoint --------------------------------------------------------------------------------
 
     def place(self, name: str) -> Storage:
@@ -231,11 +238,6 @@ class Run:
             if known is not None and known[0].endswith(f"/{mark}") and known[1].save_id == record.save_id:
                 return True
         return record.is_still(self.record(record.name, files))
-
-    def removed(self, names: Collection[str]) -> None:
-        """What was known of these holds no longer."""
-        for name in names:
-            self._rows.note(name, None, None)
 
     def _look(self, name: str, files: Files | None = None) -> Look | None:
         where, base = self._split(name)

@@ -28,7 +28,7 @@ from streamxf.manager.commits import (
     read,
     written_since,
 )
-from streamxf.manager.holds import NO_PLACE, going, held, removing
+from streamxf.manager.holds import NO_PLACE, going, held, is_over, removing
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record
 from streamxf.manager.rows import FOLDER
@@ -54,6 +54,7 @@ def remove_checkpoints(run: Run, records: Sequence[Record], *, extras: bool = Fa
     files = files_of_many(run.storage, [each.name for each in records])
     for at in range(0, len(records), _AT_ONCE):
         part = records[at : at + _AT_ONCE]
+        run.change(*(each.name for each in part), known=True)
         try:
             with removing(run.storage, [each.name for each in part], run.authority):
                 _remove(run, part, files, extras, done)
@@ -61,7 +62,7 @@ def remove_checkpoints(run: Run, records: Sequence[Record], *, extras: bool = Fa
             if error.errno not in NO_PLACE:
                 raise
             _remove(run, part, files, extras, done)  # unannounced, or a full disk would stay full
-    run.removed(done.names)
+        run.change(*(each.name for each in part))  # it was looked at meanwhile
     return done
 
 
@@ -142,6 +143,7 @@ def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False) ->
     """
     announced = going(run.storage, run.authority)
     records = {each.name: each for each in run.records(series=series)}
+    over = {file for file in announced.values() if is_over(file)}
     for name, record in records.items():
         if record.complete or record.link:
             continue
@@ -156,10 +158,10 @@ def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False) ->
                     remove_tree(run.storage, name, [], left)
         except (OSError, StreamxfError) as error:
             _log.warning("%s could not be cleaned up: %s", run.storage.full(name), escaped(str(error)))
+            over.discard(announced.get(name, ""))
     for name in run.empty(series) if saves else ():
         remove_tree(run.storage, name, [], files_of(run.storage, name))
-    over = [f"{FOLDER}/{file}" for file in set(announced.values()) if time.time() - int(file.split("-")[1]) > DAY]
-    remove_entry(run.storage, *over)
+    remove_entry(run.storage, *(f"{FOLDER}/{file}" for file in over))
 
 
 def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str]:

@@ -119,7 +119,7 @@ class RowCache:
         if self._files is None:
             self._load()
         assert self._files is not None
-        old, wanted = set(self._files), {name: _GONE for name in new}
+        old, wanted = set(self._files), dict.fromkeys(new, _GONE)
         for name in new & self._known.keys():
             mark, look = self._known[name]
             wanted[name] = [mark, look.pack()]
@@ -128,15 +128,32 @@ class RowCache:
         if merges:
             there = set(names)
             wanted = self._stored = {name: row for name, row in self._stored.items() if name in there and row != _GONE}
-        rows = [*wanted.items()]
-        for at in range(0, len(rows), _EACH):
-            file = f"{_PREFIX}{secrets.token_hex(8)}"
-            content = {"time": time.time_ns() // 1000, "rows": dict(rows[at : at + _EACH])}
-            put_small(self._storage, f"{FOLDER}/{file}", self._authority.seal(content), sync=False)
-            self._files.add(file)
+        self._put(wanted)
         if merges:
             remove_entry(self._storage, *(f"{FOLDER}/{file}" for file in old))
             self._files -= old
+
+    def drop(self, names: Collection[str], *, known: bool) -> None:
+        """Have everybody look again, before what the rows say changes; this process, too, unless it is to remember what
+        is `known`. Raises OSError.
+        """
+        if self._files is None:
+            self._load()
+        assert self._files is not None
+        if stored := {name: _GONE for name in names if self._stored.get(name, _GONE) != _GONE}:
+            self._put(stored)
+            self._stored |= stored
+        for name in names if not known else ():
+            self._known.pop(name, None)
+
+    def _put(self, rows: Mapping[str, list[Any]]) -> None:
+        assert self._files is not None
+        listed = [*rows.items()]
+        for at in range(0, len(listed), _EACH):
+            file = f"{_PREFIX}{secrets.token_hex(8)}"
+            content = {"time": time.time_ns() // 1000, "rows": dict(listed[at : at + _EACH])}
+            put_small(self._storage, f"{FOLDER}/{file}", self._authority.seal(content), sync=False)
+            self._files.add(file)
 
     def _load(self) -> None:
         """All rows that count; of one name, those that were stored later."""

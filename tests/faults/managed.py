@@ -34,7 +34,7 @@ from faults.full_disk import NotPermitted
 from faults.trials import Tally
 from streamxf.checkpoint.storage import Storage
 from streamxf.manager.commits import SAVING, SUPPLEMENT
-from streamxf.manager.holds import going, held
+from streamxf.manager.holds import held
 
 RANKS = 2
 STEPS = 100
@@ -466,8 +466,6 @@ def what_is_wrong(run: str, options: dict[str, Any]) -> list[str]:
     place = Storage.of(run, options)
     wrong = []
     local = place.local is not None  # elsewhere nobody can tell a killed save from one under way: it stays for a day
-    if removing := going(place):
-        wrong.append(f"{list(removing)} are still being removed")
     records = streamxf.list_checkpoints(run, storage_options=options or None)
     wrong += [
         f"{record.name} is {record.kind}: {record.note}"

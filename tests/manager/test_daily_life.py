@@ -21,14 +21,14 @@ import torch.distributed.checkpoint as dcp
 from dcp.s3_server import storage as s3_options
 
 import streamxf
-from streamxf.errors import AbortedError, NoCheckpointError, ParameterError
+from streamxf.errors import AbortedError, KeyMissingError, NoCheckpointError, ParameterError
 from streamxf.format.run import RunFacts
 from streamxf.manager.forget import forget
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
 
-from .runs import blank, complete, is_at, saved_run, state_at
+from .runs import blank, complete, damage, is_at, saved_run, state_at
 
 KEYED: dict[str, Any] = {"chain": "zstd+encrypt", "keys": streamxf.Key(bytes(range(32)))}
 
@@ -441,3 +441,47 @@ def test_the_stores_own_checksums_show_what_was_replaced_on_s3(endpoint: str) ->
         filesystem.pipe_file(f"{base}/step-2/model.bin", os.urandom(5000))
         assert manager.latest() == f"{run}/step-1"
         assert "checksum" in manager.skipped["step-2"]
+
+
+# -- jobs that hold no key to read -------------------------------------------------------------------------------------
+
+
+def test_a_job_that_only_encrypts_and_signs_removes_what_its_signature_shows_to_be_its_own(tmp_path: Path) -> None:
+    """Also in a new process; and what is planted beside stays, and is no reason to remove anything."""
+    public, signer = streamxf.PrivateKey.generate().public, streamxf.SigningKey.generate()
+    chain = [streamxf.Encrypt(public, signer=signer)]
+    saved_run(tmp_path, 1, 2, 3, chain=chain)
+    saved_run(tmp_path / "elsewhere", 9, chain=[streamxf.Encrypt(public, signer=streamxf.SigningKey.generate())])
+    shutil.move(tmp_path / "elsewhere" / "step-9", tmp_path)
+    saved_run(tmp_path, 4, chain=chain, keep=2)
+    assert complete(tmp_path) == ["step-3", "step-4", "step-9"]
+
+
+def test_a_job_that_only_encrypts_removes_what_it_has_saved_itself_and_nothing_older(tmp_path: Path) -> None:
+    chain = [streamxf.Encrypt(streamxf.PrivateKey.generate().public)]
+    saved_run(tmp_path, 1, 2, chain=chain)
+    saved_run(tmp_path, 3, 4, 5, chain=chain, keep=1)
+    assert complete(tmp_path) == ["step-1", "step-2", "step-5"]
+    with pytest.raises(KeyMissingError, match="holds no key"):
+        resumed(tmp_path, chain=chain)
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_second_best_takes_the_place_of_a_damaged_best(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keep = Retention(last=1, best=2, metric="loss")
+    with CheckpointManager(tmp_path, keep=keep) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, state_at(step), metrics={"loss": float(step)})
+        manager.wait()
+        assert manager.best() == str(tmp_path / "step-1")
+        damage(tmp_path / "step-1")
+        assert manager.best() == str(tmp_path / "step-2")
+    assert "step-1 is passed over" in caplog.text
+
+
+def test_what_is_known_to_be_bad_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved_run(tmp_path, 1, 2, 3)
+    monkeypatch.setenv("STREAMXF_SKIP", "step-3,step-9")
+    assert resumed(tmp_path) == 2

@@ -95,12 +95,17 @@ def test_a_planted_name_that_is_a_pattern_removes_nothing(place: tuple[str, dict
     saved_run(f"{base}/run", 100, 200, 300, chain=KEYS, keys=key, storage_options=options)
     filesystem, path = fsspec.core.url_to_fs(f"{base}/run", **options)
     for file in filesystem.find(f"{path}/step-200"):
-        filesystem.pipe_file(file.replace("step-200", "step-1*"), filesystem.cat_file(file))
+        for name in ("step-1*", "step-9*"):  # a series of their own, of which the older one goes
+            filesystem.pipe_file(file.replace("step-200", name), filesystem.cat_file(file))
     keep = Retention(last=1, steps=[100])
     forget(f"{base}/run", keep, keys=key, storage_options=options)
     assert {"step-100", "step-300"} <= set(complete(f"{base}/run", storage_options=options))
     saved_run(f"{base}/run", 400, chain=KEYS, keys=key, keep=keep, storage_options=options)
     assert {"step-100", "step-400"} <= set(complete(f"{base}/run", storage_options=options))
+    with CheckpointManager(f"{base}/run", chain=KEYS, keys=key, storage_options=options) as manager:
+        state = blank()
+        assert manager.resume(state, step=100) == 100
+        assert is_at(state, 100)
 
 
 # -- the catalog of before -----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from streamxf.manager import manager as module
 from streamxf.manager.commits import SAVING
 from streamxf.manager.manager import CheckpointManager
 
-from .runs import blank, is_at, saved_run, state_at, unsaveable
+from .runs import blank, complete, is_at, saved_run, state_at, unsaveable
 
 
 def killed_saves(run: Path, monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
@@ -83,3 +84,25 @@ def test_a_failed_save_that_leaves_nothing_leaves_no_folder(tmp_path: Path) -> N
             manager.save(1, unsaveable())
         manager.wait()
         assert os.listdir(tmp_path) == [".streamxf"]
+
+
+def test_a_removal_that_was_killed_holds_up_nobody_who_comes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_run(tmp_path, 1, 2)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("streamxf.manager.removal._remove", interrupted)
+        streamxf.forget(tmp_path, 1)
+    (note,) = (tmp_path / ".streamxf").glob("going-*")
+    _, _, number = note.name.split("-")
+    note.rename(note.with_name(f"going-{int(time.time()) - 61}-{number}"))
+    began = time.monotonic()
+    with streamxf.hold(tmp_path / "step-1"):
+        assert time.monotonic() - began < 30
+    saved_run(tmp_path, 3)
+    assert complete(tmp_path) == ["step-1", "step-2", "step-3"]
+    assert not list((tmp_path / ".streamxf").glob("going-*"))
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
