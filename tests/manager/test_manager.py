@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.checkpoint.storage import Storage
-from streamxf.errors import ParameterError
+from streamxf.errors import NoCheckpointError, ParameterError
 from streamxf.manager import holds
 from streamxf.manager import keeper as module
 from streamxf.manager.forget import forget
@@ -205,6 +205,10 @@ def test_frameworks_announce_and_commit(tmp_path: Path) -> None:
         assert manager.latest() == str(path)
         manager.begin(1)
         assert complete(tmp_path) == []
+        assert os.listdir(path) == [".streamxf-saving"], "what was there before is no longer"
+        with pytest.raises(NoCheckpointError, match="nothing was saved"):
+            manager.commit(1)
+        (path / "model.bin").write_bytes(b"weights")
         manager.commit(1)
     assert complete(tmp_path) == ["checkpoint-1"]
 
