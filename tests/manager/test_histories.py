@@ -11,6 +11,7 @@ import functools
 import operator
 import os
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +24,7 @@ from manager.adversary import Adversary
 from manager.canned import checkpoint, data_of
 from manager.model import DAY, Folder
 from manager.points import Killed
-from manager.run_on_disk import EVERY_CHECK
+from manager.run_on_disk import EVERY_CHECK, SETTLED
 from streamxf.errors import KeyMissingError, NoCheckpointError
 from streamxf.manager.choice import Chooser
 from streamxf.manager.latest import latest_in
@@ -55,9 +56,9 @@ def losses(loss: float | None) -> dict[str, float]:
 class Histories(Adversary):
     """What happens to one run's folder."""
 
-    @initialize(rules=MAYBE_RULES, check=CHECKS, remote=st.integers(0, 3), locks=st.booleans(), named=st.booleans())
-    def begins(self, rules: dict[str, Any], check: str, remote: int, locks: bool, named: bool) -> None:
-        self.settle(remote == 3, locks, named)
+    @initialize(rules=MAYBE_RULES, check=CHECKS, where=st.integers(0, 3), locks=st.booleans(), named=st.booleans())
+    def begins(self, rules: dict[str, Any], check: str, where: int, locks: bool, named: bool) -> None:
+        self.settle(where == 3, where == 2, locks, named)
         self.start_job(rules, check)
 
     # -- the job ---------------------------------------------------------------------------------------
@@ -355,9 +356,17 @@ class Histories(Adversary):
     # -- what holds at any time --------------------------------------------------------------------------
 
     @invariant()
+    def folders_settle(self) -> None:
+        if self.remembers:
+            time.sleep(1.2 * SETTLED / 1e9)
+
+    @invariant()
     def what_counts_is_listed(self) -> None:
         with self.watched():
-            listed = {each.name: each for each in self.seen().records()}
+            run = self.seen()
+            listed = {each.name: each for each in run.records()}
+            if self.remembers:
+                run.remember(listed.values())
             shown = {each.name for each in list_checkpoints(self.place.run) if each.complete}
         self.measure()
         counted = {
