@@ -163,7 +163,8 @@ def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str
     alive = saving.session != sessions.own.id and sessions.is_held(saving.session)
     if alive or (alive is None and abs(time.time() - saving.time / 1000) < DAY):
         return []
-    if COMMIT in files or (not saving.framework and metadata_among([path for path in files if "/" not in path])):
+    record = run.record(name, files)
+    if record is not None and record.complete:
         return [SAVING]  # it was killed after it had published, or over what is there
     written = written_since(files, saving.before)
     return [path for path in written if saving.framework or made_by_saves(path)] + [SAVING]
