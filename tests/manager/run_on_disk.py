@@ -177,6 +177,16 @@ class RunOnDisk(RuleBasedStateMachine):
         if name in self.model.links and not self.place.path(name).is_symlink():
             self.dropped(name)
 
+    def uncommitted(self, name: str) -> None:
+        """A save over what a framework wrote begins without its commit record; what DCP wrote there is still one."""
+        if name in self.committed and ".streamxf-commit" not in self.place.below(name):
+            folder, files = self.model.folders[name], dict(self.files[name])
+            garbled = files.pop(".streamxf-commit", None) is not None
+            self.dropped(name)
+            if ".metadata" in files:
+                broken = set() if garbled else folder.broken
+                self.own(name, files, Folder("", True, self.time_of(name), None, broken=broken))
+
     def learn(self, may_go: Collection[int]) -> None:
         """After a kill, see what was done, which may be no more than this."""
         for name in list(self.model.folders):
@@ -258,6 +268,7 @@ class RunOnDisk(RuleBasedStateMachine):
         self.run_id = self.running()._run.run_id
         if name in self.model.links:  # in its place there is a folder now
             self.dropped(name)
+        self.uncommitted(name)
         if framework:
             facts = RunFacts(str(self.run_id), name, step, began, {}, metrics)
             if name in self.model.folders:

@@ -24,7 +24,7 @@ from manager.adversary import Adversary
 from manager.canned import checkpoint, data_of
 from manager.model import DAY, Folder
 from manager.points import Killed
-from manager.run_on_disk import EVERY_CHECK, SETTLED
+from manager.run_on_disk import EVERY_CHECK, SETTLED, WRITERS
 from streamxf.errors import KeyMissingError, NoCheckpointError
 from streamxf.manager.choice import Chooser
 from streamxf.manager.latest import latest_in
@@ -78,6 +78,7 @@ class Histories(Adversary):
         with self.points.at(point, self.points.kill), suppress(Killed):
             self.go(lambda job: job.begin(f"step-{step}", {}))
         self.kill_job()
+        self.uncommitted(f"step-{step}")
         self.learn(may_go)
         self.no_longer_a_link(step)
         self.errors.said.clear()
@@ -102,7 +103,9 @@ class Histories(Adversary):
         name = f"step-{step}"
         if self.is_blocked(f"{name}/.streamxf-saving"):
             return
+        known = self.files.get(name, {})
         facts = self.begin(step, {}, framework=True)
+        old = {path: what for path, what in self.place.below(name).items() if path in known or WRITERS.fullmatch(path)}
         self.now += 60
         self.saves += 1
         made, _ = checkpoint(self.keys, self.saves, None)
@@ -112,7 +115,7 @@ class Histories(Adversary):
             return
         written = {f"{below}{path}": data for path, data in made.items()}
         self.own(name, written, Folder(name, True, facts.time, losses(loss)))
-        self.committed[name] = sum(map(len, made.values()))
+        self.committed[name] = sum(map(len, {**old, **written}.values()))  # what is left of another save goes with it
         self.removed(self.saved(step, lambda job: job.complete(name, losses(loss), {})))
 
     @rule(step=STEPS, end=st.integers(1, 3))
