@@ -40,7 +40,8 @@ def main(folder: str) -> None:
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     begin = 0
-    with streamxf.CheckpointManager(folder, name="iter_{:07d}", save=SAVE_EVERY, keep=2) as manager:
+    when = streamxf.Schedule(steps=SAVE_EVERY, signals=())  # Megatron cannot save once it has been told to end
+    with streamxf.CheckpointManager(folder, name="iter_{:07d}", save=when, keep=2) as manager:
         last = manager.latest()
         if last is not None:
             for parameter in model.parameters():  # the optimizer's state has to be there before it is loaded
@@ -70,8 +71,6 @@ def main(folder: str) -> None:
             if manager.should_save(step, last=step == STEPS):
                 dist_checkpointing.save(sharded(model, optimizer), manager.begin(step))
                 manager.commit(step, metrics={"loss": total.item()})
-            if manager.stopping:
-                break
     dist.barrier()
     dist.destroy_process_group()
 

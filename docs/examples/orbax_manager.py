@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -41,7 +42,7 @@ def main(folder: Path) -> None:
             if not is_damage(error):
                 raise
             print(f"step {begin} is damaged: {error}", flush=True)
-            os.rename(folder / str(begin), folder / f"damaged-{begin}")
+            os.rename(folder / str(begin), tempfile.mkdtemp(prefix=f"damaged-{begin}-", dir=folder))
             manager.reload()
 
     for step in range(begin + 1, STEPS + 1):

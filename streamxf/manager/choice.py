@@ -185,15 +185,18 @@ def newest(
     verify: Verify,
     *,
     ordered: bool = False,
+    thorough: bool = False,
     ranks: int | None = ANY,
 ) -> Choice:
     """Go from the newest of these to older ones until one is as it was saved, or in their own order. Raises what is not
-    damage: that a key or a codec is missing, or that the storage cannot be reached.
+    damage: that a key or a codec is missing, or that the storage cannot be reached. Only a `thorough` search reads all
+    of what is small.
     """
     choice = Choice()
     suspected = suspects(run.storage)
     for record in records if ordered else sorted(records, key=lambda each: each.order, reverse=True):
-        check = how_to_check(record, verify, record.save_id in suspected)
+        suspect = record.save_id in suspected
+        check = how_to_check(record, verify, suspect) if thorough or suspect else verify
         reason = objection(record) or damage_of(run, record, check, ranks=ranks)
         if reason is None:
             choice.record = record

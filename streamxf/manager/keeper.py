@@ -26,6 +26,8 @@ from streamxf.manager.commits import (
     CommittedFile,
     Saving,
     Supplement,
+    is_complete,
+    is_framework_file,
     mark_of,
     supplement,
     written_since,
@@ -37,7 +39,7 @@ from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.removal import contents, finish, leftovers
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
-from streamxf.wording import size_text, some
+from streamxf.wording import many, size_text, some
 
 _MARGIN = 1.05  # of the last save's size, for the next one
 _log = logging.getLogger(__name__)
@@ -102,10 +104,10 @@ class Keeper:
         self._submit("older checkpoints could not be removed", self._forget, {name: "was just saved"})
 
     def give_up(self, name: str, *, framework: bool = False) -> None:
-        """Note that a save failed. Its files are left to the writers: the same step may be saved again by now. Those of
-        a framework go before the next save of the step, or with the first one of the next job.
+        """Note that a save failed. Its files are left to the writers, and what those leave, to the next save of the
+        step, or the next job.
         """
-        self._submit(f"the failed save of {name} could not be taken back", self._end, name, not framework)
+        self._submit(f"the failed save of {name} could not be taken back", self._take_back, name, framework)
 
     def make_room(self, name: str, *, full: bool = False) -> bool:
         """Apply the rules as if a save had been made already, if it would not fit, or did not; whether that removed
@@ -174,12 +176,21 @@ class Keeper:
         self._run.run_id = self._run.settle_id(records) or secrets.token_hex(16)
         sizes = [record.bytes for record in records if record.counts and record.bytes]
         self._size = sizes[-1] if sizes else 0
+        if self._run.authority.blind and (older := [record for record in records if record.complete]):
+            _log.warning(
+                "%s: %s of earlier jobs, %s, stay whatever the rules say: this job can verify none but its own. Give "
+                "the chain's Encrypt a signer",
+                self._storage.given,
+                many(len(older), "checkpoint"),
+                size_text(sum(record.bytes or 0 for record in older)),
+            )
         try:
             self._sessions.begin()
         except OSError as error:
             _log.error("this job could not be noted: %s", escaped(f"{type(error).__name__}: {error}"))
         self._logging("what killed saves left could not be removed", self._tidy)
         self._logging("older checkpoints could not be removed", self._forget, {})
+        self._logging("what was found could not be remembered", self._run.remember)
 
     def _tidy(self) -> None:
         for old in ("catalog.json",):  # of versions that kept one
@@ -212,11 +223,19 @@ class Keeper:
         if gone:  # not before: what cannot be noted does not begin, and leaves what is there
             remove_tree(storage, name, sorted(gone), [])
 
-    def _end(self, name: str, settled: bool = True) -> None:
+    def _end(self, name: str, *, noted: bool = False) -> None:
         self._facts.pop(name, None), self._before.pop(name, None)
         self._holds.pop(name, ExitStack()).close()
-        if settled:
+        if not noted:
             remove_entry(self._storage, f"{name}/{SAVING}")
+
+    def _take_back(self, name: str, framework: bool) -> None:
+        """The note stays where files do, such as those of a rank that was killed: it says whose they are."""
+        files = files_of(self._storage, name)
+        holds_some = any(map(is_framework_file, files))
+        self._end(name, noted=holds_some and (framework or not is_complete(files)))
+        if not holds_some:
+            remove_tree(self._storage, name, [], [])
 
     def _saved(self, name: str, save_id: str | None, more: dict[str, float]) -> None:
         record = self._run.record(name)
@@ -227,6 +246,7 @@ class Keeper:
             if more:
                 self._supplement(name, Supplement(known, self._now(), more))
         self._size = record.bytes or self._size
+        self.resumed = None
         self._end(name)
         self._sessions.seen()
 
@@ -251,6 +271,7 @@ class Keeper:
         put_small(self._storage, f"{name}/{COMMIT}", self._run.authority.seal(commit.to_json()), once=True)
         self._run.authority.published.add(commit.save_id)
         self._size = sum(file.size for file in found.values())
+        self.resumed = None
         self._end(name)
         self._submit(f"{name} could not be digested", self._digest, name, commit)
         self._submit("", self._sessions.seen)
@@ -272,11 +293,14 @@ class Keeper:
 
     def _forget(self, protected: Mapping[str, str], coming: Record | None = None) -> bool:
         """Whatever the rules say of the step, the job's own last save stays: it may have resumed from an older step."""
-        if self.resumed is not None and not self._saves:
+        if self._keep.keeps_all:
+            return False
+        if self.resumed is not None:  # until this job has saved itself
             protected = {self.resumed: "is resumed from", **protected}
         report = forget_in(self._run, self._keep, self._verify, series=self._series, protected=protected, coming=coming)
         if report.removed:
             _log.info("removed %s, %s", some(report.removed), size_text(report.bytes))
         for name, reason in report.failed.items():
             _log.warning("%s could not be removed, which is tried again later: %s", name, escaped(reason))
+        self._run.remember()
         return bool(report.removed)

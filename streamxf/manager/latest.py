@@ -94,12 +94,13 @@ def latest(
 def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, ranks: int | None = None) -> Choice:
     """The same, with what was passed over, and why. `best` is a metric, and ``"min"`` or ``"max"``."""
     check_verify(verify)
+    run.adopts = True
     with storage_errors(run.storage.given):
         check_folder(run.storage)
         records = run.records()
         complete = [each for each in records if each.complete]
         ranked = complete[::-1] if best is None else by_metric(complete[::-1], *best)
-        choice = newest(run, ranked, verify, ordered=True, ranks=ranks)
+        choice = newest(run, ranked, verify, ordered=True, thorough=True, ranks=ranks)
         if choice.record is not None:
             series = choice.record.series
             choice.run_id = run.settle_id([each for each in complete if each.series == series])

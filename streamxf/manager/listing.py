@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
 import stat
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -21,9 +21,11 @@ from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, StreamxfError, UnsupportedError, escaped
 from streamxf.manager.authority import Authority
 from streamxf.manager.commits import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
-from streamxf.manager.record import Record, is_numbered, numbers_in, series_of
+from streamxf.manager.record import Kind, Record, is_numbered, numbers_in, series_of
 from streamxf.manager.rows import Look, RowCache
 
+_AT_ONCE = 16  # folders of an object store that are looked at
+_NO_MARK = "-"
 _SETTLED = 2 * 10**9  # ns after which a change of a folder shows in its times
 _OUT = "a link that leads out of the run"
 _log = logging.getLogger(__name__)
@@ -34,7 +36,10 @@ class Run:
 
     - `run_id`: of the run; None while nobody has said it: then it is that of the newest checkpoint that counts, in each
       series of names by itself.
+    - `adopts`: whether foreign checkpoints count as unclaimed where there are no others. A job never does that.
     """
+
+    adopts = False
 
     def __init__(self, storage: Storage, authority: Authority | None = None, run_id: str | None = None) -> None:
         if run_id is not None and not re.fullmatch("[0-9a-f]{32}", run_id):
@@ -43,6 +48,8 @@ class Run:
         self.authority = authority or Authority(Access())
         self.run_id = run_id
         self._rows = RowCache(storage, self.authority)
+        self._names: list[str] = []
+        self._adopted = False
 
     # -- all checkpoints -------------------------------------------------------------------------------
 
@@ -52,12 +59,17 @@ class Run:
             names, links = self._entries()
         except FileNotFoundError:
             return []
+        self._names = names
         looks = self._looks([name for name in names if series in (None, series_of(name))])
         for name in links:
             if is_numbered(name) and series in (None, series_of(name)) and (look := self._look(name)) is not None:
                 looks[name] = look
         ids = self._ids(looks) if self.run_id is None else {}
+        self._adopted = False
         found = [self._record(name, look, self.run_id or ids.get(series_of(name))) for name, look in looks.items()]
+        if self.adopts and not any(record.kind in ("own", "unclaimed") for record in found):
+            self._adopted = True
+            found = [replace(each, kind="unclaimed") if each.kind == "foreign" else each for each in found]
         return sorted(found, key=lambda record: record.order)
 
     def record(self, name: str, files: Files | None = None) -> Record | None:
@@ -100,9 +112,9 @@ class Run:
             self.run_id = next(iter(found), None)
         return self.run_id
 
-    def remember(self, records: Collection[Record]) -> None:
+    def remember(self) -> None:
         """Store what was found, for the next process. Raises OSError."""
-        self._rows.save({record.name for record in records})
+        self._rows.save(self._names)
 
     # -- one checkpoint --------------------------------------------------------------------------------
 
@@ -159,10 +171,11 @@ class Run:
             return replace(record, kind=look.state)
         if facts is None:
             return record
+        foreign: Kind = "unclaimed" if self._adopted else "foreign"
         if facts.name != name or numbers_in(name)[-1:] != [facts.step]:
-            return replace(record, kind="foreign", note=f"{_COPY}{escaped(facts.name)}")
+            return replace(record, kind=foreign, note=f"{_COPY}{escaped(facts.name)}")
         if run_id is not None and facts.run != run_id:
-            return replace(record, kind="foreign", note=f"of the run {facts.run}")
+            return replace(record, kind=foreign, note=f"of the run {facts.run}")
         return replace(record, kind="own")
 
     def _ids(self, looks: Mapping[str, Look]) -> dict[str, str]:
@@ -194,23 +207,32 @@ class Run:
         return names, links
 
     def _looks(self, names: Collection[str]) -> dict[str, Look]:
-        local = self.storage.local
-        files = files_of_many(self.storage, names)
-        found = {}
-        for name in names:
-            mark = folder_mark(f"{local}/{name}") if local is not None else listing_mark(files(name))
-            look = self._rows.get(name, mark)
-            if look is None:
-                look = self._looked(self.storage, name, files(name))
-                self._rows.note(name, mark, look)
-            if look is not None:
-                found[name] = look
+        marks = {name: self._mark(name) for name in names}
+        found = {name: look for name, mark in marks.items() if (look := self._rows.get(name, mark)) is not None}
+        unknown = [name for name in names if name not in found]
+        files = files_of_many(self.storage, unknown)
+
+        def look_at(name: str) -> tuple[str, Look | None]:
+            return name, self._looked(self.storage, name, files(name))
+
+        with ThreadPoolExecutor(_AT_ONCE if self.storage.local is None else 1) as pool:
+            for name, look in map(look_at, unknown) if self.storage.local is not None else pool.map(look_at, unknown):
+                self._rows.note(name, marks[name], look)
+                if look is not None:
+                    found[name] = look
         return found
+
+    def _mark(self, name: str) -> str | None:
+        local = self.storage.local_path(name)
+        return _NO_MARK if local is None else folder_mark(local)
 
     def _look(self, name: str, files: Files | None = None) -> Look | None:
         where, base = self._split(name)
         if where is self.storage:
-            return self._looked(where, name, files_of(where, name) if files is None else files)
+            mark = self._mark(name)
+            look = self._looked(where, name, files_of(where, name) if files is None else files)
+            self._rows.note(name, mark, look)
+            return look
         look = self._looked(where, base, files_of(where, base))
         if look is None:
             return None
@@ -306,15 +328,6 @@ def folder_mark(folder: str) -> str | None:
     if len(found) < 2 or not stat.S_ISDIR(found[0].st_mode) or found[0].st_mtime_ns + _SETTLED > time.time_ns():
         return None
     return "-".join(f"{each.st_ino:x}.{each.st_size:x}.{each.st_mtime_ns:x}.{each.st_ctime_ns:x}" for each in found)
-
-
-def listing_mark(files: Files) -> str | None:
-    """The same of a folder in an object store, by its listing; None where that has no marks."""
-    own = sorted(path for path in files if path in (GLOBAL, COMMIT, SAVING) or SUPPLEMENT.fullmatch(path))
-    tags = [files[path].get("ETag") or files[path].get("etag") for path in own]
-    if not tags or None in tags:
-        return None
-    return hashlib.sha256(repr(list(zip(own, tags, strict=True))).encode()).hexdigest()[:32]
 
 
 def _written(entry: Mapping[str, Any]) -> int | None:

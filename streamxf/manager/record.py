@@ -72,7 +72,8 @@ class Record:
 
     @property
     def _facts(self) -> tuple[object, ...]:
-        return self.name, self.kind, self.save_id, self.time, self.bytes, self.verified, self.link
+        metrics = repr(self.metrics)  # NaN is not equal to itself
+        return self.name, self.kind, self.save_id, self.time, self.bytes, self.verified, self.link, metrics
 
     @property
     def step(self) -> int:

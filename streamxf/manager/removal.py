@@ -17,7 +17,16 @@ from streamxf.checkpoint.removal import files_of, files_of_many, remove_entry, r
 from streamxf.checkpoint.small import put_small, read_small
 from streamxf.errors import StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
-from streamxf.manager.commits import COMMIT, REMOVED, SAVING, Commit, Files, Saving, read, written_since
+from streamxf.manager.commits import (
+    COMMIT,
+    REMOVED,
+    SAVING,
+    Commit,
+    Files,
+    Saving,
+    read,
+    written_since,
+)
 from streamxf.manager.holds import NO_PLACE, going, held, removing
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record

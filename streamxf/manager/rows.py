@@ -1,12 +1,16 @@
 """What looks into the folders of a run have found, remembered in ``.streamxf/rows-*``. A row counts only while its
 folder has the same mark, and where there are keys only if they vouch for its file; to lose them all costs time alone.
+Object stores list folders without marks, so there it counts as long as the folder is there. In any case what is to be
+removed or resumed from is looked at itself.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -65,7 +69,8 @@ class RowCache:
     def __init__(self, storage: Storage, authority: Authority) -> None:
         self._storage = storage
         self._authority = authority
-        self._stored: dict[str, dict[str, list[Any]]] | None = None  # by file
+        self._files: set[str] | None = None
+        self._stored: dict[str, list[Any]] = {}
         self._known: dict[str, tuple[str, Look]] = {}
         self._new: set[str] = set()
 
@@ -73,22 +78,17 @@ class RowCache:
         """What was found when the folder had this mark."""
         if mark is None:
             return None
-        if (known := self._known.get(name)) is not None and known[0] == mark:
-            return known[1]
-        for rows in self._loaded().values():
-            if (row := rows.get(name)) is not None and row[0] == mark:
-                try:
-                    look = Look.of_json(row[1])
-                except (MetadataError, TypeError, ValueError):
-                    continue
-                self._known[name] = mark, look
-                return look
-        return None
+        if self._files is None:
+            self._load()
+        if (known := self._known.get(name)) is None and (row := self._stored.get(name)) is not None:
+            with suppress(MetadataError, TypeError, ValueError):
+                known = self._known[name] = str(row[0]), Look.of_json(row[1])
+        return known[1] if known is not None and known[0] == mark else None
 
     def note(self, name: str, mark: str | None, look: Look | None) -> None:
-        """Remember it, if it lasts."""
+        """Remember it, if it lasts; what was known before does not."""
         if mark is None or look is None or not look.lasts:
-            self._known.pop(name, None)
+            self._known.pop(name, None), self._stored.pop(name, None)
         elif self._known.get(name) != (mark, look):
             self._known[name] = mark, look
             self._new.add(name)
@@ -98,31 +98,38 @@ class RowCache:
         new, self._new = self._new & self._known.keys(), set()
         if not new or not self._authority.vouches:
             return
-        stored = self._loaded()
-        merges = len(stored) >= _FILES
-        wanted = sorted(self._known.keys() & set(names) if merges else new)
-        made = {}
-        for at in range(0, len(wanted), _EACH):
-            rows = {name: [self._known[name][0], self._known[name][1].to_json()] for name in wanted[at : at + _EACH]}
-            made[f"{_PREFIX}{secrets.token_hex(8)}"] = rows
-        for file, rows in made.items():
-            put_small(self._storage, f"{FOLDER}/{file}", self._authority.seal({"rows": rows}), sync=False)
+        if self._files is None:
+            self._load()
+        assert self._files is not None
+        old, wanted = (
+            set(self._files),
+            {name: [mark, look.to_json()] for name in new for mark, look in [self._known[name]]},
+        )
+        self._stored |= wanted
+        merges = len(old) >= _FILES
         if merges:
-            remove_entry(self._storage, *(f"{FOLDER}/{file}" for file in stored))
-            stored.clear()
-        stored |= made
+            wanted = self._stored = {name: row for name, row in self._stored.items() if name in set(names)}
+        rows = [*wanted.items()]
+        for at in range(0, len(rows), _EACH):
+            file = f"{_PREFIX}{secrets.token_hex(8)}"
+            content = {"time": time.time_ns() // 10**6, "rows": dict(rows[at : at + _EACH])}
+            put_small(self._storage, f"{FOLDER}/{file}", self._authority.seal(content), sync=False)
+            self._files.add(file)
+        if merges:
+            remove_entry(self._storage, *(f"{FOLDER}/{file}" for file in old))
+            self._files -= old
 
-    def _loaded(self) -> dict[str, dict[str, list[Any]]]:
-        if self._stored is None:
-            self._stored = {}
-            found = small_files(self._storage, FOLDER, lambda name: name.startswith(_PREFIX))
-            for file, data in found.items():
-                try:
-                    note = parse_note(data)
-                    rows = {str(name): [*row] for name, row in note.content["rows"].items()}
-                    doubt = self._authority.doubt_of(note)
-                except (StreamxfError, AttributeError, KeyError, TypeError) as error:
-                    _log.debug("%s is ignored: %s", self._storage.full(f"{FOLDER}/{file}"), error)
-                    rows, doubt = {}, ""
-                self._stored[file] = {} if doubt else rows
-        return self._stored
+    def _load(self) -> None:
+        """All rows that count; of one name, those that were stored later."""
+        files = small_files(self._storage, FOLDER, lambda name: name.startswith(_PREFIX))
+        self._files, found = set(files), []
+        for file, data in files.items():
+            try:
+                note = parse_note(data)
+                if not self._authority.doubt_of(note):
+                    rows = {name: row for name, row in note.content["rows"].items() if len(row) == 2}
+                    found.append((int(note.content["time"]), rows))
+            except (StreamxfError, AttributeError, KeyError, TypeError, ValueError) as error:
+                _log.debug("%s is ignored: %s", self._storage.full(f"{FOLDER}/{file}"), error)
+        for _, rows in sorted(found, key=lambda each: each[0]):
+            self._stored |= rows

@@ -10,7 +10,6 @@ import os
 import secrets
 import socket
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 from weakref import WeakValueDictionary
@@ -130,9 +129,7 @@ class Sessions:
         lock, self._lock = self._lock, None
         if lock is not None:
             _own.pop(self.own.id, None)
-            with suppress(OSError):
-                remove_entry(self._storage, f"{FOLDER}/{_PREFIX}{self.own.id}{_LOCK}")
-            lock.close()
+            lock.close()  # its file stays, to show that nobody holds it
 
     def is_held(self, session: str) -> bool | None:
         """Whether its process runs; None if no lock tells."""

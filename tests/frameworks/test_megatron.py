@@ -11,7 +11,7 @@ from dcp.helpers import stored_chain
 import streamxf
 
 from .damaged import assert_falls_back
-from .killed import EXAMPLES, assert_managed, finished, two_ranks
+from .killed import EXAMPLES, assert_resumes, finished, two_ranks
 
 pytestmark = [
     pytest.mark.slow,
@@ -65,7 +65,7 @@ if __name__ == "__main__":
 
 
 def test_killed_and_resumed(tmp_path: Path) -> None:
-    folder = assert_managed(tmp_path, two_ranks(), [ON_CPU, EXAMPLES / "megatron_torch_dist.py"])
+    folder = assert_resumes(tmp_path, two_ranks(ON_CPU, EXAMPLES / "megatron_torch_dist.py"))
     assert {stored_chain(path, None) for path in folder.glob("iter_*")} == {"floatzip+checksum"}
 
 

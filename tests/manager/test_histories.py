@@ -371,7 +371,7 @@ class Histories(Adversary):
             run = self.seen()
             listed = {each.name: each for each in run.records()}
             if self.remembers:
-                run.remember(listed.values())
+                run.remember()
             shown = {each.name: each.complete for each in list_checkpoints(self.place.run)}
         self.measure()
         counted = {

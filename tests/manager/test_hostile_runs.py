@@ -20,11 +20,11 @@ import torch.distributed.checkpoint as dcp
 from dcp.s3_server import storage as s3_options
 
 import streamxf
-from streamxf.checkpoint import removal
 from streamxf.errors import KeyMissingError, NoCheckpointError, PolicyError
 from streamxf.manager.forget import forget
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
+from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Schedule
 
 from .runs import blank, complete, is_at, saved_run, state_at
@@ -93,14 +93,14 @@ def test_a_run_whose_path_is_a_pattern_removes_its_own_and_no_others(
 def test_a_planted_name_that_is_a_pattern_removes_nothing(place: tuple[str, dict[str, Any]], key: streamxf.Key) -> None:
     base, options = place
     saved_run(f"{base}/run", 100, 200, 300, chain=KEYS, keys=key, storage_options=options)
-    filesystem, _ = fsspec.core.url_to_fs(f"{base}/run", **options)
-    for file in (".metadata", "__0_0.distcp"):
-        filesystem.pipe_file(f"{base.partition('//')[2]}/run/step-1*/{file}", b"planted")
-    forget(f"{base}/run", 2, keys=key, storage_options=options)
-    assert {"step-200", "step-300"} <= set(complete(f"{base}/run", storage_options=options))
-    forget(f"{base}/run", 3, keys=key, storage_options=options)
-    saved_run(f"{base}/run", 400, chain=KEYS, keys=key, keep=3, storage_options=options)
-    assert {"step-200", "step-300", "step-400"} <= set(complete(f"{base}/run", storage_options=options))
+    filesystem, path = fsspec.core.url_to_fs(f"{base}/run", **options)
+    for file in filesystem.find(f"{path}/step-200"):
+        filesystem.pipe_file(file.replace("step-200", "step-1*"), filesystem.cat_file(file))
+    keep = Retention(last=1, steps=[100])
+    forget(f"{base}/run", keep, keys=key, storage_options=options)
+    assert {"step-100", "step-300"} <= set(complete(f"{base}/run", storage_options=options))
+    saved_run(f"{base}/run", 400, chain=KEYS, keys=key, keep=keep, storage_options=options)
+    assert {"step-100", "step-400"} <= set(complete(f"{base}/run", storage_options=options))
 
 
 # -- the catalog of before -----------------------------------------------------------------------------------------
@@ -131,14 +131,14 @@ def test_a_catalog_that_names_what_to_remove_removes_nothing(tmp_path: Path, nam
     assert not (run / ".streamxf" / "catalog.json").exists(), "the first save deletes it"
 
 
-@pytest.mark.parametrize("entry", [saving(commits=True, time=0), saving(), saving(commits=True)], ids=str)
+@pytest.mark.parametrize("entry", [{"commits": True, "time": 0}, {}, {"commits": True}], ids=str)
 def test_a_catalog_that_takes_checkpoints_for_unfinished_hides_and_removes_none(
     tmp_path: Path, key: streamxf.Key, entry: dict[str, Any]
 ) -> None:
     keyed: dict[str, Any] = {"chain": KEYS, "keys": key}
     saved_run(tmp_path, 1, 2, **keyed)
     (tmp_path / "datasets").mkdir()
-    plant_catalog(tmp_path, saving=dict.fromkeys(("step-1", "step-2", "datasets"), entry))
+    plant_catalog(tmp_path, saving=dict.fromkeys(("step-1", "step-2", "datasets"), saving(**entry)))
     assert resumed(tmp_path, **keyed) == 2
     saved_run(tmp_path, 3, **keyed)
     assert complete(tmp_path) == ["step-1", "step-2", "step-3"]
@@ -393,27 +393,25 @@ def test_a_folder_that_is_swapped_for_a_link_during_its_removal_leads_nowhere(
     run, other = tmp_path / "run", tmp_path / "other"
     saved_run(other, 1)
     saved_run(run, 1, 2)
-    shutil.copytree(other / "step-1", tmp_path / "kept")
-    swapped: list[str] = []
-    unlink = os.unlink
+    moved: list[str] = []
 
     def swapping(path: Any, *arguments: Any, **options: Any) -> None:
-        unlink(path, *arguments, **options)
-        if not swapped and "metadata" in os.fspath(path):
-            swapped.append(os.fspath(path))
+        if not moved and "metadata" in os.fspath(path):
             os.rename(run / "step-1", tmp_path / "moved")
             (run / "step-1").symlink_to(other / "step-1")
-            for file in (tmp_path / "moved").iterdir():  # the same names there
-                (other / "step-1" / file.name).write_bytes(b"of the other run")
+            moved.extend(os.listdir(tmp_path / "moved"))
+            for name in moved:  # the same names there
+                (other / "step-1" / name).write_bytes(b"of the other run")
+        unlink(path, *arguments, **options)
 
-    before = files_below(other)
+    unlink = os.unlink
+    before = set(os.listdir(other / "step-1"))
     with monkeypatch.context() as patched:
-        patched.setattr(removal.os, "unlink", swapping)
+        patched.setattr(os, "unlink", swapping)
+        patched.setattr(os, "remove", swapping)
         forget(run, 1)
-    assert swapped
-    after = files_below(other)
-    assert before.keys() <= after.keys()
-    assert all(data == b"of the other run" or data == before[name] for name, data in after.items())
+    assert moved
+    assert before.union(moved) == set(os.listdir(other / "step-1"))
     assert complete(run)[-1] == "step-2"
 
 

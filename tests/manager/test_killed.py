@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
+from streamxf.manager import manager as module
 from streamxf.manager.commits import SAVING
 from streamxf.manager.manager import CheckpointManager
 
@@ -21,8 +23,6 @@ def killed_saves(run: Path, monkeypatch: pytest.MonkeyPatch, *steps: int) -> Non
         patched.setattr("streamxf.manager.keeper.Keeper._end", lambda *_: None)
         for step in steps:
             job.save(step, state_at(step))
-        session = job._keeper._sessions.own.id  # type: ignore[union-attr]
-    (run / ".streamxf" / f"session-{session}.lock").touch()  # which a kill leaves, and nobody holds
 
 
 def test_a_save_over_one_that_was_killed_after_it_had_published_leaves_that_until_it_is_complete(
@@ -59,3 +59,27 @@ def test_a_hold_that_ends_leaves_the_folder_of_the_next_one(tmp_path: Path) -> N
     with streamxf.hold(tmp_path / "step-1"):
         pass
     assert (tmp_path / ".streamxf" / "holds").is_dir()
+
+
+def test_what_a_failed_save_leaves_goes_with_the_next_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the file of a rank that was killed, while the others have told of it."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        (tmp_path / "step-1" / f"__1_0_{'a' * 32}.distcp").write_bytes(b"of rank 1")
+        raise CheckpointException("rank 1 has died", {})
+
+    with CheckpointManager(tmp_path) as job:
+        with monkeypatch.context() as patched, pytest.raises(CheckpointException):
+            patched.setattr(module, "dcp_save", fails)
+            job.save(1, state_at(1))
+        job.wait()
+    saved_run(tmp_path, 2)
+    assert sorted(os.listdir(tmp_path)) == [".streamxf", "step-2"]
+
+
+def test_a_failed_save_that_leaves_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        with pytest.raises(CheckpointException):
+            manager.save(1, unsaveable())
+        manager.wait()
+        assert os.listdir(tmp_path) == [".streamxf"]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from streamxf import CheckpointManager, Retention, forget, list_checkpoints
+import pytest
+
+from streamxf import CheckpointManager, Retention, forget, latest, list_checkpoints
+from streamxf.errors import NoCheckpointError
 
 from .runs import saved_run, state_at
 
@@ -42,3 +45,14 @@ def test_numbers_may_be_padded(tmp_path: Path) -> None:
         for step in (9, 10):
             manager.save(step, state_at(step))
     assert names(tmp_path) == {"step-00000010"}
+
+
+def test_where_all_were_renamed_they_count_by_their_new_names(tmp_path: Path) -> None:
+    saved_run(tmp_path / "run", 1, 2, 3)
+    for step in (1, 2, 3):
+        (tmp_path / "run" / f"step-{step}").rename(tmp_path / "run" / f"model-{step}")
+    assert {record.kind for record in list_checkpoints(tmp_path / "run")} == {"foreign"}
+    assert latest(tmp_path / "run") == str(tmp_path / "run" / "model-3")
+    assert forget(tmp_path / "run", 2).removed == ("model-1",)
+    with CheckpointManager(tmp_path / "run", name="model-{}") as manager, pytest.raises(NoCheckpointError):
+        manager.resume(state_at(0))

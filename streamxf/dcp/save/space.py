@@ -122,7 +122,8 @@ def _refuse(folder: str | os.PathLike[str], needed: int, free: int, whose: str) 
     raise NoSpaceError(
         f"the disk is too full for this save: at least {_shown(needed)} are to be written to it{whose}, and "
         f"{_shown(free)} are free. The checkpoint that is there stays until the new one is published, so both need "
-        "space. Nothing was written. Make room (`streamxf clean` removes what failed saves left), or save elsewhere",
+        "space. Nothing was written. Make room (`streamxf forget` removes checkpoints by rules, `streamxf clean` what "
+        "failed saves left), or save elsewhere",
         file=os.fspath(folder),
     )
 

@@ -1,0 +1,37 @@
+"""A job that saves to a run, in a process of its own: ``python -m manager.one_job save|train RUN SAID keyed|plain``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import streamxf
+from manager.runs import state_at
+from streamxf.checkpoint.storage import Storage
+from streamxf.manager.manager import CheckpointManager
+
+
+def main(what: str, run: str, said: str, keyed: str) -> None:
+    options: dict[str, Any] = {}
+    if keyed == "keyed":
+        options = {"chain": "zstd+encrypt", "keys": streamxf.Key(bytes(range(32)))}
+    put = Storage.put
+
+    def waits(storage: Storage, name: str, *arguments: Any, **more: Any) -> None:
+        if name == ".metadata" and what == "save":
+            Path(said).write_text("begun")
+            time.sleep(1000)
+        put(storage, name, *arguments, **more)
+
+    Storage.put = waits  # type: ignore[method-assign]
+    with CheckpointManager(run, **options) as manager:
+        manager.save(1, state_at(1))
+        manager.wait()
+        Path(said).write_text("saved 1")
+        time.sleep(1000)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

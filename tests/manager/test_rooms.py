@@ -1,0 +1,119 @@
+"""A disk that is too small for all checkpoints: the rules make room before it is needed, and once more when it was not
+enough.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+
+from streamxf.manager.manager import CheckpointManager
+
+from .runs import complete
+
+MEBIBYTE = 2**20
+
+
+def weighing(mebibytes: int, step: int = 0) -> dict[str, Any]:
+    """A state that no chain makes smaller."""
+    generator = torch.Generator().manual_seed(step)
+    return {"weight": torch.randint(256, (mebibytes * MEBIBYTE,), dtype=torch.uint8, generator=generator)}
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of four and a half mebibytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={9 * MEBIBYTE // 2}", "tmpfs", str(folder)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this process may not mount anything: {error}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(run: Path, *steps: int) -> None:
+    with CheckpointManager(run) as manager:
+        for step in steps:
+            manager.save(step, weighing(1, step))
+
+
+def test_a_disk_that_old_checkpoints_fill_is_full_without_rules(disk: Path) -> None:
+    fill(disk / "run", 1, 2, 3, 4)
+    with pytest.raises(CheckpointException, match="streamxf forget"):
+        fill(disk / "run", 5)
+    assert len(complete(disk / "run")) == 4
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_fewer_checkpoints_to_keep_make_room_before_the_first_save(disk: Path, async_save: bool) -> None:
+    fill(disk / "run", 1, 2, 3, 4)
+    with CheckpointManager(disk / "run", keep=2, async_save=async_save) as manager:
+        assert manager.resume(weighing(1)) == 4
+        manager.save(5, weighing(1, 5))
+    assert complete(disk / "run") == ["step-4", "step-5"]
+
+
+def test_so_they_do_where_not_even_a_note_has_room(disk: Path) -> None:
+    fill(disk / "run", 1, 2, 3, 4)
+    with (disk / "ballast").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(512))
+    with CheckpointManager(disk / "run", keep=2) as manager:
+        manager.save(5, weighing(1, 5))
+    assert complete(disk / "run") == ["step-4", "step-5"]
+
+
+def test_what_was_resumed_from_stays_until_the_first_save(disk: Path) -> None:
+    fill(disk / "run", 1, 2, 3, 4)
+    with CheckpointManager(disk / "run", keep=1) as manager:
+        assert manager.resume(weighing(1), step=2) == 2
+        with pytest.raises(CheckpointException):
+            manager.save(3, {"weight": lambda: 0})
+        assert {"step-2", "step-4"} <= set(complete(disk / "run"))
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+def test_a_save_that_would_not_fit_has_the_rules_applied_first(disk: Path, async_save: bool) -> None:
+    with CheckpointManager(disk / "run", keep=4, async_save=async_save) as manager:
+        for step in range(1, 8):
+            manager.save(step, weighing(1, step))
+            manager.wait()
+    assert complete(disk / "run") == ["step-4", "step-5", "step-6", "step-7"]
+
+
+def test_a_save_that_takes_more_than_the_last_one_makes_room_and_is_tried_once_more(disk: Path) -> None:
+    with CheckpointManager(disk / "run", keep=2) as manager:
+        for step in (1, 2):
+            manager.save(step, weighing(1, step))
+        manager.save(3, weighing(3, 3))
+        manager.wait()
+        assert complete(disk / "run") == ["step-2", "step-3"]
+        with pytest.raises(CheckpointException, match="too full"):
+            manager.save(4, weighing(4, 4))
+        assert "step-3" in complete(disk / "run")
+
+
+def test_a_framework_finds_room_when_it_begins(disk: Path) -> None:
+    with CheckpointManager(disk / "run", keep=4) as manager:
+        for step in range(1, 8):
+            path = Path(manager.begin(step))
+            (path / "model.bin").write_bytes(bytes(MEBIBYTE))
+            manager.commit(step)
+            manager.wait()
+    assert complete(disk / "run") == ["step-4", "step-5", "step-6", "step-7"]
+
+
+def test_a_manager_that_never_saves_never_removes(disk: Path) -> None:
+    fill(disk / "run", 1, 2, 3, 4)
+    with CheckpointManager(disk / "run", keep=1) as manager:
+        assert manager.resume(weighing(1)) == 4
+    assert len(complete(disk / "run")) == 4
