@@ -261,10 +261,11 @@ class Run:
         top = [path for path in files if "/" not in path]
         if COMMIT in top:
             return self._supplemented(name, files, self._committed(where.child(name), files))
-        if SAVING in top and self._is_begun(where.child(name), name):
-            return Look("unfinished", written=_written(files[SAVING]))
         if metadata := metadata_among(top):
-            return self._supplemented(name, files, self._published(where.child(name), metadata, files))
+            look = self._published(where.child(name), metadata, files)
+            if look.facts is None and SAVING in top and self._is_begun(where.child(name), name):
+                return Look("unfinished", written=_written(files[SAVING]))
+            return self._supplemented(name, files, look)
         if REMOVED in top:
             return self._committed(where.child(name), files, REMOVED)
         if SAVING in top or any(map(made_by_saves, top)):
@@ -272,7 +273,9 @@ class Run:
         return None
 
     def _is_begun(self, place: Storage, name: str) -> bool:
-        """Whether a framework saves there, or was killed: what it wrote counts once it is committed."""
+        """Whether a framework saves there, or was killed: what it wrote counts once it is committed. What a manager
+        saved says so itself, whatever is put beside it.
+        """
         try:
             found = read(place, SAVING, Saving.of_json, self.authority)
         except StreamxfError:

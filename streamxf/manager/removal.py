@@ -24,7 +24,6 @@ from streamxf.manager.commits import (
     Commit,
     Files,
     Saving,
-    is_complete,
     read,
     written_since,
 )
@@ -178,7 +177,8 @@ def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str
     alive = saving.session != sessions.own.id and sessions.is_held(saving.session)
     if alive or (alive is None and abs(time.time() - saving.time / 1000) < DAY):
         return []
-    if COMMIT in files or (not saving.framework and is_complete(files)):
+    record = run.record(name, files)
+    if record is not None and record.complete:
         return [SAVING]  # it was killed after it had published, or over what is there
     written = written_since(files, saving.before)
     return [path for path in written if saving.framework or made_by_saves(path)] + [SAVING]

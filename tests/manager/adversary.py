@@ -175,7 +175,7 @@ class Adversary(RunOnDisk):
             content |= {"host": "elsewhere", "pid": 1}
         elif file == ".streamxf-saving":
             name = path.partition("/")[0]
-            content = {"name": name, "time": 0, "session": "0" * 32, "before": {}, "framework": self.keying.strict}
+            content = {"name": name, "time": 0, "session": "0" * 32, "before": {}, "framework": self.says_whose(name)}
         elif file == ".streamxf-removed":
             name = path.partition("/")[0]
             told = RunFacts(OTHER_ID, name, 1, 0).to_json()
@@ -184,6 +184,10 @@ class Adversary(RunOnDisk):
         elif file.startswith(".streamxf-note-"):
             content = {"save_id": "0" * 32, "time": 0, "metrics": {"loss": "-5.0"}, "sha256": {}}
         return seal_note(content, keying("other").encrypt if self.now % 2 else None)
+
+    def says_whose(self, name: str) -> bool:
+        """Whether it says itself that a manager saved it; of others, without keys, anybody's notes are true."""
+        return self.keying.strict or bool(self.model.folders[name].told)
 
     def mark(self, name: str) -> str:
         """That of a folder as it is now, where keys show that the row is forged."""

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from streamxf.manager import forget, holds, keeper, removal, sessions
+from streamxf.manager import forget, holds, keeper, listing, removal, sessions
 from streamxf.manager.keeper import Keeper
 
 # where removals look at what others may have changed, each by its module's own name
@@ -95,8 +95,10 @@ class Points:
         return counted
 
     @contextmanager
-    def watched(self, clock: Callable[[], float], locks: bool = True) -> Iterator[None]:
-        """What streamxf does in here meets the points, and has this clock, and locks or none."""
+    def watched(self, clock: Callable[[], float], locks: bool = True, settled: int | None = None) -> Iterator[None]:
+        """What streamxf does in here meets the points, and has this clock, and locks or none. After `settled` ns what
+        it finds in a folder is remembered.
+        """
         with ExitStack() as stack:
             stack.enter_context(patch.object(time, "time", clock))
             stack.enter_context(patch.object(os, "fsync", lambda _: None))  # of no interest, and slow
@@ -107,7 +109,9 @@ class Points:
                 stack.enter_context(patch.object(owner, name, self.before(getattr(owner, name))))
             for name in ("_remove_unchanged", "remove_tree"):
                 stack.enter_context(patch.object(removal, name, self.locking(getattr(removal, name))))
-            stack.enter_context(patch.object(holds, "_PATIENCE", 5.0))
+            stack.enter_context(patch.object(holds, "_PATIENCE", 1.0))
+            if settled is not None:
+                stack.enter_context(patch.object(listing, "_SETTLED", settled))
             yield
 
 

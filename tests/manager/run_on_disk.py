@@ -28,6 +28,7 @@ NOON = 1_700_000_000
 EVERY_CHECK = {"none", "sample", "whole"}
 OWN_ID, OTHER_ID = "1" * 32, "f" * 32
 HANGS = 60  # seconds
+SETTLED = 12_000_000  # ns, more than the kernel's clock for files takes from tick to tick
 HOLD = re.compile(r"(.+)@([0-9]{1,15})@[^@]+-[0-9a-f]{8}")
 WRITERS = re.compile(r"__.*\.distcp|\.metadata")  # names of files of a checkpoint
 
@@ -53,6 +54,7 @@ class RunOnDisk(RuleBasedStateMachine):
         self.keying = keying(self.keys)
         self.place: Disk | Objects = Disk()
         self.locks = True
+        self.remembers = False  # whether what was found in a folder is remembered soon
         self.named = False  # whether the job and tools say which run it is
         self.run_id: str | None = None
         self.model = Model()
@@ -73,9 +75,9 @@ class RunOnDisk(RuleBasedStateMachine):
         self.outside = self.place.outside()
         logging.getLogger("streamxf").addHandler(self.errors)
 
-    def settle(self, remote: bool, locks: bool, named: bool) -> None:
+    def settle(self, remote: bool, remembers: bool, locks: bool, named: bool) -> None:
         """Where the run lies, before anything happens to it."""
-        self.locks, self.named = locks, named
+        self.locks, self.named, self.remembers = locks, named, remembers
         self.run_id = OWN_ID if named else None
         if remote:
             self.place.close()
@@ -114,7 +116,7 @@ class RunOnDisk(RuleBasedStateMachine):
         before = signal.signal(signal.SIGALRM, hangs)
         signal.alarm(HANGS)
         try:
-            with self.points.watched(lambda: self.now, self.locks):
+            with self.points.watched(lambda: self.now, self.locks, SETTLED if self.remembers else None):
                 yield
         finally:
             signal.alarm(0)
@@ -174,6 +176,16 @@ class RunOnDisk(RuleBasedStateMachine):
         name = f"step-{step}"
         if name in self.model.links and not self.place.path(name).is_symlink():
             self.dropped(name)
+
+    def uncommitted(self, name: str) -> None:
+        """A save over what a framework wrote begins without its commit record; what DCP wrote there is still one."""
+        if name in self.committed and ".streamxf-commit" not in self.place.below(name):
+            folder, files = self.model.folders[name], dict(self.files[name])
+            garbled = files.pop(".streamxf-commit", None) is not None
+            self.dropped(name)
+            if ".metadata" in files:
+                broken = set() if garbled else folder.broken
+                self.own(name, files, Folder("", True, self.time_of(name), None, broken=broken))
 
     def learn(self, may_go: Collection[int]) -> None:
         """After a kill, see what was done, which may be no more than this."""
@@ -256,6 +268,7 @@ class RunOnDisk(RuleBasedStateMachine):
         self.run_id = self.running()._run.run_id
         if name in self.model.links:  # in its place there is a folder now
             self.dropped(name)
+        self.uncommitted(name)
         if framework:
             facts = RunFacts(str(self.run_id), name, step, began, {}, metrics)
             if name in self.model.folders:
