@@ -257,9 +257,9 @@ def clear(storage: Storage, record: Record) -> None:
 
 
 def _check_published(place: Storage, authority: Authority, check: Verify, part: Part) -> None:
-    """What DCP wrote. A job that cannot read it compares what is stored."""
+    """What DCP wrote. A job that cannot read it compares what is stored, all of it."""
     access, stored = authority.access, authority.strict and not authority.reads
-    if check == "whole":
+    if check == "whole" or (check == "sample" and stored):
         from streamxf.tools.verify.verify import verify_at
 
         report = verify_at(place, access, part=part)

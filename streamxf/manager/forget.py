@@ -126,7 +126,6 @@ def forget(
     storage = Storage.of(run, storage_options)
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned)
     place = Run(storage, Authority(access, unverified=unverified), run_id)
-    place.adopts = True
     with storage_errors(storage.given):
         check_folder(storage)
         rules = Retention.of(keep) if keep is not None else recorded_rules(place, dry_run=dry_run)

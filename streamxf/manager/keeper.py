@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from streamxf.checkpoint.disk import Volume
@@ -194,8 +194,8 @@ class Keeper:
         self._logging("what was found could not be remembered", self._run.remember)
 
     def _tidy(self) -> None:
-        for old in ("catalog.json",):  # of versions that kept one
-            remove_entry(self._storage, f".streamxf/{old}")
+        with suppress(OSError):  # whatever it is, it is not read
+            remove_entry(self._storage, ".streamxf/catalog.json")  # of versions that kept one
         finish(self._run, self._sessions, self._series, saves=True)
 
     def _note(self, name: str, framework: bool) -> None:

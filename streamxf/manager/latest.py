@@ -94,7 +94,6 @@ def latest(
 def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, ranks: int | None = None) -> Choice:
     """The same, with what was passed over, and why. `best` is a metric, and ``"min"`` or ``"max"``."""
     check_verify(verify)
-    run.adopts = True
     with storage_errors(run.storage.given):
         check_folder(run.storage)
         records = run.records()

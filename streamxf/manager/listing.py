@@ -35,10 +35,7 @@ class Run:
 
     - `run_id`: of the run; None while nobody has said it: then it is that of the newest checkpoint that counts, in each
       series of names by itself.
-    - `adopts`: whether foreign checkpoints count as unclaimed where there are no others. A job never does that.
     """
-
-    adopts = False
 
     def __init__(self, storage: Storage, authority: Authority | None = None, run_id: str | None = None) -> None:
         if run_id is not None and not re.fullmatch("[0-9a-f]{32}", run_id):
@@ -48,7 +45,6 @@ class Run:
         self.run_id = run_id
         self._rows = RowCache(storage, self.authority)
         self._names: list[str] = []
-        self._adopted = False
 
     # -- all checkpoints -------------------------------------------------------------------------------
 
@@ -64,11 +60,7 @@ class Run:
             if is_numbered(name) and series in (None, series_of(name)) and (look := self._look(name)) is not None:
                 looks[name] = look
         ids = self._ids(looks) if self.run_id is None else {}
-        self._adopted = False
         found = [self._record(name, look, self.run_id or ids.get(series_of(name))) for name, look in looks.items()]
-        if self.adopts and not any(record.kind in ("own", "unclaimed") for record in found):
-            self._adopted = True
-            found = [replace(each, kind="unclaimed") if each.kind == "foreign" else each for each in found]
         return sorted(found, key=lambda record: record.order)
 
     def record(self, name: str, files: Files | None = None) -> Record | None:
@@ -168,8 +160,6 @@ class Run:
                 kind, note = "foreign", f"{_COPY}{escaped(facts.name)}"
             elif run_id is not None and facts.run != run_id:
                 kind, note = "foreign", f"of the run {facts.run}"
-            if kind == "foreign" and self._adopted:
-                kind = "unclaimed"
         return Record(
             name,
             facts.time if facts is not None else None if look.written is None else look.written / 1000,

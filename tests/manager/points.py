@@ -94,6 +94,21 @@ class Points:
 
         return counted
 
+    def held(self, locked: Callable[..., Any]) -> Callable[..., Any]:
+        """The same of a lock that is held for a while."""
+
+        @contextmanager
+        def counted(*arguments: Any) -> Iterator[bool]:
+            self.reached()
+            self._locks += 1
+            try:
+                with locked(*arguments) as alone:
+                    yield alone
+            finally:
+                self._locks -= 1
+
+        return counted
+
     @contextmanager
     def watched(self, clock: Callable[[], float], locks: bool = True, settled: int | None = None) -> Iterator[None]:
         """What streamxf does in here meets the points, and has this clock, and locks or none. After `settled` ns what
@@ -107,11 +122,11 @@ class Points:
                     stack.enter_context(patch.object(fcntl, name, _no_locks))
             for owner, name in (*CHANGES, *LOOKS):
                 stack.enter_context(patch.object(owner, name, self.before(getattr(owner, name))))
-            for name in ("_remove_unchanged", "remove_tree"):
-                stack.enter_context(patch.object(removal, name, self.locking(getattr(removal, name))))
+            stack.enter_context(patch.object(removal, "_remove_unchanged", self.locking(removal._remove_unchanged)))
+            stack.enter_context(patch.object(removal, "locked", self.held(removal.locked)))
             stack.enter_context(patch.object(holds, "_PATIENCE", 1.0))
             # what is remembered of an object store may be outdated, by design; the model knows what is there
-            stack.enter_context(patch.object(listing, "_NO_MARK", None))
+            stack.enter_context(patch.object(listing, "ANY", None))
             if settled is not None:
                 stack.enter_context(patch.object(listing, "_SETTLED", settled))
             yield

@@ -47,12 +47,15 @@ def test_numbers_may_be_padded(tmp_path: Path) -> None:
     assert names(tmp_path) == {"step-00000010"}
 
 
-def test_where_all_were_renamed_they_count_by_their_new_names(tmp_path: Path) -> None:
+def test_where_all_were_renamed_none_counts_by_itself(tmp_path: Path) -> None:
     saved_run(tmp_path / "run", 1, 2, 3)
     for step in (1, 2, 3):
         (tmp_path / "run" / f"step-{step}").rename(tmp_path / "run" / f"model-{step}")
     assert {record.kind for record in list_checkpoints(tmp_path / "run")} == {"foreign"}
-    assert latest(tmp_path / "run") == str(tmp_path / "run" / "model-3")
-    assert forget(tmp_path / "run", 2).removed == ("model-1",)
-    with CheckpointManager(tmp_path / "run", name="model-{}") as manager, pytest.raises(NoCheckpointError):
-        manager.resume(state_at(0))
+    assert forget(tmp_path / "run", 2).removed == ()
+    with pytest.raises(NoCheckpointError, match="a copy of step-3"):
+        latest(tmp_path / "run")
+    with CheckpointManager(tmp_path / "run", name="model-{}") as manager:
+        with pytest.raises(NoCheckpointError, match="foreign=True"):
+            manager.resume(state_at(0))
+        assert manager.resume(state_at(0), step=3, foreign=True) == 3
