@@ -320,8 +320,8 @@ def written_at(storage: Storage, name: str, entry: Mapping[str, Any] | None = No
     with suppress(OSError, NotImplementedError, AttributeError, ValueError):
         if (path := storage.local_path(name)) is not None:
             return os.lstat(path).st_mtime
-        if entry and (told := written_in(entry)) is not None:
-            return told
+        if entry and any(key in entry for key in _WRITTEN):
+            return written_in(entry)
         return _seconds(storage.filesystem.modified(storage.inner(name)))  # a request
     return None
 
