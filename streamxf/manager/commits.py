@@ -25,6 +25,8 @@ from streamxf.manager.authority import Authority
 COMMIT, SAVING, REMOVED = ".streamxf-commit", ".streamxf-saving", ".streamxf-removed"
 SUPPLEMENT = re.compile(r"\.streamxf-note-[0-9a-f]{8}", re.ASCII)
 
+_NONE: frozenset[str] = frozenset()
+
 T = TypeVar("T")
 Files = Mapping[str, Mapping[str, Any]]
 """What a folder holds, by relative path, as storage lists it."""
@@ -55,8 +57,10 @@ class Commit:
 
     @classmethod
     def of_json(cls, content: Any) -> Self:
+        fields.exact(content, {"save_id", "run", "files"}, _NONE, "a commit record")
         files = {}
         for each in content["files"]:
+            fields.exact(each, {"path", "size"}, frozenset({"sha256", "checksum"}), "a file")
             digest, checksum = each.get("sha256"), each.get("checksum")
             path = check_path(each["path"])
             files[path] = CommittedFile(
@@ -80,6 +84,7 @@ class Supplement:
 
     @classmethod
     def of_json(cls, content: Any) -> Self:
+        fields.exact(content, {"save_id", "time", "metrics", "sha256"}, _NONE, "a supplement")
         found = {check_path(path): digits(each, 64) for path, each in content["sha256"].items()}
         return cls(digits(content["save_id"], 32), natural(content["time"]), metrics_of(content["metrics"]), found)
 
@@ -101,6 +106,7 @@ class Saving:
 
     @classmethod
     def of_json(cls, content: Any) -> Self:
+        fields.exact(content, {"name", "time", "session", "before", "framework"}, _NONE, "the mark of a save")
         before = {check_path(path): str(mark) for path, mark in content["before"].items()}
         times = natural(content["time"]), digits(content["session"], 32)
         return cls(str(content["name"]), *times, before, content["framework"] is True)

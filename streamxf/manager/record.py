@@ -73,7 +73,8 @@ class Record:
     @property
     def _facts(self) -> tuple[object, ...]:
         metrics = repr(self.metrics)  # NaN is not equal to itself
-        return self.name, self.kind, self.save_id, self.time, self.bytes, self.verified, self.link, metrics
+        which = self.save_id or (self.time, self.bytes)
+        return self.name, self.kind, which, self.verified, self.link, metrics
 
     @property
     def step(self) -> int:
