@@ -201,7 +201,7 @@ class ManyCheckpoints:
 
     def _list(self) -> None:
         found = streamxf.list_checkpoints(self.run, storage_options=self.place.options)
-        if [record.state for record in found] != ["complete"] * self.count:
+        if [record.complete for record in found] != [True] * self.count:
             raise AssertionError(f"{len(found)} checkpoints are listed, and not {self.count}")
 
     def _latest(self) -> None:

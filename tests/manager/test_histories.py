@@ -415,7 +415,7 @@ ALL = [pytest.param(34, marks=pytest.mark.exhaustive, id=f"part-{part}") for par
 
 
 @pytest.mark.parametrize("keys", ["none", "keys", "signed"])
-@pytest.mark.parametrize("histories", [4, *ALL])
+@pytest.mark.parametrize("histories", [8, *ALL])
 def test_histories(histories: int, keys: str):
     kind = type("Histories", (Histories,), {"keys": keys})
     run_state_machine_as_test(kind, settings=settings(max_examples=histories, stateful_step_count=30))
