@@ -33,14 +33,14 @@ class Authority:
     ----------
     strict : bool
         Whether what is not authenticated does not count.
-    published : set of str
-        The ids of the saves that this process has published.
+    published : dict of str to str
+        The saves that this process has published: of each id, which stands in clear there, the folder.
     """
 
     def __init__(self, access: Access, encryption: Encrypt | None = None, *, unverified: bool = False) -> None:
         self.access = access
         self.strict = (len(access.keys) > 0 or access.refuses_plaintext) and not unverified
-        self.published: set[str] = set()
+        self.published: dict[str, str] = {}
         self.reads = any(key.unwraps for key in access.keys)
         self._trust: Iterable[VerifyKey] = access.keys.trust
         if encryption is not None and encryption.signer is not None and not self.reads:
@@ -59,6 +59,10 @@ class Authority:
     def blind(self) -> bool:
         """Whether nothing that others published can be verified here."""
         return self.strict and not self.reads and not self._trust
+
+    def has_published(self, save_id: str | None, name: str) -> bool:
+        """Whether a checkpoint counts since this process saved it, which nothing else shows."""
+        return self.blind and save_id is not None and self.published.get(save_id) == name
 
     def check_reads(self, what: str) -> None:
         """Raise KeyMissingError if the job encrypts to keys that it does not hold, so that it cannot load."""

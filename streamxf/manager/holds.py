@@ -81,7 +81,11 @@ def holding(run: Run, name: str) -> Iterator[None]:
     with put_hold(storage, name):
         with storage_errors(storage.given):
             end = time.monotonic() + _PATIENCE
-            while time.monotonic() < end and (file := going(storage).get(name)) is not None and not is_over(file):
+            while (
+                time.monotonic() < end
+                and (file := going(storage, run.authority).get(name)) is not None
+                and not is_over(file)
+            ):
                 time.sleep(_PAUSE)
             record = run.record(name)
         if record is None or not record.complete:

@@ -247,7 +247,7 @@ class Keeper:
         if record is None:
             raise NoCheckpointError("it has been removed meanwhile", file=self._storage.full(name))
         if (known := save_id or record.save_id) is not None:
-            self._run.authority.published.add(known)
+            self._run.authority.published[known] = name
             if more:
                 self._supplement(name, Supplement(known, self._now(), more))
         self._size = record.bytes or self._size
@@ -274,7 +274,7 @@ class Keeper:
         made = RunFacts(facts.run, name, facts.step, facts.time, facts.rules, metrics)
         commit = Commit(secrets.token_hex(16), made, found)
         put_small(self._storage, f"{name}/{COMMIT}", self._run.authority.seal(commit.to_json()), once=True)
-        self._run.authority.published.add(commit.save_id)
+        self._run.authority.published[commit.save_id] = name
         self._size = sum(file.size for file in found.values())
         self.resumed = None
         self._end(name)

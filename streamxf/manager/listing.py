@@ -130,18 +130,21 @@ class Run:
         look = self._look(name)
         return look.facts.rules or None if look is not None and look.facts is not None else None
 
-    def supplements(self, name: str, files: Files, save_id: str | None) -> list[Supplement]:
-        """Those to a save that count, the oldest first."""
-        found = []
+    def supplements(self, name: str, files: Files, save_id: str | None) -> tuple[list[Supplement], bool]:
+        """Those to a save that count, the oldest first; and whether there are others, whose contents nobody knows."""
+        found, lost = [], False
         for file in filter(SUPPLEMENT.fullmatch, files):
             try:
                 said = read(self.place(name), file, Supplement.of_json, self.authority)
+                doubt = "it is not there, or no regular file" if said is None else said[1]
             except StreamxfError as error:
-                _log.warning("%s/%s is ignored: %s", self.storage.full(name), file, error.message)
-                continue
-            if said is not None and said[0].save_id == save_id and (not said[1] or save_id in self.authority.published):
+                said, doubt = None, error.message
+            if doubt and not self.authority.has_published(save_id, name):
+                _log.warning("%s/%s is ignored: %s", self.storage.full(name), file, doubt)
+                lost = True
+            elif said is not None and said[0].save_id == save_id:
                 found.append(said[0])
-        return sorted(found, key=lambda each: each.time)
+        return sorted(found, key=lambda each: each.time), lost
 
     def _split(self, name: str) -> tuple[Storage, str]:
         """The folder that a checkpoint's folder lies in, and its name there."""
@@ -203,7 +206,9 @@ class Run:
 
     def _looks(self, names: Collection[str]) -> dict[str, Look]:
         marks = {name: folder_mark(f"{self.storage.local}/{name}") if self.storage.local else ANY for name in names}
-        found = {name: look for name, mark in marks.items() if (look := self._rows.get(name, mark)) is not None}
+        known = {name: look for name, mark in marks.items() if (look := self._rows.get(name, mark)) is not None}
+        # a row only ever says what is usual: what would hide a checkpoint is looked at
+        found = {name: look for name, look in known.items() if look.facts is None or look.facts.name == name}
         unknown = [name for name in names if name not in found]
         files = files_of_many(self.storage, unknown)
 
@@ -224,7 +229,7 @@ class Run:
         local = self.storage.local_path(record.name)
         mark = file_mark(local) if local is not None else (listing_mark(files) or "/")[1:]
         if mark and not record.link and not any(map(SUPPLEMENT.fullmatch, files)):
-            known = self._rows.known(record.name)
+            known = self._rows.known(record.name, looked=not self.authority.strict)
             if known is not None and known[0].endswith(f"/{mark}") and known[1].save_id == record.save_id:
                 return True
         return record.is_still(self.record(record.name, files))
@@ -282,7 +287,7 @@ class Run:
             return self._problem(look, error)
         if (index := said[0].index) is not None:
             look = replace(look, save_id=index.save_id, facts=index.run)
-        if look.save_id in self.authority.published:
+        if self.authority.has_published(look.save_id, place.name):
             return look
         for file, each in zip(metadata, said, strict=True):
             doubt = self.authority.doubt(lambda access, file=file: read_metadata(place, file, access), each.signed_by)  # type: ignore[misc]
@@ -301,7 +306,7 @@ class Run:
             return self._problem(look, error)
         commit, doubt = found
         size = sum(file.size for file in commit.files.values())
-        if commit.save_id in self.authority.published:
+        if self.authority.has_published(commit.save_id, place.name):
             doubt = ""
         return replace(look, save_id=commit.save_id, facts=commit.run, bytes=size, doubt=doubt)
 
@@ -314,9 +319,10 @@ class Run:
         if look.facts is None:
             return look
         metrics = dict(look.facts.metrics)
-        for each in self.supplements(name, files, look.save_id):
+        found, lost = self.supplements(name, files, look.save_id)
+        for each in found:
             metrics |= each.metrics
-        return replace(look, metrics=metrics)
+        return replace(look, metrics=None if lost else metrics)
 
 
 _COPY = "a copy of "

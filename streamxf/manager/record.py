@@ -98,9 +98,10 @@ class Record:
 
 
 def is_numbered(name: str) -> bool:
-    """Whether a name can be that of a checkpoint of a run: it has numbers, none too long, and is not hidden."""
+    """Whether a name can be that of a checkpoint of a run: text with numbers, none too long, and not hidden."""
     found = _NUMBER.findall(name)
-    return not name.startswith(".") and bool(found) and max(map(len, found)) <= _DIGITS
+    usual = not name.startswith(".") and not any("\ud800" <= each <= "\udfff" for each in name)
+    return usual and bool(found) and max(map(len, found)) <= _DIGITS
 
 
 def series_of(name: str) -> str:

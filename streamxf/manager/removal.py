@@ -128,7 +128,7 @@ def contents(run: Run, name: str, files: Files) -> list[str]:
             found = read(child, record, Commit.of_json, run.authority)
             if found is not None and found[0].run.name == name:
                 commit, doubt = found
-                if not doubt or commit.save_id in run.authority.published:
+                if not doubt or run.authority.has_published(commit.save_id, name):
                     ours |= {path for path in commit.files if path in files}
         if top - ours:
             for metadata in metadata_among(top):
@@ -180,5 +180,8 @@ def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str
     record = run.record(name, files)
     if record is not None and record.complete:
         return [SAVING]  # it was killed after it had published, or over what is there
+    known = {sessions.own.id, *(each.id for each in sessions.earlier())}
+    if saving.framework and saving.session not in known and metadata_among([*files]):
+        return []  # the note may come from another run; the next save of the step takes away what is there
     written = written_since(files, saving.before)
     return [path for path in written if saving.framework or made_by_saves(path)] + [SAVING]

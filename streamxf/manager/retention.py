@@ -104,6 +104,8 @@ class Retention:
             raise _refused("mode", self.mode, "'min' where small values are good, 'max' where large ones are")
         if self.extras not in ("keep", "remove"):
             raise _refused("extras", self.extras, "'keep' or 'remove'")
+        if not isinstance(self.metric, str | None):
+            raise _refused("metric", self.metric, "the name of a metric")
         if (self.best is None) != (not self.metric):
             raise ParameterError("best= and metric= go together, as in best=2, metric='loss'")
         object.__setattr__(self, "steps", tuple(self.steps))

@@ -19,7 +19,7 @@ from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.removal import remove_entry
 from streamxf.checkpoint.small import put_small, small_files
 from streamxf.checkpoint.storage import Storage
-from streamxf.errors import MetadataError, StreamxfError
+from streamxf.errors import StreamxfError
 from streamxf.format.run import RunFacts
 from streamxf.manager.authority import Authority
 
@@ -85,6 +85,7 @@ class RowCache:
         self._stored: dict[str, list[Any]] = {}
         self._known: dict[str, tuple[str, Look]] = {}
         self._new: set[str] = set()
+        self._seen: set[str] = set()
 
     def get(self, name: str, mark: str | None) -> Look | None:
         """What was found when the folder had this mark."""
@@ -93,13 +94,13 @@ class RowCache:
         if self._files is None:
             self._load()
         if (known := self._known.get(name)) is None and (row := self._stored.get(name, _GONE)) != _GONE:
-            with suppress(MetadataError, TypeError, ValueError):
+            with suppress(Exception):  # whatever somebody has put there
                 known = self._known[name] = str(row[0]), Look.parse(row[1])
         return known[1] if known is not None and mark in (known[0], ANY) else None
 
-    def known(self, name: str) -> tuple[str, Look] | None:
-        """What was found last, and which mark the folder had."""
-        return self._known.get(name)
+    def known(self, name: str, *, looked: bool = False) -> tuple[str, Look] | None:
+        """What was found last, and which mark the folder had; if need be only what this process has `looked` at."""
+        return self._known.get(name) if name in self._seen or not looked else None
 
     def note(self, name: str, mark: str | None, look: Look | None) -> None:
         """Remember it, if it lasts; what was known before does not."""
@@ -107,7 +108,9 @@ class RowCache:
             if self._known.pop(name, None) or self._stored.get(name, _GONE) != _GONE:
                 self._stored[name] = _GONE
                 self._new.add(name)
-        elif self._known.get(name) != (mark, look):
+            return
+        self._seen.add(name)
+        if self._known.get(name) != (mark, look):
             self._known[name] = mark, look
             self._new.add(name)
 
