@@ -1,0 +1,77 @@
+"""Notes that somebody without keys puts into the steps of a job that encrypts, or into a run's cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import streamxf
+from streamxf import CheckpointManager, Retention
+from streamxf.checkpoint.notes import seal_note
+from streamxf.errors import ParameterError
+from streamxf.manager.listing import list_checkpoints
+
+from .runs import blank, complete, is_at, saved_run, state_at
+
+
+def test_a_commit_record_with_a_known_id_counts_for_nothing(tmp_path: Path, key: streamxf.Key) -> None:
+    """The ids of saves stand in clear beside them."""
+    with CheckpointManager(tmp_path, [streamxf.Encrypt(key)], keep=3) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, state_at(step))
+        manager.wait()
+        third = list_checkpoints(tmp_path)[-1]
+        for step in (1000, 1001, 1002):
+            run = {"run": third.run, "name": f"step-{step}", "step": step, "time": 1, "rules": {}, "metrics": {}}
+            (tmp_path / f"step-{step}").mkdir()
+            note = seal_note({"save_id": third.save_id, "run": run, "files": []})
+            (tmp_path / f"step-{step}" / ".streamxf-commit").write_bytes(note)
+        manager.save(4, state_at(4))
+        manager.wait()
+        assert {"step-2", "step-3", "step-4"} <= set(complete(tmp_path))
+        assert manager.latest() == str(tmp_path / "step-4")
+
+
+@pytest.mark.parametrize(
+    "planted", [b"garbage", seal_note({"save_id": "0" * 32, "time": 1, "metrics": {}, "sha256": {}})]
+)
+def test_a_supplement_that_cannot_be_believed_leaves_metrics_unknown(
+    tmp_path: Path, key: streamxf.Key, planted: bytes
+) -> None:
+    """So the checkpoint stays, since it may be the best."""
+    keep = Retention(last=1, best=1, metric="loss")
+    with CheckpointManager(tmp_path, [streamxf.Encrypt(key)], keep=keep) as manager:
+        manager.save(1, state_at(1), metrics={"loss": 0.1})
+        manager.wait()
+        (tmp_path / "step-1" / ".streamxf-note-deadbeef").write_bytes(planted)
+        for step in (2, 3):
+            manager.save(step, state_at(step), metrics={"loss": 0.5})
+        manager.wait()
+    assert "step-1" in complete(tmp_path)
+
+
+@pytest.mark.parametrize("row", ['{"a":1,"b":2}', "[1e999,1e999,1e999,[],null]", '["x",null,null,[1],[1,2,3,4]]', 7])
+def test_rows_of_any_form_stop_nothing(tmp_path: Path, row: object) -> None:
+    saved_run(tmp_path, 1, 2)
+    for name in ("step-1", "step-2"):
+        made = {"time": 2**52, "rows": {name: ["*", row], "x": {"a": 1, "b": 2}}}
+        (tmp_path / ".streamxf" / f"rows-{name}").write_bytes(seal_note(json.loads(json.dumps(made))))
+    state = blank()
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.resume(state) == 2
+    assert is_at(state, 2)
+
+
+def test_rules_of_any_form_are_refused() -> None:
+    for rules in ({"best": 1, "metric": {"a": 1}}, {"unknown": 1}, {"within": "1e400d"}):
+        with pytest.raises(ParameterError):
+            Retention.of_json(rules)
+
+
+def test_a_name_that_is_no_text_is_passed_over(tmp_path: Path) -> None:
+    saved_run(tmp_path, 1, 2)
+    (tmp_path / "step-2").rename(tmp_path / "x\udcff-2")
+    assert complete(tmp_path) == ["step-1"]
+    assert streamxf.forget(tmp_path, 1).removed == ()
