@@ -232,7 +232,7 @@ class Unclosable(FileSystem):
         return _Unclosable(super().create_stream(path, mode))
 
 
-def may_not_be_removed(path: Any) -> None:
+def may_not_be_removed(path: Any, **_: Any) -> None:
     raise PermissionError(errno.EPERM, "may not be removed")
 
 

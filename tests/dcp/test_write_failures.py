@@ -146,7 +146,7 @@ def test_clean_up_that_fails_only_warns(checkpoint: Path, monkeypatch: pytest.Mo
     old, new = states()
     save(old, checkpoint)
 
-    def unlink(path: Any) -> None:
+    def unlink(path: Any, **_: Any) -> None:
         raise PermissionError(errno.EPERM, "fault injected")
 
     monkeypatch.setattr(os, "unlink", unlink)

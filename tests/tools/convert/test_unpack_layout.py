@@ -14,7 +14,7 @@ from streamxf.checkpoint.reading import boxes_of
 from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
 from streamxf.tools.convert import plan
-from streamxf.tools.convert.plan import NewFile, Run, fresh, pieces
+from streamxf.tools.convert.plan import NewFile, Stretch, fresh, pieces
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex128, torch.float8_e4m3fn]
 
@@ -56,7 +56,7 @@ def test_every_byte_is_where_it_belongs(cuts, shapes, limit, data):
     }
     rest = filled((sum(cuts),), torch.uint8, 99)
     source = Memory({**tensors, "rest": rest})
-    runs: list[Run] = []
+    runs: list[Stretch] = []
     wanted, at = b"", 0
     for number in range(max(len(cuts), len(shapes))):
         if number < len(cuts):
@@ -64,7 +64,7 @@ def test_every_byte_is_where_it_belongs(cuts, shapes, limit, data):
             at += cuts[number]
         if number < len(shapes):
             order = tuple(data.draw(st.permutations(range(len(shapes[number])))))
-            runs.append(Run(len(wanted), tensor_in(source, str(number)), order))
+            runs.append(Stretch(len(wanted), tensor_in(source, str(number)), order))
             wanted += as_bytes(tensors[str(number)].permute(order))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "boxes_of", lambda item, _=0: boxes_of(item, limit))
@@ -76,7 +76,7 @@ def test_every_byte_is_where_it_belongs(cuts, shapes, limit, data):
 
 def test_a_row_of_bytes_is_read_once_however_many_parts_it_has():
     source = Memory({"rest": torch.arange(200, dtype=torch.uint8), "w": torch.zeros(3)})
-    runs = [Run(13 * number + 1, tensor_in(source, "w")) for number in range(200)]
+    runs = [Stretch(13 * number + 1, tensor_in(source, "w")) for number in range(200)]
     boxes = []
     read = source.read_boxes
     source.read_boxes = lambda wanted: read(boxes.append(box) or box for box in wanted)  # type: ignore[method-assign]
