@@ -18,6 +18,7 @@ from streamxf.checkpoint.metadata import GLOBAL, metadata_among, read_metadata
 from streamxf.checkpoint.publish import RUN_FILE, made_by_saves, written_in
 from streamxf.checkpoint.removal import files_of, files_of_many
 from streamxf.checkpoint.storage import Storage, storage_errors
+from streamxf.collector import collector_paused
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, StreamxfError, UnsupportedError, escaped
 from streamxf.manager.authority import Authority
 from streamxf.manager.commits import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
@@ -48,6 +49,7 @@ class Run:
 
     # -- all checkpoints -------------------------------------------------------------------------------
 
+    @collector_paused()
     def records(self, *, series: str | None = None) -> list[Record]:
         """The checkpoints, the oldest first; empty if there is no folder."""
         try:
