@@ -19,7 +19,7 @@ from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, Pa
 from streamxf.formats.opening import contents_of
 from streamxf.manager.authority import Authority
 from streamxf.manager.commits import COMMIT, Commit, Files, read
-from streamxf.manager.holds import NO_PLACE, holding
+from streamxf.manager.holds import has_no_place, holding
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.rows import FOLDER
@@ -102,7 +102,7 @@ class Chooser:
                 except NoCheckpointError:
                     continue  # it has been removed meanwhile
                 except OSError as error:
-                    if error.errno not in NO_PLACE:
+                    if not has_no_place(error):
                         raise
                     _log.warning("nothing keeps %s from being removed while it is read: %s", found.record.name, error)
                 return found

@@ -39,6 +39,10 @@ NO_PLACE = {*NOT_THERE, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, er
 _PAUSE = 0.05
 
 
+def has_no_place(error: OSError) -> bool:
+    return error.errno in NO_PLACE or isinstance(error, FileExistsError | NotADirectoryError)  # without a number
+
+
 @contextmanager
 def hold(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Keep a checkpoint of a run from being removed by a `CheckpointManager` or `forget` while it is read::

@@ -33,7 +33,7 @@ from streamxf.manager.commits import (
     written_since,
 )
 from streamxf.manager.forget import forget_in
-from streamxf.manager.holds import NO_PLACE, put_hold
+from streamxf.manager.holds import has_no_place, put_hold
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.removal import contents, finish, leftovers
@@ -218,7 +218,7 @@ class Keeper:
         try:
             self._holds[name].enter_context(put_hold(storage, name))
         except OSError as error:
-            if error.errno not in NO_PLACE:
+            if not has_no_place(error):
                 raise
             _log.warning("nothing keeps %s from being removed while it is saved: %s", name, error)
         before = {path: mark_of(entry) for path, entry in files.items() if path not in gone.union(ours)}

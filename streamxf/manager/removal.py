@@ -27,7 +27,7 @@ from streamxf.manager.commits import (
     read,
     written_since,
 )
-from streamxf.manager.holds import NO_PLACE, going, held, is_over, removing
+from streamxf.manager.holds import going, has_no_place, held, is_over, removing
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record
 from streamxf.manager.rows import FOLDER
@@ -58,7 +58,7 @@ def remove_checkpoints(run: Run, records: Sequence[Record], *, extras: bool = Fa
             with removing(run.storage, [each.name for each in part], run.authority):
                 _remove(run, part, files, extras, done)
         except OSError as error:
-            if error.errno not in NO_PLACE:
+            if not has_no_place(error):
                 raise
             _remove(run, part, files, extras, done)  # unannounced, or a full disk would stay full
         run.change(*(each.name for each in part))  # it was looked at meanwhile
