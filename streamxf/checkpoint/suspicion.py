@@ -6,6 +6,7 @@ import os
 import re
 import stat
 
+from streamxf.checkpoint.inside import opened
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import DAMAGE, IdentityError, escaped
 
@@ -48,21 +49,14 @@ def suspect(storage: Storage, save_id: str | None) -> bool | None:
 
 
 def _put_local(run: str, name: str | None) -> bool | None:
-    above = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        try:
-            folder = os.open(NOTES, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
-        except FileNotFoundError:
-            return None
-        try:
+        with opened(run, [NOTES]) as folder:
             if name is None:
                 return False
             try:
                 os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder))
             except FileExistsError:  # another rank's, or something else that must not be opened
                 return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-        finally:
-            os.close(folder)
-    finally:
-        os.close(above)
-    return True
+            return True
+    except FileNotFoundError:
+        return None
