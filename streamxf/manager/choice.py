@@ -296,10 +296,10 @@ def _check_commit(run: Run, record: Record, place: Storage, files: Files, check:
 
 def committed(place: Storage, files: Files, authority: Authority) -> Commit:
     """The commit record of what a framework wrote; raises ContainerError unless its files are there in their sizes."""
-    found = read(place, COMMIT, Commit.of_json, authority)
-    if found is None:
-        raise MetadataError("the commit record cannot be read")
-    for path, file in found[0].files.items():
+    commit, doubt = read(place, COMMIT, Commit.of_json, authority)
+    if commit is None:
+        raise MetadataError(f"the commit record cannot be read{doubt and ': '}{doubt}")
+    for path, file in commit.files.items():
         entry = files.get(path)
         if entry is None:
             raise ContainerError("the file is gone", file=place.full(path))
@@ -312,7 +312,7 @@ def committed(place: Storage, files: Files, authority: Authority) -> Commit:
             raise ContainerError(
                 "the store's checksum of the file has changed since it was committed", file=place.full(path)
             )
-    return found[0]
+    return commit
 
 
 def check_ranks(files: Collection[str], ranks: int | None) -> None:

@@ -120,15 +120,16 @@ def parsed(make: Callable[[Any], T], content: Any) -> T:
         raise MetadataError(f"the note is malformed ({type(error).__name__}: {error})") from None
 
 
-def read(child: Storage, file: str, make: Callable[[Any], T], authority: Authority) -> tuple[T, str] | None:
-    """A note in a checkpoint's folder, and why it does not count, if it does not; None if there is none. Raises
-    MetadataError if it is damaged.
+def read(child: Storage, file: str, make: Callable[[Any], T], authority: Authority) -> tuple[T | None, str]:
+    """A note in a checkpoint's folder, None if there is none, and why it does not count, if it does not. What the job's
+    keys do not verify is None, too, unless there are none that could. Raises MetadataError if it is damaged.
     """
     data = read_small(child, file, MAX_NOTE)
     if data is None:
-        return None
+        return None, ""
     note = parse_note(data)
-    return parsed(make, note.content), authority.doubt_of(note)
+    doubt = authority.doubt_of(note)
+    return (None if doubt and not authority.blind else parsed(make, note.content)), doubt
 
 
 def supplement(storage: Storage, name: str, content: Supplement, authority: Authority) -> None:

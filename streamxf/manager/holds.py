@@ -22,7 +22,7 @@ from streamxf.checkpoint.inside import NOT_THERE
 from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.publish import DAY
 from streamxf.checkpoint.removal import remove_entry
-from streamxf.checkpoint.small import put_small, small_files, small_names
+from streamxf.checkpoint.small import MOST_BYTES, put_small, small_files, small_names
 from streamxf.checkpoint.storage import Storage, is_url, storage_errors
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError
 from streamxf.manager.authority import Authority
@@ -151,10 +151,9 @@ def going(storage: Storage, authority: Authority | None = None) -> dict[str, str
     found: dict[str, str] = {}
     for file, data in small_files(storage, FOLDER, lambda name: _GOING.fullmatch(name) is not None).items():
         try:
-            note = parse_note(data)
-            names = [str(name) for name in note.content["names"]]
+            note = parse_note(data, MOST_BYTES)
+            if authority is None or not authority.doubt_of(note):
+                found |= dict.fromkeys([str(name) for name in note.content["names"]], file)
         except (MetadataError, KeyError, TypeError):
             continue
-        if authority is None or not authority.doubt_of(note):
-            found |= dict.fromkeys(names, file)
     return found

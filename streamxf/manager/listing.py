@@ -137,15 +137,15 @@ class Run:
         found, lost = [], False
         for file in filter(SUPPLEMENT.fullmatch, files):
             try:
-                said = read(self.place(name), file, Supplement.of_json, self.authority)
-                doubt = "it is not there, or no regular file" if said is None else said[1]
+                said, doubt = read(self.place(name), file, Supplement.of_json, self.authority)
             except StreamxfError as error:
                 said, doubt = None, error.message
-            if doubt and not self.authority.has_published(save_id, name):
-                _log.warning("%s/%s is ignored: %s", self.storage.full(name), file, doubt)
+            if said is None or (doubt and not self.authority.has_published(save_id, name)):
+                reason = doubt or "it is not there, or no regular file"
+                _log.warning("%s/%s is ignored: %s", self.storage.full(name), file, reason)
                 lost = True
-            elif said is not None and said[0].save_id == save_id:
-                found.append(said[0])
+            elif said.save_id == save_id:
+                found.append(said)
         return sorted(found, key=lambda each: each.time), lost
 
     def _split(self, name: str) -> tuple[Storage, str]:
@@ -274,10 +274,10 @@ class Run:
         saved says so itself, whatever is put beside it.
         """
         try:
-            found = read(place, SAVING, Saving.of_json, self.authority)
+            mark, doubt = read(place, SAVING, Saving.of_json, self.authority)
         except StreamxfError:
             return False
-        return found is not None and not found[1] and found[0].framework and found[0].name == name
+        return mark is not None and not doubt and mark.framework and mark.name == name
 
     def _published(self, place: Storage, metadata: list[str], files: Files) -> Look:
         """What DCP's metadata says."""
@@ -301,12 +301,13 @@ class Run:
         """What a commit record says."""
         look = Look("complete" if record == COMMIT else "removing", written=_written(files[record]))
         try:
-            found = read(place, record, Commit.of_json, self.authority)
-            if found is None:
+            commit, doubt = read(place, record, Commit.of_json, self.authority)
+            if commit is None and not doubt:
                 raise MetadataError("the commit record cannot be read")
         except StreamxfError as error:
             return self._problem(look, error)
-        commit, doubt = found
+        if commit is None:
+            return replace(look, doubt=doubt)
         size = sum(file.size for file in commit.files.values())
         if self.authority.has_published(commit.save_id, place.name):
             doubt = ""

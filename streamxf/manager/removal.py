@@ -125,11 +125,11 @@ def contents(run: Run, name: str, files: Files) -> list[str]:
     child = run.storage.child(name)
     with suppress(StreamxfError, FileNotFoundError):
         for record in top & {COMMIT, REMOVED}:
-            found = read(child, record, Commit.of_json, run.authority)
-            if found is not None and found[0].run.name == name:
-                commit, doubt = found
-                if not doubt or run.authority.has_published(commit.save_id, name):
-                    ours |= {path for path in commit.files if path in files}
+            commit, doubt = read(child, record, Commit.of_json, run.authority)
+            if commit is None or commit.run.name != name:
+                continue
+            if not doubt or run.authority.has_published(commit.save_id, name):
+                ours |= {path for path in commit.files if path in files}
         if top - ours:
             for metadata in metadata_among(top):
                 ours |= {path for path in read_metadata(child, metadata, Access(), listing=True).files if path in files}
@@ -168,12 +168,11 @@ def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str
     runs that began it, and where no lock tells, for a day.
     """
     try:
-        found = read(run.storage.child(name), SAVING, Saving.of_json, run.authority)
+        saving, doubt = read(run.storage.child(name), SAVING, Saving.of_json, run.authority)
     except StreamxfError:
         return []
-    if found is None or found[1] or found[0].name != name:
+    if saving is None or doubt or saving.name != name:
         return []
-    saving = found[0]
     alive = saving.session != sessions.own.id and sessions.is_held(saving.session)
     if alive or (alive is None and abs(time.time() - saving.time / 1000) < DAY):
         return []

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.removal import remove_entry
-from streamxf.checkpoint.small import put_small, small_files
+from streamxf.checkpoint.small import MOST_BYTES, put_small, small_files
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import StreamxfError
 from streamxf.format.run import RunFacts
@@ -30,7 +30,7 @@ ANY = "*"
 
 _GONE = ["", ""]  # the row of a folder of which nothing is known any longer
 _PREFIX = "rows-"
-_EACH = 2000  # rows of a file, which has less than a mebibyte then
+_ROOM = MOST_BYTES - 2**10  # of a file, for its rows
 _FILES = 16  # from so many on they become one
 
 _log = logging.getLogger(__name__)
@@ -151,12 +151,17 @@ class RowCache:
 
     def _put(self, rows: Mapping[str, list[Any]]) -> None:
         assert self._files is not None
-        listed = [*rows.items()]
-        for at in range(0, len(listed), _EACH):
-            file = f"{_PREFIX}{secrets.token_hex(8)}"
-            content = {"time": time.time_ns() // 1000, "rows": dict(listed[at : at + _EACH])}
-            put_small(self._storage, f"{FOLDER}/{file}", self._authority.seal(content), sync=False)
-            self._files.add(file)
+        part: dict[str, list[Any]] = {}
+        left = _ROOM
+        for name, row in [*rows.items(), ("", [])]:
+            left -= (size := len(json.dumps([name, row])))
+            if part and (left < 0 or not name):
+                file = f"{_PREFIX}{secrets.token_hex(8)}"
+                content = {"time": time.time_ns() // 1000, "rows": part}
+                put_small(self._storage, f"{FOLDER}/{file}", self._authority.seal(content), sync=False)
+                self._files.add(file)
+                part, left = {}, _ROOM - size
+            part[name] = row
 
     def _load(self) -> None:
         """All rows that count; of one name, those that were stored later."""
@@ -164,7 +169,7 @@ class RowCache:
         self._files, found = set(files), []
         for file, data in files.items():
             try:
-                note = parse_note(data)
+                note = parse_note(data, MOST_BYTES)
                 if not self._authority.doubt_of(note):
                     rows = {name: row for name, row in note.content["rows"].items() if len(row) == 2}
                     found.append((int(note.content["time"]), rows))

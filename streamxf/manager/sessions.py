@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from streamxf.checkpoint.inside import opened
 from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.removal import remove_entry
-from streamxf.checkpoint.small import put_small, small_files
+from streamxf.checkpoint.small import MOST_BYTES, put_small, small_files
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError, MetadataError, escaped
 from streamxf.manager.authority import Authority
@@ -81,9 +81,11 @@ class Sessions:
         files = small_files(self._storage, FOLDER, lambda name: name.startswith(_PREFIX) and not name.endswith(_LOCK))
         for data in files.values():
             try:
-                note = parse_note(data)
+                note = parse_note(data, MOST_BYTES)
+                if self._authority.doubt_of(note):
+                    continue
                 session = parsed(Session.of_json, note.content)
-                if not self._authority.doubt_of(note) and session.id != self.own.id:
+                if session.id != self.own.id:
                     found.append(session)
             except MetadataError as error:
                 _log.debug("a session of %s is ignored: %s", self._storage.given, error.message)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import streamxf
 from streamxf import CheckpointManager, Retention
+from streamxf.checkpoint import notes
 from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import ParameterError
 from streamxf.manager.listing import list_checkpoints
@@ -75,3 +77,25 @@ def test_a_name_that_is_no_text_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "step-2").rename(tmp_path / "x\udcff-2")
     assert complete(tmp_path) == ["step-1"]
     assert streamxf.forget(tmp_path, 1).removed == ()
+
+
+@pytest.mark.parametrize("file", [".streamxf-saving", ".streamxf-commit", ".streamxf-note-01234567"])
+def test_what_keys_do_not_vouch_for_is_not_parsed(
+    tmp_path: Path, key: streamxf.Key, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """It could take seconds, and gigabytes."""
+    saved_run(tmp_path, 1, 2, chain=[streamxf.Encrypt(key)])
+    planted = seal_note(dict.fromkeys(("planted", "names", "rows")))
+    (tmp_path / "step-2" / file).write_bytes(planted)
+    for each in ("rows-" + "0" * 16, "session-" + "0" * 32, f"going-{2**31}-" + "0" * 16):
+        (tmp_path / ".streamxf" / each).write_bytes(planted)
+    parse, found = notes.parse_json, []
+
+    def parsed(*arguments: Any) -> Any:
+        found.append(parse(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(notes, "parse_json", parsed)
+    saved_run(tmp_path, 3, chain=[streamxf.Encrypt(key)], keep=4, save=streamxf.Schedule(optimal=True))
+    assert found
+    assert not any("planted" in content for content in found)
