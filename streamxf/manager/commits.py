@@ -91,10 +91,11 @@ class Supplement:
 
 @dataclass(frozen=True)
 class Saving:
-    """A save that was begun: by which session, what lay in the folder before, each file with its mark, and whether a
-    framework writes there, under names of its own.
+    """A save that was begun: in which run, by which session, what lay in the folder before, each file with its mark,
+    and whether a framework writes there, under names of its own.
     """
 
+    run: str
     name: str
     time: int
     session: str
@@ -106,10 +107,10 @@ class Saving:
 
     @classmethod
     def of_json(cls, content: Any) -> Self:
-        fields.exact(content, {"name", "time", "session", "before", "framework"}, _NONE, "the mark of a save")
+        fields.exact(content, {"run", "name", "time", "session", "before", "framework"}, _NONE, "the mark of a save")
         before = {check_path(path): str(mark) for path, mark in content["before"].items()}
-        times = natural(content["time"]), digits(content["session"], 32)
-        return cls(str(content["name"]), *times, before, content["framework"] is True)
+        run, session = digits(content["run"], 32), digits(content["session"], 32)
+        return cls(run, str(content["name"]), natural(content["time"]), session, before, content["framework"] is True)
 
 
 def parsed(make: Callable[[Any], T], content: Any) -> T:

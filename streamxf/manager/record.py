@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 Kind = Literal["own", "unclaimed", "foreign", "unfinished", "removing"]
@@ -104,9 +105,11 @@ def is_numbered(name: str) -> bool:
     return usual and bool(found) and max(map(len, found)) <= _DIGITS
 
 
+@lru_cache(2**16)
 def series_of(name: str) -> str:
     return _NUMBER.sub("{}", name)
 
 
+@lru_cache(2**16)
 def numbers_in(name: str) -> list[int]:
     return [int(digits) for digits in _NUMBER.findall(name)]

@@ -29,7 +29,7 @@ from streamxf.manager.commits import (
 )
 from streamxf.manager.holds import going, has_no_place, held, is_over, removing
 from streamxf.manager.listing import Run
-from streamxf.manager.record import Record
+from streamxf.manager.record import Record, series_of
 from streamxf.manager.rows import FOLDER
 from streamxf.manager.sessions import Sessions
 
@@ -179,8 +179,8 @@ def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str
     record = run.record(name, files)
     if record is not None and record.complete:
         return [SAVING]  # it was killed after it had published, or over what is there
-    known = {sessions.own.id, *(each.id for each in sessions.earlier())}
-    if saving.framework and saving.session not in known and metadata_among([*files]):
+    run_id = run.id_of(series_of(name))
+    if saving.run != (run_id or run.run_id) or (run_id is None and metadata_among([*files])):
         return []  # the note may come from another run; the next save of the step takes away what is there
     written = written_since(files, saving.before)
     return [path for path in written if saving.framework or made_by_saves(path)] + [SAVING]

@@ -39,7 +39,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Look:
     """What a folder says: `written` is when its metadata was, in ms; `doubt` is why it does not count with keys,
-    `problem` what is wrong with it in any case, and `link` where one leads that stands in its place.
+    `problem` what is wrong with it in any case, `link` where one leads that stands in its place, and `begun` the run in
+    which a framework's save was begun there that has not been committed.
     """
 
     state: Literal["complete", "unfinished", "removing"] = "complete"
@@ -51,11 +52,12 @@ class Look:
     doubt: str = ""
     problem: str = ""
     link: str = ""
+    begun: str = ""
 
     @property
     def lasts(self) -> bool:
         """Whether it stays true while the folder has the same mark, whoever looks."""
-        return self.state == "complete" and not self.doubt and not self.problem
+        return self.state == "complete" and not (self.doubt or self.problem or self.begun)
 
     def pack(self) -> str:
         """In one string, which is read ten times as fast as an object."""
