@@ -183,3 +183,40 @@ def test_what_could_not_be_loaded_is_passed_over(tmp_path: Path, caplog: pytest.
         assert "step-6 is passed over: the framework found damage" in caplog.text
         with pytest.raises(streamxf.errors.NoCheckpointError, match="found damage"):
             manager.latest({"step-6": "the framework found damage", "step-3": "here, too"})
+
+
+def beside(folder: Path) -> None:
+    (folder / "optimizer.pt").write_bytes(b"somebody's")
+
+
+def link_beside(folder: Path) -> None:
+    (folder / "parts").mkdir()
+    (folder / "parts" / "optimizer.pt").symlink_to("/dev/null")
+
+
+@pytest.mark.parametrize("plant", [beside, link_beside])
+@pytest.mark.parametrize("verify", ["none", "whole"])
+def test_what_lies_beside_a_frameworks_files_is_not_loaded(
+    tmp_path: Path, key: streamxf.Key, plant: Callable[[Path], None], verify: Any
+) -> None:
+    """A framework takes the files that it finds."""
+    keyed: dict[str, Any] = {"keys": key, "chain": [streamxf.Encrypt(key)], "verify": verify}
+    with CheckpointManager(tmp_path, **keyed) as manager:
+        save(manager, 3)
+        save(manager, 6)
+        assert manager.latest() == str(tmp_path / "step-6")
+        plant(tmp_path / "step-6")
+        assert manager.latest() == str(tmp_path / "step-3")
+        assert "optimizer.pt is not of what was committed" in manager.skipped["step-6"]
+    assert streamxf.latest(tmp_path, keys=key) == str(tmp_path / "step-3")
+
+
+def test_without_keys_what_lies_beside_a_frameworks_files_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        save(manager, 3)
+        link_beside(tmp_path / "step-3")
+        for _ in range(2):
+            assert manager.latest() == str(tmp_path / "step-3")
+    assert caplog.text.count("parts/optimizer.pt is not of what was committed") == 1
