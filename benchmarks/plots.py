@@ -17,6 +17,8 @@ from benchmarks.spread import Spread
 STYLE = "petroff10"
 WIDTH, ROW_HEIGHT = 9.0, 0.23
 DOTS_PER_INCH = 130
+SVG = {"svg.fonttype": "none", "svg.hashsalt": "streamxf", "font.family": "sans-serif"}
+"""How to write an SVG whose text is text, and which is the same each time."""
 
 Groups = Mapping[str, Mapping[str, Spread]]
 
@@ -106,7 +108,7 @@ def panels(measures: Mapping[str, Mapping[str, Spread]], ours: Collection[str], 
         Whether the ground is dark.
     """
     ink, grey, colour = ("0.9", "0.45", "#4db6ac") if dark else ("0.15", "0.72", "#00796b")
-    with matplotlib.style.context({"svg.fonttype": "none", "svg.hashsalt": "panels", "font.family": "sans-serif"}):
+    with matplotlib.style.context(SVG):
         figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
         for axes, (measure, sides) in zip(
             figure.subplots(1, len(measures), sharey=True), measures.items(), strict=True

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import matplotlib.style
+
 from benchmarks import plots
 from benchmarks.machine import describe, machine_name
 from benchmarks.result import GOAL, MEASURED, REACHED, Row, Table, table_markdown
@@ -193,7 +195,8 @@ def draw_chart(published: Published, images: Path) -> None:
     images.mkdir(exist_ok=True)
     for ground in ("light", "dark"):
         figure = plots.panels(found, {label for label in _SIDES.values() if "streamxf" in label}, dark=ground == "dark")
-        figure.savefig(images / f"compared-{ground}.svg", transparent=True, metadata={"Date": None})
+        with matplotlib.style.context(plots.SVG):
+            figure.savefig(images / f"compared-{ground}.svg", metadata={"Date": None})
 
 
 def _measured(content: Content) -> str:
