@@ -198,7 +198,7 @@ class Keeper:
     def _tidy(self) -> None:
         with suppress(OSError):  # whatever it is, it is not read
             remove_entry(self._storage, ".streamxf/catalog.json")  # of versions that kept one
-        finish(self._run, self._sessions, self._series, saves=True)
+        finish(self._run, self._sessions, self._series, saves=True, extras=self._keep.extras == "remove")
 
     def _note(self, name: str, framework: bool) -> None:
         storage = self._storage
@@ -218,7 +218,7 @@ class Keeper:
                 gone |= {*ours} - {SAVING}  # some frameworks refuse to save over files of theirs
         self._holds[name] = ExitStack()
         try:
-            self._holds[name].enter_context(put_hold(storage, name))
+            self._holds[name].enter_context(put_hold(storage, name, self._sessions.own.id))
         except OSError as error:
             if not has_no_place(error):
                 raise

@@ -98,7 +98,7 @@ class Sessions:
             self._check_over(other)
         over = [f"{FOLDER}/{_PREFIX}{each.id}{end}" for each in others[:-_KEPT] for end in ("", _LOCK)]
         remove_entry(self._storage, *over)
-        self._lock = self._locked(self.own.id, create=True)  # before its note, or it would seem to have ended
+        self._lock = _locked(self._storage, self.own.id, create=True)  # before its note, or it would seem to have ended
         if self._lock is not None:
             _own[self.own.id] = self._lock
         self.seen()
@@ -106,7 +106,7 @@ class Sessions:
         try:
             for other in self._others():  # which has begun at the same moment; of two that see each other one stays
                 end = time.monotonic() + (_PATIENCE if self.own.id < other.id else 0)
-                while other.id not in known and self.is_held(other.id) and time.monotonic() < end:
+                while other.id not in known and is_held(self._storage, other.id) and time.monotonic() < end:
                     time.sleep(_PAUSE)
                 if other.id not in known:
                     self._check_over(other)
@@ -120,7 +120,7 @@ class Sessions:
 
     def _check_over(self, other: Session) -> None:
         ago = time.time() - other.seen
-        held = False if other.ended or ago > _ALIVE else self.is_held(other.id)
+        held = False if other.ended or ago > _ALIVE else is_held(self._storage, other.id)
         who = f"process {other.pid} on {escaped(other.host)}, which was last heard of {time_text(ago)} ago,"
         if held:
             raise AbortedError(
@@ -146,40 +146,42 @@ class Sessions:
             _own.pop(self.own.id, None)
             lock.close()  # its file stays, to show that nobody holds it
 
-    def is_held(self, session: str) -> bool | None:
-        """Whether its process runs; None if no lock tells."""
-        if session in _own:
-            return True
-        try:
-            lock = self._locked(session)
-        except BlockingIOError:
-            return True
-        if lock is None:
-            return None
-        lock.close()
-        return False
 
-    def _locked(self, session: str, *, create: bool = False) -> IO[bytes] | None:
-        """The lock of a session, held; None where there are none. Raises BlockingIOError if another process has it.
+def is_held(storage: Storage, session: str) -> bool | None:
+    """Whether the process of a session runs; None if no lock tells."""
+    if session in _own:
+        return True
+    try:
+        lock = _locked(storage, session)
+    except BlockingIOError:
+        return True
+    if lock is None:
+        return None
+    lock.close()
+    return False
 
-        It is POSIX's: a child that outlives the job, such as a data loader, does not inherit it, and file systems over
-        a network have it, too.
-        """
-        if self._storage.local is None or fcntl is None:
-            return None
-        try:
-            if create:
-                os.makedirs(self._storage.local, exist_ok=True)
-            with opened(self._storage.local, [FOLDER], make=create) as folder:
-                flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-                file = io.FileIO(os.open(f"{_PREFIX}{session}{_LOCK}", flags, 0o600, dir_fd=folder), "r+")
-        except OSError:
-            return None
-        try:
-            fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            if isinstance(error, BlockingIOError | PermissionError):
-                raise BlockingIOError(*error.args) from None
-            return None
-        return file
+
+def _locked(storage: Storage, session: str, *, create: bool = False) -> IO[bytes] | None:
+    """The lock of a session, held; None where there are none. Raises BlockingIOError if another process has it.
+
+    It is POSIX's: a child that outlives the job, such as a data loader, does not inherit it, and file systems over
+    a network have it, too.
+    """
+    if storage.local is None or fcntl is None:
+        return None
+    try:
+        if create:
+            os.makedirs(storage.local, exist_ok=True)
+        with opened(storage.local, [FOLDER], make=create) as folder:
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+            file = io.FileIO(os.open(f"{_PREFIX}{session}{_LOCK}", flags, 0o600, dir_fd=folder), "r+")
+    except OSError:
+        return None
+    try:
+        fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if isinstance(error, BlockingIOError | PermissionError):
+            raise BlockingIOError(*error.args) from None
+        return None
+    return file

@@ -112,6 +112,16 @@ def test_the_run_of_a_job_that_was_killed_in_its_first_save_goes_on(tmp_path: Pa
     assert not (tmp_path / "step-6").exists()
 
 
+def test_what_a_killed_save_held_may_go(tmp_path: Path) -> None:
+    """Its lock is free, so nobody waits for a day."""
+    killed(tmp_path, leave_a_draft)
+    with CheckpointManager(tmp_path, keep=1) as manager:
+        for step in (6, 9):
+            save(manager, step)
+    assert kinds(tmp_path) == {"step-9": "own"}
+    assert os.listdir(tmp_path / ".streamxf" / "holds") == []
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["run known", "run unknown"])
 def test_the_mark_of_a_save_in_another_run_hides_and_removes_nothing(
     tmp_path: Path, key: streamxf.Key, known: bool
