@@ -65,6 +65,7 @@ class Run:
         for name in links:
             if is_numbered(name) and series in (None, series_of(name)) and (look := self._look(name)) is not None:
                 looks[name] = look
+        lied = False
         while True:
             newest = self._newest(looks)
             # a row hides nothing, and does not say which run this is
@@ -74,8 +75,10 @@ class Run:
                 found = [self._record(name, look) for name, look in looks.items()]
                 if not (again := {each.name for each in found if each.kind == "foreign"} & told):
                     return sorted(found, key=lambda record: record.order)
+            elif lied:
+                again = told
             self._look_at(again, looks)
-            told -= again
+            told, lied = told - again, True
 
     def record(self, name: str, files: Files | None = None) -> Record | None:
         """One checkpoint as its folder is now; None if it holds nothing of one. `files` are its, if they are known."""
