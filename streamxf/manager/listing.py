@@ -59,7 +59,7 @@ class Run:
             return []
         self._names, self._links = names, links
         wanted = [name for name in names if series in (None, series_of(name))]
-        looks = self._known(wanted)
+        looks = {name: look for name in wanted if (look := self._rows.get(name, self._mark(name))) is not None}
         told = {name for name in looks if self._rows.known(name, looked=True) is None}
         self._look_at([name for name in wanted if name not in looks], looks)
         for name in links:
@@ -224,11 +224,6 @@ class Run:
                 elif is_numbered(entry.name) and entry.is_dir(follow_symlinks=False):
                     names.append(entry.name)
         return names, links
-
-    def _known(self, names: Collection[str]) -> dict[str, Look]:
-        """What rows say of these."""
-        known = {name: self._rows.get(name, self._mark(name)) for name in names}
-        return {name: look for name, look in known.items() if look is not None}
 
     def _mark(self, name: str) -> str | None:
         return folder_mark(f"{self.storage.local}/{name}") if self.storage.local is not None else ANY
