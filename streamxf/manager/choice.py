@@ -276,7 +276,7 @@ def _check_commit(run: Run, record: Record, place: Storage, files: Files, check:
     """What a framework wrote: all sizes, and the digests of a part of the files, where they are known by now."""
     commit = committed(place, files, run.authority)
     digests = {path: file.sha256 for path, file in commit.files.items() if file.sha256 is not None}
-    found, lost = run.supplements(record.name, files, commit.save_id)
+    found, lost = run.supplements(place, files, commit.save_id)
     for each in found:
         digests |= each.sha256
     if lost and run.authority.strict:

@@ -126,4 +126,4 @@ class Objects:
             self.remove(f"{name}/{path}")
 
     def is_taken(self, name: str) -> bool:
-        return bool(self.below(name))
+        return self._inner(name) in self._files.store or bool(self.below(name))

@@ -129,3 +129,15 @@ def test_what_could_not_be_loaded_is_passed_over(tmp_path: Path, caplog: pytest.
         assert "step-6 is passed over: the framework found damage" in caplog.text
         with pytest.raises(streamxf.errors.NoCheckpointError, match="found damage"):
             manager.latest({"step-6": "the framework found damage", "step-3": "here, too"})
+
+
+def test_a_save_over_what_a_framework_wrote_leaves_nothing_of_it(tmp_path: Path) -> None:
+    """Its commit record, which alone says what it wrote, is gone with the beginning of the save."""
+    with CheckpointManager(tmp_path) as manager:
+        (Path(manager.begin(3)) / "model").mkdir()
+        (tmp_path / "step-3" / "model" / "weights").write_text("weights")
+        manager.commit(3)
+        (tmp_path / "step-3" / "mine.txt").write_text("mine")
+        manager.save(3, {"w": torch.ones(9)})
+    files = {path.name for path in (tmp_path / "step-3").rglob("*") if path.suffix != ".distcp"}
+    assert files == {".metadata", "mine.txt"}
