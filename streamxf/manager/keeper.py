@@ -209,7 +209,7 @@ class Keeper:
         if files:
             self._run.change(name)
         ours = contents(self._run, name, files)
-        gone = {*leftovers(self._run, name, files, self._sessions)} - {SAVING}
+        gone = {*leftovers(self._run, name, files, self._sessions, again=True)} - {SAVING}
         gone |= files.keys() & {COMMIT, REMOVED}  # which would go on to tell of what is replaced
         published = {path for path in files if "/" not in path and is_metadata_name(path)}
         if framework:

@@ -61,7 +61,9 @@ class Adversary(RunOnDisk):
             self.place.put(f"{name}/{path}", found[path], self.now)
         extra = {path: what for path, what in found.items() if f"{source}/{path}" in self.others}
         self.others |= {f"{name}/{path}": what for path, what in extra.items()}
-        self.files[name] = {path: what for path, what in found.items() if path not in extra}
+        notes = {path for path in found if path.startswith(".streamxf-") and path != ".streamxf-commit"}
+        self.litter |= {f"{name}/{path}" for path in notes}
+        self.files[name] = {path: what for path, what in found.items() if path not in notes | extra.keys()}
         self.model.folders[name] = copy.deepcopy(self.model.folders[source])
         if source in self.committed:
             self.committed[name] = self.committed[source]

@@ -163,12 +163,15 @@ class RunOnDisk(RuleBasedStateMachine):
         self.measure()
         return self.model.to_go(rules, check, self.now, self.read_now())
 
-    def removed(self, steps: Collection[int]) -> None:
-        """It was done: nothing of them is there, but for what belongs to others."""
+    def removed(self, steps: Collection[int], begun: str = "") -> None:
+        """It was done: nothing of them is there, but for what belongs to others, and the note of a save that has begun
+        since.
+        """
+        stays = self.others.keys() | self.litter | {f"{begun}/.streamxf-saving"}
         for step in steps:
             name = f"step-{step}"
             self.dropped(name)
-            assert {f"{name}/{path}" for path in self.place.below(name)} <= self.others.keys() | self.litter
+            assert {f"{name}/{path}" for path in self.place.below(name)} <= stays
 
     def dropped(self, name: str) -> None:
         del self.model.folders[name], self.files[name]
@@ -267,7 +270,7 @@ class RunOnDisk(RuleBasedStateMachine):
         else:
             facts = self.go(lambda job: job.begin(name, metrics))
         if not self.tidy:
-            self.removed(going)
+            self.removed(going, name)
             self.tidy = True
         self.run_id = self.running()._run.run_id
         if name in self.model.links:  # in its place there is a folder now

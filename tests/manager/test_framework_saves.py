@@ -14,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf import CheckpointManager
 from streamxf.dcp.writer import FileSystemWriter
+from streamxf.manager import sessions
 
 
 def save(manager: CheckpointManager, step: int, text: str = "weights") -> None:
@@ -60,6 +61,17 @@ def test_what_a_killed_save_left_goes_with_the_next(step: int, tmp_path: Path) -
     assert streamxf.list_checkpoints(tmp_path)[-1].bytes == len("weights")
     with CheckpointManager(tmp_path) as manager:
         assert manager.latest() == str(tmp_path / f"step-{step}")
+
+
+def test_without_locks_it_goes_with_the_next_save_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing shows that the process was killed, and the new save's note takes the place of the old one."""
+    monkeypatch.setattr(sessions, "fcntl", None)
+    killed(tmp_path, leave_a_draft)
+    with CheckpointManager(tmp_path) as manager:
+        save(manager, 9)
+        assert (tmp_path / "step-6" / "parts").exists(), "it may be under way"
+        save(manager, 6)
+    assert not (tmp_path / "step-6" / "parts").exists()
 
 
 def test_a_save_in_the_place_of_another_finds_nothing_of_it(tmp_path: Path) -> None:
