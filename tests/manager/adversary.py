@@ -30,8 +30,10 @@ LITTER = (
 )
 IN_A_FOLDER = (".streamxf-saving", NOTE, ".streamxf-removed", ".streamxf.lock", "notes.txt")
 HOLLOW = st.sampled_from(  # each written so many times: Hypothesis spells all of it out again and again
-    [(b"", 1), (b"{}", 1), (b"garbage", 100), (b"[", 10_000), (b'{"names": [' + b"9" * 400 + b"]}", 1), (b"1e400", 1)]
-    + [(b"\xff", 2**20 + 1)]
+    [
+        *((b"", 1), (b"{}", 1), (b"garbage", 100), (b"[", 10_000), (b'{"names": [' + b"9" * 400 + b"]}", 1)),
+        *((b"1e400", 1), (b"\xff", 2**20 + 1)),
+    ]
 ).map(lambda piece: piece[0] * piece[1])
 KINDS = st.sampled_from(["hollow", "hollow", "forged", "pipe", "folder", "link"])
 
