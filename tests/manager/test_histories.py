@@ -413,7 +413,7 @@ def flipped(data: bytes | str) -> bytes:
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
-ALL = [pytest.param(12, marks=pytest.mark.exhaustive, id=f"part-{part}") for part in range(1, 101)]
+ALL = [pytest.param(12, marks=pytest.mark.exhaustive, id=f"part-{part}") for part in range(1, 281)]
 
 
 @pytest.mark.parametrize("keys", ["none", "keys", "signed"])
