@@ -144,7 +144,7 @@ class Adversary(RunOnDisk):
         """Nothing is replaced."""
         if not self.is_free(path) or (not self.place.local and kind in ("pipe", "folder", "link")):
             return
-        if path.count("/") > 1 and self.place.local and not self.place.path(path).parent.is_dir():
+        if path.count("/") > 1 and not self.place.is_folder(path.rpartition("/")[0]):
             return
         if kind in ("forged", "hollow"):
             made = self.forged(path) if kind == "forged" else hollow

@@ -257,7 +257,7 @@ class RunOnDisk(RuleBasedStateMachine):
 
     def is_blocked(self, path: str, by_folder: bool = True) -> bool:
         """Whether a folder lies where a save is to be noted, or none where holds are."""
-        return self.place.local and self.place.is_taken(path) and self.place.path(path).is_dir() == by_folder
+        return self.place.is_taken(path) and self.place.is_folder(path) == by_folder
 
     def begin(self, step: int, metrics: dict[str, float], framework: bool = False) -> RunFacts:
         """A save is noted; the first one of a job applies the rules, and puts in order what others left."""
