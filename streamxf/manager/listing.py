@@ -149,17 +149,18 @@ class Run:
         look = self._look(name)
         return look.facts.rules or None if look is not None and look.facts is not None else None
 
-    def supplements(self, name: str, files: Files, save_id: str | None) -> tuple[list[Supplement], bool]:
-        """Those to a save that count, the oldest first; and whether there are others, whose contents nobody knows."""
+    def supplements(self, place: Storage, files: Files, save_id: str | None) -> tuple[list[Supplement], bool]:
+        """Those to a save that count, the oldest first; and whether there are others, whose contents nobody knows.
+        `place` is the checkpoint's folder.
+        """
         found, lost = [], False
         for file in filter(SUPPLEMENT.fullmatch, files):
             try:
-                said, doubt = read(self.place(name), file, Supplement.of_json, self.authority)
+                said, doubt = read(place, file, Supplement.of_json, self.authority)
             except StreamxfError as error:
                 said, doubt = None, error.message
-            if said is None or (doubt and not self.authority.has_published(save_id, name)):
-                reason = doubt or "it is not there, or no regular file"
-                _log.warning("%s/%s is ignored: %s", self.storage.full(name), file, reason)
+            if said is None or (doubt and not self.authority.has_published(save_id, place.name)):
+                _log.warning("%s is ignored: %s", place.full(file), doubt or "it is not there, or no regular file")
                 lost = True
             elif said.save_id == save_id:
                 found.append(said)
@@ -276,13 +277,13 @@ class Run:
     def _looked(self, where: Storage, name: str, files: Files) -> Look | None:
         top = [path for path in files if "/" not in path]
         if COMMIT in top:
-            return self._supplemented(name, files, self._committed(where.child(name), files))
+            return self._supplemented(where.child(name), files, self._committed(where.child(name), files))
         if metadata := metadata_among(top):
             look = self._published(where.child(name), metadata, files)
             if look.facts is None and SAVING in top:
                 mark = self._begun(where.child(name), name)
                 return replace(look, begun=mark.run if mark is not None and mark.framework else "")
-            return self._supplemented(name, files, look)
+            return self._supplemented(where.child(name), files, look)
         if REMOVED in top:
             return self._committed(where.child(name), files, REMOVED)
         if SAVING in top or any(map(made_by_saves, top)):
@@ -339,12 +340,12 @@ class Run:
         text = f"{type(error).__name__}: {error}"
         return replace(look, problem=text, doubt=text if self.authority.strict else "")
 
-    def _supplemented(self, name: str, files: Files, look: Look) -> Look:
+    def _supplemented(self, place: Storage, files: Files, look: Look) -> Look:
         """With the metrics that are known by now."""
         if look.facts is None:
             return look
         metrics = dict(look.facts.metrics)
-        found, lost = self.supplements(name, files, look.save_id)
+        found, lost = self.supplements(place, files, look.save_id)
         for each in found:
             metrics |= each.metrics
         return replace(look, metrics=None if lost else metrics)
