@@ -179,7 +179,7 @@ class RunOnDisk(RuleBasedStateMachine):
         self.model.links.pop(name, None)
 
     def no_longer_a_link(self, step: int) -> None:
-        """A save that was killed at its beginning may have put a folder in its place."""
+        """A save that was killed at its beginning has removed it, and perhaps put a folder in its place."""
         name = f"step-{step}"
         if name in self.model.links and not self.place.path(name).is_symlink():
             self.dropped(name)
