@@ -157,8 +157,7 @@ class Run:
             except StreamxfError as error:
                 said, doubt = None, error.message
             if said is None or (doubt and not self.authority.has_published(save_id, place.name)):
-                reason = doubt or "it is not there, or no regular file"
-                _log.warning("%s is ignored: %s", place.full(file), reason)
+                _log.warning("%s is ignored: %s", place.full(file), doubt or "it is not there, or no regular file")
                 lost = True
             elif said.save_id == save_id:
                 found.append(said)

@@ -207,18 +207,6 @@ def test_what_could_not_be_loaded_is_passed_over(tmp_path: Path, caplog: pytest.
             manager.latest({"step-6": "the framework found damage", "step-3": "here, too"})
 
 
-def test_a_save_over_what_a_framework_wrote_leaves_nothing_of_it(tmp_path: Path) -> None:
-    """Its commit record, which alone says what it wrote, is gone with the beginning of the save."""
-    with CheckpointManager(tmp_path) as manager:
-        (Path(manager.begin(3)) / "model").mkdir()
-        (tmp_path / "step-3" / "model" / "weights").write_text("weights")
-        manager.commit(3)
-        (tmp_path / "step-3" / "mine.txt").write_text("mine")
-        manager.save(3, {"w": torch.ones(9)})
-    files = {path.name for path in (tmp_path / "step-3").rglob("*") if path.suffix != ".distcp"}
-    assert files == {".metadata", "mine.txt"}
-
-
 def beside(folder: Path) -> None:
     (folder / "optimizer.pt").write_bytes(b"somebody's")
 
@@ -254,3 +242,15 @@ def test_without_keys_what_lies_beside_a_frameworks_files_is_named(
         for _ in range(2):
             assert manager.latest() == str(tmp_path / "step-3")
     assert caplog.text.count("parts/optimizer.pt is not of what was committed") == 1
+
+
+def test_a_save_over_what_a_framework_wrote_leaves_nothing_of_it(tmp_path: Path) -> None:
+    """Its commit record, which alone says what it wrote, is gone with the beginning of the save."""
+    with CheckpointManager(tmp_path) as manager:
+        (Path(manager.begin(3)) / "model").mkdir()
+        (tmp_path / "step-3" / "model" / "weights").write_text("weights")
+        manager.commit(3)
+        (tmp_path / "step-3" / "mine.txt").write_text("mine")
+        manager.save(3, {"w": torch.ones(9)})
+    files = {path.name for path in (tmp_path / "step-3").rglob("*") if path.suffix != ".distcp"}
+    assert files == {".metadata", "mine.txt"}
