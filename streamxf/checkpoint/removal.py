@@ -53,7 +53,7 @@ def remove_tree(storage: Storage, name: str, first: Collection[str], rest: Colle
     ----------
     first, rest : collection of str
         Paths in the folder. Those of `first` go before all others, in object stores in batches; if one of them cannot
-        be removed, none of `rest` is. The last of `rest` goes last. A file that is not there is fine.
+        be removed, none of `rest` is. The last of `rest` goes once all others have. A file that is not there is fine.
 
     Raises
     ------
@@ -166,8 +166,10 @@ def _remove_local(local: str, name: str, first: Collection[str], rest: Collectio
             with opened(run, [name]) as folder:
                 _unlink_all(folder, first)
                 failed: list[OSError] = []
+                others = list(rest)
                 try:
-                    _unlink_all(folder, rest)
+                    _unlink_all(folder, others[:-1])
+                    _unlink_all(folder, others[-1:])
                 except OSError as error:
                     failed.append(error)
                 left = _prune(folder)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import NamedTuple
 
 from streamxf.checkpoint.access import Access
@@ -75,7 +75,8 @@ def _remove(run: Run, records: Sequence[Record], files: Callable[[str], Files], 
         return
     for record in wanted:
         try:
-            with lock(storage.child(record.name)):  # or a save might be published between the look and the removal
+            # or a save might be published between the look and the removal; what a link leads to is not touched
+            with nullcontext() if record.link else lock(storage.child(record.name)):
                 _remove_unchanged(run, [record], files, extras, done)
         except (OSError, StreamxfError) as error:  # the others are removed all the same
             done.failed[record.name] = f"{type(error).__name__}: {error}"

@@ -237,12 +237,13 @@ def test_the_rest_stays_if_the_first_cannot_go(run: Path, monkeypatch: pytest.Mo
     with pytest.raises(PermissionError, match="metadata"):
         remove_tree(Storage.of(run), "step-1", FILES[:1], FILES[1:])
     assert below(run / "step-1") == {*FILES, "extra"}
+    made(run, "step-1", ["mark"])
     with pytest.raises(PermissionError, match="distcp"):
-        remove_tree(Storage.of(run), "step-1", [], FILES[1:])
-    assert below(run / "step-1") == {".metadata", "__0_0.distcp"}  # the others were tried
+        remove_tree(Storage.of(run), "step-1", [], [*FILES[1:], "mark"])
+    assert below(run / "step-1") == {".metadata", "__0_0.distcp", "mark"}  # the others were tried, but for the last
     made(run, "step-2")
     monkeypatch.setattr(os, "unlink", lambda name, **options: name != ".metadata" and real(name, **options))
-    done = remove_trees(Storage.of(run), {"step-1": ([], FILES[1:]), "step-2": ([], FILES)})
+    done = remove_trees(Storage.of(run), {"step-1": ([], [*FILES[1:], "mark"]), "step-2": ([], FILES)})
     assert done == {"step-1": [".metadata"], "step-2": [".metadata"]}
 
 

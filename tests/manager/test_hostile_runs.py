@@ -325,6 +325,17 @@ def test_a_link_is_removed_alone(tmp_path: Path) -> None:
     assert complete(run)[-1] == "step-5"
 
 
+def test_of_a_link_that_is_removed_nothing_is_locked(tmp_path: Path) -> None:
+    """A killed process would leave the lock's file out there."""
+    saved_run(tmp_path, 1, 2)
+    (tmp_path / "elsewhere").mkdir()
+    target = (tmp_path / "step-1").rename(tmp_path / "elsewhere" / "moved")
+    (tmp_path / "step-1").symlink_to(target)
+    before = target.stat().st_mtime_ns
+    assert forget(tmp_path, 1).removed == ("step-1",)
+    assert target.stat().st_mtime_ns == before
+
+
 def test_what_became_known_later_is_known_behind_a_link_too(tmp_path: Path) -> None:
     """A step was moved to another disk, and a link put in its place."""
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere-1"
