@@ -14,7 +14,6 @@ import numpy as np
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
-from streamxf.dcp.frame import frame_around, shell
 from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.items import Item, Path, TensorItem
@@ -177,6 +176,8 @@ def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix:
 
     It has no CRC-32 of the tensors, which would have to be known before they are read; ``torch.load`` checks none.
     """
+    from streamxf.dcp.frame import frame_around, shell  # by torch itself; other formats do without it
+
     tensors = [item for item in items.values() if isinstance(item, TensorItem)]
     shells = []
     for item in tensors:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal
 
-from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ParameterError
@@ -17,11 +16,9 @@ from streamxf.formats.opening import open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.tools.convert.conversion import Destination, refuse_same
 from streamxf.tools.convert.origin import origin_of
 from streamxf.tools.convert.plan import SHARD_SIZE, format_of_name, fresh, restored
 from streamxf.tools.convert.result import Converted, Unpacked
-from streamxf.tools.convert.transcode import copy
 from streamxf.tools.convert.writing import refuse_existing, write
 
 FormatName = Literal["safetensors", "torch", "huggingface", "dcp"]
@@ -122,6 +119,10 @@ def unpack(
     storage = Storage.of(source, storage_options)
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     if asked is Format.DCP:
+        from streamxf.chain import Chain
+        from streamxf.tools.convert.conversion import Destination, refuse_same
+        from streamxf.tools.convert.transcode import copy
+
         refuse_same(source, target)
         to = Destination.of(target, Chain([]), overwrite=overwrite, storage_options=target_options)
         return copy(storage, access, to, progress=progress)

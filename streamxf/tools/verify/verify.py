@@ -18,7 +18,6 @@ from streamxf.checkpoint.publish import made_by_saves
 from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.collector import collector_paused
-from streamxf.dcp.threads import side_by_side
 from streamxf.errors import NOT_DAMAGE, MetadataError, NoCheckpointError, ParameterError, StreamxfError, located
 from streamxf.format.index import Trailer
 from streamxf.format.limits import TRAILER_BYTES
@@ -27,6 +26,7 @@ from streamxf.formats.opening import is_checkpoint
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.threads import side_by_side
 from streamxf.tools.verify.items import FileCheck
 from streamxf.tools.verify.others import check_file, check_folder
 from streamxf.tools.verify.reading import Call, pieces_of
