@@ -10,7 +10,6 @@ import typer
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import ParameterError
-from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
     "streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged",
@@ -51,15 +50,10 @@ def salvage(
             "several.",
         ),
     ] = None,
-    chain: options.Chain = None,
-    encrypt_to: options.EncryptTo = None,
-    signer: options.Signer = None,
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
-    require: options.Require = None,
+    *,
+    written: options.Written,
+    access: options.Access,
     expect_save_id: options.SaveIds = None,
-    max_expansion: options.MaxExpansion = MAX_EXPANSION,
     json: options.Json = False,
 ) -> int:
     """Save the intact items of a damaged checkpoint as a new one, and list what is lost.
@@ -77,19 +71,13 @@ def salvage(
         found, written = salvage_to(
             path,
             target,
-            chain,
-            encrypt_to=encrypt_to,
-            signer=signer,
-            keys=key,
-            trust=trust,
-            allow_unsigned=allow_unsigned,
-            require=require,
+            **written,
+            **access,
             expect_save_id=expect_save_id,
             partial=partial,
             rank=rank,
             merge_ranks=merge_ranks,
             without_metadata=writer_id or without_metadata,
-            max_expansion=max_expansion,
             progress=bar,
         )
     if json:
@@ -103,7 +91,7 @@ def salvage(
             "save_ids": list(dict.fromkeys(found.save_ids.values())),
             "written": None if written is None else asdict(written),
         }
-        show.as_json(facts, show.budget_for(max_expansion, path))
+        show.as_json(facts, show.budget_for(access["max_expansion"], path))
     else:
         show.report(str(found), not found.damaged)
         show.console().print(f"nothing was written to {target}" if written is None else f"{target}: {written}")

@@ -9,7 +9,6 @@ import typer
 
 from streamxf.cli import options, show, units
 from streamxf.cli.exits import FINE
-from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
     "streamxf unpack /checkpoints/step-1000 model.safetensors --prefix model.",
@@ -47,11 +46,8 @@ def unpack(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing target; of folders only Hugging Face ones.")
     ] = False,
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
-    require: options.Require = None,
-    max_expansion: options.MaxExpansion = MAX_EXPANSION,
+    *,
+    access: options.Access,
     json: options.Json = False,
 ) -> int:
     """Write a checkpoint as a .safetensors or torch.save file, a Hugging Face folder or a stock DCP checkpoint.
@@ -75,11 +71,7 @@ def unpack(
             shard_size=units.size(shard_size),
             skip_objects=skip_objects,
             overwrite=overwrite,
-            keys=key,
-            trust=trust,
-            allow_unsigned=allow_unsigned,
-            require=require,
-            max_expansion=max_expansion,
+            **access,
             progress=bar,
         )
     if json:
