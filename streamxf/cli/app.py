@@ -54,7 +54,8 @@ def command_line() -> Any:
             command = getattr(module, name)
             paragraphs = (" ".join(part.split()) for part in cleandoc(command.__doc__).split("\n\n"))
             examples = "\n\n".join(("[bold]Examples[/bold]", *module.EXAMPLES))
-            app.command(name, help="\n\n".join(paragraphs), rich_help_panel=panel, epilog=examples)(options.expanded(command))
+            put = app.command(name, help="\n\n".join(paragraphs), rich_help_panel=panel, epilog=examples)
+            put(options.expanded(command))
     made: Any = typer.main.get_command(app)
     for each in (made, *made.commands.values()):
         for parameter in each.get_params(typer.Context(each)):

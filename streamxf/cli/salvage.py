@@ -68,7 +68,7 @@ def salvage(
             "--writer-id goes with --without-metadata; otherwise the metadata says which files belong to the save"
         )
     with show.progress("Salvaging", json) as bar:
-        found, written = salvage_to(
+        found, copy = salvage_to(
             path,
             target,
             **written,
@@ -89,10 +89,10 @@ def salvage(
             "partial": found.partial,
             "unchecked": found.unchecked,
             "save_ids": list(dict.fromkeys(found.save_ids.values())),
-            "written": None if written is None else asdict(written),
+            "written": None if copy is None else asdict(copy),
         }
         show.as_json(facts, show.budget_for(access["max_expansion"], path))
     else:
         show.report(str(found), not found.damaged)
-        show.console().print(f"nothing was written to {target}" if written is None else f"{target}: {written}")
-    return FAILED if found.damaged or written is None else FINE
+        show.console().print(f"nothing was written to {target}" if copy is None else f"{target}: {copy}")
+    return FAILED if found.damaged or copy is None else FINE

@@ -48,8 +48,8 @@ def wrapped(text: str, stream: TextIO) -> str:
 def console() -> Console:
     """The console of stdout: as wide as the terminal, or endless and without colours where there is none.
 
-    Lines end between words. A word that is longer than a line stays whole, so that a path can be copied. A table that is
-    too wide becomes a paragraph for each row.
+    Lines end between words. A word that is longer than a line stays whole, so that a path can be copied. A table for
+    which there is no room becomes a paragraph for each row.
     """
     from rich.console import Console
     from rich.measure import Measurement
@@ -61,7 +61,9 @@ def console() -> Console:
                 (table,) = objects
                 endless = self.options.update(max_width=_PIPED_WIDTH)
                 for each in table.columns:  # else rich breaks words
-                    each.min_width = max(Measurement.get(self, endless, cell).minimum for cell in (each.header, *each.cells))
+                    each.min_width = max(
+                        Measurement.get(self, endless, cell).minimum for cell in (each.header, *each.cells)
+                    )
                 if Measurement.get(self, endless, table).minimum > self.width:
                     objects = ("\n".join(["", *_paragraphs(table), ""]),)
             if all(isinstance(each, str) for each in objects):
