@@ -9,7 +9,6 @@ import stat
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +45,7 @@ class Run:
         self.run_id = run_id
         self._rows = RowCache(storage, self.authority)
         self._names: list[str] = []
+        self._links: dict[str, str] = {}
 
     # -- all checkpoints -------------------------------------------------------------------------------
 
@@ -56,7 +56,7 @@ class Run:
             names, links = self._entries()
         except FileNotFoundError:
             return []
-        self._names = names
+        self._names, self._links = names, links
         looks = self._looks([name for name in names if series in (None, series_of(name))])
         for name in links:
             if is_numbered(name) and series in (None, series_of(name)) and (look := self._look(name)) is not None:
@@ -79,14 +79,12 @@ class Run:
         return [name for name, files in found.items() if all(map(RUN_FILE.fullmatch, files)) and not alone & {*files}]
 
     def linked(self) -> dict[str, str]:
-        """The folders of this run to which links in it lead, such as ``best -> step-100``: each with a link."""
-        if self.storage.local is None:
-            return {}
-        base = os.path.realpath(self.storage.local)
-        with suppress(FileNotFoundError):
-            targets = {link: os.path.split(target) for link, target in self._entries()[1].items()}
-            return {name: link for link, (folder, name) in targets.items() if folder == base}
-        return {}
+        """The folders of this run to which links in it led when it was listed last, such as ``best -> step-100``: each
+        with a link.
+        """
+        base = os.path.realpath(self.storage.local or "")
+        targets = {link: os.path.split(target) for link, target in self._links.items()}
+        return {name: link for link, (folder, name) in targets.items() if folder == base}
 
     def settle_id(self, records: Sequence[Record]) -> str | None:
         """Which run this is, by its checkpoints; None if none says so. Raises ParameterError if they are of several."""
@@ -161,7 +159,7 @@ class Run:
         kind: Kind = look.state if look.state != "complete" else "unclaimed" if facts is None else "own"
         note = look.problem or look.doubt
         if kind == "own" and facts is not None:
-            if facts.name != name or numbers_in(name)[-1:] != [facts.step]:
+            if facts.name != name or numbers_in(name)[-1:] != (facts.step,):
                 kind, note = "foreign", f"{_COPY}{escaped(facts.name)}"
             elif run_id is not None and facts.run != run_id:
                 kind, note = "foreign", f"of the run {facts.run}"
@@ -180,12 +178,12 @@ class Run:
 
     def _ids(self, looks: Mapping[str, Look]) -> dict[str, str]:
         """The run of each series: that of its newest checkpoint that counts."""
-        ids: dict[str, tuple[list[int], str]] = {}
+        ids: dict[str, tuple[tuple[int, ...], str]] = {}
         for name, look in looks.items():
             facts = look.facts
             if look.state == "complete" and not look.doubt and facts is not None and facts.name == name:
                 series = series_of(name)
-                ids[series] = max(ids.get(series, ([], "")), (numbers_in(name), facts.run))
+                ids[series] = max(ids.get(series, ((), "")), (numbers_in(name), facts.run))
         return {series: run for series, (_, run) in ids.items()}
 
     # -- looking ---------------------------------------------------------------------------------------

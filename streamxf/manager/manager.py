@@ -657,7 +657,7 @@ def _named(name: str, step: int) -> str:
 def _check_name(name: str) -> None:
     """Raise ParameterError unless ``{}`` stands for the step, as the last number of a folder's name."""
     try:
-        fits = all(numbers_in(name.format(step))[-1:] == [step] for step in (0, 12, 3_456_789))
+        fits = all(numbers_in(name.format(step))[-1:] == (step,) for step in (0, 12, 3_456_789))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         fits = False
     if not fits or "/" in name or name.startswith(".") or not name.isprintable() or len(name) > 200:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, read_metadata
-from streamxf.checkpoint.publish import DAY, locked, made_by_saves, made_by_writers
+from streamxf.checkpoint.publish import DAY, lock, made_by_saves, made_by_writers
 from streamxf.checkpoint.removal import files_of, files_of_many, remove_entry, remove_tree, remove_trees
 from streamxf.checkpoint.small import put_small, read_small
 from streamxf.errors import StreamxfError, escaped
@@ -75,7 +75,7 @@ def _remove(run: Run, records: Sequence[Record], files: Callable[[str], Files], 
         return
     for record in wanted:
         try:
-            with locked(storage.child(record.name)):  # or a save might be published between the look and the removal
+            with lock(storage.child(record.name)):  # or a save might be published between the look and the removal
                 _remove_unchanged(run, [record], files, extras, done)
         except (OSError, StreamxfError) as error:  # the others are removed all the same
             done.failed[record.name] = f"{type(error).__name__}: {error}"
@@ -153,7 +153,7 @@ def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False) ->
             else:
                 left = leftovers(run, name, files, sessions)
             if left:
-                with locked(run.storage.child(name)):
+                with lock(run.storage.child(name)):
                     remove_tree(run.storage, name, [], left)
         except (OSError, StreamxfError) as error:
             _log.warning("%s could not be cleaned up: %s", run.storage.full(name), escaped(str(error)))
