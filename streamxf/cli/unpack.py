@@ -11,6 +11,7 @@ from streamxf.cli import options, show, units
 from streamxf.cli.exits import FINE
 
 EXAMPLES = (
+    "streamxf unpack run/checkpoint-12 model.safetensors --model",
     "streamxf unpack /checkpoints/step-1000 model.safetensors --prefix model.",
     "streamxf unpack /checkpoints/step-1000 step-1000.pt",
     "streamxf unpack /checkpoints/step-1000 hub/ --format huggingface --prefix model. --shard-size 2GB",
@@ -40,6 +41,14 @@ def unpack(
     shard_size: Annotated[
         str, typer.Option("--shard-size", metavar="SIZE", help="Bytes of tensors in one file of a Hugging Face folder.")
     ] = "5GB",
+    model: Annotated[
+        bool,
+        typer.Option(
+            "--model",
+            help="Only the model's tensors, by the names that the module and from_pretrained know. PATH may be what a "
+            "Trainer, Lightning or torchtitan saved.",
+        ),
+    ] = False,
     skip_objects: Annotated[
         bool, typer.Option("--skip-objects", help="Leave out non-tensor objects if the format has no place for them.")
     ] = False,
@@ -70,6 +79,7 @@ def unpack(
             prefix=prefix,
             shard_size=units.size(shard_size),
             skip_objects=skip_objects,
+            model=model,
             overwrite=overwrite,
             **access,
             progress=bar,

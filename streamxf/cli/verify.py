@@ -24,7 +24,7 @@ def verify(
 
     A file that streamxf.open wrote is checked as a checkpoint is. Of a torch.save file the checksums of its records are
     compared; a .safetensors file has none, so only its header is checked. A Hugging Face folder is checked shard by
-    shard.
+    shard, and what else a folder holds, such as a Trainer's checkpoint or a run, each part as what it is.
 
     Without keys everything is checked that needs none: accidents are found, deliberate changes are not.
     """

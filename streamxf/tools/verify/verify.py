@@ -18,11 +18,20 @@ from streamxf.checkpoint.publish import made_by_saves
 from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.collector import collector_paused
-from streamxf.errors import NOT_DAMAGE, MetadataError, NoCheckpointError, ParameterError, StreamxfError, located
+from streamxf.errors import (
+    NOT_DAMAGE,
+    MetadataError,
+    NoCheckpointError,
+    ParameterError,
+    StreamxfError,
+    UnsupportedError,
+    located,
+)
 from streamxf.format.index import Trailer
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.formats import huggingface
-from streamxf.formats.opening import is_checkpoint
+from streamxf.formats.contents import Format
+from streamxf.formats.opening import format_of, is_checkpoint, parts_of
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
@@ -30,8 +39,8 @@ from streamxf.threads import side_by_side
 from streamxf.tools.verify.items import FileCheck
 from streamxf.tools.verify.others import check_file, check_folder
 from streamxf.tools.verify.reading import Call, pieces_of
-from streamxf.tools.verify.report import FileReport, Findings, VerifyReport, report_of
-from streamxf.wording import many
+from streamxf.tools.verify.report import FileReport, Findings, VerifyReport, report_of, together
+from streamxf.wording import many, some
 
 if TYPE_CHECKING:
     from streamxf.torch_private import ExtensionRegistry
@@ -65,7 +74,8 @@ def verify(
 
     A file that `streamxf.open` wrote is checked like a checkpoint. Other formats are checked as far as they go: of a
     ``torch.save`` file the directory, the pickle and each record's CRC-32; of a ``.safetensors`` file the header alone,
-    since its tensors have no checksums; of a Hugging Face folder the index and each shard.
+    since its tensors have no checksums; of a Hugging Face folder the index and each shard. In a folder with several of
+    these, such as a Trainer's checkpoint or a run, each is checked as what it is.
 
     Parameters
     ----------
@@ -109,7 +119,42 @@ def verify(
     ring = KeyRing.of(keys, trust, allow_unsigned)
     access = make(ring, require=require, expect_save_id=expect_save_id, max_expansion=max_expansion)
     named = require is not None or expect_save_id is not None
-    return verify_at(Storage.of(path, storage_options), access, progress, only_dcp=named)
+    storage = Storage.of(path, storage_options)
+    parts = [] if named else parts_of(storage)
+    if parts in ([], [""]):
+        return verify_at(storage, access, progress, only_dcp=named)
+    return _verify_parts(storage, parts, access, progress)
+
+
+def _verify_parts(storage: Storage, parts: list[str], access: Access, progress: Progress | None) -> VerifyReport:
+    """Check each checkpoint and file in a folder. With keys, those that streamxf encrypts have to be encrypted; what
+    has another format is checked as without, and listed, unless nothing else is there.
+    """
+    begin, reports, strangers = perf_counter(), {}, []
+    unchecked: list[str] = []
+    places = {part: storage.child(part) if part else storage for part in parts}
+    keyed = [part for part, place in places.items() if is_checkpoint(place) or _is_plain(place)]
+    for part, place in places.items():
+        unkeyed = bool(keyed) and part not in keyed and access.require is not None
+        strangers += [part or "the folder's own files"] if unkeyed else []
+        how = Access.of(max_expansion=access.objects.max_expansion) if unkeyed else access
+        try:
+            reports[part] = verify_at(place, how, progress, only_dcp=False)
+        except (NoCheckpointError, UnsupportedError) as error:
+            unchecked.append(f"{part}: {error.message}")
+    if not reports:
+        raise NoCheckpointError("; ".join(unchecked), file=storage.given)
+    if strangers:
+        unchecked.append(f"who wrote {some(strangers)}, which cannot be encrypted")
+    folders = {part for part in reports if places[part].is_folder()}
+    return together(reports, unchecked, perf_counter() - begin, folders)
+
+
+def _is_plain(place: Storage) -> bool:
+    if place.is_folder():
+        return False
+    with place.open() as file:
+        return format_of(file, place.name) is Format.PLAIN
 
 
 def verify_at(
