@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.collector import collector_paused
 from streamxf.errors import (
     NOT_DAMAGE,
+    ForeignError,
     MetadataError,
     NoCheckpointError,
     ParameterError,
@@ -120,7 +122,9 @@ def verify(
     access = make(ring, require=require, expect_save_id=expect_save_id, max_expansion=max_expansion)
     named = require is not None or expect_save_id is not None
     storage = Storage.of(path, storage_options)
-    parts = [] if named else parts_of(storage)
+    parts: list[str] = []
+    with storage_errors(storage.given), suppress(FileNotFoundError):  # of which `verify_at` says more
+        parts = [] if named else parts_of(storage)
     if parts in ([], [""]):
         return verify_at(storage, access, progress, only_dcp=named)
     return _verify_parts(storage, parts, access, progress)
@@ -132,29 +136,37 @@ def _verify_parts(storage: Storage, parts: list[str], access: Access, progress: 
     """
     begin, reports, strangers = perf_counter(), {}, []
     unchecked: list[str] = []
+    folders: set[str] = set()
     places = {part: storage.child(part) if part else storage for part in parts}
-    keyed = [part for part, place in places.items() if is_checkpoint(place) or _is_plain(place)]
+    keyed = [part for part, place in places.items() if _may_be_encrypted(place)]
     for part, place in places.items():
         unkeyed = bool(keyed) and part not in keyed and access.require is not None
         strangers += [part or "the folder's own files"] if unkeyed else []
         how = Access.of(max_expansion=access.objects.max_expansion) if unkeyed else access
         try:
+            if place.is_folder():  # which raises FileNotFoundError for what is listed and not there
+                folders.add(part)
             reports[part] = verify_at(place, how, progress, only_dcp=False)
         except (NoCheckpointError, UnsupportedError) as error:
             unchecked.append(f"{part}: {error.message}")
+        except (OSError, ForeignError) as error:
+            findings = Findings(place.name)
+            findings.damage(error)
+            reports[part] = report_of([findings], begin, kind=FileReport)
     if not reports:
         raise NoCheckpointError("; ".join(unchecked), file=storage.given)
     if strangers:
         unchecked.append(f"who wrote {some(strangers)}, which cannot be encrypted")
-    folders = {part for part in reports if places[part].is_folder()}
     return together(reports, unchecked, perf_counter() - begin, folders)
 
 
-def _is_plain(place: Storage) -> bool:
-    if place.is_folder():
-        return False
-    with place.open() as file:
-        return format_of(file, place.name) is Format.PLAIN
+def _may_be_encrypted(place: Storage) -> bool:
+    with suppress(StreamxfError, OSError), storage_errors(place.given):
+        if place.is_folder():
+            return is_checkpoint(place)
+        with place.open() as file:
+            return format_of(file, place.name) is Format.PLAIN
+    return False
 
 
 def verify_at(

@@ -78,3 +78,11 @@ def test_what_is_read_from_one_checkpoint_says_where_they_are(tmp_path: Path):
     for what in (streamxf.inspect, lambda path: streamxf.diff(path, path)):
         with pytest.raises(NoCheckpointError, match="4 checkpoints in it: optimizer_0, pytorch_model_fsdp_0, rng_"):
             what(tmp_path / "checkpoint-12")
+
+
+def test_a_part_that_cannot_be_opened_is_damage(tmp_path: Path):
+    trainer(tmp_path / "checkpoint-12")
+    (tmp_path / "checkpoint-12" / "optimizer.pt").unlink()
+    (tmp_path / "checkpoint-12" / "optimizer.pt").symlink_to("nowhere")
+    (damage,) = streamxf.verify(tmp_path / "checkpoint-12").damaged
+    assert (damage.file, damage.error) == ("optimizer.pt", "FileNotFoundError")
