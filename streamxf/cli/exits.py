@@ -62,7 +62,7 @@ def with_options(text: str, options: Mapping[str, str]) -> str:
     text = re.sub(
         rf"\((?:{name})(?:, (?:{name}))*\)", lambda found: re.sub(r"\w+", lambda one: options[one[0]], found[0]), text
     )
-    return re.sub(rf"(?<![\w./-])({unmistakable})(?:=(?:True)?)?(?![\w./-])", lambda found: options[found[1]], text)
+    return re.sub(rf"(?<![\w./-])({unmistakable})(?:=(?:True)?)?(?![\w./=[-])", lambda found: options[found[1]], text)
 
 
 def root_of(error: BaseException) -> BaseException:

@@ -47,7 +47,7 @@ def salvage(
             "--writer-id",
             metavar="ID",
             help="With --without-metadata: the 32 digits in the names of files that belong to the save, if there are "
-            "several.",
+            "files of several.",
         ),
     ] = None,
     *,

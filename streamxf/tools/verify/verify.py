@@ -218,7 +218,14 @@ def _check_checkpoint(call: Call, begin: float, part: tuple[int, int]) -> Verify
     for findings, metadata in read:
         if metadata is not None:
             _plan(call, metadata, findings, checks, listed)
-    if len(known) < len(names) or not names:
+    foreign = bool(checks) and bool(data) and data.isdisjoint(checks)
+    if foreign:
+        call.findings(names[0]).damage(
+            MetadataError(
+                f"none of the data files that it names is here, but {many(len(data), 'other')}: it is of another save, or its own files were lost. Restore the right one, or do without it (`streamxf salvage --without-metadata`)"
+            )
+        )
+    if len(known) < len(names) or not names or foreign:
         for name in sorted(data - checks.keys()):
             checks[name] = FileCheck(call, name, listed[name] or 0)
     _run(call, [*checks.values()][part[0] :: part[1]])
