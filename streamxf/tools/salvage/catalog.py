@@ -292,9 +292,8 @@ def open_catalog(
         files = {place.file for each in read for item in each.items.values() for place in item.places}
         catalog = Catalog(storage, access, access.budget(storage.held_by(files, names)))
         catalog.damaged += map(Lost.of, errors)
-        catalog.unchecked += [
-            f"what is in the data files here: {each.name}: {_FOREIGN}. {_WITHOUT}" for each in strange
-        ]
+        if strange:
+            catalog.unchecked.append(f"the data files here: {_FOREIGN}. {_WITHOUT}")
     else:
         metadata, damaged, budget = rebuild(storage, access, names, without_metadata, progress)
         read = [metadata]

@@ -220,11 +220,11 @@ def _check_checkpoint(call: Call, begin: float, part: tuple[int, int]) -> Verify
             _plan(call, metadata, findings, checks, listed)
     foreign = bool(checks) and bool(data) and data.isdisjoint(checks)
     if foreign:
-        call.findings(names[0]).damage(
-            MetadataError(
-                f"none of the data files that it names is here, but {many(len(data), 'other')}: it is of another save, or its own files were lost. Restore the right one, or do without it (`streamxf salvage --without-metadata`)"
-            )
+        text = (
+            f"none of the data files that it names is here, but {many(len(data), 'other')}: it is of another save, or "
         )
+        text += "its own files were lost. Restore the right one, or use `streamxf salvage --without-metadata`"
+        call.findings(names[0]).damage(MetadataError(text))
     if len(known) < len(names) or not names or foreign:
         for name in sorted(data - checks.keys()):
             checks[name] = FileCheck(call, name, listed[name] or 0)
