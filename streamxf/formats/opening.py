@@ -12,7 +12,7 @@ from streamxf.checkpoint.publish import made_by_saves
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.collector import collector_paused
 from streamxf.descriptor import ENCRYPT
-from streamxf.errors import NoCheckpointError, UnsupportedError, located
+from streamxf.errors import NoCheckpointError, StreamxfError, UnsupportedError, located
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import SUFFIXES, Contents, Format, sizes_of
@@ -73,7 +73,7 @@ def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
     with located(file=storage.given):
         layout = huggingface.layout_of(storage.names(()))
     if layout is None:
-        if parts := parts_of(storage):
+        if parts := [part for part in parts_of(storage) if _is_known(storage.child(part))]:
             raise NoCheckpointError(
                 f"the folder is not a checkpoint, but has {many(len(parts), 'checkpoint')} in it: {some(parts)}. Name "
                 "one of them; of a training run, `streamxf latest` prints the newest",
@@ -81,6 +81,15 @@ def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
             )
         raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.given)
     return layout
+
+
+def _is_known(place: Storage) -> bool:
+    with suppress(StreamxfError, OSError):  # it is named where it is opened itself
+        if place.is_folder():
+            return True
+        with place.open() as file:
+            return format_of(file, place.name) is not None
+    return False
 
 
 def parts_of(storage: Storage, depth: int = 2) -> list[str]:
