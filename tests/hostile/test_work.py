@@ -10,18 +10,27 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from streamxf import diff, pack
 from streamxf.checkpoint.stock import read_stock
-from streamxf.errors import MetadataError
+from streamxf.errors import MetadataError, PolicyError
 from streamxf.format.index import from_json
-from streamxf.format.items import Chunk, Place, check_apart, check_offsets, check_tiles
+from streamxf.format.items import Chunk, Place, TensorItem, check_apart, check_offsets, check_tiles
 from streamxf.objects.check import Check
 from streamxf.proportion import Steps, TooMuch
+from streamxf.tools.diff.objects import Incomparable, difference_of
+from streamxf.tools.inspect.tree import MAX_DEPTH, Module, tree_of
+from streamxf.tools.inspect.tree import _grown as grown_from
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.outline import read_outline
+
+from .made import TIB, Stock, hole, saved
 
 MODULUS = sys.hash_info.modulus
 MIB = 2**20
@@ -214,3 +223,53 @@ def test_offsets_that_are_equal_or_have_one_hash() -> None:
     check_offsets(chunks)
     with pytest.raises(MetadataError, match="two chunks have the same offset"):
         check_offsets([*chunks, chunks[0]])
+
+
+# -- tools ---------------------------------------------------------------------------------------------------------
+
+
+def test_tensors_that_repeat_an_element_share_one_budget(tmp_path: Path) -> None:
+    """In all objects of a comparison together, and in pieces, so that none of them is ever whole."""
+    stock = Stock(tmp_path)
+    for number in range(8):
+        stock.object(f"o{number}", saved([torch.ones(1).expand(MIB * 16)]))
+    stock.write()
+    with memory_below(64 * MIB):
+        found = diff(tmp_path, tmp_path)
+    assert found.equal == 2
+    assert len(found.incomparable) == 6
+    assert all("far larger than its storage" in reason for reason in found.incomparable.values())
+
+
+def test_views_of_one_storage_share_that_budget() -> None:
+    whole = torch.ones(MIB)
+    with pytest.raises(Incomparable, match="far larger than its storage"):
+        difference_of([whole[number:] for number in range(200)], [whole[number:] for number in range(200)])
+
+
+def test_a_hole_is_not_packed(tmp_path: Path) -> None:
+    """It is refused before anything is written."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    save_file({"w": torch.ones(3)}, folder / "model.safetensors")
+    hole(folder / "rest.bin", TIB)
+    with pytest.raises(PolicyError, match="the file would take 1.0 TiB"):
+        pack(folder, tmp_path / "out", "zstd")
+    assert not (tmp_path / "out").exists()
+
+
+def item(name: str) -> TensorItem:
+    return TensorItem(name, "float32", (1,), (Chunk((0,), (1,), Place("a", 0, 1, ()), False),))
+
+
+def modules(tree: Module) -> int:
+    return 1 + sum(map(modules, tree.children))
+
+
+def test_a_tree_has_modules_in_proportion_to_items() -> None:
+    names = [".".join(f"{number}x{part}" for part in range(31)) + ".w" for number in range(10_000)]
+    grown = grown_from([item(name) for name in names], MAX_DEPTH)
+    assert grown is None
+    assert tree_of(map(item, names)).tally.tensors == 10_000
+    few = tree_of(map(item, names[:10]))
+    assert [child.name for child in few.children] == names[:10]

@@ -133,7 +133,10 @@ def open_whole(tree: Tree, max_expansion: int = MAX_EXPANSION) -> Whole:
     origin = Origin(kind, packed, tree.folders, tree.links, tree.excluded)
     items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **packing.items, **rests}
     contents = Contents(storage.given, kind, items, tree.files, notes=tuple(notes))
-    return Whole(tree, contents, packing.shards, gaps, origin, max_expansion)
+    whole = Whole(tree, contents, packing.shards, gaps, origin, max_expansion)
+    for rest, (place,) in ((rest, item.places) for rest, item in rests.items()):  # a file may be one hole
+        whole.budget.spend_once(rest, place.size, "the file", file=whole.full(place.file))
+    return whole
 
 
 def _model(tree: Tree, notes: list[str]) -> FileReader | None:
