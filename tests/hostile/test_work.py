@@ -253,7 +253,7 @@ def test_a_hole_is_not_packed(tmp_path: Path) -> None:
     folder.mkdir()
     save_file({"w": torch.ones(3)}, folder / "model.safetensors")
     hole(folder / "rest.bin", TIB)
-    with pytest.raises(PolicyError, match="the file would take 1.0 TiB"):
+    with pytest.raises(PolicyError, match=r"the file would take .* out of proportion"):
         pack(folder, tmp_path / "out", "zstd")
     assert not (tmp_path / "out").exists()
 
