@@ -27,6 +27,7 @@ from collections.abc import Hashable, Iterable
 from typing import IO, Any
 
 from streamxf.errors import ParameterError, PolicyError, StreamxfError
+from streamxf.files import open_regular
 from streamxf.wording import size_text
 
 MAX_EXPANSION = 64
@@ -205,12 +206,12 @@ def held_at(path: str) -> int:
     """The same of a local file; 0 if it is not a regular file, or cannot be read."""
     try:
         facts = os.stat(path)
-        if not stat.S_ISREG(facts.st_mode):  # a pipe would wait for whoever writes to it
+        if not stat.S_ISREG(facts.st_mode):
             return 0
         allocated = _allocated(facts)
         if allocated is None or allocated >= facts.st_size:
             return facts.st_size
-        with open(path, "rb", buffering=0) as file:
+        with open_regular(path) as file:
             return held_bytes(file, facts.st_size)
     except (OSError, ValueError):
         return 0

@@ -5,6 +5,7 @@ through it.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import stat
@@ -16,6 +17,7 @@ from typing import IO, Any
 
 from streamxf.checkpoint.disk import ONE_PUT, RENAMES, Check, put_local, put_renamed
 from streamxf.errors import ContainerError, ForeignError, MetadataError, ParameterError, StreamxfError, UnsupportedError
+from streamxf.files import create, open_regular
 from streamxf.proportion import held_at
 from streamxf.stream.source import FileSlice, PositionalFile, access_to
 from streamxf.transfer.calls import is_asynchronous
@@ -249,7 +251,7 @@ class Storage:
         is left where fsspec stores it; locally it is the caller's to remove.
         """
         if (path := self.local_path(name)) is not None:
-            with open(path, "wb") as file:
+            with io.BufferedWriter(create(path, anew=False)) as file:
                 yield file
             return
         with creating(self.filesystem, self.inner(name)) as stream:
@@ -352,7 +354,7 @@ class Storage:
             return remote
         with _missing_files():
             self._check_regular(path, name)
-            return open(path, "rb", buffering=0)
+            return open_regular(path)  # again: it may have been replaced meanwhile
 
     def _check_regular(self, path: str, name: str) -> None:
         """Refuse what is not a file of this folder, before it is opened: a link that leads out of it, or a pipe or a

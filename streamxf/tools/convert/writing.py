@@ -21,6 +21,7 @@ from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage
 from streamxf.descriptor import shorten
 from streamxf.errors import NoSpaceError, UnsupportedError
+from streamxf.files import aim
 from streamxf.formats.huggingface import INDEX, layout_of
 from streamxf.formats.opening import OF_DCP
 from streamxf.progress import Progress, Shares
@@ -37,7 +38,7 @@ def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, pr
     was.
     """
     if target.local is not None:
-        _write_local(Path(os.path.realpath(target.local)), plan, reader, overwrite, progress)
+        _write_local(aim(target.local), plan, reader, overwrite, progress)
         return
     if plan.links:
         raise UnsupportedError(
@@ -58,7 +59,7 @@ def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, pr
 def refuse_existing(target: Storage) -> None:
     """Raise FileExistsError if something is at `target`; an empty folder does not count."""
     if target.local is not None:
-        path = Path(os.path.realpath(target.local))
+        path = aim(target.local)
         found = os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))
     else:
         target.filesystem.invalidate_cache()  # which may be out of date
