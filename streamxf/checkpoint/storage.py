@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from streamxf.checkpoint.disk import ONE_PUT, RENAMES, Check, put_local, put_renamed
-from streamxf.errors import ContainerError, ForeignError, MetadataError, ParameterError, StreamxfError, UnsupportedError
+from streamxf.errors import (
+    ContainerError,
+    ForeignError,
+    MetadataError,
+    ParameterError,
+    StreamxfError,
+    UnsupportedError,
+    redacted,
+)
 from streamxf.files import create, open_regular
 from streamxf.proportion import held_at
 from streamxf.stream.source import FileSlice, PositionalFile, access_to
@@ -343,7 +351,7 @@ class Storage:
         return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
 
     def _missing(self) -> FileNotFoundError:
-        return FileNotFoundError(errno.ENOENT, "there is no such file or folder", self.given)
+        return FileNotFoundError(errno.ENOENT, "there is no such file or folder", redacted(self.given))
 
     def _opened(self, name: str, random: bool, step: int | None) -> IO[bytes]:
         if (path := self.local_path(name)) is None:

@@ -20,7 +20,7 @@ from streamxf.checkpoint.publish import locked
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage
 from streamxf.descriptor import shorten
-from streamxf.errors import NoSpaceError, UnsupportedError
+from streamxf.errors import NoSpaceError, UnsupportedError, redacted
 from streamxf.files import aim
 from streamxf.formats.huggingface import INDEX, layout_of
 from streamxf.formats.opening import OF_DCP
@@ -65,7 +65,7 @@ def refuse_existing(target: Storage) -> None:
         target.filesystem.invalidate_cache()  # which may be out of date
         found = target.filesystem.isfile(target.path) or bool(target.names())
     if found:
-        raise FileExistsError(errno.EEXIST, _EXISTS, target.given)
+        raise FileExistsError(errno.EEXIST, _EXISTS, redacted(target.given))
 
 
 def _write_files(target: Storage, plan: Plan, reader: BoxReader, progress: Progress | None) -> None:
