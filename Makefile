@@ -28,7 +28,7 @@ demo: $(STAMPS)/model ## Save and load a real model through several chains
 	$(RUN) streamxf.cli demo $(ARGS)
 
 # A file's tests stay in one process, because they share what was made for them. ARGS=-n0 runs all in pytest's own process.
-test: $(STAMPS)/test ## Run the tests
+test: $(STAMPS)/test $(STAMPS)/model ## Run the tests
 	$(RUN) pytest -n 2 --dist loadfile $(ARGS)
 
 # One version: make compat ARGS="-s 'torch(2.7.0-3.12)'"; other tests: ARGS='-- tests/chain'. noxfile.py says more.

@@ -5,7 +5,7 @@ The style's colours were chosen to be told apart by colour-blind people too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import matplotlib.style
 import numpy as np
@@ -17,6 +17,8 @@ from benchmarks.spread import Spread
 STYLE = "petroff10"
 WIDTH, ROW_HEIGHT = 9.0, 0.23
 DOTS_PER_INCH = 130
+SVG = {"svg.fonttype": "none", "svg.hashsalt": "streamxf", "font.family": "sans-serif"}
+"""How to write an SVG whose text is text, and which is the same each time."""
 
 Groups = Mapping[str, Mapping[str, Spread]]
 
@@ -90,6 +92,39 @@ def stacks(title: str, axis: str, columns: Mapping[str, Mapping[str, float]]) ->
         axes.set_xlabel(axis)
         axes.grid(axis="x", alpha=0.3)
         _legend(figure, axes, True)
+    return figure
+
+
+def panels(measures: Mapping[str, Mapping[str, Spread]], ours: Collection[str], *, dark: bool) -> Figure:
+    """A chart for a first page: a panel for each measure with a bar for each side, on a transparent ground.
+
+    Parameters
+    ----------
+    measures : mapping
+        By what a panel shows, with its unit, then by side.
+    ours : collection of str
+        The sides whose bars stand out.
+    dark : bool
+        Whether the ground is dark.
+    """
+    ink, grey, colour = ("0.9", "0.45", "#4db6ac") if dark else ("0.15", "0.72", "#00796b")
+    with matplotlib.style.context(SVG):
+        figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
+        for axes, (measure, sides) in zip(
+            figure.subplots(1, len(measures), sharey=True), measures.items(), strict=True
+        ):
+            medians = [spread.median for spread in sides.values()]
+            colours = [colour if side in ours else grey for side in sides]
+            drawn = axes.barh(list(sides), medians, 0.72, color=colours, xerr=_whiskers([*sides.values()]), ecolor=ink)
+            axes.bar_label(drawn, [f"{median:.2f}" for median in medians], padding=5, fontsize=8, color=ink)
+            axes.set_title(measure, fontsize=9.5, color=ink, loc="left")
+            axes.set_xlim(0, 1.18 * axes.get_xlim()[1])
+            axes.set_xticks([])
+            axes.tick_params(axis="y", length=0, labelcolor=ink, labelsize=9)
+            axes.spines[:].set_visible(False)
+            axes.patch.set_alpha(0)
+        axes.invert_yaxis()
+        figure.patch.set_alpha(0)
     return figure
 
 

@@ -4,7 +4,7 @@ So no figure in the documentation is copied by hand.
 
 ``results.json`` has the newest result of each benchmark on each machine, with every round's value. Everything else is
 made from it: ``NAME.md`` for each benchmark (a section that docs/benchmarks.md includes, with all machines),
-``machine.md`` with what was measured where and when, and a folder of figures for each machine.
+``machine.md`` with what was measured where and when, a folder of figures for each machine, and the first page's chart.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import matplotlib.style
+
+from benchmarks import plots
 from benchmarks.machine import describe, machine_name
 from benchmarks.result import GOAL, MEASURED, REACHED, Row, Table, table_markdown
 from benchmarks.run import NAMES
@@ -60,6 +63,8 @@ def publish(results: Path, target: Path) -> None:
     for name in NAMES:
         (target / f"{name}.md").write_text(section(name, published, target.name))
     (target / "machine.md").write_text(overview(published))
+    if CHART in NAMES:
+        draw_chart(published, target.parent / "images")
     file.write_text(json.dumps(published, indent=1) + "\n")
 
 
@@ -166,6 +171,40 @@ def overview(published: Published) -> str:
             if name in contents
         ]
     return "\n".join([*lines, *table_markdown(Table(runs))]) + "\n"
+
+
+CHART = "save_load"
+_SIDES = {
+    "stock DCP": "stock DCP",
+    "stock DCP, ZStandard": "stock DCP, zstd",
+    "safetensors": "safetensors",
+    "streamxf, FloatZip": "streamxf",
+    "streamxf, FloatZip + Checksum + Encrypt": "streamxf, encrypted",
+}
+
+
+def draw_chart(published: Published, images: Path) -> None:
+    """Times and sizes beside those of others, from the newest result: ``compared-light.svg`` and ``-dark.svg``."""
+    newest = max((contents[CHART] for contents in published.values() if CHART in contents), key=_measured)
+    rows = {row["side"]: row for table in _tables(newest) if table.title == "bf16" for row in table.rows}
+    measures = {"save, seconds": "save, s", "load, seconds": "load, s", "size": "size"}
+    found = {
+        shown: {label: _spread(rows[side][column]) for side, label in _SIDES.items() if side in rows}
+        for shown, column in measures.items()
+    }
+    images.mkdir(exist_ok=True)
+    for ground in ("light", "dark"):
+        figure = plots.panels(found, {label for label in _SIDES.values() if "streamxf" in label}, dark=ground == "dark")
+        with matplotlib.style.context(plots.SVG):
+            figure.savefig(images / f"compared-{ground}.svg", metadata={"Date": None})
+
+
+def _measured(content: Content) -> str:
+    return str(content["machine"]["time"])
+
+
+def _spread(value: Any) -> Spread:
+    return value if isinstance(value, Spread) else Spread.of([value])
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -19,6 +19,7 @@ from dcp.s3_server import serving, weed
 from exhaustive import Exhaustive
 from hostile.table import RowTable
 from hypothesis import HealthCheck, settings
+from skips import Skips
 
 import streamxf
 
@@ -48,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(RowTable())
     config.pluginmanager.register(Exhaustive())
+    config.pluginmanager.register(Skips())
 
 
 @pytest.hookimpl(wrapper=True)

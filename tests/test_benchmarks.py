@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -438,3 +439,15 @@ def test_quantized_weights_are_the_weights_but_for_rounding():
     state = nvfp4(weights)
     scales = state["w_scale"].float().repeat_interleave(16, 1) * state["w_global_scale"]
     assert ((four_bits(state["w"]) * scales - weight).abs() <= scales * 1.3).all()
+
+
+@pytest.mark.parametrize("ground", ["light", "dark"])
+def test_the_chart_on_the_first_page_is_that_of_the_published_results(tmp_path, ground):
+    publish.draw_chart(published_at(publish.PUBLISHED), tmp_path)
+    made, there = (
+        (folder / f"compared-{ground}.svg").read_text() for folder in (tmp_path, publish.PUBLISHED.parent / "images")
+    )
+    texts = re.findall("<text[^>]*>([^<]+)</text>", made)
+    assert texts == re.findall("<text[^>]*>([^<]+)</text>", there), "make bench-publish draws it anew"
+    assert {"stock DCP", "safetensors", "streamxf, encrypted", "save, seconds", "1.00"} <= set(texts)
+    assert f"docs/images/compared-{ground}.svg" in (publish.PUBLISHED.parents[1] / "README.md").read_text()
