@@ -60,6 +60,11 @@ def layout_of(names: Iterable[str]) -> HubLayout | None:
     return None
 
 
+def is_weights(name: str, layout: HubLayout) -> bool:
+    """Whether a file may be one of a layout's shards."""
+    return name.endswith(layout.suffix) and (layout.suffix != BIN or name.startswith("pytorch_model"))
+
+
 def shards_of(storage: Storage, layout: HubLayout) -> tuple[str, ...]:
     """The names of a folder's shards; raises as `read` if there is an index and it cannot be used."""
     return tuple(dict.fromkeys(_read_index(storage, layout)[0].values())) or layout.shards
