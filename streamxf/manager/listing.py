@@ -59,12 +59,13 @@ class Run:
             return []
         self._names, self._links = names, links
         wanted = [name for name in names if series in (None, series_of(name))]
-        looks = self._known(wanted)
+        looks = {name: look for name in wanted if (look := self._rows.get(name, self._mark(name))) is not None}
         told = {name for name in looks if self._rows.known(name, looked=True) is None}
         self._look_at([name for name in wanted if name not in looks], looks)
         for name in links:
             if is_numbered(name) and series in (None, series_of(name)) and (look := self._look(name)) is not None:
                 looks[name] = look
+        lied = False
         while True:
             newest = self._newest(looks)
             # a row hides nothing, and does not say which run this is
@@ -74,8 +75,10 @@ class Run:
                 found = [self._record(name, look) for name, look in looks.items()]
                 if not (again := {each.name for each in found if each.kind == "foreign"} & told):
                     return sorted(found, key=lambda record: record.order)
+            elif lied:
+                again = told
             self._look_at(again, looks)
-            told -= again
+            told, lied = told - again, True
 
     def record(self, name: str, files: Files | None = None) -> Record | None:
         """One checkpoint as its folder is now; None if it holds nothing of one. `files` are its, if they are known."""
@@ -222,11 +225,6 @@ class Run:
                 elif is_numbered(entry.name) and entry.is_dir(follow_symlinks=False):
                     names.append(entry.name)
         return names, links
-
-    def _known(self, names: Collection[str]) -> dict[str, Look]:
-        """What rows say of these."""
-        known = {name: self._rows.get(name, self._mark(name)) for name in names}
-        return {name: look for name, look in known.items() if look is not None}
 
     def _mark(self, name: str) -> str | None:
         return folder_mark(f"{self.storage.local}/{name}") if self.storage.local is not None else ANY

@@ -20,6 +20,7 @@ from streamxf.checkpoint.notes import seal_note
 from streamxf.format.run import RunFacts
 from streamxf.manager.latest import latest_in
 from streamxf.manager.listing import folder_mark
+from streamxf.manager.rows import ANY, Look
 
 STRANGE = ("step-1*", "step-[1-9]", "step-?9", "step-7 (copy)", "step-0003", "x-3", "step--3")
 NAMES = st.one_of(st.integers(1, 60).map(lambda step: f"step-{step}"), st.sampled_from(STRANGE))
@@ -175,8 +176,11 @@ class Adversary(RunOnDisk):
             return json.dumps({"saving": saving, "removing": saving, "saved": {}}).encode()
         content: Any = {"names": everything}
         if file.startswith("rows-"):
-            told = RunFacts(OTHER_ID, "x-1", 1, 0).to_json()
-            content = {"rows": {name: [self.mark(name), [None, told, 0, 1, {}]] for name in everything[:61]}}
+            rows = {}
+            for step, name in enumerate(everything[:61]):
+                look = Look("complete", None, RunFacts(OTHER_ID, name, step, 0), 0, 1, {})
+                rows[name] = [self.mark(name), look.pack()]
+            content = {"time": 2**52, "rows": rows}
         elif file.startswith("session-"):
             now = int(self.now * 1000)
             content = {"began": now, "seen": now, "ended": False, "id": "0" * 32, "series": "step-{}"}
@@ -205,9 +209,8 @@ class Adversary(RunOnDisk):
         return self.keying.strict or bool(self.model.folders[name].told)
 
     def mark(self, name: str) -> str:
-        """That of a folder as it is now, where keys show that the row is forged."""
-        found = folder_mark(str(self.place.path(name))) if self.keying.strict and self.place.local else None
-        return found or "0"
+        """That of a folder as it is now."""
+        return folder_mark(str(self.place.path(name))) or "0" if self.place.local else ANY
 
     @precondition(lambda self: self.sound())
     @rule(data=st.data(), pipe=st.booleans())

@@ -100,6 +100,7 @@ class Folder:
     - `told`: under which name it says that it was saved; "" if it does not say.
     - `ours`: whether it may be this run's: with keys, who saved it had them; and it names no other run.
     - `broken`: which ways of checking find its damage; none of them finds what is not damaged.
+    - `undigested`: whether, with keys, its files may not be all that a framework committed, or others lie among them.
     - `muddled`: whether beside it lies a note that nobody can read, or vouches for. It may have been one that was put
       there later, so nobody knows the metrics; nor, with keys, whether all digests of what a framework wrote are known.
     """

@@ -30,6 +30,7 @@ OWN_ID, OTHER_ID = "1" * 32, "f" * 32
 HANGS = 60  # seconds
 SETTLED = 12_000_000  # ns, more than the kernel's clock for files takes from tick to tick
 HOLD = re.compile(r"(.+)@([0-9]{1,15})@[^@]+-[0-9a-f]{8}")
+SESSION = re.compile(r"-([0-9a-f]{32})-[0-9a-f]{8}$")  # in a save's hold
 NOTE = ".streamxf-note-00000000"  # somebody else's
 WRITERS = re.compile(r"__.*\.distcp|\.metadata")  # names of files of a checkpoint
 
@@ -134,9 +135,14 @@ class RunOnDisk(RuleBasedStateMachine):
 
     def read_now(self) -> set[str]:
         """The names that somebody holds."""
-        found = set()
-        for path, data in self.place.below(".streamxf").items():
+        found, notes = set(), self.place.below(".streamxf")
+        own = self.job._sessions.own.id if self.job is not None else None
+        for path, data in notes.items():
             match = HOLD.fullmatch(path.removeprefix("holds/"))
+            saves = SESSION.search(path)
+            locked = self.place.local and self.locks
+            if saves and saves[1] != own and locked and isinstance(notes.get(f"session-{saves[1]}.lock"), bytes):
+                continue  # its lock shows that the save was killed
             if match and isinstance(data, bytes) and abs(self.now - int(match[2])) < DAY:
                 found.add(match[1])
         return found
@@ -157,7 +163,8 @@ class RunOnDisk(RuleBasedStateMachine):
             size = self.committed[name] if name in self.committed else self.size(name)
             folder = self.model.folders[name]
             folder.size, folder.muddled = size, self.place.below(name).get(NOTE) in self.muddles
-            folder.undigested = folder.muddled and self.keying.strict and name in self.committed
+            beside = any(path.startswith(f"{self.model.links.get(name, name)}/") for path in self.others)
+            folder.undigested = (folder.muddled or beside) and self.keying.strict and name in self.committed
 
     def to_go(self, rules: dict[str, Any], check: str) -> tuple[set[int], set[int]]:
         self.measure()
@@ -179,7 +186,7 @@ class RunOnDisk(RuleBasedStateMachine):
         self.model.links.pop(name, None)
 
     def no_longer_a_link(self, step: int) -> None:
-        """A save that was killed at its beginning may have put a folder in its place."""
+        """A save that was killed at its beginning has removed it, and perhaps put a folder in its place."""
         name = f"step-{step}"
         if name in self.model.links and not self.place.path(name).is_symlink():
             self.dropped(name)

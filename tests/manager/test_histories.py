@@ -79,8 +79,8 @@ class Histories(Adversary):
             self.go(lambda job: job.begin(f"step-{step}", {}))
         self.kill_job()
         self.uncommitted(f"step-{step}")
-        self.learn(may_go)
         self.no_longer_a_link(step)
+        self.learn(may_go)
         self.errors.said.clear()
 
     @rule(ahead=st.integers(0, 3), values=st.lists(LOSSES, min_size=1, max_size=4))
