@@ -194,8 +194,6 @@ def _unlink_all(folder: int, paths: Collection[str]) -> None:
         *parts, name = path.split("/")
         try:
             _unlink(folder, parts, name)
-        except IsADirectoryError:
-            pass  # it is not what was asked for, so it stays
         except OSError as error:
             failed.append(error)
     if failed:
@@ -210,7 +208,7 @@ def _unlink(folder: str | int, parts: Sequence[str], name: str) -> None:
         else:
             os.unlink(name, dir_fd=folder)
     except OSError as error:
-        if error.errno not in NOT_THERE:
+        if error.errno not in (*NOT_THERE, errno.EISDIR):  # a folder is not what was asked for, so it stays
             raise
 
 

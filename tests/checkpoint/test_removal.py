@@ -151,6 +151,8 @@ def test_what_is_no_file(run: Path) -> None:
     (run / "file").write_bytes(b"")
     assert set(files_of(Storage.of(run), "step-1")) == set(FILES)
     assert files_of(Storage.of(run), "file") == files_of(Storage.of(run), "nothing") == {}
+    remove_entry(Storage.of(run), "step-1/folder")
+    assert (step / "folder").is_dir()
     assert remove_tree(Storage.of(run), "step-1", FILES, ["folder"]) == ["pipe"]
     assert remove_tree(Storage.of(run), "step-1", ["pipe"], []) == []
     with pytest.raises(NotADirectoryError):
