@@ -191,7 +191,7 @@ def leftovers(run: Run, name: str, files: Files, sessions: Sessions, *, again: b
     if record is not None and record.complete:
         return [SAVING]  # it was killed after it had published, or over what is there
     run_id = run.id_of(series_of(name))
-    if saving.run != (run_id or run.run_id) or (run_id is None and metadata_among([*files])):
+    if saving.run != (run_id or run.run_id) or (run_id is None and not again and metadata_among([*files])):
         return []  # the note may come from another run; the next save of the step takes away what is there
     written = written_since(files, saving.before)
     return [path for path in written if saving.framework or made_by_saves(path)] + [SAVING]

@@ -124,6 +124,12 @@ def test_the_run_of_a_job_that_was_killed_in_its_first_save_goes_on(tmp_path: Pa
     assert not (tmp_path / "step-6").exists()
 
 
+def test_what_a_first_save_left_goes_with_one_of_dcps_in_its_place(tmp_path: Path) -> None:
+    killed(tmp_path, lambda folder: (publish(folder), leave_a_draft(folder)), first=True)
+    saved_run(tmp_path, 6)
+    assert not (tmp_path / "step-6" / "parts").exists()
+
+
 def test_what_a_killed_save_held_may_go(tmp_path: Path) -> None:
     """Its lock is free, so nobody waits for a day."""
     killed(tmp_path, leave_a_draft)
