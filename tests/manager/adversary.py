@@ -66,7 +66,7 @@ class Adversary(RunOnDisk):
         self.others |= {f"{name}/{path}": what for path, what in extra.items()}
         notes = {path for path in found if path.startswith(".streamxf-") and path != ".streamxf-commit"}
         self.litter |= {f"{name}/{path}" for path in notes}
-        self.files[name] = {path: what for path, what in found.items() if path not in notes | extra.keys()}
+        self.files[name] = dict(self.files[source])  # what failed saves left there may go
         self.model.folders[name] = copy.deepcopy(self.model.folders[source])
         if source in self.committed:
             self.committed[name] = self.committed[source]
