@@ -65,7 +65,7 @@ class Adversary(RunOnDisk):
         extra = {path: what for path, what in found.items() if f"{source}/{path}" in self.others}
         self.others |= {f"{name}/{path}": what for path, what in extra.items()}
         notes = {path for path in found if path.startswith(".streamxf-") and path != ".streamxf-commit"}
-        self.litter |= {f"{name}/{path}" for path in notes}
+        self.litter |= {f"{name}/{path}" for path in found if path in notes or f"{source}/{path}" in self.litter}
         self.files[name] = dict(self.files[source])  # what failed saves left there may go
         self.model.folders[name] = copy.deepcopy(self.model.folders[source])
         if source in self.committed:
@@ -86,10 +86,10 @@ class Adversary(RunOnDisk):
         self.files[name] = self.files.pop(source)
         if source in self.committed:
             self.committed[name] = self.committed.pop(source)
-        self.others = {
-            f"{name}/{path.removeprefix(f'{source}/')}" if path.startswith(f"{source}/") else path: what
-            for path, what in self.others.items()
-        }
+        start, known = f"{source}/", self.others.keys() | self.litter
+        renamed = {path: f"{name}/{path[len(start) :]}" for path in known if path.startswith(start)}
+        self.others = {renamed.get(path, path): what for path, what in self.others.items()}
+        self.litter = {renamed.get(path, path) for path in self.litter}
 
     @precondition(lambda self: self.place.local and self.sound())
     @rule(data=st.data(), outside=st.booleans(), number=st.integers(41, 60))

@@ -163,8 +163,10 @@ class RunOnDisk(RuleBasedStateMachine):
             size = self.committed[name] if name in self.committed else self.size(name)
             folder = self.model.folders[name]
             folder.size, folder.muddled = size, self.place.below(name).get(NOTE) in self.muddles
-            beside = any(path.startswith(f"{self.model.links.get(name, name)}/") for path in self.others)
-            folder.undigested = (folder.muddled or beside) and self.keying.strict and name in self.committed
+            if self.keying.strict and name in self.committed:
+                found = self.place.below(self.model.links.get(name, name)).keys() - self.files[name].keys()
+                beside = [path for path in found if not path.startswith(".streamxf") and not WRITERS.fullmatch(path)]
+                folder.undigested = folder.muddled or bool(beside)
 
     def to_go(self, rules: dict[str, Any], check: str) -> tuple[set[int], set[int]]:
         self.measure()
@@ -271,6 +273,7 @@ class RunOnDisk(RuleBasedStateMachine):
         name = f"step-{step}"
         if not self.tidy:
             going, _ = self.to_go(self.keeping, self.check)
+        known, counted = self.files.get(name, {}), step in self.model.counted
         began = self.now
         if framework:
             self.go(lambda job: job.announce(name))
@@ -287,6 +290,11 @@ class RunOnDisk(RuleBasedStateMachine):
             if name in self.model.folders:
                 self.dropped(name)
         self.uncommitted(name)
+        if name not in self.committed:
+            # what a framework wrote for another folder, or with a commit record that nobody can read, is anybody's
+            left = {path for path in known.keys() & self.place.below(name).keys() if "/" in path}
+            assert not left or not counted or ".streamxf-commit" in known
+            self.litter |= {f"{name}/{path}" for path in left}
         if self.is_blocked(f"{name}/.streamxf-saving"):
             self.errors.said.clear()
         assert facts.run == self.run_id

@@ -103,9 +103,8 @@ class Histories(Adversary):
         name = f"step-{step}"
         if self.is_blocked(f"{name}/.streamxf-saving"):
             return
-        known = self.files.get(name, {})
         facts = self.begin(step, {}, framework=True)
-        old = {path: what for path, what in self.place.below(name).items() if path in known or WRITERS.fullmatch(path)}
+        old = {path: what for path, what in self.place.below(name).items() if WRITERS.fullmatch(path)}
         self.now += 60
         self.saves += 1
         made, _ = checkpoint(self.keys, self.saves, None)
@@ -330,6 +329,7 @@ class Histories(Adversary):
             self.place.put(f"{name}/{own}", files[own], self.now)
             if name in self.committed:
                 self.committed[name] = 0
+                self.litter |= {f"{name}/{each}" for each in files if "/" in each}  # nothing else says whose they are
             told_none = Folder("", not self.keying.strict, self.time_of(name), None, broken=set(EVERY_CHECK))
             self.model.folders[name] = told_none
         self.files[name] = files
