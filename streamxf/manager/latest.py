@@ -167,7 +167,7 @@ def _of_other_formats(run: Run, records: Collection[Record], verify: Verify) -> 
     for record in sorted(map(Record, names), key=lambda each: each.order, reverse=True):
         place = run.place(record.name)
         with suppress(NoCheckpointError, MetadataError, ContainerError, DescriptorError, FileNotFoundError):
-            if not _has_all_files(place):
+            if not run.files(record.name) or not _has_all_files(place):  # a name that is not literal has none
                 continue
             report = None if verify == "none" else verify_at(place, run.authority.access, only_dcp=False)
             if report is None or report.ok:

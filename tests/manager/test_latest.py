@@ -293,3 +293,9 @@ def test_folders_of_other_formats(tmp_path: Path) -> None:
     assert streamxf.latest(tmp_path, keys=KEY) is None, "nothing authenticates them"
     save(tmp_path / "step-1")
     assert streamxf.latest(tmp_path) == str(tmp_path / "step-1"), "models beside a run are no checkpoints of it"
+
+
+def test_a_name_that_a_store_may_not_take_literally_is_of_no_other_format() -> None:
+    """Nothing of such a folder is listed, so nobody knows whether it is foreign."""
+    dcp.save(dict(STATE), storage_writer=streamxf.FsspecWriter("memory://literal/step-?9"))
+    assert streamxf.latest("memory://literal") is None
