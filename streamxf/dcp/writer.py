@@ -137,7 +137,7 @@ class ChainWriterMixin(StorageMixin):
         """
         self._background.join()
         super().reset(checkpoint_id)
-        self.save_id = None
+        self.save_id = self._coming = None
 
     @told
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
