@@ -11,10 +11,11 @@ import stat
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from streamxf.checkpoint.disk import ONE_PUT, RENAMES, Check, put_local, put_renamed
+from streamxf.checkpoint.inside import FOLDER, NO_LINK, components, opened
 from streamxf.errors import ContainerError, ForeignError, MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.proportion import held_at
 from streamxf.stream.source import FileSlice, PositionalFile, access_to
@@ -26,6 +27,10 @@ from streamxf.transfer.upload import creating
 
 LOCK = ".streamxf.lock"
 """Held while something is published into a folder. No part of what lies there: `Storage.names` leaves it out."""
+
+_ENTER = getattr(os, "O_PATH", 0) | FOLDER  # which need not be readable
+_READ = os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0)  # which does not wait for someone who writes to a pipe
+_SPECIAL = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO})  # of links, and of sockets
 
 _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
@@ -90,13 +95,14 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Storage:
-    """Where a checkpoint is: as the caller gave it, as the file system takes it, and fsspec's file system, None for the
-    local one.
+    """Where a checkpoint is: as the caller gave it, as the file system takes it, fsspec's file system, None for the
+    local one, and the open `folder` while it is `entered`.
     """
 
     given: str
     path: str
     filesystem: Any = None
+    folder: int | None = None
 
     @classmethod
     def of(cls, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Storage:
@@ -219,12 +225,25 @@ class Storage:
         return [name for name, entry in self.listed() if entry.get("type") == "directory"]
 
     @contextmanager
+    def entered(self) -> Iterator[Storage]:
+        """The same place with a local folder held open, so that no file of it is looked for along its whole path."""
+        descriptor = None
+        if self.folder is None and (local := self.local) is not None and os.open in os.supports_dir_fd:
+            with suppress(OSError):  # whoever opens a file is told
+                descriptor = os.open(local, _ENTER)
+        try:
+            yield self if descriptor is None else replace(self, folder=descriptor)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    @contextmanager
     def open(self, name: str = "", *, random: bool = False, step: int | None = None) -> Iterator[StoredFile]:
         """Open a file of this folder, or this file itself, for reading. With `random` little is read, here and there,
         so that fetching what lies ahead would not pay; `step` is the bytes that fsspec fetches at a time.
 
         Raises FileNotFoundError; MetadataError if it is not a regular file, or a link that leads out of the folder: it
-        was not opened then; UnsupportedError if it does not tell its size.
+        was not read then; UnsupportedError if it does not tell its size.
         """
         with self._opened(name, random, step) as raw:
             try:
@@ -351,24 +370,48 @@ class Storage:
             remote: IO[bytes] = self.filesystem.open(self.inner(name), "rb", **options)
             return remote
         with _missing_files():
-            self._check_regular(path, name)
-            return open(path, "rb", buffering=0)
+            if not name or os.open not in os.supports_dir_fd:
+                self._check_regular(os.stat(path), name)
+                if name:
+                    self._inside(path, name)
+                return open(path, "rb", buffering=0)
+            try:
+                return self._open_inside(components(name), name)
+            except OSError as error:
+                if error.errno not in _SPECIAL:
+                    raise
+            self._check_regular(os.stat(path), name)
+            # where a link leads, no other is followed
+            return self._open_inside(self._inside(path, name), name)
 
-    def _check_regular(self, path: str, name: str) -> None:
-        """Refuse what is not a file of this folder, before it is opened: a link that leads out of it, or a pipe or a
-        device in place of a file, which might never end.
-        """
-        if not stat.S_ISREG(os.stat(path).st_mode):
+    def _open_inside(self, parts: list[str], name: str) -> IO[bytes]:
+        """Open what the parts lead to, through no link."""
+        with self.entered() as here, opened(here.folder or str(self.local), parts[:-1]) as folder:
+            descriptor = os.open(parts[-1], _READ, dir_fd=folder)
+        try:
+            self._check_regular(os.fstat(descriptor), name)
+            return open(descriptor, "rb", buffering=0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def _check_regular(self, facts: os.stat_result, name: str) -> None:
+        """Refuse a pipe or a device in place of a file, which might never end."""
+        if not stat.S_ISREG(facts.st_mode):
             raise MetadataError(
-                "this is not a regular file, so no writer made it; it was not opened", file=self.full(name)
+                "this is not a regular file, so no writer made it; it was not read", file=self.full(name)
             )
+
+    def _inside(self, path: str, name: str) -> list[str]:
+        """The parts of a path below this folder, links resolved; raises MetadataError if it leads out of the folder."""
         base, real = os.path.realpath(self.local or ""), os.path.realpath(path)
-        if name and os.path.commonpath([base, real]) != base:
+        if os.path.commonpath([base, real]) != base:
             raise MetadataError(
                 f"this is a link to {real}, outside the checkpoint's folder; it was not followed. Put the file itself "
                 "there if you trust it",
                 file=self.full(name),
             )
+        return os.path.relpath(real, base).split(os.sep)
 
     def _layers(self) -> Iterator[tuple[Any, Any, tuple[str, ...]]]:
         """Fsspec's file systems, the outermost first: caches, and folders that pose as a root."""

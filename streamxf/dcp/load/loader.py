@@ -104,14 +104,17 @@ class Loader:
         by_file: dict[str, list[_Entry]] = {}
         for request, wanted in (*found, *self._empty(requests)):
             by_file.setdefault(wanted.place.file, []).append((request, wanted))
-        for name, entries in by_file.items():
-            entries.sort(key=lambda entry: entry[1].place.at)
-            try:
-                with self._opened(name) as file:
-                    self._read_file(file, entries, shares)
-            except DAMAGE as error:  # others say themselves what to do: give another key, say
-                error.add_note("next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest")
-                raise
+        with self._storage.entered() as storage:
+            for name, entries in by_file.items():
+                entries.sort(key=lambda entry: entry[1].place.at)
+                try:
+                    with self._opened(storage, name) as file:
+                        self._read_file(file, entries, shares)
+                except DAMAGE as error:  # others say themselves what to do: give another key, say
+                    error.add_note(
+                        "next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest"
+                    )
+                    raise
         if shares is not None:
             shares.finish()
 
@@ -149,12 +152,12 @@ class Loader:
                 yield from ((None, Wanted(item, chunk)) for chunk in item.chunks if 0 in chunk.shape)
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[StoredFile]:
+    def _opened(self, storage: Storage, name: str) -> Iterator[StoredFile]:
         with ExitStack() as stack:
             try:
-                file = stack.enter_context(self._storage.open(name))
+                file = stack.enter_context(storage.open(name))
             except FileNotFoundError as error:
-                raise no_file(self._storage.full(name)) from error
+                raise no_file(storage.full(name)) from error
             if self._budget is not None:
                 self._budget.add(held_bytes(file.raw, file.size))
             file.access = Timed(file.access, self.meter.io)
