@@ -5,6 +5,7 @@ through it.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import stat
@@ -15,8 +16,17 @@ from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from streamxf.checkpoint.disk import ONE_PUT, RENAMES, Check, put_local, put_renamed
-from streamxf.checkpoint.inside import FOLDER, NO_LINK, components, opened
-from streamxf.errors import ContainerError, ForeignError, MetadataError, ParameterError, StreamxfError, UnsupportedError
+from streamxf.checkpoint.inside import FOLDER, components, opened
+from streamxf.errors import (
+    ContainerError,
+    ForeignError,
+    MetadataError,
+    ParameterError,
+    StreamxfError,
+    UnsupportedError,
+    redacted,
+)
+from streamxf.files import create, open_regular
 from streamxf.proportion import held_at
 from streamxf.stream.source import FileSlice, PositionalFile, access_to
 from streamxf.transfer.calls import is_asynchronous
@@ -29,8 +39,8 @@ LOCK = ".streamxf.lock"
 """Held while something is published into a folder. No part of what lies there: `Storage.names` leaves it out."""
 
 _ENTER = getattr(os, "O_PATH", 0) | FOLDER  # which need not be readable
-_READ = os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0)  # which does not wait for someone who writes to a pipe
-_SPECIAL = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO})  # of links, and of sockets
+_SPECIAL = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EINVAL})
+"""Of links, and of what is no regular file."""
 
 _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
@@ -268,7 +278,7 @@ class Storage:
         is left where fsspec stores it; locally it is the caller's to remove.
         """
         if (path := self.local_path(name)) is not None:
-            with open(path, "wb") as file:
+            with io.BufferedWriter(create(path, anew=False)) as file:
                 yield file
             return
         with creating(self.filesystem, self.inner(name)) as stream:
@@ -360,7 +370,7 @@ class Storage:
         return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
 
     def _missing(self) -> FileNotFoundError:
-        return FileNotFoundError(errno.ENOENT, "there is no such file or folder", self.given)
+        return FileNotFoundError(errno.ENOENT, "there is no such file or folder", redacted(self.given))
 
     def _opened(self, name: str, random: bool, step: int | None) -> IO[bytes]:
         if (path := self.local_path(name)) is None:
@@ -371,41 +381,30 @@ class Storage:
             return remote
         with _missing_files():
             if not name or os.open not in os.supports_dir_fd:
-                self._check_regular(os.stat(path), name)
-                if name:
-                    self._inside(path, name)
-                return open(path, "rb", buffering=0)
+                self._check_regular(path, name)
+                return open_regular(path)  # again: it may have been replaced meanwhile
             try:
-                return self._open_inside(components(name), name)
+                return self._open_inside(components(name))
             except OSError as error:
                 if error.errno not in _SPECIAL:
                     raise
-            self._check_regular(os.stat(path), name)
-            # where a link leads, no other is followed
-            return self._open_inside(self._inside(path, name), name)
+            return self._open_inside(self._check_regular(path, name))
 
-    def _open_inside(self, parts: list[str], name: str) -> IO[bytes]:
+    def _open_inside(self, parts: list[str]) -> IO[bytes]:
         """Open what the parts lead to, through no link."""
         with self.entered() as here, opened(here.folder or str(self.local), parts[:-1]) as folder:
-            descriptor = os.open(parts[-1], _READ, dir_fd=folder)
-        try:
-            self._check_regular(os.fstat(descriptor), name)
-            return open(descriptor, "rb", buffering=0)
-        except BaseException:
-            os.close(descriptor)
-            raise
+            return open_regular(parts[-1], folder)
 
-    def _check_regular(self, facts: os.stat_result, name: str) -> None:
-        """Refuse a pipe or a device in place of a file, which might never end."""
-        if not stat.S_ISREG(facts.st_mode):
+    def _check_regular(self, path: str, name: str) -> list[str]:
+        """Refuse what is not a file of this folder, before it is opened: a link that leads out of it, or a pipe or a
+        device in place of a file, which might never end. Returns where it is in the folder, links resolved.
+        """
+        if not stat.S_ISREG(os.stat(path).st_mode):
             raise MetadataError(
                 "this is not a regular file, so no writer made it; it was not read", file=self.full(name)
             )
-
-    def _inside(self, path: str, name: str) -> list[str]:
-        """The parts of a path below this folder, links resolved; raises MetadataError if it leads out of the folder."""
         base, real = os.path.realpath(self.local or ""), os.path.realpath(path)
-        if os.path.commonpath([base, real]) != base:
+        if name and os.path.commonpath([base, real]) != base:
             raise MetadataError(
                 f"this is a link to {real}, outside the checkpoint's folder; it was not followed. Put the file itself "
                 "there if you trust it",

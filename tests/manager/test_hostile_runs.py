@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from typing import Any
 import fsspec
 import pytest
 import torch.distributed.checkpoint as dcp
-from dcp.s3_server import storage as s3_options
 
 import streamxf
 from streamxf.errors import KeyMissingError, NoCheckpointError, PolicyError
@@ -27,18 +25,9 @@ from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Schedule
 
-from .runs import blank, complete, is_at, saved_run, state_at
+from .runs import blank, complete, is_at, resumed, saved_run, state_at
 
 KEYS = "zstd+encrypt"
-
-
-def resumed(run: Path | str, **options: Any) -> int | None:
-    """The step that a new job resumes from, whose state it must get."""
-    state = blank()
-    with CheckpointManager(run, **options) as manager:
-        step = manager.resume(state)
-    assert step is None or is_at(state, step)
-    return step
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
@@ -57,23 +46,6 @@ def untouched(folder: Path) -> Iterator[None]:
 
 
 # -- patterns ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["memory", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
-def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where to put runs in an object store, and fsspec's options for it."""
-    name = f"hostile-{secrets.token_hex(4)}"
-    if request.param == "s3":
-        yield f"s3://checkpoints/{name}", s3_options(request.getfixturevalue("endpoint"))
-    else:
-        yield f"memory://{name}", {}
-        emptied(name)
-
-
-def emptied(name: str) -> None:
-    filesystem = fsspec.filesystem("memory")
-    for path in filesystem.find(f"/{name}"):
-        filesystem.rm_file(path)
 
 
 @pytest.mark.parametrize("pattern", ["exp[12]", "exp?", "exp*"])
@@ -351,6 +323,20 @@ def test_a_link_is_removed_alone(tmp_path: Path) -> None:
     saved_run(run, 4, 5, keep=1)
     assert files_below(other) == before
     assert complete(run)[-1] == "step-5"
+
+
+def test_what_became_known_later_is_known_behind_a_link_too(tmp_path: Path) -> None:
+    """A step was moved to another disk, and a link put in its place."""
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere-1"
+    with CheckpointManager(run) as manager:
+        for step in 1, 2:
+            manager.begin(step)
+            (run / f"step-{step}" / "weights").write_text("weights")
+            manager.commit(step)
+            manager.commit(step, metrics={"loss": 0.5})
+    (run / "step-2").rename(elsewhere)
+    (run / "step-2").symlink_to(elsewhere)
+    assert [record.metrics for record in list_checkpoints(run)] == [{"loss": 0.5}] * 2
 
 
 def test_a_link_in_place_of_the_managers_folder_is_not_followed(tmp_path: Path) -> None:
