@@ -6,6 +6,7 @@ what it shows afterwards above the memory in use before (VmRSS) is what the save
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from tempfile import mkdtemp
@@ -24,6 +25,7 @@ from benchmarks.spread import Spread
 KIB = 1024
 GOAL_MIB = 96
 DEFAULT_BLOCK = MIB
+MANY = 96  # workers
 CASES = (
     ("one tensor", (0, DEFAULT_BLOCK, 8 * MIB)),
     ("64 tensors", (0, DEFAULT_BLOCK)),
@@ -44,31 +46,37 @@ def run(settings: Settings) -> Result:
     mib = settings.pick(2 * settings.mib, 16)
     rows: list[Row] = []
     goals: list[Row] = []
-    for layout, block_sizes in settings.pick(CASES, SMOKE_CASES):
-        for block_size in block_sizes:
-            progress(f"memory: {layout}, {f'blocks of {block_size // KIB} KiB' if block_size else 'stock'}")
-            added = in_child(
-                "benchmarks.memory",
-                "child",
-                folder=str(settings.folder),
-                layout=layout,
-                mib=mib,
-                block_size=block_size,
-            )
-            peaks = {phase: Spread.of([size / MIB]) for phase, size in added.items()}
-            rows.append(_row(layout, block_size, peaks))
-            if block_size == DEFAULT_BLOCK:
-                goals += [
-                    goal_row(f"{phase}, {layout}, MiB added", "size of the state", peak, GOAL_MIB)
-                    for phase, peak in peaks.items()
-                ]
+    row: Row
+    cases = [(layout, size, 0) for layout, sizes in settings.pick(CASES, SMOKE_CASES) for size in sizes]
+    for layout, block_size, workers in [*cases, *((layout, size, MANY) for layout, size, _ in cases if size == MIB)]:
+        row = {"state": layout, "writer": STOCK.name, "workers": workers or "one per CPU"}
+        if block_size:
+            row["writer"] = f"streamxf, blocks of {block_size // KIB} KiB"
+        progress(f"memory: {', '.join(map(str, row.values()))}")
+        folder = Path(mkdtemp(dir=settings.folder))
+        try:
+            given = {"folder": str(folder), "layout": layout, "mib": mib, "block_size": block_size, "workers": workers}
+            added = {phase: in_child("benchmarks.memory", phase, **given) for phase in ("save", "load")}
+        finally:
+            shutil.rmtree(folder)
+        peaks = {phase: Spread.of([size / MIB]) for phase, size in added.items()}
+        rows.append({**row, **{f"{phase}, MiB added": peak for phase, peak in peaks.items()}})
+        if block_size == DEFAULT_BLOCK:
+            who = f", {workers} workers" if workers else ""
+            goals += [
+                goal_row(f"{phase}, {layout}{who}, MiB added", "size of the state", peak, GOAL_MIB)
+                for phase, peak in peaks.items()
+            ]
     note = (
         f"A bf16 state of {mib:,} MiB: as one tensor, as 64, and as a view with gaps into a larger one; "
-        "`thread_count=1`. *Added* is the peak over the memory in use before, which a load's target tensors belong "
-        f"to; each row is one process. To be kept with blocks of 1 MiB: {GOAL_MIB} MiB, whatever the state's size."
+        "`thread_count=1`, and as many workers as CPUs or as a large machine has. *Added* is the peak over the memory "
+        "in use before, which a load's target tensors belong to; each save and each load has a process of its own. To "
+        f"be kept with blocks of 1 MiB: {GOAL_MIB} MiB, whatever the state's size."
     )
     groups = {
-        f"{row['state']}, {row['writer']}": {phase: row[f"{phase}, MiB added"] for phase in ("save", "load")}
+        f"{row['state']}, {row['writer']}, {row['workers']}": {
+            phase: row[f"{phase}, MiB added"] for phase in ("save", "load")
+        }
         for row in rows
         if row["writer"] != "stock DCP"
     }
@@ -77,51 +85,57 @@ def run(settings: Settings) -> Result:
     return Result("memory", "Memory that a save and a load add", note, tables, {"memory": figure})
 
 
-def _row(layout: str, block_size: int, peaks: dict[str, Spread]) -> Row:
-    return {
-        "state": layout,
-        "writer": f"streamxf, blocks of {block_size // KIB} KiB" if block_size else STOCK.name,
-        **{f"{phase}, MiB added": peak for phase, peak in peaks.items()},
-    }
-
-
 # -- in the child ----------------------------------------------------------------------------------------------------
 
 
-def child(folder: str, layout: str, mib: int, block_size: int) -> dict[str, int]:
-    """Save a state and load it again into the same tensors, which were emptied; the bytes that each of both added.
+def save(folder: str, layout: str, mib: int, block_size: int, workers: int) -> int:
+    """Save a state; the bytes that this added.
 
     Parameters
     ----------
     block_size : int
         In bytes; 0 stands for stock DCP.
+    workers : int
+        streamxf's; 0 for as many as it takes by itself.
+    """
+    side = _side(folder, block_size, workers)
+    state = _state(layout, mib)
+    return peak_added(lambda: side.save(state, Path(folder, "large"), 1))
+
+
+def load(folder: str, layout: str, mib: int, block_size: int, workers: int) -> int:
+    """Load what `save` saved into tensors that were emptied; the bytes that this added.
 
     Raises
     ------
     AssertionError
         If the load did not give back what was saved.
     """
+    side = _side(folder, block_size, workers)
+    state = _state(layout, mib)
+    before = _digest(state)
+    for tensor in state.values():
+        tensor.zero_()
+    added = peak_added(lambda: side.load(state, Path(folder, "large"), 1))
+    if _digest(state) != before:
+        raise AssertionError(f"{side.name}: the load did not give back what was saved")
+    return added
+
+
+def _side(folder: str, block_size: int, workers: int) -> DcpSide:
+    """What saves and loads; it has done so once already, for the sake of what it imports."""
+    if workers:
+        os.environ["STREAMXF_WORKERS"] = str(workers)
     side = DcpSide(FULL.name, False, full_chain, keyed=True, block_size=block_size) if block_size else STOCK
-    path = Path(mkdtemp(dir=folder))
-    try:
-        small = {"small": torch.zeros(8)}
-        side.save(small, path / "small", 1)  # imports and threads
-        side.load(small, path / "small", 1)
-        state = _state(layout, mib)
-        before = _digest(state)
-        saving = peak_added(lambda: side.save(state, path / "large", 1))
-        for tensor in state.values():
-            tensor.zero_()
-        loading = peak_added(lambda: side.load(state, path / "large", 1))
-        if _digest(state) != before:
-            raise AssertionError(f"{side.name}: the load did not give back what was saved")
-        return {"save": saving, "load": loading}
-    finally:
-        shutil.rmtree(path)
+    small, path = {"small": torch.zeros(8)}, Path(mkdtemp(dir=folder), "small")
+    side.save(small, path, 1)
+    side.load(small, path, 1)
+    return side
 
 
 def _state(layout: str, mib: int) -> State:
     """Rows of Gaussian bf16, 256 KiB each; as a view they lie 288 KiB apart."""
+    torch.manual_seed(0)
     rows, columns = mib * 4, 131072
     base = torch.empty(rows, columns + (16384 if layout == "view with gaps" else 0), dtype=torch.bfloat16)
     pattern = torch.empty(base.shape[1]).normal_(0, 0.02).bfloat16()

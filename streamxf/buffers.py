@@ -7,6 +7,8 @@ two threads it collapses.
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
 import threading
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -51,6 +53,15 @@ def write_all(file: Writable, data: Buffer) -> int:
     return written
 
 
+def mapped(size: int, flags: int = 0) -> mmap.mmap:
+    """Memory of this process: it takes none before it is touched, and the system has it back once it is dropped. What
+    malloc gave to many threads stays with them.
+    """
+    if os.name == "nt":
+        return mmap.mmap(-1, size)
+    return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
+
+
 # Bytes that each scratch buffer has more than was asked for, so that a digest or two can be put behind a full one.
 ROOM = 64
 
@@ -59,19 +70,23 @@ class Scratch:
     """Memory for one block on its way through a chain: one buffer for each step that asks for one."""
 
     def __init__(self) -> None:
-        self._buffers: dict[int, bytearray] = {}
+        self._buffers: dict[int, mmap.mmap] = {}
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self._buffers.values()))
 
     def take(self, step: int, size: int) -> memoryview:
         """Return `size` writable bytes of undefined contents for `step`, valid until the block has left the chain."""
         buffer = self._buffers.get(step)
         if buffer is None or len(buffer) < size:
-            buffer = self._buffers[step] = bytearray(size + ROOM)
+            buffer = self._buffers[step] = mapped(size + ROOM)
         return memoryview(buffer)[:size]
 
     def extended(self, block: memoryview, size: int) -> memoryview | None:
         """`block` and `size` writable bytes after it, if it is at the start of a buffer that is large enough."""
         buffer = block.obj
-        if not isinstance(buffer, bytearray) or not any(buffer is own for own in self._buffers.values()):
+        if not isinstance(buffer, mmap.mmap) or not any(buffer is own for own in self._buffers.values()):
             return None
         if not len(block) or block.readonly or len(block) + size > len(buffer):
             return None
@@ -82,7 +97,7 @@ class Scratch:
 
 class ScratchPool:
     """Scratch memory of blocks that are done, for the next blocks; last in, first out, because that one is still in
-    cache.
+    cache. At most `keep` bytes wait there.
     """
 
     def __init__(self, keep: int) -> None:
@@ -96,8 +111,12 @@ class ScratchPool:
             return Scratch()
 
     def give(self, scratch: Scratch) -> None:
-        if len(self._free) < self._keep:
+        if scratch.size + sum(each.size for each in list(self._free)) <= self._keep:
             self._free.append(scratch)
+
+
+scratches = ScratchPool(keep=64 * 2**20)
+"""Of the whole process."""
 
 
 _local = threading.local()

@@ -5,8 +5,9 @@ so threads suffice. A `Pipeline` is one stream's view of it: jobs run in any ord
 submission, and the first error cancels the rest.
 
 What is in flight is bounded for the whole process, however many streams there are: at most ``2 x workers + 2``
-unfinished jobs, and `MAX_BYTES_IN_FLIGHT` of memory that jobs and their results hold. A stream that finds no room takes
-out its own oldest result first, and one job of each stream is always let in, so streams cannot block each other.
+unfinished jobs, and `MAX_BYTES_IN_FLIGHT` of memory that jobs, their results and the workers hold. A stream that finds
+no room takes out its own oldest result first, and one job of each stream is always let in, so streams cannot block each
+other. A thread is started when there is a job for it, so what threads keep is bounded by that, too.
 
 An exception may come at any instant in the thread that submits (Ctrl-C, a signal's handler), and the garbage collector
 may run this code inside of itself. So no state here takes two steps to change: a change is one call into C, a lock is
@@ -24,16 +25,36 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 from weakref import ref
 
-from streamxf.errors import AbortedError
+from streamxf.errors import AbortedError, ParameterError
 
 T = TypeVar("T")
 
 MAX_BYTES_IN_FLIGHT = 64 * 2**20
 
+VARIABLE = "STREAMXF_WORKERS"
+
+_LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_WORKSPACE = 2  # times the bytes of a job, while it is unfinished: what codecs make of a block, and their own memory
+_MOST = 4096  # workers
+_BUSY = 4  # jobs that may be unfinished at the same time, however much their codecs take
+
 
 def usable_cpus() -> int:
     """The CPUs that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worker_count() -> int:
+    """How many workers the process has: what ``STREAMXF_WORKERS`` says, or as many as it may use CPUs, of which it
+    shares those of the machine with the ranks that a launcher has started there. Raises ParameterError.
+    """
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted:
+        if not wanted.isdecimal() or not 0 < int(wanted) <= _MOST:
+            raise ParameterError(f"{VARIABLE}={wanted:.80} in the environment: it is a whole number from 1 to {_MOST}")
+        return int(wanted)
+    ranks = next((int(text) for name in _LOCAL_RANKS if (text := os.environ.get(name, "")).isdecimal()), 1)
+    return max(1, min(usable_cpus(), (os.cpu_count() or 1) // max(1, ranks)))
 
 
 class Job(Generic[T]):
@@ -152,7 +173,10 @@ class JobBudget:
             held = self.bytes + job.size
             if not always and (self.jobs >= self.limit_jobs or held > self.limit_bytes):
                 return False
-            self._unfinished.add(job, 1)
+            workspaces = _WORKSPACE * (self._unfinished.total() + job.size)
+            if not always and self.jobs >= _BUSY and held + workspaces > self.limit_bytes:
+                return False
+            self._unfinished.add(job, job.size)
             self._held.add(job, job.size)
             self.peak_jobs = max(self.peak_jobs, self.jobs)
             self.peak_bytes = max(self.peak_bytes, held)
@@ -187,6 +211,10 @@ class Engine:
         self._started = 0
         self._starting = threading.RLock()
 
+    def at_once(self, size: int) -> int:
+        """How many jobs of `size` bytes run at the same time, at most."""
+        return min(self.workers, max(_BUSY, MAX_BYTES_IN_FLIGHT // ((1 + _WORKSPACE) * size)))
+
     def submit(self, job: Job[T]) -> Job[T]:
         """Run `job` in a worker; or here, where no thread can be started, and inside of a worker, which could otherwise
         wait for itself (a codec may use a stream of its own).
@@ -198,11 +226,12 @@ class Engine:
         return job
 
     def _start_workers(self) -> bool:
-        if self._started == self.workers:
+        wanted = min(self.workers, max(1, self.budget.jobs))
+        if self._started >= wanted:
             return True
         with self._starting:
             try:
-                while self._started < self.workers:
+                while self._started < wanted:
                     name = f"streamxf_{self._started}"
                     arguments = (self._jobs, self.budget.finished)
                     threading.Thread(target=_work, args=arguments, name=name, daemon=True).start()
@@ -237,7 +266,7 @@ def shared() -> Engine:
     if _engine is None:
         with _making:
             if _engine is None:
-                _engine = Engine(usable_cpus())
+                _engine = Engine(worker_count())
     return _engine
 
 

@@ -16,11 +16,14 @@ class NotRegular(OSError):
     """It is a device or a pipe, which might never end; nothing was read of it."""
 
 
-def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
-    """Open a file to read it, unbuffered; links are followed. Raises OSError, of the class NotRegular for what is not a
-    regular file, which is not waited for.
+def open_regular(path: str | os.PathLike[str], folder: int | None = None) -> io.FileIO:
+    """Open a file to read it, unbuffered; links are followed, but not by the last name of one in an open `folder`.
+    Raises OSError, of the class NotRegular for what is not a regular file, which is not waited for.
     """
-    file = open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | _NOT_WAITING))  # noqa: SIM115
+    more = _NOT_WAITING if folder is None else _NOT_WAITING | _NOFOLLOW
+    file = open(  # noqa: SIM115 - returned
+        path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | more, dir_fd=folder)
+    )
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise NotRegular(errno.EINVAL, "this is not a regular file; it was not read", os.fspath(path))

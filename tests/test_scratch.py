@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
 
 from streamxf import BlockInfo, Checksum, FloatZip, StreamInfo
-from streamxf.buffers import ROOM, Scratch
+from streamxf.buffers import ROOM, Scratch, ScratchPool
 from streamxf.chain import Chain
 from streamxf.coder import StreamCoder
 
@@ -99,3 +100,25 @@ def test_the_caller_s_memory_is_never_extended() -> None:
     coder = StreamCoder(Chain([FloatZip(), Checksum("sha256")]), STREAM)
     coder.encode(memoryview(memory)[:1000], 0, True, Scratch())
     assert memory == before
+
+
+def test_scratch_memory_that_waits_is_bounded_in_bytes() -> None:
+    pool = ScratchPool(keep=10_000)
+    lent = [pool.take() for _ in range(3)]
+    for scratch in lent:
+        scratch.take(0, 4000)
+        pool.give(scratch)
+    assert [pool.take() is scratch for scratch in reversed(lent[:2])] == [True, True]
+    assert pool.take() not in lent
+
+
+def test_scratch_memory_belongs_to_one_process() -> None:
+    """A child that was forked while a block was encoded must not write into the parent's."""
+    view = filled(Scratch().take(0, 100))
+    before = bytes(view)
+    child = os.fork()
+    if child == 0:
+        view[:] = bytes(100)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert bytes(view) == before

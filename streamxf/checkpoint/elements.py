@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamxf.buffers import ScratchPool
+from streamxf.buffers import scratches
 from streamxf.errors import UnsupportedError
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.stream.source import Blocks
@@ -103,8 +103,6 @@ Array = npt.NDArray[Any]
 INLINE_BYTES = 128 * 1024
 """Bytes; a box of no more is decoded in the calling thread, since handing it to a worker would cost more."""
 
-_scratch = ScratchPool(keep=16)  # for decoded blocks
-
 _UNSIGNED: dict[int, np.dtype[Any]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)} | {16: np.dtype("c16")}
 
 
@@ -148,7 +146,7 @@ class Elements:
     def _scatter(
         self, decode: Callable[[memoryview], None], length: int, start: int, wanted: Selection, out: Array
     ) -> None:
-        scratch = _scratch.take()
+        scratch = scratches.take()
         data = scratch.take(0, length)
         decode(data)
         first = max(wanted.start, (start - self.origin) // self.itemsize)
@@ -161,7 +159,7 @@ class Elements:
             source = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(inner, outer, strict=True))
             target = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(inner, wanted.box, strict=True))
             out[target] = part[source]
-        _scratch.give(scratch)
+        scratches.give(scratch)
 
 
 def itemsize_of(item: TensorItem) -> int:
@@ -179,9 +177,9 @@ def _fill_edge(
     decode: Callable[[memoryview], None], length: int, start: int, begin: int, end: int, memory: memoryview
 ) -> None:
     """Decode a block of which only a part is wanted."""
-    scratch = _scratch.take()
+    scratch = scratches.take()
     data = scratch.take(0, length)
     decode(data)
     first, last = max(begin, start), min(end, start + length)
     memory[first - begin : last - begin] = data[first - start : last - start]
-    _scratch.give(scratch)
+    scratches.give(scratch)

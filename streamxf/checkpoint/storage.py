@@ -12,10 +12,11 @@ import stat
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from streamxf.checkpoint.disk import ONE_PUT, RENAMES, Check, put_local, put_renamed
+from streamxf.checkpoint.inside import FOLDER, components, opened
 from streamxf.errors import (
     ContainerError,
     ForeignError,
@@ -36,6 +37,10 @@ from streamxf.transfer.upload import creating
 
 LOCK = ".streamxf.lock"
 """Held while something is published into a folder. No part of what lies there: `Storage.names` leaves it out."""
+
+_ENTER = getattr(os, "O_PATH", 0) | FOLDER  # which need not be readable
+_SPECIAL = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EINVAL})
+"""Of links, and of what is no regular file."""
 
 _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
@@ -100,13 +105,14 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Storage:
-    """Where a checkpoint is: as the caller gave it, as the file system takes it, and fsspec's file system, None for the
-    local one.
+    """Where a checkpoint is: as the caller gave it, as the file system takes it, fsspec's file system, None for the
+    local one, and the open `folder` while it is `entered`.
     """
 
     given: str
     path: str
     filesystem: Any = None
+    folder: int | None = None
 
     @classmethod
     def of(cls, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Storage:
@@ -229,12 +235,25 @@ class Storage:
         return [name for name, entry in self.listed() if entry.get("type") == "directory"]
 
     @contextmanager
+    def entered(self) -> Iterator[Storage]:
+        """The same place with a local folder held open, so that no file of it is looked for along its whole path."""
+        descriptor = None
+        if self.folder is None and (local := self.local) is not None and os.open in os.supports_dir_fd:
+            with suppress(OSError):  # whoever opens a file is told
+                descriptor = os.open(local, _ENTER)
+        try:
+            yield self if descriptor is None else replace(self, folder=descriptor)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    @contextmanager
     def open(self, name: str = "", *, random: bool = False, step: int | None = None) -> Iterator[StoredFile]:
         """Open a file of this folder, or this file itself, for reading. With `random` little is read, here and there,
         so that fetching what lies ahead would not pay; `step` is the bytes that fsspec fetches at a time.
 
         Raises FileNotFoundError; MetadataError if it is not a regular file, or a link that leads out of the folder: it
-        was not opened then; UnsupportedError if it does not tell its size.
+        was not read then; UnsupportedError if it does not tell its size.
         """
         with self._opened(name, random, step) as raw:
             try:
@@ -361,16 +380,28 @@ class Storage:
             remote: IO[bytes] = self.filesystem.open(self.inner(name), "rb", **options)
             return remote
         with _missing_files():
-            self._check_regular(path, name)
-            return open_regular(path)  # again: it may have been replaced meanwhile
+            if not name or os.open not in os.supports_dir_fd:
+                self._check_regular(path, name)
+                return open_regular(path)  # again: it may have been replaced meanwhile
+            try:
+                return self._open_inside(components(name))
+            except OSError as error:
+                if error.errno not in _SPECIAL:
+                    raise
+            return self._open_inside(self._check_regular(path, name))
 
-    def _check_regular(self, path: str, name: str) -> None:
+    def _open_inside(self, parts: list[str]) -> IO[bytes]:
+        """Open what the parts lead to, through no link."""
+        with self.entered() as here, opened(here.folder or str(self.local), parts[:-1]) as folder:
+            return open_regular(parts[-1], folder)
+
+    def _check_regular(self, path: str, name: str) -> list[str]:
         """Refuse what is not a file of this folder, before it is opened: a link that leads out of it, or a pipe or a
-        device in place of a file, which might never end.
+        device in place of a file, which might never end. Returns where it is in the folder, links resolved.
         """
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise MetadataError(
-                "this is not a regular file, so no writer made it; it was not opened", file=self.full(name)
+                "this is not a regular file, so no writer made it; it was not read", file=self.full(name)
             )
         base, real = os.path.realpath(self.local or ""), os.path.realpath(path)
         if name and os.path.commonpath([base, real]) != base:
@@ -379,6 +410,7 @@ class Storage:
                 "there if you trust it",
                 file=self.full(name),
             )
+        return os.path.relpath(real, base).split(os.sep)
 
     def _layers(self) -> Iterator[tuple[Any, Any, tuple[str, ...]]]:
         """Fsspec's file systems, the outermost first: caches, and folders that pose as a root."""

@@ -6,7 +6,6 @@ once for each of these, around a tensor whose memory is never touched.
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from streamxf.buffers import mapped
 from streamxf.checkpoint.elements import contiguous_strides
 from streamxf.errors import StreamxfError, UnsupportedError
 from streamxf.format.items import ITEMSIZES, elements_size
@@ -82,8 +82,8 @@ def shell(dtype: str, shape: Sequence[int]) -> torch.Tensor:
 def _untouched(size: int) -> torch.UntypedStorage:
     if size < _MAPPED or os.name == "nt":
         return torch.UntypedStorage(size, device="cpu")  # type: ignore[no-untyped-call]
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE  # malloc would be refused what cannot be there
-    return torch.frombuffer(mmap.mmap(-1, size, flags), dtype=torch.uint8).untyped_storage()
+    # malloc would be refused what cannot be there
+    return torch.frombuffer(mapped(size, _NO_RESERVE), dtype=torch.uint8).untyped_storage()
 
 
 class _Records:

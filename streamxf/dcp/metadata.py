@@ -75,7 +75,7 @@ def items_of(content: Metadata, results: Iterable[WriteResult], extensions: Exte
                 item=name,
             ) from None
         dtype = str(entry.properties.dtype).removeprefix("torch.")
-        items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, _properties(entry.properties))
+        items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, stored_properties(entry.properties))
     return items
 
 
@@ -133,7 +133,7 @@ def _is_path(path: Any) -> bool:
     )
 
 
-def _properties(properties: TensorProperties) -> dict[str, bool | str]:
+def stored_properties(properties: TensorProperties) -> dict[str, bool | str]:
     """What is not as in a plain tensor."""
     found: dict[str, bool | str] = {name: True for name in _FLAGS if getattr(properties, name)}
     if properties.layout != torch.strided:

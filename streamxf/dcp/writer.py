@@ -6,6 +6,7 @@ import logging
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -26,7 +27,7 @@ from streamxf.dcp.background import Background, changed_text, give_way, tensor_v
 from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import planned_bytes
-from streamxf.dcp.save.publishing import prepare, publish, warn_unless_in_one_step
+from streamxf.dcp.save.publishing import check_index, prepare, publish, warn_unless_in_one_step
 from streamxf.dcp.save.session import Save
 from streamxf.dcp.save.space import check_room, note_room, share_room
 from streamxf.errors import AbortedError, ParameterError, UnsupportedError
@@ -137,7 +138,7 @@ class ChainWriterMixin(StorageMixin):
         """
         self._background.join()
         super().reset(checkpoint_id)
-        self.save_id = None
+        self.save_id = self._coming = None
 
     @told
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -165,7 +166,10 @@ class ChainWriterMixin(StorageMixin):
 
     @told
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Tell each rank how much those that share its file system write to it."""
+        """Tell each rank how much those that share its file system write to it. Raises MetadataError for a save that
+        the index may not be able to hold.
+        """
+        check_index(plans, self.thread_count if self.single_file_per_rank else None, self._under_way.extensions.hashed)
         return share_room(plans)
 
     @told
@@ -227,9 +231,14 @@ class ChainWriterMixin(StorageMixin):
         rank = None if self.use_collectives else self.rank
         flat = [result for rank_results in results for result in rank_results]
         run = self.run_facts if rank is None else None
-        made = prepare(metadata, flat, save.extensions, save_id, rank, os.fspath(self.path), run)
         storage = self._storage
-        with locked(storage) as alone:
+        with ExitStack() as stack:
+            try:
+                made = prepare(metadata, flat, save.extensions, save_id, rank, os.fspath(self.path), run)
+                alone = stack.enter_context(locked(storage))
+            except BaseException:
+                storage.remove({result.storage_data.relative_path for result in flat})
+                raise
             old = publish(storage, made, alone=alone, overwrite=self.overwrite, sync=self.sync_files)
             if made.content is not None:
                 metadata.storage_data, metadata.storage_meta = made.content.storage_data, made.content.storage_meta

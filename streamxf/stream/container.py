@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from streamxf.buffers import Scratch, ScratchPool
+from streamxf.buffers import Scratch, scratches
 from streamxf.chain import Chain
 from streamxf.codec import Codec, StreamInfo
 from streamxf.codecs.encrypt import Encrypt
@@ -26,8 +26,6 @@ CheckSize = Callable[[int], None]
 
 _TAIL_GUESS = 16 * 1024  # bytes; the tail of some 2,000 blocks
 _TABLE_STEP = 2**16 // 40 * 40  # bytes of a table that are read before they are checked; whole entries of either size
-
-_scratch = ScratchPool(keep=16)
 
 
 def read_header(source: FileSlice) -> Header:
@@ -115,7 +113,7 @@ class BlockReader:
         BlockError, CodecError, AuthenticationError if it is not as it was stored; what `out` then holds must not be
         used.
         """
-        scratch = _scratch.take()
+        scratch = scratches.take()
         self.decode_stored(index, self._read(index, scratch), scratch, out)
 
     def decoder(self, index: int) -> Callable[[memoryview | None], None]:
@@ -124,7 +122,7 @@ class BlockReader:
         """
         if self._source.parallel:
             return partial(self.decode, index)
-        scratch = _scratch.take()
+        scratch = scratches.take()
         return partial(self.decode_stored, index, self._read(index, scratch), scratch)
 
     def decode_stored(self, index: int, stored: memoryview, scratch: Scratch, out: memoryview | None) -> None:
@@ -136,7 +134,7 @@ class BlockReader:
             decoded = self._coder.decode(payload, index, last, scratch, out)
             if len(decoded) != size:
                 raise CodecError(f"block decodes to {len(decoded)} bytes where {size} belong", block=index)
-        _scratch.give(scratch)
+        scratches.give(scratch)
 
     def _begin_of(self, index: int) -> int:
         return self._table.ends[index - 1] if index else self.header.size

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from streamxf.buffers import Scratch, ScratchPool
+from streamxf.buffers import Scratch, scratches
 from streamxf.chain import Chain
 from streamxf.codec import StreamInfo
 from streamxf.coder import StreamCoder
@@ -30,8 +30,6 @@ MIN_ROW = 64  # elements
 _INPUT = -1
 # Bytes; many encoded blocks of less may wait for their turn, and each would hold scratch memory of the size of a block.
 _SMALL = 64 * 1024
-
-_scratch = ScratchPool(keep=16)
 
 
 class ByteSource(Protocol):
@@ -88,7 +86,7 @@ class Encoded:
 
     def release(self) -> None:
         if self.scratch is not None:
-            _scratch.give(self.scratch)
+            scratches.give(self.scratch)
 
 
 class ContainerEncoder:
@@ -156,7 +154,7 @@ class ContainerEncoder:
 
 # No method: a job must not hold its encoder, or one that is dropped would not go before its blocks are encoded.
 def _encode(coder: StreamCoder, load: Load, index: int, last: bool, hashed: bool) -> Encoded:
-    scratch = _scratch.take()
+    scratch = scratches.take()
     data = load.take(partial(scratch.take, _INPUT))
     try:
         payload = coder.encode(data, index, last, scratch)
@@ -164,7 +162,7 @@ def _encode(coder: StreamCoder, load: Load, index: int, last: bool, hashed: bool
         digest = hash_of(head, payload) if hashed else None
         if len(payload) < _SMALL:
             payload = memoryview(bytes(payload))
-            _scratch.give(scratch)
+            scratches.give(scratch)
             return Encoded(index, last, head, payload, digest, None)
         if load.lent and np.may_share_memory(np.frombuffer(payload, np.uint8), np.frombuffer(data, np.uint8)):
             out = scratch.take(_INPUT, len(payload))

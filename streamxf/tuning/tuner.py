@@ -17,7 +17,7 @@ from streamxf.codecs.encrypt import Encrypt
 from streamxf.codecs.floatzip import FloatZip
 from streamxf.codecs.lz4 import LZ4
 from streamxf.codecs.zstd import ZStandard
-from streamxf.engine import usable_cpus
+from streamxf.engine import worker_count
 from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing, KeysLike
@@ -97,7 +97,7 @@ def tune(
             "docs/tuning.md says how to measure it"
         )
     candidates = _candidates(chains, keys)
-    threads = usable_cpus() if workers is None else workers
+    threads = worker_count() if workers is None else workers
     if type(threads) is not int or threads < 1:
         raise ParameterError(f"workers={workers!r}: it is a whole number from 1")
     sampled = source_of(source, keys)

@@ -125,3 +125,55 @@ def change_paths(folder: Path, path: str) -> None:
             info.relative_path = path
 
     rewrite_pickle(folder, change)
+
+
+def test_a_link_that_is_exchanged_after_it_was_looked_at_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, elsewhere = tmp_path / "checkpoint", tmp_path / "elsewhere"
+    save(STATE, folder, [Checksum()])
+    (file,) = data_files(folder)
+    moved = file.rename(folder / "moved")
+    file.symlink_to("moved")
+    looks_at = os.path.realpath
+
+    def exchange(path: Any, **kwargs: Any) -> str:
+        found = looks_at(path, **kwargs)
+        if Path(path) == file:
+            moved.rename(elsewhere)
+            moved.symlink_to(elsewhere)
+        return found
+
+    assert_same(load_with(STATE, streamxf.FileSystemReader(folder)), STATE)
+    monkeypatch.setattr(os.path, "realpath", exchange)
+    with refused(MetadataError, "missing from the checkpoint"):
+        load_with(STATE, streamxf.FileSystemReader(folder))
+
+
+@pytest.mark.parametrize("deep", [1, 12])
+def test_opening_many_files_takes_no_stats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: int) -> None:
+    """Over a network each one takes a round trip; the folder is opened once."""
+    folder = tmp_path.joinpath(*["folder"] * deep)
+    state = {str(number): torch.full((number + 1,), 1.0) for number in range(20)}
+    writer = streamxf.FileSystemWriter(folder, single_file_per_rank=False)
+    dcp.save(state, storage_writer=writer)
+    seen: dict[str, int] = {}
+
+    def counted(name: str) -> None:
+        method = getattr(os, name)
+
+        def call(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(path, int):
+                seen[name] = seen.get(name, 0) + 1
+            return method(path, *args, **kwargs)
+
+        if method in os.supports_dir_fd:
+            monkeypatch.setattr(os, "supports_dir_fd", {*os.supports_dir_fd, call})
+        monkeypatch.setattr(os, name, call)
+
+    for name in ("stat", "lstat", "open"):
+        counted(name)
+    assert_same(load_with(state, streamxf.FileSystemReader(folder)), state)
+    assert len(data_files(folder)) == 20
+    assert seen.pop("open") <= len(state) + 4  # the folder twice, its metadata, and another path of torch's
+    assert sum(seen.values()) <= 4

@@ -159,6 +159,14 @@ def test_every_rank_has_an_id(tmp_path: Path) -> None:
     assert all(len(save_id) == 32 for save_id in found)
 
 
+def test_turning_to_another_checkpoint_draws_another_id(tmp_path: Path) -> None:
+    """Planners that were told of a save that never was must not take the next one for it."""
+    writer = streamxf.FileSystemWriter(tmp_path / "one")
+    before = writer.storage_meta().save_id
+    writer.reset(tmp_path / "two")
+    assert writer.storage_meta().save_id != before
+
+
 def test_a_forked_child_has_an_id_of_its_own(tmp_path: Path) -> None:
     writer = streamxf.FileSystemWriter(tmp_path)
     before = writer.storage_meta().save_id

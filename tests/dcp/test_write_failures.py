@@ -129,12 +129,7 @@ def test_publishing_that_fails(checkpoint: Path, monkeypatch: pytest.MonkeyPatch
     elif fault == "replace":
         monkeypatch.setattr(Path, "replace", fail)
     else:
-        original = Path.open
-
-        def open_old(self: Path, mode: str = "r", *rest: Any, **options: Any) -> Any:
-            return fail() if "x" in mode else original(self, mode, *rest, **options)
-
-        monkeypatch.setattr(Path, "open", open_old)
+        monkeypatch.setattr(disk, "create", fail)
     error = error_of(lambda: save(new, checkpoint, sync_files=sync))
     monkeypatch.undo()
     assert isinstance(error, OSError)

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf import engine
-from streamxf.engine import Engine, Job, JobBudget, Pipeline
+from streamxf.engine import Engine, Job, JobBudget, Pipeline, worker_count
+from streamxf.errors import ParameterError
 
 WORKERS = 2
 LIMIT = 2 * WORKERS + 2
@@ -122,6 +123,69 @@ def test_bytes_in_flight_are_bounded(own_engine):
     taken(Pipeline(), [partial(time.sleep, 0.001)] * 40, engine.MAX_BYTES_IN_FLIGHT // 3)
     assert own_engine.budget.peak_bytes <= engine.MAX_BYTES_IN_FLIGHT
     taken(Pipeline(), [lambda: None], 2 * engine.MAX_BYTES_IN_FLIGHT)  # alone, a job of any size is let in
+
+
+@pytest.mark.parametrize(("size", "most"), [(2**20, 21), (16 * 2**20, 4)], ids=["usual blocks", "the largest blocks"])
+def test_what_many_workers_hold_is_bounded(monkeypatch, size, most):
+    """What codecs make of a block, and their workspaces, count as well; and threads without a job are not started."""
+    crowd = Engine(96)
+    monkeypatch.setattr(engine, "_engine", crowd)
+    ran: set[int] = set()
+    count, lock, running = 0, threading.Lock(), [0]
+
+    def run() -> None:
+        nonlocal count
+        with lock:
+            count += 1
+            running.append(count)
+        ran.add(threading.get_ident())
+        time.sleep(0.02)
+        with lock:
+            count -= 1
+
+    taken(Pipeline(), [run] * 100, size)
+    assert max(running) == len(ran) == crowd.at_once(size) == most
+    crowd = Engine(96)
+    monkeypatch.setattr(engine, "_engine", crowd)
+    before = threading.active_count()
+    for _ in range(10):
+        taken(Pipeline(), [lambda: None], size)
+    assert threading.active_count() == before + 1
+
+
+RANKS = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+
+
+@pytest.fixture
+def machine(monkeypatch) -> pytest.MonkeyPatch:
+    """96 CPUs, all of which the process may use."""
+    for name in ("STREAMXF_WORKERS", *RANKS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 96)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(96), raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("launcher", RANKS)
+def test_the_ranks_of_a_machine_share_its_cpus(machine, launcher):
+    assert worker_count() == 96
+    machine.setenv(launcher, "8")
+    assert worker_count() == 12
+    machine.setattr("os.sched_getaffinity", lambda pid: range(5), raising=False)
+    assert worker_count() == 5
+    machine.setenv(launcher, "200")
+    assert worker_count() == 1
+    machine.setenv(launcher, "8(x2)")  # not a number of ranks
+    assert worker_count() == 5
+    machine.setenv("STREAMXF_WORKERS", "7")
+    assert worker_count() == 7
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "9999999"])
+def test_a_number_of_workers_that_cannot_be_is_refused(machine, text):
+    machine.setenv("STREAMXF_WORKERS", text)
+    with pytest.raises(ParameterError, match=f"STREAMXF_WORKERS={text} in the environment: it is a whole number from"):
+        worker_count()
 
 
 def test_the_bound_is_shared_by_many_pipelines_which_do_not_block_each_other(own_engine):
@@ -263,9 +327,10 @@ def test_a_job_that_everybody_forgot_holds_nothing():
 
 def test_an_idle_stream_takes_no_other_streams_turn(own_engine):
     """Its finished results wait; they must not count as work in flight."""
-    idle = Pipeline()
+    idle, submitted = Pipeline(), threading.Event()
     for _ in range(LIMIT):
-        idle.submit(lambda: None, 1)
+        idle.submit(submitted.wait, 1)
+    submitted.set()
     eventually(lambda: not own_engine.budget.jobs)
     assert (own_engine.budget.jobs, own_engine.budget.bytes) == (0, LIMIT)
     gate = threading.Event()
@@ -274,7 +339,7 @@ def test_an_idle_stream_takes_no_other_streams_turn(own_engine):
         busy.submit(gate.wait, 1)  # with the idle stream in the way, the second would wait for the first
     assert own_engine.budget.jobs == LIMIT == busy.peak_jobs
     gate.set()
-    assert [*busy.results(), *idle.results()] == [True] * LIMIT + [None] * LIMIT
+    assert [*busy.results(), *idle.results()] == [True] * 2 * LIMIT
 
 
 def test_a_job_that_was_cancelled_before_it_began_never_runs():

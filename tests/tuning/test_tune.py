@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import LZ4, Chain, Encrypt, FloatZip, Key, Recommendation, ZStandard, tune
-from streamxf.engine import usable_cpus
+from streamxf.engine import worker_count
 from streamxf.errors import ChainError, ParameterError, PolicyError
 from streamxf.tuning.estimate import Estimate
 
@@ -57,7 +57,7 @@ def test_the_default_candidates() -> None:
         "zstd:level=9",
         "floatzip",
     ]
-    assert (found.raw_bytes, found.sampled_bytes, found.workers) == (4000, 4000, usable_cpus())
+    assert (found.raw_bytes, found.sampled_bytes, found.workers) == (4000, 4000, worker_count())
     assert all(each.raw_bytes == 4000 and each.bandwidth == 1e9 for each in found.estimates)
 
 

@@ -8,8 +8,9 @@ writes the same format. `STREAMXF_KERNEL=numpy` in the environment leaves the ke
 from __future__ import annotations
 
 import os
+from mmap import mmap
 
-from streamxf.buffers import borrowed
+from streamxf.buffers import borrowed, mapped
 from streamxf.codecs import frames
 from streamxf.codecs.floatzip.sampling import BYTE_FLOATS, FLOAT_WIDTHS
 from streamxf.errors import ParameterError
@@ -35,14 +36,14 @@ WIDTHS = {**FLOAT_WIDTHS, **dict.fromkeys(BYTE_FLOATS, 1)}
 
 
 class _Work:
-    """Memory of one thread for one block."""
+    """Memory of one thread for one block. Most of it is for what few blocks need, and is never touched."""
 
     def __init__(self) -> None:
-        self._memory = bytearray()
+        self._memory = mapped(1)
 
-    def of(self, size: int) -> bytearray:
+    def of(self, size: int) -> mmap:
         if len(self._memory) < size:
-            self._memory = bytearray(size)
+            self._memory = mapped(size)
         return self._memory
 
 

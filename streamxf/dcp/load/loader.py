@@ -27,7 +27,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
-from streamxf.buffers import ScratchPool
+from streamxf.buffers import scratches
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.checkpoint.metadata import Metadata, no_file
@@ -51,8 +51,6 @@ _AHEAD = 2**20  # bytes of small items that are read at once
 _WHOLE = 4 * 2**20  # bytes; a tensor of no more is opened and decoded by one worker
 _END = 16 * 1024  # bytes at an item's beginning and end that hold its header and its table, or most of that
 _BATCH = 2**20  # bytes of tensors after which a worker is given them
-
-_scratch = ScratchPool(keep=16)  # for tensors' stored bytes
 
 Job = Callable[[], None]
 _Entry = tuple[ReadItem | None, Wanted]
@@ -106,14 +104,17 @@ class Loader:
         by_file: dict[str, list[_Entry]] = {}
         for request, wanted in (*found, *self._empty(requests)):
             by_file.setdefault(wanted.place.file, []).append((request, wanted))
-        for name, entries in by_file.items():
-            entries.sort(key=lambda entry: entry[1].place.at)
-            try:
-                with self._opened(name) as file:
-                    self._read_file(file, entries, shares)
-            except DAMAGE as error:  # others say themselves what to do: give another key, say
-                error.add_note("next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest")
-                raise
+        with self._storage.entered() as storage:
+            for name, entries in by_file.items():
+                entries.sort(key=lambda entry: entry[1].place.at)
+                try:
+                    with self._opened(storage, name) as file:
+                        self._read_file(file, entries, shares)
+                except DAMAGE as error:  # others say themselves what to do: give another key, say
+                    error.add_note(
+                        "next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest"
+                    )
+                    raise
         if shares is not None:
             shares.finish()
 
@@ -151,12 +152,12 @@ class Loader:
                 yield from ((None, Wanted(item, chunk)) for chunk in item.chunks if 0 in chunk.shape)
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[StoredFile]:
+    def _opened(self, storage: Storage, name: str) -> Iterator[StoredFile]:
         with ExitStack() as stack:
             try:
-                file = stack.enter_context(self._storage.open(name))
+                file = stack.enter_context(storage.open(name))
             except FileNotFoundError as error:
-                raise no_file(self._storage.full(name)) from error
+                raise no_file(storage.full(name)) from error
             if self._budget is not None:
                 self._budget.add(held_bytes(file.raw, file.size))
             file.access = Timed(file.access, self.meter.io)
@@ -229,13 +230,13 @@ class Loader:
             self._submit_batch()
 
     def _decode_whole(self, source: FileSlice, wanted: Wanted, array: Array) -> None:
-        scratch = _scratch.take()
+        scratch = scratches.take()
         if source.length <= _BATCH:  # header, table and blocks in one read
             source = source.read_whole(scratch)
         elements = wanted.elements(self._opener.open_source(source, wanted, self.meter))
         for job, _ in elements.jobs((0,) * array.ndim, array.shape, array):
             job()
-        _scratch.give(scratch)
+        scratches.give(scratch)
 
     def _submit_batch(self) -> None:
         """Hand over the tensors that wait until there are enough of them."""

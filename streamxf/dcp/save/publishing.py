@@ -4,10 +4,11 @@ published.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.checkpoint.disk import Mount
@@ -23,9 +25,11 @@ from streamxf.checkpoint.publish import check_free, check_present, find_leftover
 from streamxf.checkpoint.storage import Storage
 from streamxf.collector import collector_paused
 from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.metadata import extra_of, items_of, of_index
+from streamxf.dcp.metadata import extra_of, items_of, of_index, stored_properties
+from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord
 from streamxf.errors import AbortedError, ChainError, MetadataError, UnsupportedError
+from streamxf.format import limits
 from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys
 from streamxf.format.items import Item, TensorItem, check_apart, check_tiles
 from streamxf.format.run import RunFacts
@@ -34,6 +38,57 @@ from streamxf.transfer.conditional import ReplacedMeanwhile
 from streamxf.version import __version__
 
 _ATTEMPTS = 10  # at publishing while others do, where no lock keeps them apart
+
+
+# Bytes that the index has of each, without names, numbers and lists; and of everything else, its run among it.
+_ITEM = len(':{"dtype":"","shape":,"chunks":[],"path":},')
+_CHUNK = len('{"file":,"at":,"bytes":,"offset":,"shape":,"framed":true},')
+_HASH = len(',"sha256":""') + 2 * limits.DIGEST_BYTES
+_FILE = _WRITER = 160
+_REST = limits.MAX_RUN + 2**16
+
+
+def check_index(plans: Sequence[SavePlan], files: int | None, hashed: bool) -> None:
+    """Refuse to begin a save whose index may be larger than readers take: raises MetadataError.
+
+    - `files`: the most that each rank writes; None for one for each item.
+    - `hashed`: whether there is a SHA-256 for each item.
+    """
+    most = index_bound(plans, files, hashed)
+    if most > limits.MAX_INDEX:
+        raise MetadataError(
+            f"the index of this save may take {most:,} bytes, and {limits.MAX_INDEX:,} are allowed; nothing was "
+            "written. Save fewer items or shards, or shorter names"
+        )
+
+
+def index_bound(plans: Sequence[SavePlan], files: int | None, hashed: bool) -> int:
+    """The most bytes of JSON that the index of a save has; what planners put there besides is not known yet."""
+    count = [len(plan.items) if files is None else min(files, len(plan.items)) for plan in plans]
+    chunk = _CHUNK + len(str(sum(count))) + _HASH * hashed
+    size = _REST + _FILE * sum(count) + _WRITER * len(plans)
+    seen: set[str] = set()
+    for plan in plans:
+        at = len(str(sum(map(_most_stored, plan.items))))
+        paths = plan.planner_data if isinstance(plan.planner_data, dict) else {}
+        for item in plan.items:
+            name, data = item.index.fqn, item.tensor_data
+            size += chunk + at + len(str(_most_stored(item)))
+            if data is not None:
+                size += len(str([*data.chunk.offsets])) + len(str([*data.chunk.sizes]))
+            if name in seen:
+                continue
+            seen.add(name)
+            size += _ITEM + len(json.dumps(name)) + len(json.dumps(paths.get(name), default=str))
+            if data is not None:
+                size += len(str(data.properties.dtype)) + len(str([*data.size]))
+                if properties := stored_properties(data.properties):
+                    size += len(',"properties":' + json.dumps(properties))
+    return size
+
+
+def _most_stored(item: WriteItem) -> int:
+    return 2 * planned_bytes(item) + 2**16 if item.tensor_data is not None else limits.MAX_RAW_SIZE
 
 
 @dataclass(frozen=True)

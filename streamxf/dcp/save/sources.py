@@ -217,7 +217,7 @@ class Staging:
         if flat.device not in self._devices:
             made = COPIES[flat.device.type](flat.device)
             # each worker has one, one is being filled, and one is put together
-            count = engine.shared().workers + 2
+            count = engine.shared().at_once(self._block_size) + 2
             self._devices[flat.device] = made, Ring(lambda: made.memory(self._block_size), count)
         copies, ring = self._devices[flat.device]
         copies.begin()
