@@ -112,8 +112,9 @@ def attach(
             safe_globals=safe_globals,
             max_expansion=max_expansion,
         )
-        made = _ReaderTransforms(known, access, target)
-        target.transforms, target.set_up_storage_reader = made, made.set_up_storage_reader  # type: ignore[attr-defined]
+        reader: Any = target
+        reader.transforms = _ReaderTransforms(known, access, reader)
+        reader.set_up_storage_reader = reader.transforms.set_up_storage_reader
     else:
         raise UnsupportedError(
             f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it "
