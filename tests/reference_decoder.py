@@ -294,12 +294,15 @@ def check_keys(found: Sections, label: bytes, reader: Reader) -> Any:
 
 def read_note(data: bytes, reader: Reader) -> Any:
     """The content of a note, which a reader without keys reads, too."""
-    check(len(data) <= 1 << 24, "N1: its size")
+    check(len(data) <= 1 << 23, "N1: its size")
     found = split_metadata(data)
     check(found.pickle_size == 0 and found.pickle_digest == sha256(b"").digest(), "N1: a pickle")
     check(len(found.lines) <= 2, "N3: more than two lines")
     check_keys(found, b"streamxf/1 note", reader)
-    content = parse_json(unzstd(found.packed, min(1 << 27, 64 * len(found.packed) + 65536)), "N2", "N2", 1 << 53)
+    text = unzstd(found.packed, 64 * len(found.packed) + 65536)
+    check(len(text) <= 1 << 23, "N1: the size of its content")
+    check(sum(map(text.count, (b",", b"[", b"{"))) <= 1 << 19, "N1: commas and brackets")
+    content = parse_json(text, "N2", "N2", 1 << 53)
     check_depth(content, 128, "N2")
     return content
 

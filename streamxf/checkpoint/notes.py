@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from streamxf.checkpoint.access import Access
@@ -14,7 +15,7 @@ from streamxf.collector import collector_paused
 from streamxf.errors import DescriptorError, MetadataError, PolicyError
 from streamxf.format.fields import check_plain, pack_json, parse_json
 from streamxf.format.index import NOTE_LABEL, Sections, Trailer, pack, pack_keys
-from streamxf.format.limits import MAX_NOTE, MAX_NUMBER
+from streamxf.format.limits import MAX_NOTE, MAX_NOTE_MARKS, MAX_NUMBER
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.pair import VerifyKey
 from streamxf.keys.vouchers import Vouchers
@@ -27,7 +28,7 @@ def seal_note(content: Any, encryption: Encrypt | None = None) -> bytes:
     readers would refuse it, and as `Encrypt.vouch`.
     """
     check_plain(content, "the note", MAX_NUMBER)
-    frame, keys = pack_json(content, "the note", _CURE), b""
+    frame, keys = pack_json(content, "the note", _CURE, MAX_NOTE, MAX_NOTE_MARKS), b""
     if encryption is not None:
         fresh = encryption.renew()
         digest = Sections(memoryview(frame), memoryview(b""), NOTE_LABEL).digest
@@ -40,11 +41,19 @@ def seal_note(content: Any, encryption: Encrypt | None = None) -> bytes:
 
 @dataclass(frozen=True)
 class Note:
-    """What a note says, before anyone has checked who says so."""
+    """A note, of which nothing is parsed until its content is asked for: after `check`, where there are keys."""
 
-    content: Any
     _sections: Sections = field(repr=False)
     _lines: tuple[str, str] | None = field(repr=False)
+    _most: int = MAX_NOTE
+
+    @cached_property
+    @collector_paused()
+    def content(self) -> Any:
+        """What it says. Raises MetadataError if it is damaged or hostile."""
+        content = parse_json(self._sections.index, "the note", self._most, MAX_NOTE_MARKS)
+        check_plain(content, "the note", MAX_NUMBER)
+        return content
 
     @property
     def keyed(self) -> bool:
@@ -65,11 +74,12 @@ class Note:
         return self._lines is not None and Vouchers.parse(self._lines[1]).signed_by(trust, self._sections.digest)
 
 
-@collector_paused()
-def parse_note(data: bytes) -> Note:
-    """Read a note; nothing of it is authenticated before `check`. Raises MetadataError if it is damaged or hostile."""
-    if len(data) > MAX_NOTE:
-        raise MetadataError(f"the note has {len(data)} bytes, {MAX_NOTE} are allowed")
+def parse_note(data: bytes, most: int = MAX_NOTE) -> Note:
+    """Read a note, which has at most so many bytes, as it is stored and decompressed; nothing of it is authenticated
+    before `check`. Raises MetadataError if it is damaged.
+    """
+    if len(data) > most:
+        raise MetadataError(f"the note has {len(data)} bytes, {most} are allowed")
     trailer = Trailer.parse(data, len(data))
     if trailer is None or trailer.size != len(data) or trailer.pickle_digest != hashlib.sha256().digest():
         raise MetadataError("this is not a note: it was cut, or something else was put in its place")
@@ -82,6 +92,4 @@ def parse_note(data: bytes) -> Note:
             raise MetadataError(f"the note's keys are malformed: {error.message}") from None
         if sections.other_key_lines():
             raise MetadataError("the note has keys of several processes")
-    content = parse_json(sections.index, "the note")
-    check_plain(content, "the note", MAX_NUMBER)
-    return Note(content, sections, lines)
+    return Note(sections, lines, most)

@@ -71,26 +71,31 @@ _LONGEST_PAUSE = 0.25
 
 @contextmanager
 def locked(storage: Storage, patience: float | None = None) -> Iterator[bool]:
+    """`lock` the folder; yields whether no other process can publish to it meanwhile. On a network file system the lock
+    keeps apart the processes of one machine only: there two saves that publish into one folder at the same moment are
+    not kept apart.
+    """
+    with lock(storage, patience) as held:
+        yield held and storage.local is not None and Mount.of(storage.local).of_one_machine
+
+
+@contextmanager
+def lock(storage: Storage, patience: float | None = None) -> Iterator[bool]:
     """Hold the folder's advisory lock, once it is free; yields whether there is one. Raises AbortedError if another
     process keeps it for longer than `patience` seconds, by default `PATIENCE`.
 
     It is the lock of a file that only those can open who may write to the folder: anybody who may read the folder could
     hold that of the folder itself. The lock ends with the process that holds it, however that ends; the file goes with
-    it, unless the process is killed. Object stores have none, nor has Windows or a folder that cannot be written to,
-    and on a network file system the lock keeps apart the processes of one machine only: it is held, and given as none.
-    There two saves that publish into one folder at the same moment are not kept apart.
+    it, unless the process is killed. Object stores have none, nor has Windows or a folder that cannot be written to.
     """
     local = storage.local
     seconds = PATIENCE if patience is None else patience
     held = _acquire(local, seconds) if local is not None and fcntl is not None else None
-    if held is None or local is None:
-        yield False
-        return
-    folder, descriptor = held
     try:
-        yield Mount.of(local).of_one_machine
+        yield held is not None
     finally:
-        _release(folder, descriptor, unlock=True)
+        if held is not None:
+            _release(*held, unlock=True)
 
 
 def _acquire(path: str, patience: float) -> tuple[int, int] | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import stat
+from contextlib import suppress
 
-from streamxf.checkpoint.inside import opened
+from streamxf.checkpoint.small import put_small, small_names
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import DAMAGE, IdentityError, escaped
 
@@ -35,28 +35,17 @@ def suspect(storage: Storage, save_id: str | None) -> bool | None:
     name = f"damage-{save_id}" if save_id is not None and _ID.fullmatch(save_id) else None
     try:
         if storage.local is not None:
-            return _put_local(os.path.dirname(os.path.abspath(storage.local)), name)
-        folder = f"{storage.path.rstrip('/').rpartition('/')[0]}/{NOTES}"
-        storage.forget_listings()
-        if not storage.filesystem.isdir(folder):
-            return None
-        if name is None:
-            return False
-        storage.filesystem.pipe_file(f"{folder}/{name}", b"")
+            run = Storage.of(os.path.dirname(os.path.abspath(storage.local)))
+            there = os.path.lexists(run.child(NOTES).path)
+        else:
+            given, path = (each.rstrip("/").rpartition("/")[0] for each in (storage.given, storage.path))
+            run = Storage(given, path, storage.filesystem)
+            run.forget_listings()
+            there = run.filesystem.isdir(run.inner(NOTES))
+        if name is None or not there:
+            return False if there else None
+        with suppress(FileExistsError):  # another rank's, or something else that must not be opened
+            put_small(run, f"{NOTES}/{name}", b"", once=True, sync=False)
+        return name in small_names(run, NOTES)
     except Exception:  # whatever a storage's package raises: the damage stays the news
         return False
-    return True
-
-
-def _put_local(run: str, name: str | None) -> bool | None:
-    try:
-        with opened(run, [NOTES]) as folder:
-            if name is None:
-                return False
-            try:
-                os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder))
-            except FileExistsError:  # another rank's, or something else that must not be opened
-                return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-            return True
-    except FileNotFoundError:
-        return None

@@ -22,27 +22,33 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _SIGNED = re.compile(r"(?:^|[\[:,\s])-")
 
 
-def pack_json(content: Any, what: str, cure: str) -> bytes:
-    """`what` it is, and the `cure` if it is larger than readers take, are for errors."""
+def pack_json(content: Any, what: str, cure: str, most: int = limits.MAX_INDEX, marks: int = limits.MAX_INDEX) -> bytes:
+    """`what` it is, and the `cure` if it is larger than readers take, are for errors. `most` bytes of JSON are allowed,
+    among which are so many `marks`: commas and opening brackets, one or none for each value.
+    """
     text = json.dumps(content, separators=(",", ":")).encode("ascii")
     packed = zstandard.ZstdCompressor(level=_LEVEL).compress(text)
     if len(text) > _most(len(packed)):
         packed = zstandard.ZstdCompressor(level=-7).compress(text)
-    if len(text) > _most(len(packed)):
-        raise MetadataError(f"{what} would have {len(text)} bytes, of which {_most(len(packed))} are allowed; {cure}")
+    most = min(most, _most(len(packed)))
+    if len(text) > most or _too_many(text, marks):
+        allowed = f"{most} are allowed, with {marks} commas and brackets"
+        raise MetadataError(f"{what} would have {len(text)} bytes, of which {allowed}; {cure}")
     return packed
 
 
-def parse_json(packed: memoryview, what: str) -> Any:
+def parse_json(packed: memoryview, what: str, most: int = limits.MAX_INDEX, marks: int = limits.MAX_INDEX) -> Any:
+    """Limits as in `pack_json`."""
     try:
         size = frames.declared_size(packed)
-        if size > _most(len(packed)):
-            raise MetadataError(
-                f"{what} says it has {size} bytes, {_most(len(packed))} are allowed for one of {len(packed)} stored"
-            )
+        most = min(most, _most(len(packed)))
+        if size > most:
+            raise MetadataError(f"{what} says it has {size} bytes, {most} are allowed for one of {len(packed)} stored")
         text = frames.decompress(packed, size)
     except CodecError as error:
         raise MetadataError(f"{what} is damaged: {error.message}") from None
+    if _too_many(text, marks):
+        raise MetadataError(f"{what} has more than {marks} commas and brackets")
     try:
         decoded = text.decode("ascii")
         # json takes -0 for 0, and is several times as fast where it does not have to ask for each number
@@ -56,6 +62,10 @@ def parse_json(packed: memoryview, what: str) -> Any:
 
 def _most(packed_size: int) -> int:
     return min(limits.MAX_INDEX, limits.MAX_INDEX_EXPANSION * packed_size + _FREE)
+
+
+def _too_many(text: bytes, marks: int) -> bool:
+    return len(text) > marks and sum(map(text.count, (b",", b"[", b"{"))) > marks
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

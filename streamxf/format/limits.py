@@ -41,4 +41,5 @@ MAX_NUMBER = 2**53 - 1  # in `run` and notes, which any JSON library can read
 MAX_RUN = 2**16
 MAX_NAME = 255
 MAX_RULES_DEPTH = 8
-MAX_NOTE = 2**24
+MAX_NOTE = 2**23
+MAX_NOTE_MARKS = 2**19  # commas and brackets, so that no note takes long to parse, or much memory

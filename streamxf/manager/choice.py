@@ -8,17 +8,19 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, get_args
 
 from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.inside import opened, walk
 from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, rank_of
 from streamxf.checkpoint.removal import remove_entry
 from streamxf.checkpoint.small import small_names
 from streamxf.checkpoint.storage import Storage, storage_errors
-from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, is_damage
+from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, escaped, is_damage
 from streamxf.formats.opening import contents_of
 from streamxf.manager.authority import Authority
-from streamxf.manager.commits import COMMIT, Commit, Files, read
+from streamxf.manager.commits import COMMIT, Commit, Files, is_framework_file, read
 from streamxf.manager.holds import has_no_place, holding
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record, numbers_in
@@ -275,6 +277,7 @@ def _check_published(place: Storage, authority: Authority, check: Verify, part: 
 def _check_commit(run: Run, record: Record, place: Storage, files: Files, check: Verify, part: Part) -> None:
     """What a framework wrote: all sizes, and the digests of a part of the files, where they are known by now."""
     commit = committed(place, files, run.authority)
+    _check_alone(place, files, commit, run.authority)
     digests = {path: file.sha256 for path, file in commit.files.items() if file.sha256 is not None}
     found, lost = run.supplements(record.name, files, commit.save_id)
     for each in found:
@@ -294,12 +297,30 @@ def _check_commit(run: Run, record: Record, place: Storage, files: Files, check:
                 _check_published(place.child(folder) if folder else place, run.authority, how, ALL)
 
 
+def _check_alone(place: Storage, files: Files, commit: Commit, authority: Authority) -> None:
+    """Frameworks take what they find, such as an ``optimizer.pt`` that somebody has put there, or a link."""
+    found = set(files)
+    if place.local is not None:
+        with opened(place.local) as top:
+            found = {path for _, _, path, is_folder in walk(top) if not is_folder}
+    if others := sorted(path for path in found - commit.files.keys() if is_framework_file(path)):
+        text = f"{', '.join(others[:3])} {'is' if len(others) == 1 else 'are'} not of what was committed there"
+        if authority.strict:
+            raise MetadataError(f"{text}, and might be loaded: nothing authenticates it. Look at it, and move it away")
+        _warn_once(f"{place.given}: {text}, and might be loaded")
+
+
+@lru_cache(1000)
+def _warn_once(text: str) -> None:
+    _log.warning("%s", escaped(text))
+
+
 def committed(place: Storage, files: Files, authority: Authority) -> Commit:
     """The commit record of what a framework wrote; raises ContainerError unless its files are there in their sizes."""
-    found = read(place, COMMIT, Commit.of_json, authority)
-    if found is None:
-        raise MetadataError("the commit record cannot be read")
-    for path, file in found[0].files.items():
+    commit, doubt = read(place, COMMIT, Commit.of_json, authority)
+    if commit is None:
+        raise MetadataError(f"the commit record cannot be read{doubt and ': '}{doubt}")
+    for path, file in commit.files.items():
         entry = files.get(path)
         if entry is None:
             raise ContainerError("the file is gone", file=place.full(path))
@@ -312,7 +333,7 @@ def committed(place: Storage, files: Files, authority: Authority) -> Commit:
             raise ContainerError(
                 "the store's checksum of the file has changed since it was committed", file=place.full(path)
             )
-    return found[0]
+    return commit
 
 
 def check_ranks(files: Collection[str], ranks: int | None) -> None:

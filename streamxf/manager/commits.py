@@ -91,10 +91,11 @@ class Supplement:
 
 @dataclass(frozen=True)
 class Saving:
-    """A save that was begun: by which session, what lay in the folder before, each file with its mark, and whether a
-    framework writes there, under names of its own.
+    """A save that was begun: in which run, by which session, what lay in the folder before, each file with its mark,
+    and whether a framework writes there, under names of its own.
     """
 
+    run: str
     name: str
     time: int
     session: str
@@ -106,10 +107,10 @@ class Saving:
 
     @classmethod
     def of_json(cls, content: Any) -> Self:
-        fields.exact(content, {"name", "time", "session", "before", "framework"}, _NONE, "the mark of a save")
+        fields.exact(content, {"run", "name", "time", "session", "before", "framework"}, _NONE, "the mark of a save")
         before = {check_path(path): str(mark) for path, mark in content["before"].items()}
-        times = natural(content["time"]), digits(content["session"], 32)
-        return cls(str(content["name"]), *times, before, content["framework"] is True)
+        run, session = digits(content["run"], 32), digits(content["session"], 32)
+        return cls(run, str(content["name"]), natural(content["time"]), session, before, content["framework"] is True)
 
 
 def parsed(make: Callable[[Any], T], content: Any) -> T:
@@ -120,15 +121,16 @@ def parsed(make: Callable[[Any], T], content: Any) -> T:
         raise MetadataError(f"the note is malformed ({type(error).__name__}: {error})") from None
 
 
-def read(child: Storage, file: str, make: Callable[[Any], T], authority: Authority) -> tuple[T, str] | None:
-    """A note in a checkpoint's folder, and why it does not count, if it does not; None if there is none. Raises
-    MetadataError if it is damaged.
+def read(child: Storage, file: str, make: Callable[[Any], T], authority: Authority) -> tuple[T | None, str]:
+    """A note in a checkpoint's folder, None if there is none, and why it does not count, if it does not. What the job's
+    keys do not verify is None, too, unless there are none that could. Raises MetadataError if it is damaged.
     """
     data = read_small(child, file, MAX_NOTE)
     if data is None:
-        return None
+        return None, ""
     note = parse_note(data)
-    return parsed(make, note.content), authority.doubt_of(note)
+    doubt = authority.doubt_of(note)
+    return (None if doubt and not authority.blind else parsed(make, note.content)), doubt
 
 
 def supplement(storage: Storage, name: str, content: Supplement, authority: Authority) -> None:

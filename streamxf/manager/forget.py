@@ -169,7 +169,7 @@ def forget_in(
     records = run.records(series=series)
     if not dry_run:
         for each in {record.series for record in records if not record.complete}:
-            finish(run, Sessions(run.storage, each, run.authority), each)
+            finish(run, Sessions(run.storage, each, run.authority), each, extras=keep.extras == "remove")
     decision = decide(run, records, keep, verify, protected or {}, coming)
     removed = {record.name for record in decision.going}
     failed: dict[str, str] = {}

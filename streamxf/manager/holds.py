@@ -2,8 +2,8 @@
 
 A hold is an empty file whose name says all. Its owner puts it, and then waits while somebody removes the checkpoint;
 who removes says so first, and then looks for holds. So at least one of the two sees the other. Neither file decides
-anything alone: a hold that nobody takes back counts for a day, and a removal that does not come to its end is waited
-for no longer than a minute.
+anything alone: a hold that nobody takes back counts for a day, one of a save only as long as its session, and a removal
+that does not come to its end is waited for no longer than a minute.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from streamxf.checkpoint.inside import NOT_THERE
 from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.publish import DAY
 from streamxf.checkpoint.removal import remove_entry
-from streamxf.checkpoint.small import put_small, small_files, small_names
+from streamxf.checkpoint.small import MOST_BYTES, put_small, small_files, small_names
 from streamxf.checkpoint.storage import Storage, is_url, storage_errors
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError
 from streamxf.manager.authority import Authority
 from streamxf.manager.listing import Run
 from streamxf.manager.rows import FOLDER
+from streamxf.manager.sessions import is_held
 
 _HOLDS = f"{FOLDER}/holds"
-_HOLD = re.compile(r"(?P<name>.{1,255})@(?P<time>[0-9]{1,15})@(?P<who>[^@]{1,255})-[0-9a-f]{8}", re.DOTALL)
+_HOLD = re.compile(
+    r"(?P<name>.{1,255})@(?P<time>[0-9]{1,15})@(?P<who>[^@]{1,255}?)(-(?P<session>[0-9a-f]{32}))?-[0-9a-f]{8}",
+    re.DOTALL,
+)
 _GOING = re.compile(r"going-(?P<time>[0-9]{1,15})-[0-9a-f]{16}", re.ASCII)
 _PATIENCE = 60.0  # seconds
 NO_PLACE = {*NOT_THERE, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
@@ -99,10 +103,11 @@ def holding(run: Run, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def put_hold(storage: Storage, name: str) -> Iterator[None]:
-    """A hold, whatever lies there."""
+def put_hold(storage: Storage, name: str, session: str = "") -> Iterator[None]:
+    """A hold, whatever lies there; of a `session` only while that runs."""
     host = re.sub(r"[^\w.-]", "-", socket.gethostname())
-    file = f"{name}@{int(time.time())}@{host}-{os.getpid()}-{secrets.token_hex(4)}"
+    who = f"{host}-{os.getpid()}-{session}".rstrip("-")
+    file = f"{name}@{int(time.time())}@{who}-{secrets.token_hex(4)}"
     with storage_errors(storage.full(_HOLDS)):
         put_small(storage, f"{_HOLDS}/{file}", b"", sync=False)
     try:
@@ -121,7 +126,7 @@ def held(storage: Storage) -> dict[str, str]:
         if match is None:
             continue
         begun = int(match["time"])
-        if abs(now - begun) < DAY:
+        if abs(now - begun) < DAY and not (match["session"] and is_held(storage, match["session"]) is False):
             when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(begun))
             found[match["name"]] = f"{match['who']} reads it, since {when} UTC"
         else:  # its owner was killed
@@ -151,10 +156,9 @@ def going(storage: Storage, authority: Authority | None = None) -> dict[str, str
     found: dict[str, str] = {}
     for file, data in small_files(storage, FOLDER, lambda name: _GOING.fullmatch(name) is not None).items():
         try:
-            note = parse_note(data)
-            names = [str(name) for name in note.content["names"]]
+            note = parse_note(data, MOST_BYTES)
+            if authority is None or not authority.doubt_of(note):
+                found |= dict.fromkeys([str(name) for name in note.content["names"]], file)
         except (MetadataError, KeyError, TypeError):
             continue
-        if authority is None or not authority.doubt_of(note):
-            found |= dict.fromkeys(names, file)
     return found

@@ -174,7 +174,9 @@ class Keeper:
 
     def _prepare(self) -> None:
         records = self._run.records(series=self._series)
-        self._run.run_id = self._run.settle_id(records) or secrets.token_hex(16)
+        begun = [record.run for record in records if record.kind == "unfinished" and record.run]
+        # if its first save was killed, nothing but that tells of the run
+        self._run.run_id = self._run.settle_id(records) or (begun[-1] if begun else secrets.token_hex(16))
         sizes = [record.bytes for record in records if record.counts and record.bytes]
         self._size = sizes[-1] if sizes else 0
         if self._run.authority.blind and (older := [record for record in records if record.complete]):
@@ -196,7 +198,7 @@ class Keeper:
     def _tidy(self) -> None:
         with suppress(OSError):  # whatever it is, it is not read
             remove_entry(self._storage, ".streamxf/catalog.json")  # of versions that kept one
-        finish(self._run, self._sessions, self._series, saves=True)
+        finish(self._run, self._sessions, self._series, saves=True, extras=self._keep.extras == "remove")
 
     def _note(self, name: str, framework: bool) -> None:
         storage = self._storage
@@ -216,14 +218,17 @@ class Keeper:
                 gone |= {*ours} - {SAVING}  # some frameworks refuse to save over files of theirs
         self._holds[name] = ExitStack()
         try:
-            self._holds[name].enter_context(put_hold(storage, name))
+            self._holds[name].enter_context(put_hold(storage, name, self._sessions.own.id))
         except OSError as error:
             if not has_no_place(error):
                 raise
             _log.warning("nothing keeps %s from being removed while it is saved: %s", name, error)
         before = {path: mark_of(entry) for path, entry in files.items() if path not in gone.union(ours)}
         self._before[name] = before
-        saving = Saving(name, int(time.time() * 1000), self._sessions.own.id, before if framework else {}, framework)
+        saving = Saving(
+            *(self._facts[name].run, name, int(time.time() * 1000), self._sessions.own.id),
+            *(before if framework else {}, framework),
+        )
         put_small(storage, f"{name}/{SAVING}", self._run.authority.seal(saving.to_json()), sync=False)
         if gone:  # not before: what cannot be noted does not begin, and leaves what is there
             remove_tree(storage, name, sorted(gone), [])

@@ -9,7 +9,6 @@ import stat
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +45,8 @@ class Run:
         self.run_id = run_id
         self._rows = RowCache(storage, self.authority)
         self._names: list[str] = []
+        self._ids: dict[str, str] = {}
+        self._links: dict[str, str] = {}
 
     # -- all checkpoints -------------------------------------------------------------------------------
 
@@ -56,19 +57,30 @@ class Run:
             names, links = self._entries()
         except FileNotFoundError:
             return []
-        self._names = names
-        looks = self._looks([name for name in names if series in (None, series_of(name))])
+        self._names, self._links = names, links
+        wanted = [name for name in names if series in (None, series_of(name))]
+        looks = self._known(wanted)
+        told = {name for name in looks if self._rows.known(name, looked=True) is None}
+        self._look_at([name for name in wanted if name not in looks], looks)
         for name in links:
             if is_numbered(name) and series in (None, series_of(name)) and (look := self._look(name)) is not None:
                 looks[name] = look
-        ids = self._ids(looks) if self.run_id is None else {}
-        found = [self._record(name, look, self.run_id or ids.get(series_of(name))) for name, look in looks.items()]
-        return sorted(found, key=lambda record: record.order)
+        while True:
+            newest = self._newest(looks)
+            # a row hides nothing, and does not say which run this is
+            if not (again := told.intersection(newest.values())):
+                others = {} if series is None else {each: run for each, run in self._ids.items() if each != series}
+                self._ids = others | {each: facts.run for each, name in newest.items() if (facts := looks[name].facts)}
+                found = [self._record(name, look) for name, look in looks.items()]
+                if not (again := {each.name for each in found if each.kind == "foreign"} & told):
+                    return sorted(found, key=lambda record: record.order)
+            self._look_at(again, looks)
+            told -= again
 
     def record(self, name: str, files: Files | None = None) -> Record | None:
         """One checkpoint as its folder is now; None if it holds nothing of one. `files` are its, if they are known."""
         look = self._look(name, files)
-        return self._record(name, look, self.run_id) if look is not None else None
+        return self._record(name, look) if look is not None else None
 
     def empty(self, series: str) -> list[str]:
         """The local folders of a series in which nothing is, or drafts and supplements alone."""
@@ -79,14 +91,12 @@ class Run:
         return [name for name, files in found.items() if all(map(RUN_FILE.fullmatch, files)) and not alone & {*files}]
 
     def linked(self) -> dict[str, str]:
-        """The folders of this run to which links in it lead, such as ``best -> step-100``: each with a link."""
-        if self.storage.local is None:
-            return {}
-        base = os.path.realpath(self.storage.local)
-        with suppress(FileNotFoundError):
-            targets = {link: os.path.split(target) for link, target in self._entries()[1].items()}
-            return {name: link for link, (folder, name) in targets.items() if folder == base}
-        return {}
+        """The folders of this run to which links in it led when it was listed last, such as ``best -> step-100``: each
+        with a link.
+        """
+        base = os.path.realpath(self.storage.local or "")
+        targets = {link: os.path.split(target) for link, target in self._links.items()}
+        return {name: link for link, (folder, name) in targets.items() if folder == base}
 
     def settle_id(self, records: Sequence[Record]) -> str | None:
         """Which run this is, by its checkpoints; None if none says so. Raises ParameterError if they are of several."""
@@ -104,6 +114,10 @@ class Run:
                 )
             self.run_id = next(iter(found), None)
         return self.run_id
+
+    def id_of(self, series: str) -> str | None:
+        """The run that the newest of its checkpoints names, when they were listed last; None if none names one."""
+        return self._ids.get(series)
 
     def remember(self) -> None:
         """Store what was found, for the next process. Raises OSError."""
@@ -137,15 +151,15 @@ class Run:
         found, lost = [], False
         for file in filter(SUPPLEMENT.fullmatch, files):
             try:
-                said = read(self.place(name), file, Supplement.of_json, self.authority)
-                doubt = "it is not there, or no regular file" if said is None else said[1]
+                said, doubt = read(self.place(name), file, Supplement.of_json, self.authority)
             except StreamxfError as error:
                 said, doubt = None, error.message
-            if doubt and not self.authority.has_published(save_id, name):
-                _log.warning("%s/%s is ignored: %s", self.storage.full(name), file, doubt)
+            if said is None or (doubt and not self.authority.has_published(save_id, name)):
+                reason = doubt or "it is not there, or no regular file"
+                _log.warning("%s/%s is ignored: %s", self.storage.full(name), file, reason)
                 lost = True
-            elif said is not None and said[0].save_id == save_id:
-                found.append(said[0])
+            elif said.save_id == save_id:
+                found.append(said)
         return sorted(found, key=lambda each: each.time), lost
 
     def _split(self, name: str) -> tuple[Storage, str]:
@@ -156,12 +170,14 @@ class Run:
         folder, base = os.path.split(os.path.realpath(local))
         return Storage.of(folder), base
 
-    def _record(self, name: str, look: Look, run_id: str | None) -> Record:
-        facts = look.facts
+    def _record(self, name: str, look: Look) -> Record:
+        facts, run_id = look.facts, self.run_id or self._ids.get(series_of(name))
         kind: Kind = look.state if look.state != "complete" else "unclaimed" if facts is None else "own"
+        if look.begun and run_id in (None, look.begun):
+            kind = "unfinished"
         note = look.problem or look.doubt
         if kind == "own" and facts is not None:
-            if facts.name != name or numbers_in(name)[-1:] != [facts.step]:
+            if facts.name != name or numbers_in(name)[-1:] != (facts.step,):
                 kind, note = "foreign", f"{_COPY}{escaped(facts.name)}"
             elif run_id is not None and facts.run != run_id:
                 kind, note = "foreign", f"of the run {facts.run}"
@@ -172,21 +188,21 @@ class Run:
             look.metrics,
             kind,
             look.save_id,
-            facts.run if facts is not None else None,
+            facts.run if facts is not None else (look.begun or None) if kind == "unfinished" else None,
             not look.doubt,
             look.link,
             note,
         )
 
-    def _ids(self, looks: Mapping[str, Look]) -> dict[str, str]:
-        """The run of each series: that of its newest checkpoint that counts."""
-        ids: dict[str, tuple[list[int], str]] = {}
+    def _newest(self, looks: Mapping[str, Look]) -> dict[str, str]:
+        """Of each series the newest checkpoint that counts and names a run, or that which is known."""
+        newest: dict[str, tuple[tuple[int, ...], str]] = {}
         for name, look in looks.items():
-            facts = look.facts
-            if look.state == "complete" and not look.doubt and facts is not None and facts.name == name:
+            facts = look.facts if look.state == "complete" and not look.doubt else None
+            if facts is not None and facts.name == name and self.run_id in (None, facts.run):
                 series = series_of(name)
-                ids[series] = max(ids.get(series, ([], "")), (numbers_in(name), facts.run))
-        return {series: run for series, (_, run) in ids.items()}
+                newest[series] = max(newest.get(series, ((), "")), (numbers_in(name), name))
+        return {series: name for series, (_, name) in newest.items()}
 
     # -- looking ---------------------------------------------------------------------------------------
 
@@ -206,23 +222,28 @@ class Run:
                     names.append(entry.name)
         return names, links
 
-    def _looks(self, names: Collection[str]) -> dict[str, Look]:
-        marks = {name: folder_mark(f"{self.storage.local}/{name}") if self.storage.local else ANY for name in names}
-        known = {name: look for name, mark in marks.items() if (look := self._rows.get(name, mark)) is not None}
-        # a row only ever says what is usual: what would hide a checkpoint is looked at
-        found = {name: look for name, look in known.items() if look.facts is None or look.facts.name == name}
-        unknown = [name for name in names if name not in found]
-        files = files_of_many(self.storage, unknown)
+    def _known(self, names: Collection[str]) -> dict[str, Look]:
+        """What rows say of these."""
+        known = {name: self._rows.get(name, self._mark(name)) for name in names}
+        return {name: look for name, look in known.items() if look is not None}
+
+    def _mark(self, name: str) -> str | None:
+        return folder_mark(f"{self.storage.local}/{name}") if self.storage.local is not None else ANY
+
+    def _look_at(self, names: Collection[str], found: dict[str, Look]) -> None:
+        """What these folders say themselves."""
+        marks = {name: self._mark(name) for name in names}
+        files = files_of_many(self.storage, names)
 
         def look_at(name: str) -> tuple[str, Look | None]:
             return name, self._looked(self.storage, name, files(name))
 
         with ThreadPoolExecutor(_AT_ONCE if self.storage.local is None else 1) as pool:
-            for name, look in map(look_at, unknown) if self.storage.local is not None else pool.map(look_at, unknown):
+            for name, look in map(look_at, names) if self.storage.local is not None else pool.map(look_at, names):
                 self._rows.note(name, listing_mark(files(name)) if marks[name] == ANY else marks[name], look)
+                found.pop(name, None)
                 if look is not None:
                     found[name] = look
-        return found
 
     def is_still(self, record: Record, files: Files) -> bool:
         """Whether a folder, with these files, holds what a record says. It is looked at again unless its metadata is
@@ -260,24 +281,27 @@ class Run:
             return self._supplemented(name, files, self._committed(where.child(name), files))
         if metadata := metadata_among(top):
             look = self._published(where.child(name), metadata, files)
-            if look.facts is None and SAVING in top and self._is_begun(where.child(name), name):
-                return Look("unfinished", written=_written(files[SAVING]))
+            if look.facts is None and SAVING in top:
+                mark = self._begun(where.child(name), name)
+                return replace(look, begun=mark.run if mark is not None and mark.framework else "")
             return self._supplemented(name, files, look)
         if REMOVED in top:
             return self._committed(where.child(name), files, REMOVED)
         if SAVING in top or any(map(made_by_saves, top)):
-            return Look("unfinished", written=max((_written(files[path]) or 0 for path in top), default=0) or None)
+            written = max((_written(files[path]) or 0 for path in top), default=0) or None
+            mark = self._begun(where.child(name), name) if SAVING in top else None
+            return Look("unfinished", written=written, begun=mark.run if mark is not None else "")
         return None
 
-    def _is_begun(self, place: Storage, name: str) -> bool:
-        """Whether a framework saves there, or was killed: what it wrote counts once it is committed. What a manager
-        saved says so itself, whatever is put beside it.
+    def _begun(self, place: Storage, name: str) -> Saving | None:
+        """The save that was begun there. What a framework writes counts once it is committed; what a manager saved says
+        so itself, whatever is put beside it.
         """
         try:
-            found = read(place, SAVING, Saving.of_json, self.authority)
+            mark, doubt = read(place, SAVING, Saving.of_json, self.authority)
         except StreamxfError:
-            return False
-        return found is not None and not found[1] and found[0].framework and found[0].name == name
+            return None
+        return mark if mark is not None and not doubt and mark.name == name else None
 
     def _published(self, place: Storage, metadata: list[str], files: Files) -> Look:
         """What DCP's metadata says."""
@@ -301,12 +325,13 @@ class Run:
         """What a commit record says."""
         look = Look("complete" if record == COMMIT else "removing", written=_written(files[record]))
         try:
-            found = read(place, record, Commit.of_json, self.authority)
-            if found is None:
+            commit, doubt = read(place, record, Commit.of_json, self.authority)
+            if commit is None and not doubt:
                 raise MetadataError("the commit record cannot be read")
         except StreamxfError as error:
             return self._problem(look, error)
-        commit, doubt = found
+        if commit is None:
+            return replace(look, doubt=doubt)
         size = sum(file.size for file in commit.files.values())
         if self.authority.has_published(commit.save_id, place.name):
             doubt = ""

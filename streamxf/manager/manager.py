@@ -305,10 +305,7 @@ class CheckpointManager:
         try:
             dcp_save(state, **given)
         except CheckpointException as error:
-            full = any(
-                getattr(each, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for each, _ in error.failures.values()
-            )
-            if not full or not self._on_rank_0(lambda keeper: keeper.make_room(name, full=True)):
+            if not _is_full(error) or not self._on_rank_0(lambda keeper: keeper.make_room(name, full=True)):
                 raise
             dcp_save(state, **given)  # into the room that old checkpoints have left
 
@@ -364,14 +361,14 @@ class CheckpointManager:
         under_way = next((saving for saving in self._saving if saving.name == name), None)
         if under_way is not None:
             under_way.metrics.update(numbers)
-        elif after is not None:
-            saving = _Saving(name, after, metrics=numbers, digests=dict(digests or {}))
-            self._in_background(saving, began or time.monotonic())
         else:
             known: dict[str, str] = {}
             for found in self._agreement.everywhere(lambda: dict(digests or {})):
                 known |= found
-            self._on_rank_0(lambda keeper: keeper.complete(name, numbers, known))
+            if after is not None:
+                self._in_background(_Saving(name, after, None, numbers, known), began or time.monotonic())
+            else:
+                self._on_rank_0(lambda keeper: keeper.complete(name, numbers, known))
         if began is not None:
             self._timer.blocked(time.monotonic() - began)
             self._report_interval()
@@ -604,6 +601,10 @@ class CheckpointManager:
                 saving.future.result()
             except BaseException as error:
                 self._give_up(saving.name, framework=saving.framework)
+                if _is_full(error) and not self._keep.keeps_all:
+                    if self._keeper is not None:
+                        self._keeper.make_room(saving.name, full=True)
+                    error.add_note("next: save again; the rules of keep= have been applied, to make room for that")
                 failure = failure or error
             else:
                 self._published(saving)
@@ -629,6 +630,12 @@ class CheckpointManager:
         else:
             reader = FileSystemReader(path, **options)
         return reader if plaintext else reader.for_chain(self._chain)
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether a save failed since the disk, or somebody's part of it, is full."""
+    failures = [each for each, _ in error.failures.values()] if isinstance(error, CheckpointException) else [error]
+    return any(getattr(each, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for each in failures)
 
 
 def _floats(metrics: Mapping[str, float] | None) -> dict[str, float]:
@@ -657,7 +664,7 @@ def _named(name: str, step: int) -> str:
 def _check_name(name: str) -> None:
     """Raise ParameterError unless ``{}`` stands for the step, as the last number of a folder's name."""
     try:
-        fits = all(numbers_in(name.format(step))[-1:] == [step] for step in (0, 12, 3_456_789))
+        fits = all(numbers_in(name.format(step))[-1:] == (step,) for step in (0, 12, 3_456_789))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         fits = False
     if not fits or "/" in name or name.startswith(".") or not name.isprintable() or len(name) > 200:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 Kind = Literal["own", "unclaimed", "foreign", "unfinished", "removing"]
 
 _NUMBER = re.compile("[0-9]+")
+_NOT_TEXT = re.compile("[\ud800-\udfff]")
+_REMEMBERED = 2**15  # names: a job looks at the same ones after each save
 _DIGITS = 15  # of a number in a name; what is longer is no step, and int() would take quadratic time
 
 
@@ -82,7 +85,7 @@ class Record:
         return self.order[0][-1]
 
     @property
-    def order(self) -> tuple[list[int], str]:
+    def order(self) -> tuple[tuple[int, ...], str]:
         """What sorts records from the oldest to the newest: the numbers in the name, one after the other.
 
         Steps decide, and not clocks, which may jump, and differ between machines.
@@ -100,13 +103,15 @@ class Record:
 def is_numbered(name: str) -> bool:
     """Whether a name can be that of a checkpoint of a run: text with numbers, none too long, and not hidden."""
     found = _NUMBER.findall(name)
-    usual = not name.startswith(".") and not any("\ud800" <= each <= "\udfff" for each in name)
+    usual = not name.startswith(".") and _NOT_TEXT.search(name) is None
     return usual and bool(found) and max(map(len, found)) <= _DIGITS
 
 
+@lru_cache(_REMEMBERED)
 def series_of(name: str) -> str:
     return _NUMBER.sub("{}", name)
 
 
-def numbers_in(name: str) -> list[int]:
-    return [int(digits) for digits in _NUMBER.findall(name)]
+@lru_cache(_REMEMBERED)
+def numbers_in(name: str) -> tuple[int, ...]:
+    return tuple(map(int, _NUMBER.findall(name)))

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, read_metadata
-from streamxf.checkpoint.publish import DAY, locked, made_by_saves, made_by_writers
+from streamxf.checkpoint.publish import DAY, lock, made_by_saves, made_by_writers
 from streamxf.checkpoint.removal import files_of, files_of_many, remove_entry, remove_tree, remove_trees
 from streamxf.checkpoint.small import put_small, read_small
 from streamxf.errors import StreamxfError, escaped
@@ -29,9 +29,9 @@ from streamxf.manager.commits import (
 )
 from streamxf.manager.holds import going, has_no_place, held, is_over, removing
 from streamxf.manager.listing import Run
-from streamxf.manager.record import Record
+from streamxf.manager.record import Record, series_of
 from streamxf.manager.rows import FOLDER
-from streamxf.manager.sessions import Sessions
+from streamxf.manager.sessions import Sessions, is_held
 
 _AT_ONCE = 1000  # checkpoints in an object store between two looks at who reads them
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def _remove(run: Run, records: Sequence[Record], files: Callable[[str], Files], 
         return
     for record in wanted:
         try:
-            with locked(storage.child(record.name)):  # or a save might be published between the look and the removal
+            with lock(storage.child(record.name)):  # or a save might be published between the look and the removal
                 _remove_unchanged(run, [record], files, extras, done)
         except (OSError, StreamxfError) as error:  # the others are removed all the same
             done.failed[record.name] = f"{type(error).__name__}: {error}"
@@ -108,12 +108,18 @@ def _order(run: Run, record: Record, files: Files, everything: bool) -> tuple[li
     """
     name = record.name
     first = [path for path in files if path == COMMIT or is_metadata_name(path)]
-    rest = [path for path in (files if everything else contents(run, name, files)) if path not in first]
+    ours = contents(run, name, files)
+    rest = _in_order({*(files if everything else ours)}.difference(first), ours)
     if COMMIT in files:
         with suppress(OSError):  # of a full disk, which must not stay full
             put_small(run.storage, f"{name}/{REMOVED}", read_small(run.storage, f"{name}/{COMMIT}", MAX_NOTE) or b"")
         rest = [path for path in rest if path != REMOVED] + [REMOVED]
     return first, rest
+
+
+def _in_order(paths: Iterable[str], ours: Collection[str]) -> list[str]:
+    """What is not of the checkpoint goes before what tells whose it is, if the removal is killed."""
+    return sorted(paths, key=lambda path: (path in ours, path == REMOVED))
 
 
 def contents(run: Run, name: str, files: Files) -> list[str]:
@@ -125,20 +131,21 @@ def contents(run: Run, name: str, files: Files) -> list[str]:
     child = run.storage.child(name)
     with suppress(StreamxfError, FileNotFoundError):
         for record in top & {COMMIT, REMOVED}:
-            found = read(child, record, Commit.of_json, run.authority)
-            if found is not None and found[0].run.name == name:
-                commit, doubt = found
-                if not doubt or run.authority.has_published(commit.save_id, name):
-                    ours |= {path for path in commit.files if path in files}
+            commit, doubt = read(child, record, Commit.of_json, run.authority)
+            if commit is None or commit.run.name != name:
+                continue
+            if not doubt or run.authority.has_published(commit.save_id, name):
+                ours |= {path for path in commit.files if path in files}
         if top - ours:
             for metadata in metadata_among(top):
                 ours |= {path for path in read_metadata(child, metadata, Access(), listing=True).files if path in files}
     return sorted(ours)
 
 
-def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False) -> None:
-    """Remove what killed removals and killed saves have left in the folders of a series. If this job `saves`, also
-    folders in which there is nothing of one; to others a save that begins looks the same.
+def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False, extras: bool = False) -> None:
+    """Remove what killed removals and killed saves have left in the folders of a series, with `extras` as in
+    `remove_checkpoints`. If this job `saves`, also folders in which there is nothing of one; to others a save that
+    begins looks the same.
     """
     announced = going(run.storage, run.authority)
     records = {each.name: each for each in run.records(series=series)}
@@ -149,11 +156,12 @@ def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False) ->
         try:
             files = files_of(run.storage, name)
             if SAVING not in files and (name in announced or record.kind == "removing"):
-                left = contents(run, name, files) if record.verified else []
+                ours = contents(run, name, files) if record.verified else []
+                left = _in_order(files if ours and extras else ours, ours)
             else:
                 left = leftovers(run, name, files, sessions)
             if left:
-                with locked(run.storage.child(name)):
+                with lock(run.storage.child(name)):
                     remove_tree(run.storage, name, [], left)
         except (OSError, StreamxfError) as error:
             _log.warning("%s could not be cleaned up: %s", run.storage.full(name), escaped(str(error)))
@@ -168,20 +176,19 @@ def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str
     runs that began it, and where no lock tells, for a day.
     """
     try:
-        found = read(run.storage.child(name), SAVING, Saving.of_json, run.authority)
+        saving, doubt = read(run.storage.child(name), SAVING, Saving.of_json, run.authority)
     except StreamxfError:
         return []
-    if found is None or found[1] or found[0].name != name:
+    if saving is None or doubt or saving.name != name:
         return []
-    saving = found[0]
-    alive = saving.session != sessions.own.id and sessions.is_held(saving.session)
+    alive = saving.session != sessions.own.id and is_held(run.storage, saving.session)
     if alive or (alive is None and abs(time.time() - saving.time / 1000) < DAY):
         return []
     record = run.record(name, files)
     if record is not None and record.complete:
         return [SAVING]  # it was killed after it had published, or over what is there
-    known = {sessions.own.id, *(each.id for each in sessions.earlier())}
-    if saving.framework and saving.session not in known and metadata_among([*files]):
+    run_id = run.id_of(series_of(name))
+    if saving.run != (run_id or run.run_id) or (run_id is None and metadata_among([*files])):
         return []  # the note may come from another run; the next save of the step takes away what is there
     written = written_since(files, saving.before)
     return [path for path in written if saving.framework or made_by_saves(path)] + [SAVING]

@@ -238,13 +238,14 @@ def _newest_of_each(
 
 def settled(records: Iterable[Record], now: float) -> list[Record]:
     """The same records, without the times that cannot be right: more than a day ahead of `now`, or later than that of a
-    later step.
+    later step. What is less ahead counts as saved now, or what was saved since the clock was set back would seem old.
     """
     made: list[Record] = []
     earliest = now + _AHEAD
     for record in sorted(records, key=lambda each: each.order, reverse=True):
         doubtful = record.time is not None and record.time > earliest
-        made.append(replace(record, time=None) if doubtful else record)
+        known = None if doubtful or record.time is None else min(record.time, now)
+        made.append(record if known == record.time else replace(record, time=known))
         if record.complete and record.time is not None and not doubtful:
             earliest = min(earliest, record.time)
     return made[::-1]

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.removal import remove_entry
-from streamxf.checkpoint.small import put_small, small_files
+from streamxf.checkpoint.small import MOST_BYTES, put_small, small_files
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import StreamxfError
 from streamxf.format.run import RunFacts
@@ -30,7 +30,7 @@ ANY = "*"
 
 _GONE = ["", ""]  # the row of a folder of which nothing is known any longer
 _PREFIX = "rows-"
-_EACH = 2000  # rows of a file, which has less than a mebibyte then
+_ROOM = MOST_BYTES - 2**10  # of a file, for its rows
 _FILES = 16  # from so many on they become one
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Look:
     """What a folder says: `written` is when its metadata was, in ms; `doubt` is why it does not count with keys,
-    `problem` what is wrong with it in any case, and `link` where one leads that stands in its place.
+    `problem` what is wrong with it in any case, `link` where one leads that stands in its place, and `begun` the run in
+    which a framework's save was begun there that has not been committed.
     """
 
     state: Literal["complete", "unfinished", "removing"] = "complete"
@@ -51,11 +52,12 @@ class Look:
     doubt: str = ""
     problem: str = ""
     link: str = ""
+    begun: str = ""
 
     @property
     def lasts(self) -> bool:
         """Whether it stays true while the folder has the same mark, whoever looks."""
-        return self.state == "complete" and not self.doubt and not self.problem
+        return self.state == "complete" and not (self.doubt or self.problem or self.begun)
 
     def pack(self) -> str:
         """In one string, which is read ten times as fast as an object."""
@@ -151,12 +153,17 @@ class RowCache:
 
     def _put(self, rows: Mapping[str, list[Any]]) -> None:
         assert self._files is not None
-        listed = [*rows.items()]
-        for at in range(0, len(listed), _EACH):
-            file = f"{_PREFIX}{secrets.token_hex(8)}"
-            content = {"time": time.time_ns() // 1000, "rows": dict(listed[at : at + _EACH])}
-            put_small(self._storage, f"{FOLDER}/{file}", self._authority.seal(content), sync=False)
-            self._files.add(file)
+        part: dict[str, list[Any]] = {}
+        left = _ROOM
+        for name, row in [*rows.items(), ("", [])]:
+            left -= (size := len(json.dumps([name, row])))
+            if part and (left < 0 or not name):
+                file = f"{_PREFIX}{secrets.token_hex(8)}"
+                content = {"time": time.time_ns() // 1000, "rows": part}
+                put_small(self._storage, f"{FOLDER}/{file}", self._authority.seal(content), sync=False)
+                self._files.add(file)
+                part, left = {}, _ROOM - size
+            part[name] = row
 
     def _load(self) -> None:
         """All rows that count; of one name, those that were stored later."""
@@ -164,7 +171,7 @@ class RowCache:
         self._files, found = set(files), []
         for file, data in files.items():
             try:
-                note = parse_note(data)
+                note = parse_note(data, MOST_BYTES)
                 if not self._authority.doubt_of(note):
                     rows = {name: row for name, row in note.content["rows"].items() if len(row) == 2}
                     found.append((int(note.content["time"]), rows))

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from streamxf.checkpoint.inside import opened
 from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.removal import remove_entry
-from streamxf.checkpoint.small import put_small, small_files
+from streamxf.checkpoint.small import MOST_BYTES, put_small, small_files
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError, MetadataError, escaped
 from streamxf.manager.authority import Authority
@@ -33,7 +33,7 @@ except ImportError:  # Windows
 _PREFIX, _LOCK = "session-", ".lock"
 _ALIVE = 600.0  # seconds since the last sign of life
 _KEPT = 200  # the latest ones: they are for the rate of failures
-_DAY = 86_400.0
+_PATIENCE, _PAUSE = 5.0, 0.05  # seconds
 
 _own: WeakValueDictionary[str, IO[bytes]] = WeakValueDictionary()
 """The locks of this process, by session: POSIX drops a lock when its own process looks at it."""
@@ -81,9 +81,11 @@ class Sessions:
         files = small_files(self._storage, FOLDER, lambda name: name.startswith(_PREFIX) and not name.endswith(_LOCK))
         for data in files.values():
             try:
-                note = parse_note(data)
+                note = parse_note(data, MOST_BYTES)
+                if self._authority.doubt_of(note):
+                    continue
                 session = parsed(Session.of_json, note.content)
-                if not self._authority.doubt_of(note) and session.id != self.own.id:
+                if session.id != self.own.id:
                     found.append(session)
             except MetadataError as error:
                 _log.debug("a session of %s is ignored: %s", self._storage.given, error.message)
@@ -91,31 +93,44 @@ class Sessions:
 
     def begin(self) -> None:
         """Take the lock of this session. Raises AbortedError if another job saves to the same series."""
-        others = [each for each in self.earlier() if each.series == self.own.series]
+        others = self._others()
         for other in others:
-            ago = time.time() - other.seen
-            if other.ended or ago > _ALIVE:
-                continue
-            held = self.is_held(other.id)
-            who = f"process {other.pid} on {escaped(other.host)}, which was last heard of {time_text(ago)} ago,"
-            if held:
-                raise AbortedError(
-                    f"{who} saves to this run, too: two jobs in one folder remove and replace each other's "
-                    "checkpoints. End one of them, or give this one a folder, or a name=, of its own",
-                    file=self._storage.given,
-                )
-            if held is None:
-                _log.warning(
-                    "%s: %s has not said that it ended. If it still saves there, end one of the two jobs",
-                    self._storage.given,
-                    who,
-                )
+            self._check_over(other)
         over = [f"{FOLDER}/{_PREFIX}{each.id}{end}" for each in others[:-_KEPT] for end in ("", _LOCK)]
         remove_entry(self._storage, *over)
-        self.seen()
-        self._lock = self._locked(self.own.id, create=True)
+        self._lock = _locked(self._storage, self.own.id, create=True)  # before its note, or it would seem to have ended
         if self._lock is not None:
             _own[self.own.id] = self._lock
+        self.seen()
+        known = {each.id for each in others}
+        try:
+            for other in self._others():  # which has begun at the same moment; of two that see each other one stays
+                end = time.monotonic() + (_PATIENCE if self.own.id < other.id else 0)
+                while other.id not in known and is_held(self._storage, other.id) and time.monotonic() < end:
+                    time.sleep(_PAUSE)
+                if other.id not in known:
+                    self._check_over(other)
+        except AbortedError:
+            self.seen(ended=True)
+            self.close()
+            raise
+
+    def _others(self) -> list[Session]:
+        return [each for each in self.earlier() if each.series == self.own.series]
+
+    def _check_over(self, other: Session) -> None:
+        ago = time.time() - other.seen
+        held = False if other.ended or ago > _ALIVE else is_held(self._storage, other.id)
+        who = f"process {other.pid} on {escaped(other.host)}, which was last heard of {time_text(ago)} ago,"
+        if held:
+            raise AbortedError(
+                f"{who} saves to this run, too: two jobs in one folder remove and replace each other's checkpoints. "
+                "End one of them, or give this one a folder, or a name=, of its own",
+                file=self._storage.given,
+            )
+        if held is None:
+            text = "%s: %s has not said that it ended. If it still saves there, end one of the two jobs"
+            _log.warning(text, self._storage.given, who)
 
     def seen(self, *, ended: bool = False) -> None:
         """Give a sign of life."""
@@ -131,38 +146,42 @@ class Sessions:
             _own.pop(self.own.id, None)
             lock.close()  # its file stays, to show that nobody holds it
 
-    def is_held(self, session: str) -> bool | None:
-        """Whether its process runs; None if no lock tells."""
-        if session in _own:
-            return True
-        try:
-            lock = self._locked(session)
-        except BlockingIOError:
-            return True
-        if lock is None:
-            return None
-        lock.close()
-        return False
 
-    def _locked(self, session: str, *, create: bool = False) -> IO[bytes] | None:
-        """The lock of a session, held; None where there are none. Raises BlockingIOError if another process has it.
+def is_held(storage: Storage, session: str) -> bool | None:
+    """Whether the process of a session runs; None if no lock tells."""
+    if session in _own:
+        return True
+    try:
+        lock = _locked(storage, session)
+    except BlockingIOError:
+        return True
+    if lock is None:
+        return None
+    lock.close()
+    return False
 
-        It is POSIX's: a child that outlives the job, such as a data loader, does not inherit it, and file systems over
-        a network have it, too.
-        """
-        if self._storage.local is None or fcntl is None:
-            return None
-        try:
-            with opened(self._storage.local, [FOLDER]) as folder:
-                flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-                file = io.FileIO(os.open(f"{_PREFIX}{session}{_LOCK}", flags, 0o600, dir_fd=folder), "r+")
-        except OSError:
-            return None
-        try:
-            fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            if isinstance(error, BlockingIOError | PermissionError):
-                raise BlockingIOError(*error.args) from None
-            return None
-        return file
+
+def _locked(storage: Storage, session: str, *, create: bool = False) -> IO[bytes] | None:
+    """The lock of a session, held; None where there are none. Raises BlockingIOError if another process has it.
+
+    It is POSIX's: a child that outlives the job, such as a data loader, does not inherit it, and file systems over
+    a network have it, too.
+    """
+    if storage.local is None or fcntl is None:
+        return None
+    try:
+        if create:
+            os.makedirs(storage.local, exist_ok=True)
+        with opened(storage.local, [FOLDER], make=create) as folder:
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+            file = io.FileIO(os.open(f"{_PREFIX}{session}{_LOCK}", flags, 0o600, dir_fd=folder), "r+")
+    except OSError:
+        return None
+    try:
+        fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if isinstance(error, BlockingIOError | PermissionError):
+            raise BlockingIOError(*error.args) from None
+        return None
+    return file

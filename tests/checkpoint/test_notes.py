@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -54,6 +57,13 @@ def test_keys_vouch_for_a_note(kind: str) -> None:
     assert note.content == RECORD
 
 
+def test_what_keys_do_not_vouch_for_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamxf.checkpoint.notes.parse_json", lambda *_: pytest.fail("it was parsed"))
+    for data in (packed(b"["), seal_note(RECORD, Encrypt(Key.generate()))):
+        with pytest.raises((PolicyError, KeyMissingError)):
+            parse_note(data).check(ACCESSES["key"])
+
+
 def test_each_note_has_a_data_key_of_its_own() -> None:
     first, second = (seal_note(RECORD, CHAINS["key"]) for _ in range(2))
     assert first[-200:] != second[-200:]
@@ -75,7 +85,7 @@ def test_without_a_signature_no_one_signed() -> None:
 def test_a_signature_of_other_contents_is_an_error() -> None:
     """The keys of one note under the contents of another."""
     ours, theirs = (parse_note(seal_note(content, CHAINS["signed"])) for content in (RECORD, {}))
-    forged = Note(theirs.content, theirs._sections, ours._lines)
+    forged = Note(theirs._sections, ours._lines)
     with pytest.raises(AuthenticationError):
         forged.signed_by([SIGNER.verify_key])
     with pytest.raises(AuthenticationError):
@@ -137,6 +147,10 @@ def test_more_around_a_note_is_an_error() -> None:
             parse_note(more)
 
 
+def content_of(data: bytes) -> Any:
+    return parse_note(data).content
+
+
 def packed(text: bytes) -> bytes:
     return MetadataParts(b"", frame_of(text)).pack()
 
@@ -151,7 +165,7 @@ def packed(text: bytes) -> bytes:
 )
 def test_json_beyond_the_rules_is_an_error(text: bytes) -> None:
     with pytest.raises(MetadataError):
-        parse_note(packed(text))
+        content_of(packed(text))
 
 
 @pytest.mark.parametrize("content", [1.5, -1, 2**53, "\ud800", {"a": [float("nan")]}, [[]] * 3 + [object()]])
@@ -162,7 +176,7 @@ def test_what_readers_would_refuse_is_not_sealed(content: Any) -> None:
 
 def test_a_frame_may_not_expand_without_bounds() -> None:
     with pytest.raises(MetadataError, match="are allowed"):
-        parse_note(packed(b'"' + b"a" * 2**20 + b'"'))
+        content_of(packed(b'"' + b"a" * 2**20 + b'"'))
 
 
 @pytest.mark.parametrize("field", ["index_size", "keys_size"])
@@ -176,17 +190,45 @@ def test_a_huge_frame_is_refused_by_what_it_declares() -> None:
     """In the frame's header: 2^60 bytes, of which there are none."""
     frame = b"\x28\xb5\x2f\xfd" + b"\xe0" + (2**60).to_bytes(8, "little") + b"\x01\0\0"
     with pytest.raises(MetadataError):
-        parse_note(MetadataParts(b"", frame).pack())
+        content_of(MetadataParts(b"", frame).pack())
 
 
-def test_there_is_a_limit_to_a_note() -> None:
-    """Of digests, which nothing compresses to less than half."""
-    digests = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(2**19)]
-    assert len(seal_note(digests[: 2**18])) < MAX_NOTE
+DIGESTS = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(2**17)]
+
+
+@pytest.mark.parametrize("more", [DIGESTS[4000:], [0] * 2**19], ids=["bytes", "commas"])
+def test_there_is_a_limit_to_a_note(more: list[Any]) -> None:
+    most = [*DIGESTS[:4000], *more[: 2**16], *([0] * (2**19 - 2**16 - 4000) if more[0] == 0 else [])]
+    assert content_of(seal_note(most)) == most
     with pytest.raises(MetadataError, match="too many files"):
-        seal_note(digests)
+        seal_note(DIGESTS[:4000] + more)
+    with pytest.raises(MetadataError, match="are allowed" if more[0] else "commas"):
+        content_of(packed(json.dumps(DIGESTS[:4000] + more).encode()))
     with pytest.raises(MetadataError, match="are allowed"):
         parse_note(bytes(MAX_NOTE + 1))
+
+
+@pytest.mark.parametrize("value", [b"{}", b"[]", b"0", b'"\\ud83d\\ude00"'], ids=repr)
+def test_what_a_note_may_hold_takes_little_to_parse(value: bytes) -> None:
+    """Before anyone has said who wrote it: of each kind as much as fits."""
+    noise = "".join(DIGESTS[:4000]).encode()
+    room = (2**23 - len(noise) - 100) // (len(value) + 1)
+    text = (
+        b'["'
+        + noise
+        + b'",'
+        + b",".join([value] * min(room, 2**19 // (2 if value in (b"{}", b"[]") else 1) - 9))
+        + b"]"
+    )
+    note = parse_note(packed(text))
+    tracemalloc.start()
+    try:
+        began = time.process_time()
+        assert len(note.content) > 2**17
+        assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - began < 5, "with tracemalloc, which takes most of it"
 
 
 def test_metadata_with_a_pickle_is_no_note() -> None:

@@ -18,11 +18,10 @@ _HELD = Access.of(KEY)
 
 
 def run(data: bytes) -> None:
-    note, error = attempt(lambda: parse_note(data))
-    second.compare(note and [note.content], error, lambda: [read_note(data, second.ANYONE)])
-    if note is not None:
-        content, error = attempt(lambda: _checked(note))
-        second.compare(content, error, lambda: [read_note(data, second.HOLDER)])
+    content, error = attempt(lambda: [parse_note(data).content])
+    second.compare(content, error, lambda: [read_note(data, second.ANYONE)])
+    content, error = attempt(lambda: _checked(parse_note(data)))
+    second.compare(content, error, lambda: [read_note(data, second.HOLDER)])
 
 
 def _checked(note: Note) -> list[object]:

@@ -175,7 +175,14 @@ class Adversary(RunOnDisk):
             content |= {"host": "elsewhere", "pid": 1}
         elif file == ".streamxf-saving":
             name = path.partition("/")[0]
-            content = {"name": name, "time": 0, "session": "0" * 32, "before": {}, "framework": self.says_whose(name)}
+            content = {
+                "run": self.run_id or OTHER_ID,
+                "name": name,
+                "time": 0,
+                "session": "0" * 32,
+                "before": {},
+                "framework": self.says_whose(name),
+            }
         elif file == ".streamxf-removed":
             name = path.partition("/")[0]
             told = RunFacts(OTHER_ID, name, 1, 0).to_json()

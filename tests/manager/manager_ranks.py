@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ import torch.distributed as dist
 from dcp.rank_scenarios import sharded_state
 from torch.distributed.checkpoint.api import CheckpointException
 
+from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import NoCheckpointError
+from streamxf.manager.commits import COMMIT
 from streamxf.manager.keeper import Keeper
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
@@ -210,3 +214,20 @@ def announced(folder: Path) -> Any:
         finally:
             Keeper._note = note  # type: ignore[method-assign]
     return found
+
+
+def digested(folder: Path) -> Any:
+    """Each rank knows the digest of the file that it has written in the background."""
+    run = folder / "digested"
+    with CheckpointManager(run) as manager:
+        path = Path(manager.begin(1))
+        dist.barrier()
+        file = f"part {dist.get_rank()}"
+        (path / file).write_bytes(file.encode())
+        saved: Future[None] = Future()
+        manager.commit(1, after=saved, digests={file: sha256(file.encode()).hexdigest()})
+        saved.set_result(None)
+        manager.wait()
+        dist.barrier()
+        content = parse_note((path / COMMIT).read_bytes()).content
+    return {each["path"]: each.get("sha256") == sha256(each["path"].encode()).hexdigest() for each in content["files"]}

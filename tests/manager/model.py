@@ -65,11 +65,11 @@ def keep(saved: list[Saved], rules: dict[str, Any]) -> set[int]:
 
 
 def believed(saved: list[Saved], now: float) -> list[Saved]:
-    """Without times that cannot be right: in the future, or after that of a later step."""
+    """Without times that cannot be right: a day in the future, or after that of a later step; none is in the future."""
     latest, made = now + DAY, []
     for one in sorted(saved, reverse=True, key=lambda one: one.step):
         right = one.time is not None and one.time <= latest
-        made.append(one if right else one._replace(time=None))
+        made.append(one._replace(time=min(one.time, now) if right else None))
         latest = one.time if right else latest
     return made
 

@@ -34,6 +34,15 @@ def saved_run(run: Path | str, *steps: int, **options: Any) -> None:
             manager.save(step, state_at(step), metrics={"loss": 1 / step})
 
 
+def resumed(run: Path | str, **options: Any) -> int | None:
+    """The step that a new job resumes from; what it loads must be of that step."""
+    state = blank()
+    with CheckpointManager(run, **options) as manager:
+        step = manager.resume(state)
+    assert step is None or is_at(state, step)
+    return step
+
+
 def complete(run: Path | str, **options: Any) -> list[str]:
     return [record.name for record in list_checkpoints(run, **options) if record.complete]
 

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
 
-from .runs import blank, complete, damage, is_at, saved_run, state_at
+from .runs import blank, complete, damage, is_at, resumed, saved_run, state_at
 
 KEYED: dict[str, Any] = {"chain": "zstd+encrypt", "keys": streamxf.Key(bytes(range(32)))}
 
@@ -37,14 +36,6 @@ KEYED: dict[str, Any] = {"chain": "zstd+encrypt", "keys": streamxf.Key(bytes(ran
 def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     found: dict[str, Any] = request.param
     return found
-
-
-def resumed(run: Path | str, **options: Any) -> int | None:
-    state = blank()
-    with CheckpointManager(run, **options) as manager:
-        step = manager.resume(state)
-    assert step is None or is_at(state, step)
-    return step
 
 
 def kinds(run: Path | str, **options: Any) -> dict[str, str]:
@@ -94,15 +85,6 @@ def test_a_run_whose_small_files_are_lost_goes_on(tmp_path: Path, options: dict[
     saved_run(tmp_path, 1, 2, 3, **options)
     shutil.rmtree(tmp_path / ".streamxf")
     goes_on(tmp_path, **options)
-
-
-@pytest.fixture(params=["memory", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
-def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, dict[str, Any]]]:
-    name = f"daily-{secrets.token_hex(4)}"
-    if request.param == "s3":
-        yield f"s3://checkpoints/{name}", s3_options(request.getfixturevalue("endpoint"))
-    else:
-        yield f"memory://{name}", {}
 
 
 def test_a_run_that_was_uploaded_goes_on_there_and_back_here(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,11 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import CheckpointManager
+from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.dcp.writer import FileSystemWriter
+from streamxf.manager.commits import SAVING, Saving
+
+from .runs import blank, is_at, saved_run, state_at
 
 
 def save(manager: CheckpointManager, step: int, text: str = "weights") -> None:
@@ -26,12 +32,13 @@ def kinds(run: Path) -> dict[str, str]:
     return {record.name: record.kind for record in streamxf.list_checkpoints(run)}
 
 
-def killed(run: Path, write: Callable[[Path], None], step: int = 6) -> None:
+def killed(run: Path, write: Callable[[Path], None], step: int = 6, *, first: bool = False, **options: Any) -> None:
     """A process that saves, begins another save, writes something, and is gone."""
     if (pid := os.fork()) == 0:
         try:
-            manager = CheckpointManager(run)
-            save(manager, 3)
+            manager = CheckpointManager(run, **options)
+            if not first:
+                save(manager, 3)
             manager.wait()
             write(Path(manager.begin(step)))
             os._exit(0)
@@ -43,6 +50,10 @@ def killed(run: Path, write: Callable[[Path], None], step: int = 6) -> None:
 def leave_a_draft(folder: Path) -> None:
     (folder / "parts").mkdir()
     (folder / "parts" / "weights.tmp8341").write_text("half of the")
+
+
+def publish(folder: Path) -> None:
+    dcp.save({"w": torch.ones(9)}, storage_writer=FileSystemWriter(folder), no_dist=True)
 
 
 @pytest.mark.parametrize("step", [6, 9], ids=["same step", "another"])
@@ -77,9 +88,6 @@ def test_a_save_in_the_place_of_another_finds_nothing_of_it(tmp_path: Path) -> N
 def test_metadata_does_not_complete_what_was_not_committed(tmp_path: Path) -> None:
     """A framework may write more files after DCP has published its own."""
 
-    def publish(folder: Path) -> None:
-        dcp.save({"w": torch.ones(9)}, storage_writer=FileSystemWriter(folder), no_dist=True)
-
     killed(tmp_path, publish)
     assert (tmp_path / "step-6" / ".metadata").exists()
     assert kinds(tmp_path) == {"step-3": "own", "step-6": "unfinished"}
@@ -88,6 +96,62 @@ def test_metadata_does_not_complete_what_was_not_committed(tmp_path: Path) -> No
         save(manager, 9)
     assert kinds(tmp_path) == {"step-3": "own", "step-9": "own"}
     assert not (tmp_path / "step-6").exists()
+
+
+def test_the_run_of_a_job_that_was_killed_in_its_first_save_goes_on(tmp_path: Path) -> None:
+    """Nothing but the mark of that save tells of it."""
+    killed(tmp_path, publish, first=True)
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.latest() is None
+        save(manager, 3)
+        assert manager.latest() == str(tmp_path / "step-3")
+    with CheckpointManager(tmp_path) as manager:
+        assert manager.latest() == str(tmp_path / "step-3")
+        save(manager, 4)
+    assert kinds(tmp_path) == {"step-3": "own", "step-4": "own"}
+    assert not (tmp_path / "step-6").exists()
+
+
+def test_what_a_killed_save_held_may_go(tmp_path: Path) -> None:
+    """Its lock is free, so nobody waits for a day."""
+    killed(tmp_path, leave_a_draft)
+    with CheckpointManager(tmp_path, keep=1) as manager:
+        for step in (6, 9):
+            save(manager, step)
+    assert kinds(tmp_path) == {"step-9": "own"}
+    assert os.listdir(tmp_path / ".streamxf" / "holds") == []
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["run known", "run unknown"])
+def test_the_mark_of_a_save_in_another_run_hides_and_removes_nothing(
+    tmp_path: Path, key: streamxf.Key, known: bool
+) -> None:
+    """It is genuine there, for the same key and under the same name; only where nothing says which run this is, it may
+    hide what names no run.
+    """
+    keyed: dict[str, Any] = {"keys": key, "chain": [streamxf.Encrypt(key)]}
+    other, run = tmp_path / "other", tmp_path / "run"
+    killed(other, leave_a_draft, **keyed)
+    if known:
+        saved_run(run, 3, **keyed)
+    writer = FileSystemWriter(run / "step-6", chain=keyed["chain"])
+    dcp.save(state_at(6), storage_writer=writer, no_dist=True)
+    (run / "step-9").mkdir(parents=True)
+    (run / "step-9" / "mine.txt").write_text("mine")
+    for name in ("step-6", "step-9"):
+        mark = Saving.of_json({**parse_note((other / "step-6" / SAVING).read_bytes()).content, "name": name})
+        shutil.copy(other / "step-6" / SAVING, run / name / SAVING)
+        if name != "step-6":
+            (run / name / SAVING).write_bytes(seal_note(mark.to_json(), keyed["chain"][0]))
+    shutil.copytree(other / ".streamxf", run / ".streamxf", dirs_exist_ok=True)
+    with CheckpointManager(run, **keyed) as manager:
+        state = blank()
+        assert manager.resume(state) == (6 if known else None)
+        assert is_at(state, 6) or not known
+        streamxf.forget(run, 2, keys=key)
+        manager.save(7, state_at(7))
+    assert (run / "step-6" / ".metadata").exists()
+    assert (run / "step-9" / "mine.txt").exists() or not known
 
 
 def test_what_a_failed_save_left_goes_with_the_next(tmp_path: Path) -> None:
@@ -129,3 +193,40 @@ def test_what_could_not_be_loaded_is_passed_over(tmp_path: Path, caplog: pytest.
         assert "step-6 is passed over: the framework found damage" in caplog.text
         with pytest.raises(streamxf.errors.NoCheckpointError, match="found damage"):
             manager.latest({"step-6": "the framework found damage", "step-3": "here, too"})
+
+
+def beside(folder: Path) -> None:
+    (folder / "optimizer.pt").write_bytes(b"somebody's")
+
+
+def link_beside(folder: Path) -> None:
+    (folder / "parts").mkdir()
+    (folder / "parts" / "optimizer.pt").symlink_to("/dev/null")
+
+
+@pytest.mark.parametrize("plant", [beside, link_beside])
+@pytest.mark.parametrize("verify", ["none", "whole"])
+def test_what_lies_beside_a_frameworks_files_is_not_loaded(
+    tmp_path: Path, key: streamxf.Key, plant: Callable[[Path], None], verify: Any
+) -> None:
+    """A framework takes the files that it finds."""
+    keyed: dict[str, Any] = {"keys": key, "chain": [streamxf.Encrypt(key)], "verify": verify}
+    with CheckpointManager(tmp_path, **keyed) as manager:
+        save(manager, 3)
+        save(manager, 6)
+        assert manager.latest() == str(tmp_path / "step-6")
+        plant(tmp_path / "step-6")
+        assert manager.latest() == str(tmp_path / "step-3")
+        assert "optimizer.pt is not of what was committed" in manager.skipped["step-6"]
+    assert streamxf.latest(tmp_path, keys=key) == str(tmp_path / "step-3")
+
+
+def test_without_keys_what_lies_beside_a_frameworks_files_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        save(manager, 3)
+        link_beside(tmp_path / "step-3")
+        for _ in range(2):
+            assert manager.latest() == str(tmp_path / "step-3")
+    assert caplog.text.count("parts/optimizer.pt is not of what was committed") == 1

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from typing import Any
 import fsspec
 import pytest
 import torch.distributed.checkpoint as dcp
-from dcp.s3_server import storage as s3_options
 
 import streamxf
 from streamxf.errors import KeyMissingError, NoCheckpointError, PolicyError
@@ -27,18 +25,9 @@ from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Schedule
 
-from .runs import blank, complete, is_at, saved_run, state_at
+from .runs import blank, complete, is_at, resumed, saved_run, state_at
 
 KEYS = "zstd+encrypt"
-
-
-def resumed(run: Path | str, **options: Any) -> int | None:
-    """The step that a new job resumes from, whose state it must get."""
-    state = blank()
-    with CheckpointManager(run, **options) as manager:
-        step = manager.resume(state)
-    assert step is None or is_at(state, step)
-    return step
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
@@ -57,23 +46,6 @@ def untouched(folder: Path) -> Iterator[None]:
 
 
 # -- patterns ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["memory", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
-def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where to put runs in an object store, and fsspec's options for it."""
-    name = f"hostile-{secrets.token_hex(4)}"
-    if request.param == "s3":
-        yield f"s3://checkpoints/{name}", s3_options(request.getfixturevalue("endpoint"))
-    else:
-        yield f"memory://{name}", {}
-        emptied(name)
-
-
-def emptied(name: str) -> None:
-    filesystem = fsspec.filesystem("memory")
-    for path in filesystem.find(f"/{name}"):
-        filesystem.rm_file(path)
 
 
 @pytest.mark.parametrize("pattern", ["exp[12]", "exp?", "exp*"])

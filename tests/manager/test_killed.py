@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
+from streamxf import Retention
 from streamxf.manager import manager as module
 from streamxf.manager.commits import SAVING
 from streamxf.manager.manager import CheckpointManager
@@ -102,6 +104,38 @@ def test_a_removal_that_was_killed_holds_up_nobody_who_comes_later(
     saved_run(tmp_path, 3)
     assert complete(tmp_path) == ["step-1", "step-2", "step-3"]
     assert not list((tmp_path / ".streamxf").glob("going-*"))
+
+
+@pytest.mark.parametrize("framework", [False, True])
+@pytest.mark.parametrize("calls", range(1, 8))
+def test_a_removal_that_is_killed_removes_extras_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framework: bool, calls: int
+) -> None:
+    if framework:
+        with CheckpointManager(tmp_path) as manager:
+            for step in (1, 2):
+                (Path(manager.begin(step)) / "weights").write_bytes(b"weights")
+                manager.commit(step)
+    else:
+        saved_run(tmp_path, 1, 2)
+    for name in ("A.txt", "_.txt", "z.txt"):
+        (tmp_path / "step-1" / name).write_bytes(b"extra")
+    keep, unlink = Retention(last=1, extras="remove"), os.unlink
+    left = calls
+
+    def killed(path: Any, *arguments: Any, **options: Any) -> None:
+        nonlocal left
+        if not os.fspath(path).startswith((".streamxf.lock", ".streamxf-removed.", "going")):
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        unlink(path, *arguments, **options)
+
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr(os, "unlink", killed)
+        streamxf.forget(tmp_path, keep)
+    streamxf.forget(tmp_path, keep)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-2"]
 
 
 def interrupted(*_: Any) -> None:

@@ -17,7 +17,7 @@ MODULE = f"{__package__}.manager_ranks"
 
 
 def test_both_ranks_agree(tmp_path: Path) -> None:
-    scenarios = ("saves_and_resumes", "failing_saves", "busy", "damaged", "error_in_the_block", "announced")
+    scenarios = ("saves_and_resumes", "failing_saves", "busy", "damaged", "error_in_the_block", "announced", "digested")
     reports = run_ranks(2, tmp_path, *scenarios, module=MODULE)
     for rank, report in enumerate(reports):
         saves = report["saves_and_resumes"]
@@ -48,3 +48,4 @@ def test_both_ranks_agree(tmp_path: Path) -> None:
         }
         assert report["error_in_the_block"] == {"error": "ZeroDivisionError" if rank else "", "left": ["step-1"]}
         assert report["announced"] == {"before": None, "after": "step-1", "refused": "PermissionError"}
+        assert report["digested"] == {"part 0": True, "part 1": True}

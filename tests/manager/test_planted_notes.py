@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import streamxf
 from streamxf import CheckpointManager, Retention
+from streamxf.checkpoint import notes
 from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import ParameterError
-from streamxf.manager.listing import list_checkpoints
+from streamxf.manager.listing import folder_mark, list_checkpoints
 
 from .runs import blank, complete, is_at, saved_run, state_at
 
@@ -64,6 +68,35 @@ def test_rows_of_any_form_stop_nothing(tmp_path: Path, row: object) -> None:
     assert is_at(state, 2)
 
 
+@pytest.mark.parametrize("names", [["step-2"], ["step-3"], ["step-1", "step-2", "step-3"]], ids=",".join)
+@pytest.mark.parametrize("of", ["another run", "another step"])
+def test_rows_neither_hide_a_checkpoint_nor_say_which_run_this_is(tmp_path: Path, names: list[str], of: str) -> None:
+    """Without keys anybody can write them, with the marks that the folders have."""
+    saved_run(tmp_path, 1, 2, 3)
+    (mine,) = {record.run for record in list_checkpoints(tmp_path)}
+    old = time.time() - 60
+    for folder in tmp_path.glob("step-*"):
+        os.utime(folder, (old, old))
+    told = {
+        name: [folder_mark(str(tmp_path / name)), json.dumps([None, 0, 1, {}, told_by(name, of, str(mine))])]
+        for name in names
+    }
+    for file in (tmp_path / ".streamxf").glob("rows-*"):
+        file.unlink()
+    (tmp_path / ".streamxf" / "rows-planted").write_bytes(seal_note({"time": 2**52, "rows": told}))
+    assert [record.kind for record in list_checkpoints(tmp_path)] == ["own"] * 3
+    state = blank()
+    with CheckpointManager(tmp_path, keep=3) as manager:
+        assert manager.resume(state) == 3
+        manager.save(4, state_at(4))
+    assert {record.run for record in list_checkpoints(tmp_path)} == {mine}
+    assert complete(tmp_path) == ["step-2", "step-3", "step-4"]
+
+
+def told_by(name: str, of: str, run: str) -> list[Any]:
+    return ["a" * 32, int(name[-1]), 0, name] if of == "another run" else [run, 77, 0, name]
+
+
 def test_rules_of_any_form_are_refused() -> None:
     for rules in ({"best": 1, "metric": {"a": 1}}, {"unknown": 1}, {"within": "1e400d"}):
         with pytest.raises(ParameterError):
@@ -75,3 +108,25 @@ def test_a_name_that_is_no_text_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "step-2").rename(tmp_path / "x\udcff-2")
     assert complete(tmp_path) == ["step-1"]
     assert streamxf.forget(tmp_path, 1).removed == ()
+
+
+@pytest.mark.parametrize("file", [".streamxf-saving", ".streamxf-commit", ".streamxf-note-01234567"])
+def test_what_keys_do_not_vouch_for_is_not_parsed(
+    tmp_path: Path, key: streamxf.Key, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """It could take seconds, and gigabytes."""
+    saved_run(tmp_path, 1, 2, chain=[streamxf.Encrypt(key)])
+    planted = seal_note(dict.fromkeys(("planted", "names", "rows")))
+    (tmp_path / "step-2" / file).write_bytes(planted)
+    for each in ("rows-" + "0" * 16, "session-" + "0" * 32, f"going-{2**31}-" + "0" * 16):
+        (tmp_path / ".streamxf" / each).write_bytes(planted)
+    parse, found = notes.parse_json, []
+
+    def parsed(*arguments: Any) -> Any:
+        found.append(parse(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(notes, "parse_json", parsed)
+    saved_run(tmp_path, 3, chain=[streamxf.Encrypt(key)], keep=4, save=streamxf.Schedule(optimal=True))
+    assert found
+    assert not any("planted" in content for content in found)

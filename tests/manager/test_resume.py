@@ -28,7 +28,7 @@ from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
 
-from .runs import blank, complete, damage, is_at, saved_run, state_at
+from .runs import blank, complete, damage, is_at, resumed, saved_run, state_at
 
 HOLDS = ".streamxf/holds"
 
@@ -37,15 +37,6 @@ HOLDS = ".streamxf/holds"
 def run(tmp_path: Path) -> Path:
     saved_run(tmp_path / "run", 1, 2, 3)
     return tmp_path / "run"
-
-
-def resumed(run: Path | str, **options: Any) -> int | None:
-    """The step that a new job resumes from; what it loads must be of that step."""
-    state = blank()
-    with CheckpointManager(run, **options) as manager:
-        step = manager.resume(state)
-    assert step is None or is_at(state, step)
-    return step
 
 
 def holds_of(run: Path) -> list[str]:

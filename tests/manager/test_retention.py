@@ -247,6 +247,14 @@ def test_the_model_agrees_on_what_times_are_believed(saved: list[Saved], now: fl
     assert {one.step: one.time for one in settled(found, now)} == {one.step: one.time for one in believed(saved, now)}
 
 
+def test_a_clock_that_was_ahead_for_one_save_makes_nothing_old():
+    now = 1.7e9
+    times = [now - 7200, now - 600, now + 72_000]
+    ranked = settled([Record(f"step-{step}", time) for step, time in enumerate(times)], now)
+    decided = Retention(last=3, max_age="1h").decide(ranked)
+    assert [name for name, reasons in decided.items() if reasons] == ["step-1", "step-2"]
+
+
 @given(SAVED, RULES)
 def test_deciding_again_removes_no_more(saved: list[Saved], rules: dict[str, Any]):
     """What stays does so when only that is there: a removal that is repeated, or was cut short, is the same removal."""

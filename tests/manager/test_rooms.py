@@ -4,8 +4,10 @@ enough.
 
 from __future__ import annotations
 
+import errno
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,28 @@ def test_a_save_that_takes_more_than_the_last_one_makes_room_and_is_tried_once_m
         with pytest.raises(CheckpointException, match="too full"):
             manager.save(4, weighing(4, 4))
         assert "step-3" in complete(disk / "run")
+
+
+@pytest.mark.parametrize("framework", [False, True])
+def test_a_save_in_the_background_that_did_not_fit_leaves_room_for_the_next(disk: Path, framework: bool) -> None:
+    with CheckpointManager(disk / "run", keep=2, async_save=True) as manager:
+        for step in (1, 2):
+            manager.save(step, weighing(1, step))
+        manager.wait()
+        if framework:
+            future: Future[None] = Future()
+            manager.begin(3)
+            manager.commit(3, after=future)
+            future.set_exception(OSError(errno.ENOSPC, "No space left on device"))
+        else:
+            manager.save(3, weighing(3, 3))
+        with pytest.raises((CheckpointException, OSError)) as caught:
+            manager.wait()
+        assert any("save again" in note for note in caught.value.__notes__)
+        assert complete(disk / "run") == ["step-2"]
+        manager.save(4, weighing(3, 4))
+        manager.wait()
+        assert complete(disk / "run") == ["step-2", "step-4"]
 
 
 def test_a_framework_finds_room_when_it_begins(disk: Path) -> None:

@@ -130,7 +130,14 @@ def _content() -> list[Vector]:
     return [
         *(_breaks("N2", name, about, _parts(frame_of(text.encode("latin-1"))).pack()) for name, about, text in texts),
         *(_breaks("zstd", name, about, _parts(packed).pack()) for name, about, packed in frames),
+        _breaks("N1", "commas", "2^19 + 1 commas in a string", _parts(_commas(2**19 + 1)).pack()),
     ]
+
+
+def _commas(count: int) -> bytes:
+    """With as many digits as it takes to be no bomb."""
+    digits = "".join(secret(f"digits {number}").hex() for number in range(256))
+    return frame_of(json.dumps(digits + "," * count).encode())
 
 
 def _around() -> list[Vector]:

@@ -1,0 +1,67 @@
+"""Two jobs that begin to save to one run at the same moment: one of them ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import AbortedError
+from streamxf.manager import sessions as module
+from streamxf.manager.authority import Authority
+from streamxf.manager.sessions import Sessions
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Does something once, when a session has looked for others and is about to say that it is there."""
+    waiting: list[Callable[[], None]] = []
+
+    def putting(*arguments: Any, **options: Any) -> None:
+        while waiting:
+            waiting.pop()()
+        put(*arguments, **options)
+
+    put = module.put_small
+    monkeypatch.setattr(module, "put_small", putting)
+    monkeypatch.setattr(module, "_PATIENCE", 0.5)
+    return waiting.append
+
+
+def session(run: Path, number: str) -> Sessions:
+    made = Sessions(Storage.of(run), "step-{}", Authority(Access()))
+    made.own = module.Session(**{**vars(made.own), "id": number * 32})
+    return made
+
+
+@pytest.mark.parametrize(("mine", "other"), ["12", "21"])
+def test_the_second_of_two_that_begin_at_once_ends(
+    tmp_path: Path, between: Callable[[Callable[[], None]], None], mine: str, other: str
+) -> None:
+    first, second = session(tmp_path, mine), session(tmp_path, other)
+    between(second.begin)
+    with pytest.raises(AbortedError, match="saves to this run, too"):
+        first.begin()
+    first.close()
+    third = session(tmp_path, "3")
+    with pytest.raises(AbortedError):
+        third.begin()
+    second.seen(ended=True)
+    second.close()
+    fourth = session(tmp_path, "4")
+    fourth.begin()
+    fourth.close()
+
+
+def test_a_session_that_is_there_has_its_lock(tmp_path: Path, between: Callable[[Callable[[], None]], None]) -> None:
+    """Or another job would take it for one that has ended."""
+    first = session(tmp_path, "1")
+    held: list[bool] = []
+    between(lambda: held.append(first._lock is not None))
+    first.begin()
+    first.close()
+    assert held == [True]
