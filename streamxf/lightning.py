@@ -6,7 +6,8 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import IO, Any, cast
@@ -18,14 +19,23 @@ from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import chain_and_ring
 from streamxf.checkpoint.removal import remove_file_or_folder
 from streamxf.checkpoint.storage import is_url
-from streamxf.errors import ParameterError, located
+from streamxf.errors import ContainerError, ParameterError, located
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.keys import KeysLike
 from streamxf.registry import CodecRegistry
 from streamxf.stream import open as open_plain
 from streamxf.stream.plain import Draft, read_file, unencrypted
 
-_PACKAGES = ("lightning.fabric", "lightning_fabric")
+_PICKLE = b"\x80"  # how files of torch.save begin: those from before torch 1.6, and those of today
+_ZIP = b"PK\x03\x04"
+
+
+def packages(*names: str) -> list[str]:
+    """Lightning comes under two names, whose classes differ, and it checks by isinstance for its own: those that the
+    program has imported, and as long as there are none, those that are installed.
+    """
+    present = [name for name in names if name in sys.modules]
+    return present or [name for name in names if find_spec(name.partition(".")[0]) is not None]
 
 
 class ChainCheckpointIO:
@@ -56,10 +66,11 @@ class ChainCheckpointIO:
     def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
         self._chain, self._keys = chain_and_ring(chain, "zstd", keys)
         self.saved: tuple[str, str] | None = None
-        # `lightning` brings the same classes under two names, and checks by isinstance for its own
-        present = [name for name in _PACKAGES if name.partition(".")[0] in sys.modules]
-        for name in present or [name for name in _PACKAGES if find_spec(name.partition(".")[0]) is not None]:
+        for name in packages("lightning.fabric", "lightning_fabric"):
             import_module(f"{name}.plugins.io.checkpoint_io").CheckpointIO.register(type(self))
+        for name in "lightning.pytorch.core.saving", "pytorch_lightning.core.saving":
+            if name in sys.modules:
+                _explain(sys.modules[name])
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
@@ -88,6 +99,9 @@ class ChainCheckpointIO:
             if begin != PLAIN_MAGIC:
                 if encrypts:
                     raise unencrypted().locate(file=os.fspath(path))
+                if not begin.startswith((_PICKLE, _ZIP)):
+                    what = "the file begins neither as streamxf's do nor as those of torch.save: it was damaged"
+                    raise ContainerError(what, file=os.fspath(path))
                 return torch.load(raw, map_location, weights_only=weights_only)
             with (
                 located(file=os.fspath(path)),
@@ -101,6 +115,29 @@ class ChainCheckpointIO:
 
     def teardown(self) -> None:
         """Lightning calls this at the end; nothing is held."""
+
+
+def _explain(saving: Any) -> None:
+    """Let ``load_from_checkpoint``, which asks no plugin, say what to do about a file that a plugin has written."""
+    load = saving.pl_load
+    if hasattr(load, "__wrapped__"):
+        return
+
+    @wraps(load)
+    def pl_load(path_or_url: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return load(path_or_url, *args, **kwargs)
+        except Exception as error:
+            if isinstance(path_or_url, str | os.PathLike):
+                with suppress(OSError), _reading(path_or_url) as file:
+                    if file.read(len(PLAIN_MAGIC)) == PLAIN_MAGIC:
+                        error.add_note(
+                            "ChainCheckpointIO wrote this file, and load_from_checkpoint does not use plugins: pass it "
+                            "streamxf.open(path, keys=...) in place of the path"
+                        )
+            raise
+
+    saving.pl_load = pl_load
 
 
 class _Digested:
