@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import IO, Any, cast
 
-from typing_extensions import Buffer
-
-from streamxf.buffers import Writable, flat_view
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import chain_and_ring
 from streamxf.checkpoint.removal import remove_file_or_folder
-from streamxf.checkpoint.storage import is_url
 from streamxf.errors import ContainerError, ParameterError, located
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.keys import KeysLike
+from streamxf.plainfile import encoded, reading
 from streamxf.registry import CodecRegistry
-from streamxf.stream import open as open_plain
-from streamxf.stream.plain import Draft, read_file, unencrypted
+from streamxf.stream.plain import read_file, unencrypted
 
 _PICKLE = b"\x80"  # how files of torch.save begin: those from before torch 1.6, and those of today
 _ZIP = b"PK\x03\x04"
@@ -80,11 +74,9 @@ class ChainCheckpointIO:
 
         if storage_options is not None:
             raise ParameterError("ChainCheckpointIO takes no storage_options")
-        with _writing(path) as target:
-            digested = _Digested(target)
-            with open_plain(cast("IO[bytes]", digested), "wb", chain=self._chain) as file:
-                torch.save(checkpoint, cast("IO[bytes]", file))
-        self.saved = os.fspath(path), digested.digest.hexdigest()
+        with encoded(path, self._chain) as (file, digest):
+            torch.save(checkpoint, file)
+        self.saved = os.fspath(path), digest.hexdigest()
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = "cpu", weights_only: bool | None = None
@@ -92,7 +84,7 @@ class ChainCheckpointIO:
         """Load what was saved under `path`; `map_location` and `weights_only` are those of ``torch.load``."""
         import torch
 
-        with _reading(path) as raw:
+        with reading(path) as raw:
             begin = raw.read(len(PLAIN_MAGIC))
             raw.seek(0)
             encrypts = self._chain.encryption is not None
@@ -129,7 +121,7 @@ def _explain(saving: Any) -> None:
             return load(path_or_url, *args, **kwargs)
         except Exception as error:
             if isinstance(path_or_url, str | os.PathLike):
-                with suppress(OSError), _reading(path_or_url) as file:
+                with suppress(OSError), reading(path_or_url) as file:
                     if file.read(len(PLAIN_MAGIC)) == PLAIN_MAGIC:
                         error.add_note(
                             "ChainCheckpointIO wrote this file, and load_from_checkpoint does not use plugins: pass it "
@@ -138,51 +130,3 @@ def _explain(saving: Any) -> None:
             raise
 
     saving.pl_load = pl_load
-
-
-class _Digested:
-    """Passes on what is written, and computes its SHA-256."""
-
-    def __init__(self, raw: Writable) -> None:
-        self._raw = raw
-        self.digest = hashlib.sha256()
-
-    def write(self, data: Buffer, /) -> int | None:
-        count = self._raw.write(data)
-        self.digest.update(flat_view(data)[: count or 0])
-        return count
-
-
-@contextmanager
-def _writing(path: str | os.PathLike[str]) -> Iterator[Writable]:
-    """Write here; the whole file is under `path` when the block ends without an error."""
-    if not is_url(path):
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        draft, complete = Draft(path), False
-        try:
-            yield draft.file
-            complete = True
-        finally:
-            draft.finish(complete)
-        return
-    filesystem, name = _storage_of(path)
-    with filesystem.transaction, filesystem.open(name, "wb") as file:  # dropped if an error leaves it
-        yield file
-
-
-@contextmanager
-def _reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    if is_url(path):
-        filesystem, name = _storage_of(path)
-        opened = filesystem.open(name, "rb")
-    else:
-        opened = open(path, "rb")  # noqa: SIM115 - closed below
-    with opened as file:
-        yield file
-
-
-def _storage_of(url: str | os.PathLike[str]) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs
-
-    filesystem, name = url_to_fs(os.fspath(url))
-    return filesystem, name

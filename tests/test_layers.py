@@ -26,17 +26,16 @@ LAYERS = [
     ["stream"],
     ["objects"],
     ["checkpoint"],
-    ["dcp", "formats"],
+    ["dcp", "formats", "plainfile"],
     ["tools"],
     ["environment", "lightning", "orbax", "testing", "torch_checkpointing", "tuning"],
     ["manager"],
-    ["keras", "lightning_callback", "torchtitan", "transformers"],
+    ["lightning_callback", "torchtitan", "transformers"],
     ["cli"],
 ]
 # Where torch may be imported at the top of a module. Below it is imported by the functions that need it, if at all.
 WITH_TORCH = {
     "dcp",
-    "keras",
     "lightning_callback",
     "orbax",
     "tools",
