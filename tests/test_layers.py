@@ -30,12 +30,13 @@ LAYERS = [
     ["tools"],
     ["environment", "lightning", "orbax", "testing", "torch_checkpointing", "tuning"],
     ["manager"],
-    ["lightning_callback", "torchtitan", "transformers"],
+    ["keras", "lightning_callback", "torchtitan", "transformers"],
     ["cli"],
 ]
 # Where torch may be imported at the top of a module. Below it is imported by the functions that need it, if at all.
 WITH_TORCH = {
     "dcp",
+    "keras",
     "lightning_callback",
     "orbax",
     "tools",
