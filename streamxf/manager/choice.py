@@ -279,7 +279,7 @@ def _check_commit(run: Run, record: Record, place: Storage, files: Files, check:
     commit = committed(place, files, run.authority)
     _check_alone(place, files, commit, run.authority)
     digests = {path: file.sha256 for path, file in commit.files.items() if file.sha256 is not None}
-    found, lost = run.supplements(record.name, files, commit.save_id)
+    found, lost = run.supplements(place, files, commit.save_id)
     for each in found:
         digests |= each.sha256
     if lost and run.authority.strict:

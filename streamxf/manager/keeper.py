@@ -13,6 +13,7 @@ from typing import Any
 
 from streamxf.checkpoint.disk import Volume
 from streamxf.checkpoint.metadata import is_metadata_name
+from streamxf.checkpoint.publish import made_by_saves
 from streamxf.checkpoint.removal import files_of, remove_entry, remove_tree
 from streamxf.checkpoint.small import put_small
 from streamxf.errors import NoCheckpointError, escaped
@@ -210,12 +211,15 @@ class Keeper:
         if files:
             self._run.change(name)
         ours = contents(self._run, name, files)
-        gone = {*leftovers(self._run, name, files, self._sessions)} - {SAVING}
+        gone = {*leftovers(self._run, name, files, self._sessions, again=True)} - {SAVING}
         gone |= files.keys() & {COMMIT, REMOVED}  # which would go on to tell of what is replaced
+        published = {path for path in files if "/" not in path and is_metadata_name(path)}
         if framework:
-            gone |= {path for path in files if "/" not in path and is_metadata_name(path)}
-            if (record := self._run.record(name, files)) is not None and record.counts:
-                gone |= {*ours} - {SAVING}  # some frameworks refuse to save over files of theirs
+            gone |= published
+        record = self._run.record(name, files) if framework or COMMIT in files else None
+        if record is not None and record.counts:  # some frameworks refuse to save over files of theirs
+            kept = set() if framework else published.union(filter(made_by_saves, files))  # of DCP, until it is replaced
+            gone |= {*ours} - kept - {SAVING}
         self._holds[name] = ExitStack()
         try:
             self._holds[name].enter_context(put_hold(storage, name, self._sessions.own.id))

@@ -59,12 +59,13 @@ class Run:
             return []
         self._names, self._links = names, links
         wanted = [name for name in names if series in (None, series_of(name))]
-        looks = self._known(wanted)
+        looks = {name: look for name in wanted if (look := self._rows.get(name, self._mark(name))) is not None}
         told = {name for name in looks if self._rows.known(name, looked=True) is None}
         self._look_at([name for name in wanted if name not in looks], looks)
         for name in links:
             if is_numbered(name) and series in (None, series_of(name)) and (look := self._look(name)) is not None:
                 looks[name] = look
+        lied = False
         while True:
             newest = self._newest(looks)
             # a row hides nothing, and does not say which run this is
@@ -74,8 +75,10 @@ class Run:
                 found = [self._record(name, look) for name, look in looks.items()]
                 if not (again := {each.name for each in found if each.kind == "foreign"} & told):
                     return sorted(found, key=lambda record: record.order)
+            elif lied:
+                again = told
             self._look_at(again, looks)
-            told -= again
+            told, lied = told - again, True
 
     def record(self, name: str, files: Files | None = None) -> Record | None:
         """One checkpoint as its folder is now; None if it holds nothing of one. `files` are its, if they are known."""
@@ -146,17 +149,18 @@ class Run:
         look = self._look(name)
         return look.facts.rules or None if look is not None and look.facts is not None else None
 
-    def supplements(self, name: str, files: Files, save_id: str | None) -> tuple[list[Supplement], bool]:
-        """Those to a save that count, the oldest first; and whether there are others, whose contents nobody knows."""
+    def supplements(self, place: Storage, files: Files, save_id: str | None) -> tuple[list[Supplement], bool]:
+        """Those to a save that count, the oldest first; and whether there are others, whose contents nobody knows.
+        `place` is the checkpoint's folder.
+        """
         found, lost = [], False
         for file in filter(SUPPLEMENT.fullmatch, files):
             try:
-                said, doubt = read(self.place(name), file, Supplement.of_json, self.authority)
+                said, doubt = read(place, file, Supplement.of_json, self.authority)
             except StreamxfError as error:
                 said, doubt = None, error.message
-            if said is None or (doubt and not self.authority.has_published(save_id, name)):
-                reason = doubt or "it is not there, or no regular file"
-                _log.warning("%s/%s is ignored: %s", self.storage.full(name), file, reason)
+            if said is None or (doubt and not self.authority.has_published(save_id, place.name)):
+                _log.warning("%s is ignored: %s", place.full(file), doubt or "it is not there, or no regular file")
                 lost = True
             elif said.save_id == save_id:
                 found.append(said)
@@ -222,11 +226,6 @@ class Run:
                     names.append(entry.name)
         return names, links
 
-    def _known(self, names: Collection[str]) -> dict[str, Look]:
-        """What rows say of these."""
-        known = {name: self._rows.get(name, self._mark(name)) for name in names}
-        return {name: look for name, look in known.items() if look is not None}
-
     def _mark(self, name: str) -> str | None:
         return folder_mark(f"{self.storage.local}/{name}") if self.storage.local is not None else ANY
 
@@ -278,13 +277,13 @@ class Run:
     def _looked(self, where: Storage, name: str, files: Files) -> Look | None:
         top = [path for path in files if "/" not in path]
         if COMMIT in top:
-            return self._supplemented(name, files, self._committed(where.child(name), files))
+            return self._supplemented(where.child(name), files, self._committed(where.child(name), files))
         if metadata := metadata_among(top):
             look = self._published(where.child(name), metadata, files)
             if look.facts is None and SAVING in top:
                 mark = self._begun(where.child(name), name)
                 return replace(look, begun=mark.run if mark is not None and mark.framework else "")
-            return self._supplemented(name, files, look)
+            return self._supplemented(where.child(name), files, look)
         if REMOVED in top:
             return self._committed(where.child(name), files, REMOVED)
         if SAVING in top or any(map(made_by_saves, top)):
@@ -341,12 +340,12 @@ class Run:
         text = f"{type(error).__name__}: {error}"
         return replace(look, problem=text, doubt=text if self.authority.strict else "")
 
-    def _supplemented(self, name: str, files: Files, look: Look) -> Look:
+    def _supplemented(self, place: Storage, files: Files, look: Look) -> Look:
         """With the metrics that are known by now."""
         if look.facts is None:
             return look
         metrics = dict(look.facts.metrics)
-        found, lost = self.supplements(name, files, look.save_id)
+        found, lost = self.supplements(place, files, look.save_id)
         for each in found:
             metrics |= each.metrics
         return replace(look, metrics=None if lost else metrics)

@@ -171,9 +171,10 @@ def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False, ex
     remove_entry(run.storage, *(f"{FOLDER}/{file}" for file in over))
 
 
-def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str]:
+def leftovers(run: Run, name: str, files: Files, sessions: Sessions, *, again: bool = False) -> list[str]:
     """What a save has left in a folder, if it was killed; nothing while it may be under way: as long as another process
-    runs that began it, and where no lock tells, for a day.
+    runs that began it, and where no lock tells, for a day. What a framework wrote there goes at once if the step is
+    saved `again`: later nobody knows of it.
     """
     try:
         saving, doubt = read(run.storage.child(name), SAVING, Saving.of_json, run.authority)
@@ -182,7 +183,8 @@ def leftovers(run: Run, name: str, files: Files, sessions: Sessions) -> list[str
     if saving is None or doubt or saving.name != name:
         return []
     alive = saving.session != sessions.own.id and is_held(run.storage, saving.session)
-    if alive or (alive is None and abs(time.time() - saving.time / 1000) < DAY):
+    waits = not (again and saving.framework)
+    if alive or (alive is None and waits and abs(time.time() - saving.time / 1000) < DAY):
         return []
     record = run.record(name, files)
     if record is not None and record.complete:

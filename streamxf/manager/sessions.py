@@ -104,12 +104,11 @@ class Sessions:
         self.seen()
         known = {each.id for each in others}
         try:
-            for other in self._others():  # which has begun at the same moment; of two that see each other one stays
-                end = time.monotonic() + (_PATIENCE if self.own.id < other.id else 0)
-                while other.id not in known and is_held(self._storage, other.id) and time.monotonic() < end:
+            for other in [each for each in self._others() if each.id not in known]:  # began at the same moment
+                end = time.monotonic() + (_PATIENCE if self.own.id < other.id else 0)  # or both might end
+                while is_held(self._storage, other.id) and time.monotonic() < end:
                     time.sleep(_PAUSE)
-                if other.id not in known:
-                    self._check_over(other)
+                self._check_over(other)
         except AbortedError:
             self.seen(ended=True)
             self.close()

@@ -15,11 +15,12 @@ from hypothesis.stateful import precondition, rule
 
 from manager.canned import checkpoint, data_of, keying
 from manager.model import Folder
-from manager.run_on_disk import EVERY_CHECK, NOON, OTHER_ID, RunOnDisk
+from manager.run_on_disk import EVERY_CHECK, NOON, NOTE, OTHER_ID, RunOnDisk
 from streamxf.checkpoint.notes import seal_note
 from streamxf.format.run import RunFacts
 from streamxf.manager.latest import latest_in
 from streamxf.manager.listing import folder_mark
+from streamxf.manager.rows import ANY, Look
 
 STRANGE = ("step-1*", "step-[1-9]", "step-?9", "step-7 (copy)", "step-0003", "x-3", "step--3")
 NAMES = st.one_of(st.integers(1, 60).map(lambda step: f"step-{step}"), st.sampled_from(STRANGE))
@@ -28,10 +29,13 @@ LITTER = (
     *("catalog.json", "rows-" + "0" * 16, "session-" + "0" * 32, "session-" + "0" * 32 + ".lock"),
     *(f"going-{NOON}-" + "0" * 16, "damage-" + "0" * 32, "damage-..", "rows-..", "holds", "holds/x"),
 )
-IN_A_FOLDER = (".streamxf-saving", ".streamxf-note-00000000", ".streamxf-removed", ".streamxf.lock", "notes.txt")
-HOLLOW = st.sampled_from(
-    [b"", b"{}", b"garbage" * 100, b"[" * 10_000, b'{"names": [' + b"9" * 400 + b"]}", b"1e400", b"\xff" * 2**21]
-)
+IN_A_FOLDER = (".streamxf-saving", NOTE, ".streamxf-removed", ".streamxf.lock", "notes.txt")
+HOLLOW = st.sampled_from(  # each written so many times: Hypothesis spells all of it out again and again
+    [
+        *((b"", 1), (b"{}", 1), (b"garbage", 100), (b"[", 10_000), (b'{"names": [' + b"9" * 400 + b"]}", 1)),
+        *((b"1e400", 1), (b"\xff", 2**20 + 1)),
+    ]
+).map(lambda piece: piece[0] * piece[1])
 KINDS = st.sampled_from(["hollow", "hollow", "forged", "pipe", "folder", "link"])
 
 
@@ -58,7 +62,11 @@ class Adversary(RunOnDisk):
         metadata = [path for path in found if path in (".metadata", ".streamxf-commit")]
         for path in sorted(found, key=lambda path: path in metadata):
             self.place.put(f"{name}/{path}", found[path], self.now)
-        self.files[name] = found
+        extra = {path: what for path, what in found.items() if f"{source}/{path}" in self.others}
+        self.others |= {f"{name}/{path}": what for path, what in extra.items()}
+        notes = {path for path in found if path.startswith(".streamxf-") and path != ".streamxf-commit"}
+        self.litter |= {f"{name}/{path}" for path in notes}
+        self.files[name] = {path: what for path, what in found.items() if path not in notes | extra.keys()}
         self.model.folders[name] = copy.deepcopy(self.model.folders[source])
         if source in self.committed:
             self.committed[name] = self.committed[source]
@@ -137,12 +145,13 @@ class Adversary(RunOnDisk):
         """Nothing is replaced."""
         if not self.is_free(path) or (not self.place.local and kind in ("pipe", "folder", "link")):
             return
-        if path.count("/") > 1 and self.place.local and not self.place.path(path).parent.is_dir():
+        if path.count("/") > 1 and not self.place.is_folder(path.rpartition("/")[0]):
             return
-        if kind == "forged":
-            self.place.put(path, self.forged(path))
-        elif kind == "hollow":
-            self.place.put(path, hollow)
+        if kind in ("forged", "hollow"):
+            made = self.forged(path) if kind == "forged" else hollow
+            if kind == "hollow" or self.keying.strict:  # without keys it is a note of another save
+                self.muddles.add(made)
+            self.place.put(path, made)
         else:
             place = self.place.path(path)
             place.parent.mkdir(exist_ok=True)
@@ -167,8 +176,11 @@ class Adversary(RunOnDisk):
             return json.dumps({"saving": saving, "removing": saving, "saved": {}}).encode()
         content: Any = {"names": everything}
         if file.startswith("rows-"):
-            told = RunFacts(OTHER_ID, "x-1", 1, 0).to_json()
-            content = {"rows": {name: [self.mark(name), [None, told, 0, 1, {}]] for name in everything[:61]}}
+            rows = {}
+            for step, name in enumerate(everything[:61]):
+                look = Look("complete", None, RunFacts(OTHER_ID, name, step, 0), 0, 1, {})
+                rows[name] = [self.mark(name), look.pack()]
+            content = {"time": 2**52, "rows": rows}
         elif file.startswith("session-"):
             now = int(self.now * 1000)
             content = {"began": now, "seen": now, "ended": False, "id": "0" * 32, "series": "step-{}"}
@@ -197,9 +209,8 @@ class Adversary(RunOnDisk):
         return self.keying.strict or bool(self.model.folders[name].told)
 
     def mark(self, name: str) -> str:
-        """That of a folder as it is now, where keys show that the row is forged."""
-        found = folder_mark(str(self.place.path(name))) if self.keying.strict and self.place.local else None
-        return found or "0"
+        """That of a folder as it is now."""
+        return folder_mark(str(self.place.path(name))) or "0" if self.place.local else ANY
 
     @precondition(lambda self: self.sound())
     @rule(data=st.data(), pipe=st.booleans())

@@ -100,6 +100,9 @@ class Folder:
     - `told`: under which name it says that it was saved; "" if it does not say.
     - `ours`: whether it may be this run's: with keys, who saved it had them; and it names no other run.
     - `broken`: which ways of checking find its damage; none of them finds what is not damaged.
+    - `undigested`: whether, with keys, its files may not be all that a framework committed, or others lie among them.
+    - `muddled`: whether beside it lies a note that nobody can read, or vouches for. It may have been one that was put
+      there later, so nobody knows the metrics; nor, with keys, whether all digests of what a framework wrote are known.
     """
 
     told: str
@@ -108,6 +111,13 @@ class Folder:
     metrics: dict[str, float] | None
     size: int = 0
     broken: set[str] = field(default_factory=set)
+    muddled: bool = False
+    undigested: bool = False
+
+    @property
+    def known(self) -> dict[str, float] | None:
+        """The metrics, as far as anybody can know."""
+        return None if self.muddled else self.metrics
 
 
 @dataclass
@@ -130,14 +140,17 @@ class Model:
 
     def newest_good(self, check: str) -> int | None:
         """The newest step that a check finds nothing wrong with."""
-        return max((step for step, each in self.counted.items() if check not in each.broken), default=None)
+        return max(
+            (step for step, each in self.counted.items() if check not in each.broken and not each.undigested),
+            default=None,
+        )
 
     def to_go(
         self, rules: dict[str, Any], check: str, now: float, read: Collection[str], just_saved: int | None = None
     ) -> tuple[set[int], set[int]]:
         """What a `forget` would remove, and what it would not only because someone reads it."""
         counted = self.counted
-        saved = [Saved(step, each.time, each.size, each.metrics) for step, each in counted.items()]
+        saved = [Saved(step, each.time, each.size, each.known) for step, each in counted.items()]
         linked = {step for step in counted if f"step-{step}" in self.links.values()}
         wanted = counted.keys() - keep(believed(saved, now), rules) - linked - {just_saved}
         in_use = {step for step in wanted if f"step-{step}" in read}

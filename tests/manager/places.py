@@ -65,6 +65,9 @@ class Disk:
     def is_taken(self, name: str) -> bool:
         return os.path.lexists(self.path(name))
 
+    def is_folder(self, name: str) -> bool:
+        return self.path(name).is_dir()
+
 
 def below(top: Path) -> Found:
     found: Found = {}
@@ -126,4 +129,8 @@ class Objects:
             self.remove(f"{name}/{path}")
 
     def is_taken(self, name: str) -> bool:
-        return bool(self.below(name))
+        return self._inner(name) in self._files.store or bool(self.below(name))
+
+    def is_folder(self, name: str) -> bool:
+        """Unless it is an object: stores have others below one, and fsspec's memory refuses to."""
+        return self._inner(name) not in self._files.store

@@ -30,6 +30,8 @@ OWN_ID, OTHER_ID = "1" * 32, "f" * 32
 HANGS = 60  # seconds
 SETTLED = 12_000_000  # ns, more than the kernel's clock for files takes from tick to tick
 HOLD = re.compile(r"(.+)@([0-9]{1,15})@[^@]+-[0-9a-f]{8}")
+SESSION = re.compile(r"-([0-9a-f]{32})-[0-9a-f]{8}$")  # in a save's hold
+NOTE = ".streamxf-note-00000000"  # somebody else's
 WRITERS = re.compile(r"__.*\.distcp|\.metadata")  # names of files of a checkpoint
 
 
@@ -69,6 +71,7 @@ class RunOnDisk(RuleBasedStateMachine):
         self.files: dict[str, Files] = {}  # of complete checkpoints, as they were saved or planted
         self.others: dict[str, bytes | str] = {}  # files in the run that belong to no checkpoint, by their paths
         self.litter: set[str] = set()  # what looks like a file of the manager's, which may go or stay
+        self.muddles: set[bytes] = set()  # contents of notes that count for nothing
         self.committed: dict[str, int] = {}  # what frameworks wrote, with its size
         self.holds: dict[int, tuple[str, ExitStack]] = {}
         self.errors = Errors()
@@ -132,9 +135,14 @@ class RunOnDisk(RuleBasedStateMachine):
 
     def read_now(self) -> set[str]:
         """The names that somebody holds."""
-        found = set()
-        for path, data in self.place.below(".streamxf").items():
+        found, notes = set(), self.place.below(".streamxf")
+        own = self.job._sessions.own.id if self.job is not None else None
+        for path, data in notes.items():
             match = HOLD.fullmatch(path.removeprefix("holds/"))
+            saves = SESSION.search(path)
+            locked = self.place.local and self.locks
+            if saves and saves[1] != own and locked and isinstance(notes.get(f"session-{saves[1]}.lock"), bytes):
+                continue  # its lock shows that the save was killed
             if match and isinstance(data, bytes) and abs(self.now - int(match[2])) < DAY:
                 found.add(match[1])
         return found
@@ -153,18 +161,24 @@ class RunOnDisk(RuleBasedStateMachine):
     def measure(self, names: Collection[str] | None = None) -> None:
         for name in self.model.folders if names is None else names:
             size = self.committed[name] if name in self.committed else self.size(name)
-            self.model.folders[name].size = size
+            folder = self.model.folders[name]
+            folder.size, folder.muddled = size, self.place.below(name).get(NOTE) in self.muddles
+            beside = any(path.startswith(f"{self.model.links.get(name, name)}/") for path in self.others)
+            folder.undigested = (folder.muddled or beside) and self.keying.strict and name in self.committed
 
     def to_go(self, rules: dict[str, Any], check: str) -> tuple[set[int], set[int]]:
         self.measure()
         return self.model.to_go(rules, check, self.now, self.read_now())
 
-    def removed(self, steps: Collection[int]) -> None:
-        """It was done: nothing of them is there, but for what belongs to others."""
+    def removed(self, steps: Collection[int], begun: str = "") -> None:
+        """It was done: nothing of them is there, but for what belongs to others, and the note of a save that has begun
+        since.
+        """
+        stays = self.others.keys() | self.litter | {f"{begun}/.streamxf-saving"}
         for step in steps:
             name = f"step-{step}"
             self.dropped(name)
-            assert {f"{name}/{path}" for path in self.place.below(name)} <= self.others.keys() | self.litter
+            assert {f"{name}/{path}" for path in self.place.below(name)} <= stays
 
     def dropped(self, name: str) -> None:
         del self.model.folders[name], self.files[name]
@@ -172,7 +186,7 @@ class RunOnDisk(RuleBasedStateMachine):
         self.model.links.pop(name, None)
 
     def no_longer_a_link(self, step: int) -> None:
-        """A save that was killed at its beginning may have put a folder in its place."""
+        """A save that was killed at its beginning has removed it, and perhaps put a folder in its place."""
         name = f"step-{step}"
         if name in self.model.links and not self.place.path(name).is_symlink():
             self.dropped(name)
@@ -250,7 +264,7 @@ class RunOnDisk(RuleBasedStateMachine):
 
     def is_blocked(self, path: str, by_folder: bool = True) -> bool:
         """Whether a folder lies where a save is to be noted, or none where holds are."""
-        return self.place.local and self.place.is_taken(path) and self.place.path(path).is_dir() == by_folder
+        return self.place.is_taken(path) and self.place.is_folder(path) == by_folder
 
     def begin(self, step: int, metrics: dict[str, float], framework: bool = False) -> RunFacts:
         """A save is noted; the first one of a job applies the rules, and puts in order what others left."""
@@ -263,16 +277,16 @@ class RunOnDisk(RuleBasedStateMachine):
         else:
             facts = self.go(lambda job: job.begin(name, metrics))
         if not self.tidy:
-            self.removed(going)
+            self.removed(going, name)
             self.tidy = True
         self.run_id = self.running()._run.run_id
         if name in self.model.links:  # in its place there is a folder now
             self.dropped(name)
-        self.uncommitted(name)
         if framework:
             facts = RunFacts(str(self.run_id), name, step, began, {}, metrics)
             if name in self.model.folders:
                 self.dropped(name)
+        self.uncommitted(name)
         if self.is_blocked(f"{name}/.streamxf-saving"):
             self.errors.said.clear()
         assert facts.run == self.run_id

@@ -17,6 +17,7 @@ import streamxf
 from streamxf import CheckpointManager
 from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.dcp.writer import FileSystemWriter
+from streamxf.manager import sessions
 from streamxf.manager.commits import SAVING, Saving
 
 from .runs import blank, is_at, saved_run, state_at
@@ -71,6 +72,17 @@ def test_what_a_killed_save_left_goes_with_the_next(step: int, tmp_path: Path) -
     assert streamxf.list_checkpoints(tmp_path)[-1].bytes == len("weights")
     with CheckpointManager(tmp_path) as manager:
         assert manager.latest() == str(tmp_path / f"step-{step}")
+
+
+def test_without_locks_it_goes_with_the_next_save_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing shows that the process was killed, and the new save's note takes the place of the old one."""
+    monkeypatch.setattr(sessions, "fcntl", None)
+    killed(tmp_path, leave_a_draft)
+    with CheckpointManager(tmp_path) as manager:
+        save(manager, 9)
+        assert (tmp_path / "step-6" / "parts").exists(), "it may be under way"
+        save(manager, 6)
+    assert not (tmp_path / "step-6" / "parts").exists()
 
 
 def test_a_save_in_the_place_of_another_finds_nothing_of_it(tmp_path: Path) -> None:
@@ -230,3 +242,15 @@ def test_without_keys_what_lies_beside_a_frameworks_files_is_named(
         for _ in range(2):
             assert manager.latest() == str(tmp_path / "step-3")
     assert caplog.text.count("parts/optimizer.pt is not of what was committed") == 1
+
+
+def test_a_save_over_what_a_framework_wrote_leaves_nothing_of_it(tmp_path: Path) -> None:
+    """Its commit record, which alone says what it wrote, is gone with the beginning of the save."""
+    with CheckpointManager(tmp_path) as manager:
+        (Path(manager.begin(3)) / "model").mkdir()
+        (tmp_path / "step-3" / "model" / "weights").write_text("weights")
+        manager.commit(3)
+        (tmp_path / "step-3" / "mine.txt").write_text("mine")
+        manager.save(3, {"w": torch.ones(9)})
+    files = {path.name for path in (tmp_path / "step-3").rglob("*") if path.suffix != ".distcp"}
+    assert files == {".metadata", "mine.txt"}

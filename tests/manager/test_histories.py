@@ -20,7 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from manager.adversary import Adversary
+from manager.adversary import STRANGE, Adversary
 from manager.canned import checkpoint, data_of
 from manager.model import DAY, Folder
 from manager.points import Killed
@@ -79,8 +79,8 @@ class Histories(Adversary):
             self.go(lambda job: job.begin(f"step-{step}", {}))
         self.kill_job()
         self.uncommitted(f"step-{step}")
-        self.learn(may_go)
         self.no_longer_a_link(step)
+        self.learn(may_go)
         self.errors.said.clear()
 
     @rule(ahead=st.integers(0, 3), values=st.lists(LOSSES, min_size=1, max_size=4))
@@ -88,7 +88,7 @@ class Histories(Adversary):
         """The next steps, or, with 0, the newest once more."""
         for loss in values:
             newest = max((step for step in self.model.counted if step <= 40), default=0)
-            self.save_step(newest + ahead or 1, loss, None)
+            self.save_step(min(newest + ahead, 40) or 1, loss, None)
 
     @rule(step=STEPS, loss=LOSSES, late=LOSSES)
     def save_step(self, step: int, loss: float | None, late: float | None) -> None:
@@ -308,6 +308,8 @@ class Histories(Adversary):
         name = data.draw(st.sampled_from(self.sound()))
         if f"{name}/.streamxf-saving" in self.litter:  # without keys, who damages what lies beside it may do anything
             return
+        if name in STRANGE and kind not in ("flip", "cut", "data"):  # it would count as what it is named, such as 0003
+            return
         folder, files = self.model.folders[name], dict(self.files[name])
         path, own = data_of(files), ".streamxf-commit" if name in self.committed else ".metadata"
         if kind in ("flip", "cut", "data"):
@@ -380,7 +382,7 @@ class Histories(Adversary):
             if each.counts and each.series == "step-{}"
         }
         assert counted == {
-            f"step-{step}": (each.time, each.size, repr(each.metrics)) for step, each in self.model.counted.items()
+            f"step-{step}": (each.time, each.size, repr(each.known)) for step, each in self.model.counted.items()
         }
         assert all(shown[name] or not self.model.folders[name].told for name in counted)
         rest = {name for name in self.model.folders if self.place.local or name.removeprefix("step-").isdigit()}
@@ -411,7 +413,7 @@ def flipped(data: bytes | str) -> bytes:
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
-ALL = [pytest.param(12, marks=pytest.mark.exhaustive, id=f"part-{part}") for part in range(1, 101)]
+ALL = [pytest.param(12, marks=pytest.mark.exhaustive, id=f"part-{part}") for part in range(1, 281)]
 
 
 @pytest.mark.parametrize("keys", ["none", "keys", "signed"])

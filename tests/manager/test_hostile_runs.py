@@ -325,6 +325,20 @@ def test_a_link_is_removed_alone(tmp_path: Path) -> None:
     assert complete(run)[-1] == "step-5"
 
 
+def test_what_became_known_later_is_known_behind_a_link_too(tmp_path: Path) -> None:
+    """A step was moved to another disk, and a link put in its place."""
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere-1"
+    with CheckpointManager(run) as manager:
+        for step in 1, 2:
+            manager.begin(step)
+            (run / f"step-{step}" / "weights").write_text("weights")
+            manager.commit(step)
+            manager.commit(step, metrics={"loss": 0.5})
+    (run / "step-2").rename(elsewhere)
+    (run / "step-2").symlink_to(elsewhere)
+    assert [record.metrics for record in list_checkpoints(run)] == [{"loss": 0.5}] * 2
+
+
 def test_a_link_in_place_of_the_managers_folder_is_not_followed(tmp_path: Path) -> None:
     run, victim = tmp_path / "run", tmp_path / "victim"
     saved_run(run, 1, 2)
