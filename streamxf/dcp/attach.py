@@ -126,7 +126,8 @@ def attach(
 def _storage_meta(stock: Callable[[Any], Any], writer: Any, providers: list[str]) -> Any:
     """What a writer says about its save, and from which packages its codecs are."""
     found = stock(writer)
-    found.modules += providers
+    if found is not None:
+        found.modules += providers
     return found
 
 
@@ -199,7 +200,7 @@ class _ReaderTransforms(StorageReaderTransforms):
 
     def set_up_storage_reader(self, metadata: Any, *args: Any, **kwargs: Any) -> None:
         """In the place of the reader's: nothing else here sees which packages the metadata names."""
-        self._begin(metadata.storage_meta.modules)
+        self._begin(getattr(metadata.storage_meta, "modules", ()))
         self._set_up(metadata, *args, **kwargs)
 
     def _begin(self, modules: Sequence[str]) -> None:
