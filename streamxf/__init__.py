@@ -9,6 +9,7 @@ Names are imported when they are first used, so ``import streamxf`` costs nothin
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -163,3 +164,21 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "open"])
+
+
+def _warn_of_an_idle_chain() -> None:
+    """Warn if ``STREAMXF_CHAIN`` is set, and torch will never install it."""
+    import warnings
+    from importlib.metadata import entry_points
+
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        why = "TORCH_DEVICE_BACKEND_AUTOLOAD keeps torch from installing it: unset that"
+    elif not any(point.value.startswith("streamxf_autoload:") for point in entry_points(group="torch.backends")):
+        why = "streamxf is on the path, but not installed as a package: pip install it"
+    else:
+        return
+    warnings.warn(f"STREAMXF_CHAIN is set, and nothing is installed: {why}, or call streamxf.install", stacklevel=3)
+
+
+if os.environ.get("STREAMXF_CHAIN"):
+    _warn_of_an_idle_chain()

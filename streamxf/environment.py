@@ -1,33 +1,53 @@
 """`install` by environment, for launchers and scripts that are not to be changed.
 
-``streamxf_autoload.py``, which torch calls when it is imported, calls `install_from_environment` if ``STREAMXF_CHAIN``
-is set.
+``streamxf_autoload.py``, which torch calls when it is imported, calls `install_from_environment` if one of the
+variables is set.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
 CHAIN_VARIABLE = "STREAMXF_CHAIN"
 KEYS_VARIABLE = "STREAMXF_KEYS"
+STRICT_VARIABLE = "STREAMXF_STRICT"
+ignored = False
+"""Whether the variables are left alone: commands have chains and keys of their own."""
 
 
 def install_from_environment() -> None:
-    """Install the chain in ``STREAMXF_CHAIN``.
+    """Install the chain in ``STREAMXF_CHAIN``; without it, readers alone are given the keys.
 
     ``STREAMXF_KEYS`` has locations of keys, separated by spaces. The first is for ``encrypt``, and readers try all.
-    Raises as `install`: torch then cannot be imported, rather than checkpoints be saved without the chain.
-    """
-    text = os.environ[CHAIN_VARIABLE]
-    from streamxf.chain import Chain
-    from streamxf.dcp.install import install
-    from streamxf.errors import ParameterError, StreamxfError
 
-    locations = os.environ.get(KEYS_VARIABLE, "").split()
+    If a value cannot be used, that is said on stderr, and torch's readers and writers raise it; its writers are left
+    alone if only keys were given. With ``STREAMXF_STRICT=1``, or a torch that cannot be made to refuse, it raises
+    SystemExit. An ordinary error would make torch advise to set TORCH_DEVICE_BACKEND_AUTOLOAD=0, with which checkpoints
+    are saved without the chain.
+    """
+    text, locations = os.environ.get(CHAIN_VARIABLE, ""), os.environ.get(KEYS_VARIABLE, "").split()
+    if ignored or not (text or locations):
+        return
+    from streamxf.chain import Chain
+    from streamxf.dcp.install import install, install_for_readers, refuse
+    from streamxf.errors import ParameterError, StreamxfError
+    from streamxf.keys import KeyRing
+
+    variable = KEYS_VARIABLE
     try:
-        if not text.strip():
+        keys = KeyRing.of(locations or None)
+        variable = CHAIN_VARIABLE if text else KEYS_VARIABLE
+        if not text:
+            install_for_readers(keys)
+        elif not text.strip():
             raise ParameterError("it names no codecs")
-        install(Chain.parse(text, locations[:1] or None), keys=locations or None)
+        else:
+            install(Chain.parse(text, locations[:1] or None), keys=locations or None)
     except StreamxfError as error:
-        error.message = f"{CHAIN_VARIABLE} is set, and could not be installed: {error.message}"
-        raise
+        what = "every save and load" if text else "every load"
+        error.message = f"{variable} cannot be used: {error.message}"
+        if os.environ.get(STRICT_VARIABLE, "0") not in ("", "0"):
+            raise SystemExit(f"streamxf: {error}") from None
+        refuse(error, writers=bool(text))
+        print(f"streamxf: {error}. Until it is corrected or unset, {what} is refused", file=sys.stderr)

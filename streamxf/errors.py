@@ -10,15 +10,23 @@ and one that fails to unpickle leaves the other ranks waiting for their timeout.
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+_PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/]*@")
+
 
 def escaped(text: str) -> str:
     """Text in which every character that would end the line or control a terminal is escaped as in Python's strings."""
     return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def redacted(text: str) -> str:
+    """Text without the passwords of URLs in it, as in ``sftp://user:password@host``."""
+    return _PASSWORD.sub(r"\1***@", text) if "@" in text else text
 
 
 class StreamxfError(Exception):
@@ -29,7 +37,7 @@ class StreamxfError(Exception):
     """
 
     def __init__(self, message: str, *, file: str | None = None, item: str | None = None, block: int | None = None):
-        message = escaped(message)
+        message = redacted(escaped(message))
         super().__init__(message)
         self.message, self.file, self.item, self.block = message, file, item, block
 
@@ -43,7 +51,7 @@ class StreamxfError(Exception):
     def __str__(self) -> str:
         known = (("file", self.file), ("item", self.item), ("block", self.block))
         place = ", ".join(f"{label} {value}" for label, value in known if value is not None)
-        return escaped(f"{self.message} [{place}]" if place else self.message)
+        return redacted(escaped(f"{self.message} [{place}]" if place else self.message))
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(type(self), file=self.file, item=self.item, block=self.block)

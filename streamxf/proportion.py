@@ -12,6 +12,8 @@ is made in one call: bytes of tensors and objects that are decoded or compared, 
 
 Where something else sets a bound, the rule is not needed: a load fills memory that the caller has made, and a block of
 a container decodes to no more than its block size.
+
+Time has the same rule: what is parsed, checked and compared draws from `Steps`, in proportion to what was read.
 """
 
 from __future__ import annotations
@@ -19,10 +21,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Hashable
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable
 from typing import IO, Any
 
 from streamxf.errors import ParameterError, PolicyError, StreamxfError
+from streamxf.files import open_regular
 from streamxf.wording import size_text
 
 MAX_EXPANSION = 64
@@ -90,6 +95,79 @@ class Budget:
             self._known.add(key)
 
 
+FREE_STEPS = 2**19
+"""Steps that are allowed however little was read: a quarter of a second, or less."""
+
+ELEMENT = 64  # bytes that count as an element
+_MAX_DEPTH = 64  # of tuples, which are hashed on the processor's stack
+_FEW = 64  # keys of a dict or set, whose hashes may be equal
+_CONTAINERS = (list, dict, set, frozenset, OrderedDict, Counter)
+_MODULUS = sys.hash_info.modulus  # integers that are nearer to 0 have hashes of their own, -1 aside
+
+
+class TooMuch(ValueError):
+    """Something from outside is damaged, or takes memory or time out of proportion; says in which way."""
+
+
+class Steps:
+    """What may still be done with something from outside of `size` bytes. A step is an element hashed, compared or
+    copied, of some hundred bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._left = FREE_STEPS + size
+        self._hashes: dict[int, tuple[Any, Counter[int]]] = {}  # of the keys of large dicts and sets, by their ids
+
+    def spend(self, count: int) -> None:
+        """Raises TooMuch."""
+        self._left -= count
+        if self._left < 0:
+            raise TooMuch("its pickle makes something out of proportion to what is stored")
+
+    def charge(self, value: Any, depth: int = 0) -> None:
+        """Count what hashing or copying a value takes; of a tuple, each part as often as it is in there."""
+        kind = type(value)
+        if isinstance(value, tuple):
+            if depth == _MAX_DEPTH:
+                raise TooMuch(f"its tuples are nested deeper than {_MAX_DEPTH}")
+            for item in value:
+                self.charge(item, depth + 1)
+        if kind is str or kind is bytes or kind is bytearray:
+            self.spend(1 + len(value) // ELEMENT)
+        elif kind is int:
+            self.spend(1 + value.bit_length() // (8 * ELEMENT))
+        else:
+            self.spend(1 + len(value) if kind in _CONTAINERS else 1)
+
+    def charge_key(self, target: Any, key: Any) -> None:
+        """Count what it takes to put a key into a dict or set: that, and the keys there with its hash, with each of
+        which it is compared. Those of strings cannot be known in advance; those of numbers and tuples may all be equal.
+        """
+        kind = type(key)
+        if kind is str or kind is bytes:
+            if len(key) > ELEMENT:
+                self.charge(key)
+            return
+        if getattr(kind, "__hash__", None) is object.__hash__:
+            return
+        self.charge(key)
+        known = self._hashes.get(id(target))
+        if known is None:
+            if len(target) < _FEW or (kind is int and -_MODULUS < key < _MODULUS):
+                return
+            known = self._hashes[id(target)] = target, Counter(map(hash, target))  # which keeps it, and its id
+        found = hash(key)
+        known[1][found] += 1
+        self.spend(known[1][found])
+
+    def set_of(self, items: Iterable[Any]) -> set[Any]:
+        made: set[Any] = set()
+        for item in items:
+            self.charge_key(made, item)
+            made.add(item)
+        return made
+
+
 def check_whole(file: IO[bytes], size: int, length: int, error: type[StreamxfError]) -> None:
     """Check that `length` bytes of a file of `size` bytes may be read into memory, whatever they are; raises an `error`
     if hardly any of the file is stored.
@@ -128,12 +206,12 @@ def held_at(path: str) -> int:
     """The same of a local file; 0 if it is not a regular file, or cannot be read."""
     try:
         facts = os.stat(path)
-        if not stat.S_ISREG(facts.st_mode):  # a pipe would wait for whoever writes to it
+        if not stat.S_ISREG(facts.st_mode):
             return 0
         allocated = _allocated(facts)
         if allocated is None or allocated >= facts.st_size:
             return facts.st_size
-        with open(path, "rb", buffering=0) as file:
+        with open_regular(path) as file:
             return held_bytes(file, facts.st_size)
     except (OSError, ValueError):
         return 0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 
 import pytest
 from recordings import fields
-from recordings.__main__ import IMAGE
+from recordings.__main__ import IMAGE, MANUAL
+from recordings.manual import manual
 from recordings.page import PAGE, ROOT, part, replace
 from recordings.picture import SHOWN, svg
 from recordings.reference import reference
@@ -19,6 +23,19 @@ from streamxf.cli.app import COMMANDS
 
 def test_the_reference_is_up_to_date():
     assert part("reference") == reference(), "make docs-session writes it anew"
+
+
+def test_the_manual_page_is_up_to_date():
+    assert MANUAL.read_text() == manual(), "make docs-session writes it anew"
+
+
+@pytest.mark.skipif(shutil.which("man") is None, reason="there is no man here")
+def test_man_takes_the_manual_page():
+    command, environment = ["man", "--warnings", "-E", "UTF-8", "-l", MANUAL], os.environ | {"MANWIDTH": "80"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in COMMANDS:
+        assert f"STREAMXF {name.upper()}" in done.stdout
 
 
 def test_the_tables_of_json_are_up_to_date():

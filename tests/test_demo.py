@@ -142,4 +142,4 @@ def test_the_command_with_the_real_model():
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert "everything is as it should be" in done.stdout
+    assert "all checks passed" in done.stdout

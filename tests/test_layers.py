@@ -16,7 +16,7 @@ PACKAGE = Path(streamxf.__file__).parent
 
 # From the ground up; modules on one line do not import each other.
 LAYERS = [
-    ["buffers", "collector", "errors", "progress", "synced", "version"],
+    ["buffers", "collector", "errors", "files", "progress", "synced", "threads", "version"],
     ["descriptor", "engine", "torch_private", "transfer", "wording"],
     ["bar", "keys", "proportion", "report"],
     ["codec"],

@@ -25,7 +25,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("setuptools")
     folder = tmp_path_factory.mktemp("source")
     copy = folder / "copy"
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.so", "build", "*.egg-info", "site", "docs", "corpus")
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.so", "build", "*.egg-info", "site", "images", "corpus")
     shutil.copytree(ROOT, copy, ignore=ignored)
     build = f"import setuptools.build_meta as backend; backend.build_sdist({str(folder)!r})"
     subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, capture_output=True)
@@ -75,6 +75,7 @@ def test_one_wheel_for_all_versions_of_python(source: Path, tmp_path: Path) -> N
         file.extractall(tmp_path / "installed")
     assert KERNEL in names
     assert {"streamxf/py.typed", "streamxf/codecs/floatzip/_kernel.pyi"} <= set(names)
+    assert any(name.endswith(".data/data/share/man/man1/streamxf.1") for name in names)
     assert not [name for name in names if name.endswith(".c")]
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"streamxf", "streamxf_autoload.py"}
     assert implementation(tmp_path / "installed") == "compiled"

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from streamxf.buffers import write_all
+from streamxf.files import create
+
 SHARED = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "beegfs"})
 """Mounted from the same source, they are the same on every host, and number their folders alike."""
 
@@ -132,11 +135,8 @@ def put_local(target: str, data: bytes, sync: bool, check: Check | None) -> None
     draft = draft_of(path.name)
     draft_path = path.with_name(draft)
     try:
-        with draft_path.open("xb") if check is None else open(draft_path, "xb", opener=_open_private) as file:
-            if check is not None:
-                _share_like(path, file.fileno())
-            file.write(data)
-            file.flush()
+        with create(draft_path, None if check is None else path) as file:
+            write_all(file, data)
             if sync:
                 os.fsync(file.fileno())
         if sync:
@@ -179,26 +179,6 @@ def noted(error: BaseException, draft: str | os.PathLike[str]) -> Iterator[None]
 
 def draft_of(name: str) -> str:
     return f"{name}.{secrets.token_hex(4)}.tmp"
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _share_like(path: Path, descriptor: int) -> None:
-    if os.name == "nt":  # where files take these from their folder
-        return
-    wanted, own = path.stat(), os.fstat(descriptor)
-    mode = wanted.st_mode & 0o777
-    if (wanted.st_uid, wanted.st_gid) != (own.st_uid, own.st_gid):
-        try:
-            os.fchown(descriptor, wanted.st_uid, wanted.st_gid)
-        except OSError:  # only root gives files away, and their owner only to groups of his
-            try:
-                os.fchown(descriptor, -1, wanted.st_gid)
-            except OSError:
-                mode = mode & ~0o070 | (mode & 0o007) << 3  # another group: it may do what strangers may
-    os.fchmod(descriptor, mode)
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

@@ -1,13 +1,11 @@
 """DCP's own ``.metadata``, a pickle, read without running anything that it says.
 
-Python's unpickler, in C, does the work. The names that DCP's writers use lead to records, which hold the state that the
+The names that DCP's writers use lead to records, which hold the state that the
 pickle gives them and do nothing; every other name is refused. docs/format.md, "Checkpoints of other writers".
 """
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -26,10 +24,14 @@ from streamxf.format.items import (
     TensorItem,
     check_apart,
     check_name,
+    check_offsets,
     check_path,
     check_tiles,
 )
 from streamxf.format.limits import MAX_CODECS, MAX_INT, MAX_NDIM, MAX_STEP, MAX_STEPS
+from streamxf.proportion import Steps, TooMuch
+from streamxf.torchsave.outline import Size
+from streamxf.torchsave.pickles import CountingUnpickler
 
 _SHOWN = 200
 _DCP = "torch.distributed.checkpoint.metadata"
@@ -50,21 +52,17 @@ def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
     chunks have to tile their tensors. Raises MetadataError if it is damaged, names something that does not belong
     there, or is inconsistent.
     """
-    file = io.BytesIO(pickled)
+    unpickler = _StockUnpickler(pickled)
     with collector_paused():
         try:
-            content = _StockUnpickler(file).load()
-        except MetadataError:
-            raise
-        except Exception as error:  # whatever a damaged pickle makes the unpickler raise
-            raise MetadataError(
-                f"the metadata is not a pickle of DCP: {type(error).__name__}: {error!s:.200}"
-            ) from None
-        if file.tell() != len(pickled):
+            content = unpickler.load()
+        except TooMuch as error:
+            raise MetadataError(f"the metadata is not a pickle of DCP: {error}") from None
+        if not unpickler.at_end:
             raise MetadataError(
                 "something follows the metadata that is not a trailer: the file is damaged, or was cut or continued"
             )
-        return _Items(_state(content, "Metadata"), rank).convert()
+        return _Items(_state(content, "Metadata"), rank, Steps(len(pickled) // 8)).convert()
 
 
 # -- unpickling ----------------------------------------------------------------------------------------------
@@ -116,12 +114,22 @@ _CLASSES = {
         *("SavePlan", "WriteItem", "TensorWriteData"),  # what Megatron adds, and nobody else reads
     )
 }
+
+
+def _layout(name: object) -> _Layout:
+    return _Layout(name.removeprefix("torch.")) if type(name) is str else _bad("a layout")
+
+
+def _size(numbers: object = ()) -> Size:
+    return Size(numbers) if type(numbers) in (tuple, list) else _bad("a Size")  # type: ignore[arg-type]
+
+
 _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("torch", "Size"): lambda sizes=(): tuple(sizes),
-    ("torch.serialization", "_get_layout"): lambda name: _Layout(str(name).removeprefix("torch.")),
+    ("torch", "Size"): _size,
+    ("torch.serialization", "_get_layout"): _layout,
     (_DCP, "_MEM_FORMAT_ENCODING"): _MemoryFormat,
     (_SHARDED, "MEM_FORMAT_ENCODING"): _MemoryFormat,
-    ("collections", "OrderedDict"): dict,
+    ("collections", "OrderedDict"): lambda: {},
     (_PLANNER, "WriteItemType"): lambda number: None,
     **{  # the folder's name, which torch's writers store as a path; Python 3.13 has a module of their own for these
         (module, name): lambda *parts: None
@@ -135,7 +143,9 @@ _MODULES = dict.fromkeys(_CLASSES, _DCP) | {
 }
 
 
-class _StockUnpickler(pickle.Unpickler):
+class _StockUnpickler(CountingUnpickler):
+    on_purpose = (MetadataError,)
+
     def find_class(self, module: str, name: str) -> Any:
         if module.startswith(_FIRST):
             module = f"torch.distributed.checkpoint.{module.removeprefix(_FIRST)}"
@@ -177,17 +187,17 @@ def _number(value: object, what: str) -> int:
 
 
 def _numbers(value: object, what: str) -> tuple[int, ...]:
-    if not isinstance(value, tuple | list) or len(value) > MAX_NDIM:
+    if type(value) is not Size or len(value) > MAX_NDIM:
         _bad(what)
     return tuple(_number(each, what) for each in value)
 
 
 class _Items:
-    def __init__(self, content: Any, rank: int | None) -> None:
+    def __init__(self, content: Any, rank: int | None, steps: Steps) -> None:
         if type(content) is not dict:
             _bad("Metadata has no attributes")
         self._content = content
-        self._check = check_tiles if rank is None else check_apart
+        self._check, self._steps = check_tiles if rank is None else check_apart, steps
         self._checked: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._known: set[str] = set()
 
@@ -203,7 +213,7 @@ class _Items:
             try:
                 items[check_name(name)] = self._item(name, entry)
             except MetadataError as error:
-                raise error.locate(item=str(name)[:_SHOWN]) from None
+                raise error.locate(item=name[:_SHOWN] if type(name) is str else None) from None
         return StockMetadata(items, self._modules())
 
     def _modules(self) -> tuple[str, ...]:
@@ -211,15 +221,16 @@ class _Items:
         modules = _members(meta, "StorageMeta").get("modules") if type(meta) is _CLASSES["StorageMeta"] else None
         return tuple(each for each in modules if type(each) is str) if isinstance(modules, list) else ()
 
-    def _read_places(self) -> dict[tuple[str, tuple[int, ...] | None], Place]:
+    def _read_places(self) -> dict[tuple[str, str], Place]:
         stored = self._content.get("storage_data")
         if type(stored) is not dict:
             _bad("storage_data")
-        places: dict[tuple[str, tuple[int, ...] | None], Place] = {}
+        places: dict[tuple[str, str], Place] = {}
         for record, info in stored.items():
             index = _members(record, "MetadataIndex")
             offset = index.get("offset")
-            where = check_name(index.get("fqn")), None if offset is None else _numbers(offset, "an offset")
+            name = check_name(index.get("fqn"))
+            where = name, str(None if offset is None else _numbers(offset, "an offset"))
             if where in places:
                 _bad("a chunk has two places")
             places[where] = self._place(_members(info, "_StorageInfo"))
@@ -227,11 +238,12 @@ class _Items:
 
     def _place(self, info: dict[str, Any]) -> Place:
         path = info.get("relative_path")
-        if path not in self._known:
+        if type(path) is not str or path not in self._known:
             self._known.add(check_path(path))
         at, size = _number(info.get("offset"), "an item's offset"), _number(info.get("length"), "an item's length")
-        texts = info.get("transform_descriptors") or ()
-        if type(texts) not in (list, tuple) or len(texts) > MAX_CODECS or not all(type(t) is str for t in texts):
+        texts = info.get("transform_descriptors")
+        texts = [] if texts is None else texts
+        if type(texts) is not list or len(texts) > MAX_CODECS or not all(type(text) is str for text in texts):
             _bad("transform_descriptors")
         return Place(str(path), at, size, self._descriptors(tuple(texts)))
 
@@ -263,13 +275,12 @@ class _Items:
             offset = _numbers(chunk.get("offsets"), "a chunk's offsets")
             sizes = _numbers(chunk.get("sizes"), "a chunk's sizes")
             chunks.append(Chunk(offset, sizes, self._place_of(name, offset), framed=True))
-        if len({chunk.offset for chunk in chunks}) < len(chunks):
-            _bad("two chunks have the same offset")
-        self._check(shape, [(chunk.offset, chunk.shape) for chunk in chunks])
+        check_offsets(chunks)
+        self._check(shape, [(chunk.offset, chunk.shape) for chunk in chunks], self._steps)
         return TensorItem(name, dtype, shape, tuple(chunks), path, properties)
 
     def _place_of(self, name: str, offset: tuple[int, ...] | None) -> Place:
-        place = self._places.get((name, offset))
+        place = self._places.get((name, str(offset)))  # a string: numbers can be chosen so that all have one hash
         return place if place is not None else _bad("it does not say where the item is stored")
 
     def _path(self, name: str) -> Path | None:

@@ -5,6 +5,7 @@ through it.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import stat
@@ -15,7 +16,16 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from streamxf.checkpoint.disk import ONE_PUT, RENAMES, Check, put_local, put_renamed
-from streamxf.errors import ContainerError, ForeignError, MetadataError, ParameterError, StreamxfError, UnsupportedError
+from streamxf.errors import (
+    ContainerError,
+    ForeignError,
+    MetadataError,
+    ParameterError,
+    StreamxfError,
+    UnsupportedError,
+    redacted,
+)
+from streamxf.files import create, open_regular
 from streamxf.proportion import held_at
 from streamxf.stream.source import FileSlice, PositionalFile, access_to
 from streamxf.transfer.calls import is_asynchronous
@@ -249,7 +259,7 @@ class Storage:
         is left where fsspec stores it; locally it is the caller's to remove.
         """
         if (path := self.local_path(name)) is not None:
-            with open(path, "wb") as file:
+            with io.BufferedWriter(create(path, anew=False)) as file:
                 yield file
             return
         with creating(self.filesystem, self.inner(name)) as stream:
@@ -341,7 +351,7 @@ class Storage:
         return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
 
     def _missing(self) -> FileNotFoundError:
-        return FileNotFoundError(errno.ENOENT, "there is no such file or folder", self.given)
+        return FileNotFoundError(errno.ENOENT, "there is no such file or folder", redacted(self.given))
 
     def _opened(self, name: str, random: bool, step: int | None) -> IO[bytes]:
         if (path := self.local_path(name)) is None:
@@ -352,7 +362,7 @@ class Storage:
             return remote
         with _missing_files():
             self._check_regular(path, name)
-            return open(path, "rb", buffering=0)
+            return open_regular(path)  # again: it may have been replaced meanwhile
 
     def _check_regular(self, path: str, name: str) -> None:
         """Refuse what is not a file of this folder, before it is opened: a link that leads out of it, or a pipe or a

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
+from streamxf import environment
 from streamxf.cli.exits import INTERRUPTED, USAGE
-from streamxf.environment import CHAIN_VARIABLE
 
 NEEDED = ("rich", "typer")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, by default of the process's own arguments; returns its exit status."""
-    os.environ.pop(CHAIN_VARIABLE, None)  # commands have chains of their own, and compare them with torch's own writer
+    environment.ignored = True  # commands have chains of their own, and compare them with torch's own writer
     absent = [name for name in NEEDED if find_spec(name) is None]
     if absent:
         print(f"streamxf: the command line needs {' and '.join(absent)}: pip install 'streamxf[cli]'", file=sys.stderr)

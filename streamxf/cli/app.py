@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from streamxf.cli import options
 from streamxf.version import __version__
 
 # Each module has the command as a function of its own name, and examples of it. It imports what is heavy when it runs.
@@ -53,7 +54,8 @@ def command_line() -> Any:
             command = getattr(module, name)
             paragraphs = (" ".join(part.split()) for part in cleandoc(command.__doc__).split("\n\n"))
             examples = "\n\n".join(("[bold]Examples[/bold]", *module.EXAMPLES))
-            app.command(name, help="\n\n".join(paragraphs), rich_help_panel=panel, epilog=examples)(command)
+            put = app.command(name, help="\n\n".join(paragraphs), rich_help_panel=panel, epilog=examples)
+            put(options.expanded(command))
     made: Any = typer.main.get_command(app)
     for each in (made, *made.commands.values()):
         for parameter in each.get_params(typer.Context(each)):

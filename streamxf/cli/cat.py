@@ -11,6 +11,7 @@ import typer
 from streamxf.cli import options
 from streamxf.cli.exits import FINE
 from streamxf.errors import UnsupportedError
+from streamxf.format.limits import PLAIN_MAGIC
 
 EXAMPLES = (
     "streamxf cat weights.pt.sxf --key file:team.key > weights.pt",
@@ -57,11 +58,21 @@ def _opened(path: str, stack: ExitStack) -> IO[bytes] | Any:
     from streamxf.checkpoint.storage import Storage
 
     if path == "-":
-        return sys.stdin.buffer
+        given: Any = sys.stdin.buffer
+        _refuse_others(given.peek(len(PLAIN_MAGIC)))
+        return given
     storage = Storage.of(path)
     if storage.is_folder():
         raise UnsupportedError(
             "this is a folder; cat decodes a file that streamxf.open wrote. unpack writes a checkpoint as a file",
             file=path,
         )
-    return stack.enter_context(storage.open()).raw
+    file = stack.enter_context(storage.open())
+    _refuse_others(file.read(0, min(file.size, len(PLAIN_MAGIC))))
+    return file.raw
+
+
+def _refuse_others(beginning: bytes) -> None:
+    """Raise UnsupportedError for another format: nothing is damaged then."""
+    if beginning and not PLAIN_MAGIC.startswith(beginning[: len(PLAIN_MAGIC)]):
+        raise UnsupportedError("this is not a file that streamxf.open wrote: it does not begin as one")

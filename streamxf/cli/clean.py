@@ -38,7 +38,7 @@ def clean(
             "1d elsewhere: object stores, network file systems.",
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
     key: options.Key = None,
     trust: options.Trust = None,
     allow_unsigned: options.Unsigned = False,

@@ -4,8 +4,9 @@ words of its own.
 
 from __future__ import annotations
 
+import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from streamxf import errors
 from streamxf.wording import printable
@@ -50,6 +51,18 @@ def line_of(error: BaseException) -> str:
         said = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     parts = (part.strip() for part in (said, *getattr(error, "__notes__", ())))
     return printable(" ".join("; ".join(filter(None, parts)).split()), LINE)
+
+
+def with_options(text: str, options: Mapping[str, str]) -> str:
+    """A message in which the library's arguments are the command's `options`: those in parentheses, as in
+    ``(only, prefix)``, and whatever has an underscore, as no word of English does.
+    """
+    name = "|".join(map(re.escape, options))
+    unmistakable = "|".join(re.escape(each) for each in options if "_" in each) or "(?!)"
+    text = re.sub(
+        rf"\((?:{name})(?:, (?:{name}))*\)", lambda found: re.sub(r"\w+", lambda one: options[one[0]], found[0]), text
+    )
+    return re.sub(rf"(?<![\w./-])({unmistakable})(?:=(?:True)?)?(?![\w./=[-])", lambda found: options[found[1]], text)
 
 
 def root_of(error: BaseException) -> BaseException:

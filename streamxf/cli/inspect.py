@@ -11,7 +11,6 @@ from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import UnsupportedError
 from streamxf.format.items import TensorItem
-from streamxf.proportion import MAX_EXPANSION
 
 if TYPE_CHECKING:
     from streamxf.tools.inspect.plain import PlainSummary
@@ -67,11 +66,8 @@ def inspect(
             "several with commas. Implies --values.",
         ),
     ] = None,
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
-    require: options.Require = None,
-    max_expansion: options.MaxExpansion = MAX_EXPANSION,
+    *,
+    access: options.Access,
     json: options.Json = False,
 ) -> int:
     """Show what is in a checkpoint: chains, items, sizes, ratios, and who wrote it.
@@ -95,16 +91,12 @@ def inspect(
         with show.progress("Counting values", json or not values) as bar:
             summary = look(
                 path,
-                key,
-                trust=trust,
-                allow_unsigned=allow_unsigned,
-                require=require,
+                **access,
                 values=values,
-                max_expansion=max_expansion,
                 progress=bar,
             )
     except UnsupportedError:
-        plain = _plain(path, key, trust, allow_unsigned)
+        plain = _plain(path, access)
         if plain is None or html is not None or values:  # a stream of bytes has no page, and no values
             raise
         if json:
@@ -121,7 +113,7 @@ def inspect(
     if json:
         more = {} if module is None else {"tree": [_branch(child, depth) for child in module.children]}
         facts = summary.as_dict(largest=top, items=items) | more
-        show.as_json(facts, show.budget_for(max_expansion, path))
+        show.as_json(facts, show.budget_for(access["max_expansion"], path))
         return code
     figures.totals(summary)
     if module is not None:
@@ -138,7 +130,7 @@ def inspect(
     return code
 
 
-def _plain(path: str, keys: Any, trust: Any, allow_unsigned: bool) -> PlainSummary | None:
+def _plain(path: str, access: options.Access) -> PlainSummary | None:
     """What is in a file that streamxf.open wrote; None if it is not one."""
     from streamxf.checkpoint.storage import Storage
     from streamxf.formats.contents import Format
@@ -149,7 +141,7 @@ def _plain(path: str, keys: Any, trust: Any, allow_unsigned: bool) -> PlainSumma
     storage = Storage.of(path)
     if kind_of(storage) is not Format.PLAIN:
         return None
-    return PlainSummary.read(storage, KeyRing.of(keys, trust, allow_unsigned))
+    return PlainSummary.read(storage, KeyRing.of(access["keys"], access["trust"], access["allow_unsigned"]))
 
 
 def _branch(module: Module, depth: int | None) -> dict[str, Any]:

@@ -58,6 +58,7 @@ def _as_dict(record: Record) -> dict[str, Any]:
 
 def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
     table = show.table("name", "step", "saved", "age", "size", "metrics", "kind", right=["step", "age", "size"])
+    table.columns[2].no_wrap = True
     now = time.time()
     for each in found:
         show.row(

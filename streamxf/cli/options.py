@@ -5,8 +5,11 @@ Keys are given by their locations, never on the command line, where other users 
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
+from collections.abc import Callable
+from functools import wraps
 from getpass import getpass
 from typing import Annotated, Any, Literal
 
@@ -14,6 +17,7 @@ import typer
 
 from streamxf.environment import KEYS_VARIABLE
 from streamxf.errors import KeyMissingError, ParameterError
+from streamxf.proportion import MAX_EXPANSION
 
 PASSPHRASE_VARIABLE = "STREAMXF_PASSPHRASE"
 PROMPT = "prompt"
@@ -200,4 +204,42 @@ RunId = Annotated[
         help="Which run is meant, if the folder holds checkpoints of several; streamxf list --json shows the ids.",
     ),
 ]
+Access = dict[str, Any]
+"""What reads a checkpoint, for the library's arguments: stands for the options in `_GROUPS`."""
+Written = dict[str, Any]
+"""The same of what a checkpoint is written with."""
+_GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
+    "access": {
+        "key": (Key, None),
+        "trust": (Trust, None),
+        "allow_unsigned": (Unsigned, False),
+        "require": (Require, None),
+        "max_expansion": (MaxExpansion, MAX_EXPANSION),
+    },
+    "written": {"chain": (Chain, None), "encrypt_to": (EncryptTo, None), "signer": (Signer, None)},
+}
+
+
+def expanded(command: Callable[..., int]) -> Callable[..., int]:
+    """A command with the options that its parameters `access` and `written` stand for."""
+    signature = inspect.signature(command, eval_str=True)
+    parameters: list[inspect.Parameter] = []
+    for each in signature.parameters.values():
+        group = _GROUPS.get(each.name, {each.name: (each.annotation, each.default)})
+        parameters += [
+            inspect.Parameter(name, each.KEYWORD_ONLY, annotation=annotation, default=default)
+            for name, (annotation, default) in group.items()
+        ]
+
+    @wraps(command)
+    def run(**given: Any) -> int:
+        for name in _GROUPS.keys() & signature.parameters.keys():
+            given[name] = {("keys" if option == "key" else option): given.pop(option) for option in _GROUPS[name]}
+        return command(**given)
+
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts; progress is not shown.")]

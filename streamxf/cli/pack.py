@@ -9,7 +9,6 @@ import typer
 
 from streamxf.cli import options, show, units
 from streamxf.cli.exits import FINE
-from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
     "streamxf pack model.safetensors /checkpoints/model",
@@ -22,9 +21,8 @@ EXAMPLES = (
 def pack(
     source: options.Path,
     target: options.Target,
-    chain: options.Chain = None,
-    encrypt_to: options.EncryptTo = None,
-    signer: options.Signer = None,
+    *,
+    written: options.Written,
     overwrite: options.Overwrite = False,
     exclude: Annotated[
         list[str] | None,
@@ -42,11 +40,7 @@ def pack(
         ),
     ] = False,
     file_size: options.FileSize = "256MiB",
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
-    require: options.Require = None,
-    max_expansion: options.MaxExpansion = MAX_EXPANSION,
+    access: options.Access,
     json: options.Json = False,
 ) -> int:
     """Write a .safetensors or torch.save file, a folder or a stock DCP checkpoint as a checkpoint of streamxf.
@@ -64,18 +58,12 @@ def pack(
         done = write(
             source,
             target,
-            chain,
             overwrite=overwrite,
             exclude=exclude or (),
             follow_links=follow_links,
-            encrypt_to=encrypt_to,
-            signer=signer,
-            keys=key,
-            trust=trust,
-            allow_unsigned=allow_unsigned,
-            require=require,
+            **written,
+            **access,
             file_size=units.size(file_size),
-            max_expansion=max_expansion,
             progress=bar,
         )
     if json:

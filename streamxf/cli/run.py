@@ -8,9 +8,10 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 import typer
 from typer.exceptions import TyperException
@@ -27,6 +28,7 @@ from streamxf.cli.exits import (
     root_of,
     storage_failure_in,
     storage_line_of,
+    with_options,
 )
 from streamxf.cli.show import as_json, wrapped
 from streamxf.errors import StreamxfError
@@ -51,7 +53,8 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
     command = f"streamxf {arguments[0]}" if arguments and arguments[0] in COMMANDS else "streamxf"
     try:
         try:
-            found = command_line().main(arguments, prog_name="streamxf", standalone_mode=False)
+            parser = command_line()
+            found = parser.main(arguments, prog_name="streamxf", standalone_mode=False)
             # typer makes the code of a KeyboardInterrupt; a library that was being imported may have swallowed it, and
             # what such a half-imported library led to counts for nothing
             if found == INTERRUPTED or interrupts.first is not None:
@@ -77,20 +80,27 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
             if interrupts.first is not None or isinstance(cause, KeyboardInterrupt | typer.Abort):
                 text = "; ".join(["interrupted", *interrupts.how_to_resume(cause)])
                 return _fail(command, printable(text, LINE), "Interrupted", interrupts.exit_code, arguments)
-            return _failed(command, cause, arguments)
+            return _failed(command, cause, arguments, _options_of(parser, arguments))
     except BrokenPipeError:  # the reader of the output has gone, as in `streamxf inspect ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
 
 
-def _failed(command: str, error: BaseException, arguments: list[str]) -> int:
+def _options_of(parser: Any, arguments: list[str]) -> dict[str, str]:
+    """The command's options, by the names of the library's arguments."""
+    command = parser.commands.get(arguments[0]) if arguments else None
+    found = {each.name: each.opts[0] for each in command.params if each.opts[0][0] == "-"} if command else {}
+    return found | ({"keys": found["key"]} if "key" in found else {})
+
+
+def _failed(command: str, error: BaseException, arguments: list[str], options: Mapping[str, str]) -> int:
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     failure = storage_failure_in(error)
     if failure is not None:
         text = storage_line_of(failure, arguments)
         return _fail(command, text, type(failure).__name__, USAGE, arguments, error)
-    text = line_of(error)
+    text = with_options(line_of(error), options)
     if not isinstance(error, StreamxfError | OSError | MemoryError):
         text = f"{type(error).__name__}: {text}; this is an error of streamxf's own: {TRACEBACK}=1 shows where it was"
     return _fail(command, text, type(error).__name__, exit_code(error), arguments, error)

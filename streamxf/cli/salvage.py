@@ -10,7 +10,6 @@ import typer
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import ParameterError
-from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
     "streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged",
@@ -48,18 +47,13 @@ def salvage(
             "--writer-id",
             metavar="ID",
             help="With --without-metadata: the 32 digits in the names of files that belong to the save, if there are "
-            "several.",
+            "files of several.",
         ),
     ] = None,
-    chain: options.Chain = None,
-    encrypt_to: options.EncryptTo = None,
-    signer: options.Signer = None,
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
-    require: options.Require = None,
+    *,
+    written: options.Written,
+    access: options.Access,
     expect_save_id: options.SaveIds = None,
-    max_expansion: options.MaxExpansion = MAX_EXPANSION,
     json: options.Json = False,
 ) -> int:
     """Save the intact items of a damaged checkpoint as a new one, and list what is lost.
@@ -74,22 +68,16 @@ def salvage(
             "--writer-id goes with --without-metadata; otherwise the metadata says which files belong to the save"
         )
     with show.progress("Salvaging", json) as bar:
-        found, written = salvage_to(
+        found, copy = salvage_to(
             path,
             target,
-            chain,
-            encrypt_to=encrypt_to,
-            signer=signer,
-            keys=key,
-            trust=trust,
-            allow_unsigned=allow_unsigned,
-            require=require,
+            **written,
+            **access,
             expect_save_id=expect_save_id,
             partial=partial,
             rank=rank,
             merge_ranks=merge_ranks,
             without_metadata=writer_id or without_metadata,
-            max_expansion=max_expansion,
             progress=bar,
         )
     if json:
@@ -101,10 +89,10 @@ def salvage(
             "partial": found.partial,
             "unchecked": found.unchecked,
             "save_ids": list(dict.fromkeys(found.save_ids.values())),
-            "written": None if written is None else asdict(written),
+            "written": None if copy is None else asdict(copy),
         }
-        show.as_json(facts, show.budget_for(max_expansion, path))
+        show.as_json(facts, show.budget_for(access["max_expansion"], path))
     else:
         show.report(str(found), not found.damaged)
-        show.console().print(f"nothing was written to {target}" if written is None else f"{target}: {written}")
-    return FAILED if found.damaged or written is None else FINE
+        show.console().print(f"nothing was written to {target}" if copy is None else f"{target}: {copy}")
+    return FAILED if found.damaged or copy is None else FINE

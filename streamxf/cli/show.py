@@ -48,12 +48,24 @@ def wrapped(text: str, stream: TextIO) -> str:
 def console() -> Console:
     """The console of stdout: as wide as the terminal, or endless and without colours where there is none.
 
-    Lines end between words. A word that is longer than a line stays whole, so that a path can be copied.
+    Lines end between words. A word that is longer than a line stays whole, so that a path can be copied. A table for
+    which there is no room becomes a paragraph for each row.
     """
     from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
 
     class Words(Console):
         def print(self, *objects: Any, **options: Any) -> None:
+            if len(objects) == 1 and isinstance(objects[0], Table):
+                (table,) = objects
+                endless = self.options.update(max_width=_PIPED_WIDTH)
+                for each in table.columns:  # else rich breaks words
+                    each.min_width = max(
+                        Measurement.get(self, endless, cell).minimum for cell in (each.header, *each.cells)
+                    )
+                if Measurement.get(self, endless, table).minimum > self.width:
+                    objects = ("\n".join(["", *_paragraphs(table), ""]),)
             if all(isinstance(each, str) for each in objects):
                 options["soft_wrap"] = True
                 objects = tuple(wrapped(each, sys.stdout) for each in objects)
@@ -70,8 +82,17 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
 
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in columns:
-        made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+        number = heading in right
+        made.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=number)
     return made
+
+
+def _paragraphs(table: Table) -> Iterator[str]:
+    """The rows of a table: the first cell, and under it the others behind their headings."""
+    for first, *others in zip(*(column.cells for column in table.columns), strict=True):
+        yield str(first)
+        named = zip((column.header for column in table.columns[1:]), others, strict=True)
+        yield textwrap.indent("\n".join(f"{heading}: {cell}" for heading, cell in named if str(cell)), "  ")
 
 
 class ItemName:
@@ -79,7 +100,11 @@ class ItemName:
 
     def __init__(self, text: str, style: str = "") -> None:
         self._style = style
-        self._pieces = re.findall(r"[^./_:-]*[./_:-]+|[^./_:-]+", printable(text))
+        self._text = printable(text)
+        self._pieces = re.findall(r"[^./_:-]*[./_:-]+|[^./_:-]+", self._text)
+
+    def __str__(self) -> str:
+        return self._text
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         from rich.cells import cell_len

@@ -9,7 +9,6 @@ import typer
 
 from streamxf.cli import options, show, units
 from streamxf.cli.exits import FINE
-from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
     "streamxf transcode /checkpoints/step-1000 /archive/step-1000 --chain zstd:level=9+checksum",
@@ -23,19 +22,14 @@ def transcode(
         str | None,
         typer.Argument(metavar="[TARGET]", show_default=False, help="The copy's folder, or its URL."),
     ] = None,
-    chain: options.Chain = None,
+    *,
+    written: options.Written,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace the source, once all of the new checkpoint is written.")
     ] = False,
-    encrypt_to: options.EncryptTo = None,
-    signer: options.Signer = None,
     overwrite: options.Overwrite = False,
     file_size: options.FileSize = "256MiB",
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
-    require: options.Require = None,
-    max_expansion: options.MaxExpansion = MAX_EXPANSION,
+    access: options.Access,
     json: options.Json = False,
 ) -> int:
     """Copy a DCP checkpoint through another chain.
@@ -52,17 +46,11 @@ def transcode(
         done = write(
             source,
             target,
-            chain,
             in_place=in_place,
             overwrite=overwrite,
-            encrypt_to=encrypt_to,
-            signer=signer,
-            keys=key,
-            trust=trust,
-            allow_unsigned=allow_unsigned,
-            require=require,
+            **written,
+            **access,
             file_size=units.size(file_size),
-            max_expansion=max_expansion,
             progress=bar,
         )
     if json:

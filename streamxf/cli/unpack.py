@@ -9,9 +9,9 @@ import typer
 
 from streamxf.cli import options, show, units
 from streamxf.cli.exits import FINE
-from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
+    "streamxf unpack run/checkpoint-12 model.safetensors --model",
     "streamxf unpack /checkpoints/step-1000 model.safetensors --prefix model.",
     "streamxf unpack /checkpoints/step-1000 step-1000.pt",
     "streamxf unpack /checkpoints/step-1000 hub/ --format huggingface --prefix model. --shard-size 2GB",
@@ -41,17 +41,22 @@ def unpack(
     shard_size: Annotated[
         str, typer.Option("--shard-size", metavar="SIZE", help="Bytes of tensors in one file of a Hugging Face folder.")
     ] = "5GB",
+    model: Annotated[
+        bool,
+        typer.Option(
+            "--model",
+            help="Only the model's tensors, by the names that the module and from_pretrained know. PATH may be what a "
+            "Trainer, Lightning or torchtitan saved.",
+        ),
+    ] = False,
     skip_objects: Annotated[
         bool, typer.Option("--skip-objects", help="Leave out non-tensor objects if the format has no place for them.")
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing target; of folders only Hugging Face ones.")
     ] = False,
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
-    require: options.Require = None,
-    max_expansion: options.MaxExpansion = MAX_EXPANSION,
+    *,
+    access: options.Access,
     json: options.Json = False,
 ) -> int:
     """Write a checkpoint as a .safetensors or torch.save file, a Hugging Face folder or a stock DCP checkpoint.
@@ -74,12 +79,9 @@ def unpack(
             prefix=prefix,
             shard_size=units.size(shard_size),
             skip_objects=skip_objects,
+            model=model,
             overwrite=overwrite,
-            keys=key,
-            trust=trust,
-            allow_unsigned=allow_unsigned,
-            require=require,
-            max_expansion=max_expansion,
+            **access,
             progress=bar,
         )
     if json:

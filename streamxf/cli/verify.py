@@ -6,7 +6,6 @@ from dataclasses import asdict
 
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.proportion import MAX_EXPANSION
 
 EXAMPLES = (
     "streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key",
@@ -16,19 +15,16 @@ EXAMPLES = (
 
 def verify(
     path: options.Path,
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
-    require: options.Require = None,
+    *,
+    access: options.Access,
     expect_save_id: options.SaveIds = None,
-    max_expansion: options.MaxExpansion = MAX_EXPANSION,
     json: options.Json = False,
 ) -> int:
     """Read every byte of a checkpoint or file, and say what is damaged.
 
     A file that streamxf.open wrote is checked as a checkpoint is. Of a torch.save file the checksums of its records are
     compared; a .safetensors file has none, so only its header is checked. A Hugging Face folder is checked shard by
-    shard.
+    shard, and what else a folder holds, such as a Trainer's checkpoint or a run, each part as what it is.
 
     Without keys everything is checked that needs none: accidents are found, deliberate changes are not.
     """
@@ -37,17 +33,13 @@ def verify(
     with show.progress("Verifying", json) as bar:
         report = check(
             path,
-            key,
-            trust=trust,
-            allow_unsigned=allow_unsigned,
-            require=require,
+            **access,
             expect_save_id=expect_save_id,
-            max_expansion=max_expansion,
             progress=bar,
         )
     if json:
         facts = {"path": path, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)}
-        show.as_json(facts, show.budget_for(max_expansion, path))
+        show.as_json(facts, show.budget_for(access["max_expansion"], path))
     else:
         show.report(str(report), report.ok)
     return FINE if report.ok else FAILED

@@ -104,6 +104,7 @@ class Encrypt(Uncopied, Codec):
     _turns: _Turns = field(init=False, repr=False, compare=False)
 
     def __init__(self, recipients: KeysLike, *, signer: SignerLike | None = None) -> None:
+        vars(self).update(recipients=(), signer=None)  # for tracebacks that show what variables hold
         made = as_recipients(recipients)
         by = as_signing_key(signer) if signer is not None else None
         accepted = isinstance(recipients, KeyRing) and recipients.allow_unsigned

@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from functools import wraps
 from importlib.util import find_spec
 from typing import Any, NamedTuple, NoReturn, Self
@@ -30,7 +31,7 @@ from streamxf.dcp.border import StorageMixin
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.writer import DEFAULT_CHAIN, ChainWriterMixin, FileSystemWriter, chain_and_keys
-from streamxf.errors import ParameterError, UnsupportedError
+from streamxf.errors import ParameterError, StreamxfError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.torch_private import part
 
@@ -85,6 +86,22 @@ def install(
     installation = Installation(made, ring, dict(writer or {}), given)
     if trust is None and ring.trust and not (isinstance(keys, KeyRing) and keys.trust):
         installation._attached = KeyRing([*ring], allow_unsigned=ring.allow_unsigned)
+    return _put_in_force(installation)
+
+
+def install_for_readers(keys: KeysLike) -> Installation:
+    """As `install`, but what writers do is left as it is; raises the same."""
+    return _put_in_force(Installation(None, KeyRing.of(keys), {}, {}))
+
+
+def refuse(error: StreamxfError, *, writers: bool) -> None:
+    """Have each reader of torch's that is made from now on raise `error`, and with `writers` each writer, too, until
+    something is installed. Raises UnsupportedError if this torch lacks a part that is relied on.
+    """
+    _put_in_force(Installation(Chain([]) if writers else None, KeyRing.of(None), {}, {}, error))
+
+
+def _put_in_force(installation: Installation) -> Installation:
     with _lock:
         hooks = _hooks or [_Hook(owner, name, vars(owner)[name], new) for owner, name, new in _points()]
         installation._try_arguments()
@@ -107,7 +124,7 @@ def chain_and_access(
     Raises ParameterError, ChainError if they do not fit.
     """
     options, current = dict(reader or {}), installed()
-    if chain is None and current is not None:
+    if chain is None and current is not None and current.chain is not None:
         chain = current.chain
         if keys is None:  # trust= replaces that of the installation, which a ring would keep
             keys = [*current.keys] or None if "trust" in options else current.keys
@@ -119,8 +136,18 @@ def chain_and_access(
 
 
 def installed() -> Installation | None:
-    """The installation that is in force in this process, or None."""
-    return _stack[-1] if _stack else None
+    """The installation that is in force in this process, or None. Raises StreamxfError if the environment asks for one,
+    and its variables cannot be used.
+    """
+    found = _stack[-1] if _stack else None
+    if found is not None and found._error is not None:
+        raise copy(found._error)  # whose traceback would grow with each
+    return found
+
+
+def _for_writers() -> Installation | None:
+    """The installation in force, unless it is for readers alone; raises as `installed`."""
+    return installed() if _stack and _stack[-1].chain is not None else None
 
 
 class Installation:
@@ -128,20 +155,28 @@ class Installation:
 
     Attributes
     ----------
-    chain : Chain
-        What writers use.
+    chain : Chain or None
+        What writers use; None if ``STREAMXF_KEYS`` alone was set, so that only readers are changed.
     keys : KeyRing
         What readers open.
     left_alone : set of str
         The classes of torch's writers, and of those derived from them, whose objects saved without any codec meanwhile.
     """
 
-    def __init__(self, chain: Chain, keys: KeyRing, writer: dict[str, Any], reader: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        chain: Chain | None,
+        keys: KeyRing,
+        writer: dict[str, Any],
+        reader: dict[str, Any],
+        error: StreamxfError | None = None,
+    ) -> None:
         self.chain = chain
         self.keys = keys
         self.left_alone: set[str] = set()
         self._writer = writer
         self._reader = reader
+        self._error = error
         self._attached = keys  # a writer of `attach` cannot sign, so nobody waits there for the chain's own signer
 
     def uninstall(self) -> None:
@@ -152,7 +187,7 @@ class Installation:
         somebody else has changed the same parts of torch since.
         """
         with _lock:
-            if self is not installed():
+            if _stack[-1:] != [self]:
                 why = "undo the inner one first" if self in _stack else "it is not installed any more"
                 raise UnsupportedError(f"{self!r} cannot be undone: {why}")
             if len(_stack) == 1:
@@ -169,10 +204,10 @@ class Installation:
 
     def __repr__(self) -> str:
         keys = f", keys {', '.join(key.id for key in self.keys)}" if len(self.keys) else ""
-        what = f"chain {str(self.chain) or '(empty)'}{keys}"
+        what = ("no chain" if self.chain is None else f"chain {str(self.chain) or '(empty)'}") + keys
         if self not in _stack:
             return f"<streamxf installation, undone: {what}>"
-        shadowed = "" if self is installed() else ", shadowed by another"
+        shadowed = "" if self is _stack[-1] else ", shadowed by another"
         names = ", ".join(sorted({hook.owner.__name__ for hook in _hooks}))
         return f"<streamxf installation{shadowed}: {what}; changed in torch {torch.__version__}: {names}>"
 
@@ -184,7 +219,7 @@ class Installation:
             try:
                 tried = own("streamxf", **made)
                 if isinstance(tried, FileSystemReader):
-                    tried.for_chain(self.chain)
+                    self._fit(tried)
             except TypeError as error:
                 raise ParameterError(f"{own.__name__} cannot be made with these arguments: {error}") from None
 
@@ -192,7 +227,7 @@ class Installation:
         """The arguments of streamxf's writer, from those that torch's was given by name."""
         extensions = list(given.pop("_extensions", None) or ())
         if not any(isinstance(extension, Codec) for extension in extensions):
-            extensions += self.chain
+            extensions += self.chain or ()
         return {**self._writer, **given, "_extensions": extensions}
 
     def _for_reader(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -209,9 +244,14 @@ class Installation:
             if others := {*self._reader} - {"require", "weights_only", "safe_globals", "max_expansion"}:
                 raise UnsupportedError(f"{type(target).__name__} does not know {', '.join(sorted(others))} of reader=")
             attached: Any = attach(target, keys=self._attached, **self._reader)
-            attached.transforms.for_chain(self.chain)
-        else:
+            self._fit(attached.transforms)
+        elif self.chain is not None:
             attach(target, self.chain)
+
+    def _fit(self, reader: Any) -> None:
+        """Let a reader expect what the chain makes."""
+        if self.chain is not None:
+            reader.for_chain(self.chain)
 
     def _warn_of(self, writer: Any) -> None:
         """Log, once for each class, that a writer saves without codecs: of its own, from `attach`, or the chain's."""
@@ -283,8 +323,8 @@ def _turning(owner: type, own: type, original: Callable[..., Any]) -> Callable[.
 
     @wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        installation = installed()
-        if installation is None or isinstance(self, StorageMixin):
+        installation = None if isinstance(self, StorageMixin) else _for_writers() if writes else installed()
+        if installation is None:
             original(self, *args, **kwargs)
             return
         given = _by_name(signature.bind(self, *args, **kwargs)) if type(self) is owner else None
@@ -296,7 +336,7 @@ def _turning(owner: type, own: type, original: Callable[..., Any]) -> Callable[.
         self.__class__ = own
         self.__init__(**made)
         if not writes:
-            self.for_chain(installation.chain)
+            installation._fit(self)
 
     return __init__
 
@@ -318,7 +358,7 @@ def _making_at_once(original: Callable[..., Any], setup: Callable[..., Any]) -> 
 
     @wraps(original)
     def execute_save(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if (installation := installed()) is not None:
+        if (installation := _for_writers()) is not None:
             if (writer := kwargs.get("storage_writer")) is not None:
                 installation._warn_of(writer)
             elif kwargs.get("checkpoint_id"):
@@ -335,7 +375,7 @@ def _warning(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def set_up_storage_writer(self: Any, *args: Any, **kwargs: Any) -> None:
-        if (installation := installed()) is not None:
+        if not isinstance(self, StorageMixin) and (installation := _for_writers()) is not None:
             installation._reach(self)
             installation._warn_of(self)
         original(self, *args, **kwargs)

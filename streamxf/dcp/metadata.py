@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.dcp.extensions import Extensions
 from streamxf.descriptor import ENCRYPT
-from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
+from streamxf.errors import MetadataError, StreamxfError, UnsupportedError, redacted
 from streamxf.format.index import Index, from_json, to_json
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem
 from streamxf.format.limits import MAX_STEP, MAX_STEPS
@@ -192,7 +192,8 @@ def of_index(index: Index, wrapped: Mapping[bytes, str], checkpoint_id: Any) -> 
     files = index.files.items() if by_writer else ()
     descriptors = {path: by_writer[index.writers[file.writer].id] for path, file in files}
     content = metadata_of(index.items.values(), extra=index.extra, descriptors=descriptors)
-    content.storage_meta = StorageMeta(checkpoint_id=checkpoint_id, save_id=index.save_id, modules=[*index.modules])
+    where = redacted(checkpoint_id) if isinstance(checkpoint_id, str) else checkpoint_id
+    content.storage_meta = StorageMeta(checkpoint_id=where, save_id=index.save_id, modules=[*index.modules])
     return content
 
 
@@ -237,6 +238,10 @@ class UnreadableMetadata(Metadata):
 
     def __init__(self, error: StreamxfError) -> None:
         object.__setattr__(self, "_error", error)
+
+    def __repr__(self) -> str:
+        """For tracebacks that show what variables hold; the generated one would raise."""
+        return f"<metadata that cannot be used: {object.__getattribute__(self, '_error')}>"
 
     def raise_error(self) -> NoReturn:
         raise object.__getattribute__(self, "_error")

@@ -42,12 +42,14 @@ from streamxf.format.items import (
     TensorItem,
     check_apart,
     check_name,
+    check_offsets,
     check_path,
     check_text,
     check_tiles,
     is_dtype_name,
 )
 from streamxf.format.run import RunFacts
+from streamxf.proportion import Steps
 
 _SHOWN = 200
 
@@ -127,7 +129,7 @@ class Index:
     @classmethod
     def parse(cls, packed: memoryview) -> Index:
         with collector_paused():
-            return _Reader(parse_json(packed, "the index")).index()
+            return _Reader(parse_json(packed, "the index"), Steps(len(packed) // 4)).index()
 
     @property
     def keyed(self) -> bool:
@@ -187,7 +189,8 @@ _OBJECT_OPTIONS = frozenset({"sha256", "path"})
 
 
 class _Reader:
-    def __init__(self, content: Any) -> None:
+    def __init__(self, content: Any, steps: Steps) -> None:
+        self._steps = steps
         self._content = exact(content, _MEMBERS, frozenset({"run"}), "it")
 
     def index(self) -> Index:
@@ -282,9 +285,8 @@ class _Reader:
         chunks = tuple(map(self._chunk, entries))
         if dtype not in ITEMSIZES and not all(chunk.framed for chunk in chunks):
             bad(f"the elements of {dtype} have no size")
-        if len({chunk.offset for chunk in chunks}) < len(chunks):
-            bad("two chunks have the same offset")
-        self._check(shape, [(chunk.offset, chunk.shape) for chunk in chunks])
+        check_offsets(chunks)
+        self._check(shape, [(chunk.offset, chunk.shape) for chunk in chunks], self._steps)
         properties = mapping(entry.get("properties", {}), "properties")
         for member, value in properties.items():
             string(member, "properties"), type(value) is bool or string(value, "properties")
@@ -355,14 +357,14 @@ def to_json(value: Any, depth: int = _MAX_DEPTH) -> Any:
 
 def from_json(value: Any) -> Any:
     try:
-        return _plain(value)
+        return _plain(value, Steps(0))
     except (TypeError, ValueError, RecursionError):
         raise MetadataError("the metadata's extra data is malformed") from None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, steps: Steps) -> Any:
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(each, steps) for each in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -371,9 +373,14 @@ def _plain(value: Any) -> Any:
     if kind == "number":
         return _number(content)
     if kind == "tuple":
-        return tuple(_plain(each) for each in content)
+        return tuple(_plain(each, steps) for each in content)
     if kind == "dict":
-        return {_plain(key): _plain(each) for key, each in content}
+        made: dict[Any, Any] = {}
+        for key, each in content:
+            key = _plain(key, steps)
+            steps.charge_key(made, key)
+            made[key] = _plain(each, steps)
+        return made
     raise ValueError(kind)
 
 

@@ -5,14 +5,17 @@ tile their tensor: no element is missing, and none is there twice.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import combinations
 from typing import NamedTuple
 
 from streamxf.errors import MetadataError
 from streamxf.format.limits import MAX_INT, MAX_PATH
+from streamxf.proportion import Steps, TooMuch
 
 _BY_SIZE = {
     1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
@@ -175,13 +178,24 @@ MAX_CORNERS = 2**20  # corners of all chunks of one tensor, in the dimensions al
 
 MAX_RANK_CHUNKS = 1024  # chunks of one tensor in a rank's own metadata: each is compared with its neighbours
 
+_MAX_GROUP = 64  # chunks that no dimension parts into groups
+_MAX_LEVELS = 16  # of groups in groups
+_STRANGE_CUT = "its {} chunks are cut as no writer cuts a tensor: comparing them takes too long"
+
 Ints = Sequence[int]
 Span = tuple[Ints, Ints]  # offsets and sizes
 
 
-def check_tiles(shape: Ints, chunks: Sequence[Span]) -> None:
+def check_offsets(chunks: Sequence[Chunk]) -> None:
+    """Check that no two have the same offset; raises MetadataError."""
+    offsets = sorted([chunk.offset for chunk in chunks])  # in a set all may have one hash: numbers have none of ours
+    if any(map(operator.eq, offsets, offsets[1:])):
+        raise MetadataError("the metadata is malformed: two chunks have the same offset")
+
+
+def check_tiles(shape: Ints, chunks: Sequence[Span], steps: Steps | None = None) -> None:
     """Check that `chunks` lie in a tensor of `shape` and tile it. Raises MetadataError if they do not, or are cut in a
-    way beyond the limits.
+    way beyond the limits, or take more than what is left of `steps`.
     """
     _check_elements(shape)
     if len(chunks) == 1 and tuple(chunks[0][1]) == tuple(shape) and tuple(chunks[0][0]) == (0,) * len(shape):
@@ -189,54 +203,82 @@ def check_tiles(shape: Ints, chunks: Sequence[Span]) -> None:
     if _is_row(shape, chunks):
         return
     axes, boxes = _cut(shape, chunks)
-    if len(axes) > MAX_CUT_DIMS or (len(axes) > 1 and len(boxes) << len(axes) > MAX_CORNERS):
+    count = len(boxes) << len(axes)
+    if len(axes) > MAX_CUT_DIMS or (len(axes) > 1 and count > MAX_CORNERS):
         raise MetadataError(
             f"its {len(boxes)} chunks are cut along {len(axes)} dimensions; at most {MAX_CUT_DIMS} dimensions and "
             f"{MAX_CORNERS} corners are allowed"
         )
-    corners: dict[tuple[int, ...], int] = {}
+    _spend(steps, count // 2, chunks)
+    whole = [shape[axis] for axis in axes]
+    corners = _Corners(whole)
     for begins, ends in boxes:
-        _add_corners(corners, begins, ends, 1)
-    whole = tuple(shape[axis] for axis in axes)
+        corners.add(begins, ends, ([0], []))
     if all(shape):
-        _add_corners(corners, (0,) * len(axes), whole, -1)
-    if corners:
+        corners.add([0] * len(axes), whole, ([], [0]))
+    if corners.left:
         raise MetadataError("its chunks leave out a part of it, or cover one twice")
 
 
-def check_apart(shape: Ints, chunks: Sequence[Span]) -> None:
+def check_apart(shape: Ints, chunks: Sequence[Span], steps: Steps | None = None) -> None:
     """Check that `chunks` lie in a tensor of `shape` and do not overlap; they may leave parts out. Raises MetadataError
-    if they do, or are more than a rank may have.
+    if they do, or are more than a rank may have, or take more than what is left of `steps`.
     """
     _check_elements(shape)
     count = sum(0 not in sizes for _, sizes in chunks)
     if count > MAX_RANK_CHUNKS:
         raise MetadataError(f"a rank has {count} chunks of it; {MAX_RANK_CHUNKS} are allowed")
-    if overlap(shape, chunks):
+    if overlap(shape, chunks, steps):
         raise MetadataError("its chunks overlap")
 
 
-def overlap(shape: Ints, chunks: Sequence[Span]) -> bool:
-    """Whether two chunks share an element. Raises MetadataError if a chunk reaches beyond the tensor's end."""
+def overlap(shape: Ints, chunks: Sequence[Span], steps: Steps | None = None) -> bool:
+    """Whether two chunks share an element. Raises MetadataError if a chunk reaches beyond the tensor's end, or that
+    takes more than what is left of `steps`.
+    """
     axes, boxes = _cut(shape, chunks)
     if len(boxes) < 2:
         return False
     if not axes:
         return True
-    # along the dimension that parts them best, only neighbours need to be compared
-    axis = max(range(len(axes)), key=lambda axis: len({begins[axis] for begins, _ in boxes}))
-    boxes.sort(key=lambda box: box[0][axis])
-    open_boxes: list[tuple[Ints, Ints]] = []
-    for begins, ends in boxes:
-        open_boxes = [box for box in open_boxes if box[1][axis] > begins[axis]]
-        for other_begins, other_ends in open_boxes:
-            if all(
-                begin < other_end and other_begin < end
-                for begin, end, other_begin, other_end in zip(begins, ends, other_begins, other_ends, strict=True)
-            ):
+    groups = [(boxes, _MAX_LEVELS)]
+    while groups:
+        group, levels = groups.pop()
+        for axis in range(len(axes)):
+            _spend(steps, len(group), chunks)
+            if len(parts := _parted(group, axis)) > 1:
+                groups += [(part, levels - 1) for part in parts if len(part) > 1]
+                break
+        else:
+            if any(_share(one, other) for one, other in combinations(group[:_MAX_GROUP], 2)):
                 return True
-        open_boxes.append((begins, ends))
+            levels = 0 if len(group) > _MAX_GROUP else levels
+        if not levels:
+            raise MetadataError(_STRANGE_CUT.format(len(chunks)))
     return False
+
+
+def _parted(boxes: list[tuple[Ints, Ints]], axis: int) -> list[list[tuple[Ints, Ints]]]:
+    """Boxes in groups that are apart along one dimension."""
+    parts: list[list[tuple[Ints, Ints]]] = []
+    stop = 0
+    for box in sorted(boxes, key=lambda box: box[0][axis]):
+        if not parts or box[0][axis] >= stop:
+            parts.append([])
+        parts[-1].append(box)
+        stop = max(stop, box[1][axis])
+    return parts
+
+
+def _share(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
+    return all(map(operator.lt, one[0], other[1])) and all(map(operator.lt, other[0], one[1]))
+
+
+def _spend(steps: Steps | None, count: int, chunks: Sequence[Span]) -> None:
+    try:
+        (steps or Steps(64 * len(chunks))).spend(count)
+    except TooMuch:
+        raise MetadataError(_STRANGE_CUT.format(len(chunks))) from None
 
 
 def _check_elements(shape: Ints) -> None:
@@ -294,15 +336,26 @@ def _cut(shape: Ints, chunks: Iterable[Span]) -> tuple[list[int], list[tuple[Int
     return kept, [(tuple(begins[axis] for axis in kept), tuple(ends[axis] for axis in kept)) for begins, ends in boxes]
 
 
-def _add_corners(corners: dict[tuple[int, ...], int], begins: Ints, ends: Ints, sign: int) -> None:
-    signed: list[tuple[tuple[int, ...], int]] = [((), sign)]
-    for begin, end in zip(begins, ends, strict=True):
-        signed = [
-            entry for corner, weight in signed for entry in (((*corner, begin), weight), ((*corner, end), -weight))
-        ]
-    for corner, weight in signed:
-        total = corners.get(corner, 0) + weight
-        if total:
-            corners[corner] = total
-        else:
-            del corners[corner]  # inner corners cancel out, so few are held at a time
+class _Corners:
+    """Sums of the signs of corners in a tensor of the shape `whole`; `left` are those that are not 0."""
+
+    def __init__(self, whole: Ints) -> None:
+        self.left: dict[int, int] = {}
+        self._radix = [math.prod(size + 1 for size in whole[axis + 1 :]) for axis in range(len(whole))]
+
+    def add(self, begins: Ints, ends: Ints, signed: tuple[list[int], list[int]]) -> None:
+        """Add those of a box, each as one number; `signed` says whether its first one counts as 1 or -1."""
+        plus, minus = signed
+        for begin, end, weight in zip(begins, ends, self._radix, strict=True):
+            lower, upper = begin * weight, end * weight
+            plus, minus = (
+                [at + lower for at in plus] + [at + upper for at in minus],
+                [at + lower for at in minus] + [at + upper for at in plus],
+            )
+        for sign, corners in ((1, plus), (-1, minus)):
+            for corner in corners:
+                total = self.left.get(corner, 0) + sign
+                if total:
+                    self.left[corner] = total
+                else:
+                    del self.left[corner]  # inner corners cancel out, so few are held at a time

@@ -7,6 +7,7 @@ Without an index the shards are all files of the one kind, or else of the other.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +15,12 @@ from typing import Any
 from streamxf.checkpoint.storage import Storage
 from streamxf.collector import collector_paused
 from streamxf.descriptor import shorten
-from streamxf.errors import ContainerError, UnsupportedError, located
+from streamxf.errors import ContainerError, UnsupportedError, located, redacted
 from streamxf.format.items import Item, TensorItem, check_path
 from streamxf.formats import safetensors, torchfile
 from streamxf.formats.contents import Contents, Format, Shard, sizes_of
 from streamxf.proportion import check_whole
-from streamxf.wording import many
+from streamxf.wording import many, some
 
 MAX_INDEX = 100_000_000
 """Bytes."""
@@ -59,6 +60,11 @@ def layout_of(names: Iterable[str]) -> HubLayout | None:
     return None
 
 
+def is_weights(name: str, layout: HubLayout) -> bool:
+    """Whether a file may be one of a layout's shards."""
+    return name.endswith(layout.suffix) and (layout.suffix != BIN or name.startswith("pytorch_model"))
+
+
 def shards_of(storage: Storage, layout: HubLayout) -> tuple[str, ...]:
     """The names of a folder's shards; raises as `read` if there is an index and it cannot be used."""
     return tuple(dict.fromkeys(_read_index(storage, layout)[0].values())) or layout.shards
@@ -96,9 +102,23 @@ def read(storage: Storage, layout: HubLayout) -> tuple[Contents, dict[str, Shard
     notes = []
     if strays:
         notes.append(f"Not in the index: {many(len(strays), 'tensor')} of the shards, such as {shorten(strays[0])}.")
+    notes += _strangers(storage, filter(None, (layout.index, *shards)))
     listed = storage.names()
     sizes = sizes_of(sorted({*listed, *shards}), listed, lambda name: storage.child(name).open())
-    return Contents(storage.given, Format.HUGGING_FACE, found, sizes, notes=tuple(notes), extra=extra), shards
+    return Contents(redacted(storage.given), Format.HUGGING_FACE, found, sizes, notes=tuple(notes), extra=extra), shards
+
+
+def _strangers(storage: Storage, names: Iterable[str]) -> list[str]:
+    """A note of files that are links out of the folder: to others than those of the hub's cache, whose snapshots have
+    links to ``../../blobs``.
+    """
+    if (local := storage.local) is None:
+        return []
+    folder = os.path.realpath(local)
+    homes = tuple(f"{home.rstrip('/')}/" for home in (folder, os.path.normpath(f"{folder}/../../blobs")))
+    real = {name: os.path.realpath(os.path.join(local, name)) for name in names}
+    away = [f"{name}, which is {path}" for name, path in real.items() if not path.startswith(homes)]
+    return [f"Links lead out of the folder for {many(len(away), 'file')}: {some(away)}."] if away else []
 
 
 def _add(found: dict[str, Item], shard: str, read: Shard, placed: Mapping[str, str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from streamxf.checkpoint.access import Access
@@ -11,14 +12,14 @@ from streamxf.checkpoint.publish import made_by_saves
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.collector import collector_paused
 from streamxf.descriptor import ENCRYPT
-from streamxf.errors import NoCheckpointError, UnsupportedError, located
+from streamxf.errors import NoCheckpointError, StreamxfError, UnsupportedError, located, redacted
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.formats import huggingface, safetensors, torchfile
-from streamxf.formats.contents import Contents, Format, sizes_of
+from streamxf.formats.contents import SUFFIXES, Contents, Format, sizes_of
 from streamxf.formats.reader import FileReader
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
-from streamxf.wording import many
+from streamxf.wording import many, some
 
 LOOKED_FOR = (
     "a checkpoint of DCP (.metadata, or __0.metadata and so on), *.safetensors, model.safetensors.index.json, "
@@ -72,8 +73,49 @@ def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
     with located(file=storage.given):
         layout = huggingface.layout_of(storage.names(()))
     if layout is None:
+        if parts := [part for part in parts_of(storage) if _is_known(storage.child(part))]:
+            raise NoCheckpointError(
+                f"the folder is not a checkpoint, but has {many(len(parts), 'checkpoint')} in it: {some(parts)}. Name "
+                "one of them; of a training run, `streamxf latest` prints the newest",
+                file=storage.given,
+            )
         raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.given)
     return layout
+
+
+def _is_known(place: Storage) -> bool:
+    with suppress(StreamxfError, OSError):  # it is named where it is opened itself
+        if place.is_folder():
+            return True
+        with place.open() as file:
+            return format_of(file, place.name) is not None
+    return False
+
+
+def parts_of(storage: Storage, depth: int = 2) -> list[str]:
+    """Where the checkpoints in a folder are, such as a Trainer's or a run: their paths in it, ``""`` for the folder's
+    own files, and the other files whose suffix is that of one. Folders are looked into to a `depth`.
+    """
+    if not storage.is_folder():
+        return []
+    names = sorted(storage.names(()))
+    layout = None
+    if not (of_dcp := is_checkpoint(storage)):
+        with suppress(UnsupportedError):  # it has several
+            layout = huggingface.layout_of(names)
+    own = [""] if of_dcp or layout is not None else []
+    files = [
+        name
+        for name in names
+        if name.endswith(tuple(SUFFIXES)) and not (layout is not None and huggingface.is_weights(name, layout))
+    ]
+    below = [
+        f"{folder}/{part}".rstrip("/")
+        for folder in (sorted(storage.folders()) if depth else ())
+        if folder[0] != "."
+        for part in parts_of(storage.child(folder), depth - 1)
+    ]
+    return [*own, *below, *files]
 
 
 def open_layout(storage: Storage, layout: huggingface.HubLayout, access: Access = _NOTHING) -> FileReader:
@@ -109,7 +151,7 @@ def _open_file(storage: Storage, kind: Format, access: Access) -> FileReader:
     name = storage.name
     with located(file=storage.given), storage.open() as file:
         shard = (torchfile if kind is Format.TORCH else safetensors).read(file, name)
-        contents = Contents(storage.given, kind, shard.items, {name: file.size}, extra=shard.metadata)
+        contents = Contents(redacted(storage.given), kind, shard.items, {name: file.size}, extra=shard.metadata)
     return FileReader(storage, contents, {name: shard}, access)
 
 
@@ -131,7 +173,7 @@ def contents_of(source: Source) -> Contents:
     signers = dict.fromkeys(each.signature[0] for each in vouchers if each.signature is not None)
     sizes, notes, incomplete = _files(source)
     return Contents(
-        source.storage.given,
+        redacted(source.storage.given),
         Format.STREAMXF if own else Format.DCP,
         {label: item if item.name == label else replace(item, name=label) for label, item in source.items.items()},
         sizes,

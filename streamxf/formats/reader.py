@@ -13,7 +13,7 @@ from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import OpenFiles, Storage
 from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
-from streamxf.formats.contents import FOLDERS, Contents, Shard
+from streamxf.formats.contents import FOLDERS, Contents, OpenFile, Shard
 from streamxf.proportion import Budget
 from streamxf.stream.source import BareBlocks
 
@@ -22,7 +22,7 @@ class FileReader(BoxReader):
     """A checkpoint of files that need no decoding: safetensors, a Hugging Face folder, torch.save.
 
     `storage` is the folder, or the only file; `shards`, by a file's name in `Place`, are the contents of each file.
-    `access` decides how objects are unpickled.
+    `access` decides how objects are unpickled, and `open_file` opens a file that is not stored as it is.
     """
 
     def __init__(
@@ -31,13 +31,14 @@ class FileReader(BoxReader):
         contents: Contents,
         shards: Mapping[str, Shard],
         access: Access,
+        open_file: OpenFile | None = None,
     ) -> None:
         self.storage = storage
         self.contents = contents
         self.shards = shards
         self.items: Mapping[str, Item] = contents.items
         self._access = access
-        self._files = OpenFiles(lambda name: self._place(name).open(), local=storage.local is not None)
+        self._files = OpenFiles(open_file or (lambda name: self._place(name).open()), local=storage.local is not None)
         self._loaded: tuple[str, Any] | None = None
 
     @cached_property

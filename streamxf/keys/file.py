@@ -11,7 +11,10 @@ import os
 import re
 import stat
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
 from streamxf.keys.key import SECRET_BYTES, Key
@@ -26,6 +29,29 @@ _SHORT = 31  # characters: fewer than 16 bytes take in hexadecimal
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def discreet(call: Callable[P, T]) -> Callable[P, T]:
+    """Have the errors of `call` come without its frames, whose variables hold keys: what records the variables of
+    tracebacks would record them, too.
+    """
+
+    @wraps(call)
+    def raises_alone(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            found = error
+        del args, kwargs
+        found.__cause__ = found.__context__ = None
+        raise found.with_traceback(None)
+
+    return raises_alone
+
+
+@discreet
 def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
     """Read a key file, following symbolic links; `passphrase` is for a file that is protected by one.
 
@@ -47,12 +73,10 @@ def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
         raise KeyFileError(f"a key file has at most {MAX_TEXT} bytes", file=place)
     try:
         text = data.decode("utf-8")
-    except UnicodeDecodeError:  # it holds the data, so it must not become another error's context
-        text = None
-    if text is None:
+    except UnicodeDecodeError:
         raise KeyFileError(
-            "this key file is not text; if it holds the 32 raw bytes of a key, pass those bytes", file=place
-        )
+            "this key file is not text in UTF-8; if it holds the 32 raw bytes of a key, pass those bytes", file=place
+        ) from None
     try:
         line = key_line(text)
     except ParameterError as error:
@@ -64,6 +88,7 @@ def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
         raise KeyFileError(f"this key file cannot be used: {error.message}", file=place) from None
 
 
+@discreet
 def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> None:
     """Write a key to a new file: readable by its owner only if it is secret, by everyone if it is public.
 
@@ -106,9 +131,10 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
     try:
         _sync_folder(place)
     except OSError as error:  # not every file system can do it; the key itself is on disk
-        warnings.warn(f"{place} is written, but its folder could not be synced: {error.strerror}", stacklevel=3)
+        warnings.warn(f"{place} is written, but its folder could not be synced: {error.strerror}", stacklevel=4)
 
 
+@discreet
 def read_location(path: str, passphrase: str | None = None) -> AnyKey:
     """The key at the location ``file:PATH``, where ``~`` is the user's home; raises as `read_key`."""
     if not path:
@@ -127,6 +153,7 @@ def read_location(path: str, passphrase: str | None = None) -> AnyKey:
     return key
 
 
+@discreet
 def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
     """Read a key from the environment variable `name`, which holds what a key file may hold.
 

@@ -42,7 +42,7 @@ def format_key(key: AnyKey) -> str:
 
 def parse_key(text: str) -> AnyKey:
     """Undo `format_key`; raises ParameterError if the text, which is not shown, is something else or incomplete."""
-    parts = text.strip().split(":")
+    parts = text.strip(" \t\r\n").split(":")
     if len(parts) != 4 or parts[0] not in (SECRET, PUBLIC):
         raise ParameterError(f"this is not a key: it does not look like {SECRET}:kind:id:data or {PUBLIC}:kind:id:data")
     label, kind, key_id, data = parts

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS
 from streamxf.format.limits import MAX_INT, MAX_NDIM
-from streamxf.objects.stand_ins import STAND_INS, TooMuch
+from streamxf.objects.stand_ins import STAND_INS
+from streamxf.proportion import TooMuch
 from streamxf.torchsave.outline import STORAGES
 
-ELEMENT = 64  # bytes that count as an element
 _LATIN = ("latin1", "latin-1")
 _OTHERS = {name: {"bits16": 2, "qint32": 4, "bcomplex32": 4}.get(name, 1) for name in WITHOUT_ELEMENTS}
 _DTYPES = {f"torch.{name}": size for name, size in (ITEMSIZES | _OTHERS).items()}
@@ -87,11 +87,7 @@ def _bytearray(_: Any, data: Any = b"", encoding: Any = None) -> bytearray | Non
 
 def _set(check: Any, items: Any) -> set[Any] | None:
     """Of a list, and not of an expanded tensor."""
-    if type(items) is not list:
-        return None
-    for item in items:
-        check.charge(item)
-    return set(items)
+    return check.steps.set_of(items) if type(items) is list else None
 
 
 def _numbers(name: str, _: Any, *arguments: Any) -> Any:
@@ -138,7 +134,7 @@ def _copied(check: Any, *arguments: Any) -> Any:
     counts = [tensor.count for tensor in tensors if tensor.count is not None]
     if not counts or len(counts) < len(tensors):
         return None
-    check.spend(sum(counts) // 16)
+    check.steps.spend(sum(counts) // 16)
     return TensorRecord()
 
 

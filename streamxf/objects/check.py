@@ -3,8 +3,8 @@
 That unpickler decides which names a pickle may use, and hardly how: a few bytes can ask for a ``bytearray`` of any
 size, make a set of a tensor that is one number expanded to a million, resize a storage to whatever a tensor's shape
 says, or use as a key a tuple of tuples that share their parts, which takes forever to hash. Here the same opcodes are
-followed by Python's own unpickler, with `calls` in the place of what they name, and what they take is counted. An
-object that needs nothing of torch's and no class of the caller's is complete then, and torch never sees its pickle.
+followed with `calls` in the place of what they name, and what they take is counted. An object that needs nothing of
+torch's and no class of the caller's is complete then, and torch never sees its pickle.
 """
 
 from __future__ import annotations
@@ -23,17 +23,14 @@ from typing import Any
 from streamxf.descriptor import shorten
 from streamxf.errors import ParameterError
 from streamxf.objects import calls
-from streamxf.objects.stand_ins import BYTES_IO, Array, Bytes, DType, TooMuch, group_of
+from streamxf.objects.stand_ins import BYTES_IO, Array, Bytes, DType, group_of
+from streamxf.proportion import ELEMENT, Steps, TooMuch
 from streamxf.stream.source import ForkLock
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
+from streamxf.torchsave.pickles import ACTIONS, CountingUnpickler
 
-FREE_STEPS = 2**20  # opcodes, besides four for each byte in storage: an empty dict is one, and takes a hundred bytes
-FREE_WORK = 2**19  # elements hashed or copied, of some hundred bytes each, besides those in proportion
-_MAX_DEPTH = 64  # of tuples, which are hashed on the processor's stack
 _PROTOCOL = 2
 _BLOCKED = ("sys", "os", "posix", "nt")  # modules of which torch takes nothing, whatever is allowed
-_CONTAINERS = (list, dict, set, OrderedDict, Counter)
-_Unpickler: Any = pickle._Unpickler  # Python's own in Python, of which little is typed
 
 
 _lending = ForkLock()
@@ -101,11 +98,10 @@ def is_known(name: str) -> bool:
     return name in calls.VALUES or name in calls.CALLS
 
 
-class Check(_Unpickler):  # type: ignore[misc]
+class Check(CountingUnpickler):
     """One pass over a pickle of ``torch.save``.
 
-    Torch's unpickler reads the same bytes afterwards, so what the two could read in different ways is an error. In C,
-    Python's unpickler would be faster; but its memo is an array, and place 2^31 takes gigabytes, in nine bytes.
+    Torch's unpickler reads the same bytes afterwards, so what the two could read in different ways is an error.
 
     - `sizes`: bytes of the archive's records; `stored`: bytes that the item takes in storage.
     - `trusted`: gives the names that the caller allows, whose calls are the caller's business.
@@ -116,38 +112,14 @@ class Check(_Unpickler):  # type: ignore[misc]
     def __init__(
         self, pickled: bytes, sizes: Mapping[str, int], stored: int, trusted: Callable[[], Set[str]] = frozenset
     ) -> None:
-        file = io.BytesIO(pickled)
-        super().__init__(file, encoding="utf-8")
-        self.read, self.readline = file.read, file.readline  # protocol 2 has no frames
-        self.metastack: list[list[Any]] = []
-        self.stack: list[Any] = []
-        self.append = self.stack.append
+        super().__init__(pickled, stored)
         self.names: set[str] = set()
         self.unknown: set[str] = set()
         self.never = ""
         self._sizes = sizes
         self._trusted = trusted
         self._kinds: dict[str, str] = {}
-        self._limit = FREE_STEPS + 4 * stored
-        self._work = FREE_WORK + sum(sizes.values()) * 4 // calls.ELEMENT
-        self._step = 0
-
-    def load(self) -> Any:
-        """What is pickled, with records in the place of what only torch or the caller can make. Raises TooMuch if
-        torch.save does not write it so, or it takes memory or time out of proportion.
-        """
-        read, actions = self.read, _ACTIONS
-        try:
-            for step in range(self._limit):
-                self._step = step
-                actions[read(1)[0]](self)
-        except pickle._Stop as stop:  # type: ignore[attr-defined]
-            return stop.value
-        except (TooMuch, MemoryError):
-            raise
-        except Exception as error:  # whatever a damaged pickle makes the unpickler raise
-            raise TooMuch(f"its pickle is damaged ({type(error).__name__})") from None
-        raise TooMuch(f"its pickle has more than {self._limit} opcodes")
+        self.steps = Steps(len(pickled) // 2 + sum(sizes.values()) * 4 // ELEMENT)
 
     @property
     def plain(self) -> bool:
@@ -181,7 +153,7 @@ class Check(_Unpickler):  # type: ignore[misc]
         if not isinstance(function, calls.Name) or type(arguments) is not tuple:
             raise TooMuch("its pickle calls something that has no name, or with what is not a tuple")
         for argument in arguments:
-            self.charge(argument)
+            self.steps.charge(argument)
         if type(function) is calls.Name:
             return calls.Made(function.name)
         made = calls.CALLS[function.name](self, *arguments) if function.name in calls.CALLS else None
@@ -201,31 +173,13 @@ class Check(_Unpickler):  # type: ignore[misc]
 
     def _build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
-        self.charge(state)
+        self.steps.charge(state)
         if isinstance(target, Array | Bytes | DType):
             target.__setstate__(state)
         elif type(target) is OrderedDict and calls.may_have(OrderedDict, state):
             target.__dict__.update(state)
         elif type(target) is not calls.Made:  # a tensor would get another size, an attribute stand in for a method
             raise TooMuch("its pickle changes something after it was made, as torch.save never does")
-
-    def charge(self, value: Any, depth: int = 0) -> None:
-        """Count what hashing or copying a value takes; of a tuple, each part as often as it is in there."""
-        kind = type(value)
-        if kind is tuple:
-            if depth == _MAX_DEPTH:
-                raise TooMuch(f"its tuples are nested deeper than {_MAX_DEPTH}")
-            for item in value:
-                self.charge(item, depth + 1)
-        if kind is str or kind is bytes or kind is bytearray:
-            self.spend(1 + len(value) // calls.ELEMENT)
-        else:
-            self.spend(1 + len(value) if kind in _CONTAINERS else 1)
-
-    def spend(self, elements: int) -> None:
-        self._work -= elements
-        if self._work + 2 * self._step < 0:
-            raise TooMuch("its pickle makes something out of proportion to what is stored")
 
     def _proto(self) -> None:
         if self.read(1)[0] != _PROTOCOL:
@@ -244,8 +198,7 @@ class Check(_Unpickler):  # type: ignore[misc]
         fills, target = self._may_fill(dict, OrderedDict, Counter), self.stack[-1]
         for at in range(0, len(items), 2):
             key, value = items[at], items[at + 1]
-            if type(key) is not str or len(key) > calls.ELEMENT:
-                self.charge(key)
+            self.steps.charge_key(target if fills else (), key)
             if fills:
                 target[key] = value
 
@@ -262,8 +215,8 @@ class Check(_Unpickler):  # type: ignore[misc]
         self.never = self.never or reason
 
 
-_ACTIONS: dict[int, Callable[[Check], None]] = {
-    **{opcode: _Unpickler.dispatch[opcode] for opcode in b".(NKMGJXUqrhj]})tcQ\x85\x86\x87\x88\x89\x8a"},
+Check.actions = {
+    **{opcode: ACTIONS[opcode] for opcode in b".(NKMGJXUqrhj]})tcQ\x85\x86\x87\x88\x89\x8a"},
     pickle.PROTO[0]: Check._proto,
     pickle.LONG4[0]: Check._long4,
     pickle.APPEND[0]: lambda check: check._fill_list([check.stack.pop()]),

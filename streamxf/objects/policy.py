@@ -17,9 +17,9 @@ from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
 from streamxf.objects.calls import Unfinished
 from streamxf.objects.check import Check, chosen, lent, names_of, shown
-from streamxf.objects.stand_ins import STAND_INS, TooMuch
+from streamxf.objects.stand_ins import STAND_INS
 from streamxf.objects.unpickle import unpickle
-from streamxf.proportion import MAX_EXPANSION, Budget, check_expansion, most
+from streamxf.proportion import MAX_EXPANSION, Budget, TooMuch, check_expansion, most
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 
 if TYPE_CHECKING:

@@ -15,12 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from streamxf.proportion import TooMuch
+
 # bool, integers, floats and complex numbers, by their size in bytes; no objects, strings, dates or records
 _NUMERIC = re.compile(r"b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)", re.ASCII)
-
-
-class TooMuch(ValueError):
-    """``torch.save`` does not write such a pickle, or it takes memory or time out of proportion; says in which way."""
 
 
 class DType:

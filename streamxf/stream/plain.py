@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import IO, Any, Literal, Self, overload
 
 from typing_extensions import Buffer
@@ -22,6 +21,7 @@ from streamxf.codecs.encrypt import Encrypt
 from streamxf.coder import StreamCoder
 from streamxf.descriptor import Descriptor
 from streamxf.errors import ContainerError, ParameterError, PolicyError, located
+from streamxf.files import aim, create
 from streamxf.format.container import End
 from streamxf.format.header import Header
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
@@ -51,14 +51,14 @@ from streamxf.synced import SyncedFile
 
 class Draft:
     """Writes beside `target`, and renames over it when all is well; otherwise what was there stays. A link is followed
-    to what it names, which keeps its permissions. Anything but a regular file (a device, a named pipe) cannot be
-    replaced, and is written to directly.
+    to what it names, which keeps its permissions; raises FileExistsError if that is not there. Anything but a regular
+    file (a device, a named pipe) cannot be replaced, and is written to directly.
 
     - `file`: write here. Unbuffered: after a fork the child's copy of a buffer would be flushed into the parent's file.
     """
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
-        self._target = Path(os.path.realpath(target))  # absolute, so that the folder may change meanwhile
+        self._target = aim(target)
         mode = self._target.stat().st_mode if self._target.exists() else None
         if mode is not None and not stat.S_ISREG(mode):
             self._draft = None
@@ -66,10 +66,8 @@ class Draft:
             self.file: Writable = self._raw
             return
         self._draft = self._target.with_name(f".{self._target.name}.{secrets.token_hex(4)}.tmp")
-        self._raw = _builtin_open(self._draft, "xb", buffering=0)  # noqa: SIM115 - closed by `finish`
+        self._raw = create(self._draft, None if mode is None else self._target)
         self.file = self._synced = SyncedFile(self._raw)
-        if mode is not None:
-            os.chmod(self._draft, stat.S_IMODE(mode))
 
     def finish(self, complete: bool) -> None:
         """Put the file in its place if it is `complete`, else remove it. Raises OSError; what was there before then

@@ -1,14 +1,12 @@
 """The outline of what ``torch.save`` wrote: its structure, with tensors that say where their elements are.
 
-Python's unpickler, in C, does the work. Every name in the pickle leads to a record that does nothing, so nothing runs;
-the few that make tensors lead to records that remember what they were given.
+Every name in the pickle leads to a record that does nothing, so nothing runs; the few that make tensors lead to records
+that remember what they were given.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, Self
@@ -16,7 +14,9 @@ from typing import Any, ClassVar, NoReturn, Self
 from streamxf.collector import collector_paused
 from streamxf.format.items import ITEMSIZES
 from streamxf.format.limits import MAX_INT, MAX_NDIM
+from streamxf.proportion import TooMuch
 from streamxf.torchsave.archive import NotSavedByTorch
+from streamxf.torchsave.pickles import CountingUnpickler
 
 STORAGES = {
     "DoubleStorage": "float64",
@@ -119,14 +119,12 @@ def read_outline(pickled: bytes, sizes: dict[str, int]) -> Any:
 
     Raises NotSavedByTorch if it is not such a pickle, or has a tensor that does not fit its record.
     """
-    file = io.BytesIO(pickled)
+    unpickler = _Unpickler(pickled, sizes)
     try:
-        root = _Unpickler(file, sizes).load()
-    except NotSavedByTorch:
-        raise
-    except Exception as error:  # whatever a damaged pickle makes the unpickler raise
-        raise NotSavedByTorch(f"its pickle is damaged: {type(error).__name__}: {error!s:.200}") from None
-    if file.tell() != len(pickled):
+        root = unpickler.load()
+    except TooMuch as error:
+        raise NotSavedByTorch(str(error)) from None
+    if not unpickler.at_end:
         raise NotSavedByTorch("something follows its pickle")
     return root
 
@@ -158,10 +156,16 @@ class _Call:
         return self.call(*arguments)
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, sizes: dict[str, int]) -> None:
-        super().__init__(file)
+_CLASS = 128  # elements that making a class takes
+
+
+class _Unpickler(CountingUnpickler):
+    on_purpose = (NotSavedByTorch,)
+
+    def __init__(self, pickled: bytes, sizes: dict[str, int]) -> None:
+        super().__init__(pickled)
         self._sizes = sizes
+        self._foreign: dict[str, type[Foreign]] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         match module, name:
@@ -183,7 +187,11 @@ class _Unpickler(pickle.Unpickler):
                 return _Call(self._typed_tensor)
             case "torch._utils", "_rebuild_parameter":
                 return _Call(lambda data, *rest: data)
-        return _foreign(f"{module:.200}.{name:.200}")
+        name = f"{module:.200}.{name:.200}"
+        if name not in self._foreign:
+            self.steps.spend(_CLASS)
+            self._foreign[name] = _foreign(name)
+        return self._foreign[name]
 
     def persistent_load(self, pid: object) -> Any:
         if not isinstance(pid, tuple) or len(pid) != 5 or pid[0] != "storage" or not isinstance(pid[2], str):

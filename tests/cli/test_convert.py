@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,38 @@ def test_pack_for_a_key_and_back(run: Run, file: Path, tmp_path: Path, key_file:
     assert back.read_bytes() == file.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (["pack", "plain", "full"], "replace it (--overwrite)"),
+        (["pack", "folder", "full", "--overwrite", "--exclude", "nothing"], ""),
+        (["unpack", "plain", "full.pt"], "replace it (--overwrite)"),
+        (
+            ["unpack", "plain", "new.safetensors"],
+            "choose items (--only, --prefix), or leave objects out (--skip-objects)",
+        ),
+        (["transcode", "plain"], "replace the source (--in-place)"),
+        (["transcode", "plain", "plain"], "; --in-place replaces the source"),
+        (["transcode", "plain", "new", "--chain", "encrypt"], "those who may read (--encrypt-to)"),
+        (["salvage", "plain", "new", "--without-metadata", "--expect-save-id", "0" * 32], "--expect-save-id means"),
+    ],
+    ids=" ".join,
+)
+def test_errors_speak_of_options(
+    run: Run, plain: Path, tmp_path: Path, command: list[str], named: str, monkeypatch: pytest.MonkeyPatch
+):
+    """And not of the library's arguments."""
+    monkeypatch.chdir(tmp_path)
+    save(dict(STATE), storage_writer=streamxf.FileSystemWriter("full"))
+    Path("full.pt").touch()
+    Path("folder").mkdir()
+    save_file(WEIGHTS, "folder/model.safetensors")
+    done = run(*command)
+    assert done.code == 2
+    assert named in done.err
+    assert not re.search(r"\((overwrite|exclude|only|prefix|in_place|encrypt_to)|[a-z]_[a-z]", done.err)
+
+
 def test_transcode_in_place(run: Run, plain: Path, key_file: Path, key: streamxf.Key):
     done = run("transcode", plain, "--in-place", "--chain", "lz4+encrypt", "--encrypt-to", f"file:{key_file}", "--json")
     assert done.code == 0
@@ -59,7 +92,7 @@ def test_transcode_in_place(run: Run, plain: Path, key_file: Path, key: streamxf
     assert torch.equal(state["layer.weight"], STATE["layer.weight"])
     again = run("transcode", plain, "--in-place", "--key", f"file:{key_file}")
     assert again.code == 2
-    assert "(encrypt_to)" in again.err
+    assert "(--encrypt-to)" in again.err
 
 
 def test_a_copy_needs_a_target_or_a_place(run: Run, plain: Path, tmp_path: Path):
@@ -137,8 +170,8 @@ def test_a_folder_on_the_command_line(run: Run, file: Path, tmp_path: Path):
     refused = run("pack", hub, tmp_path / "packed")
     assert refused.code == 2
     assert "zeros (a link that leads out of the folder, to /dev/zero)" in refused.err
-    assert "(exclude)" in refused.err
-    assert "(follow_links)" in refused.err
+    assert "(--exclude)" in refused.err
+    assert "(--follow-links)" in refused.err
     assert run("pack", hub, tmp_path / "packed", "--exclude", "zeroes").code == 2
     assert run("pack", hub, tmp_path / "packed", "--exclude", "zeros").code == 0
     assert run("unpack", tmp_path / "packed", tmp_path / "x.gguf").code == 2

@@ -81,7 +81,12 @@ def test_cat_that_cannot_begin(run: Run, open_file: Path, sealed_file: Path, pla
         done = run("cat", *arguments)
         assert (done.code, done.out) == (2 if says != "not encrypted" else 1, "")
         assert says in done.err
-    assert run("cat", next(plain.glob("*.distcp"))).code == 1
+    foreign = next(plain.glob("*.distcp"))  # of which nothing is damaged
+    assert run("cat", foreign).code == 2
+    assert piped("cat", "-", given=foreign.read_bytes())[::2] == (
+        2,
+        "streamxf cat: this is not a file that streamxf.open wrote: it does not begin as one\n",
+    )
 
 
 def test_cat_into_a_full_disk(open_file: Path):

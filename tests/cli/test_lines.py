@@ -22,9 +22,9 @@ COMMANDS = command_line().commands
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def shown(*arguments: object) -> tuple[int, list[str]]:
-    """What a command shows at a terminal of 80 columns, without colours."""
-    code, text = at_terminal(arguments)
+def shown(*arguments: object, columns: int = 80) -> tuple[int, list[str]]:
+    """What a command shows at a terminal, without colours."""
+    code, text = at_terminal(arguments, COLUMNS=str(columns))
     return code, ESCAPES.sub("", text).splitlines()
 
 
@@ -59,6 +59,23 @@ def test_names_in_tables_are_folded_behind_their_dots(long_names: Path):
         "".join(parts[: len(parts) // 3]) == "model.transformer_layers.0.self_attention.output_projection.weight_shard"
     )
     assert all(part.endswith((".", "_", "weight_shard")) for part in parts)
+
+
+@pytest.mark.parametrize("columns", [20, 40])
+def test_where_a_table_does_not_fit_each_row_is_a_paragraph(long_names: Path, columns: int):
+    """Names stay whole then."""
+    code, lines = shown("inspect", long_names, columns=columns)
+    assert code == 0
+    assert sum(line.endswith(".self_attention.output_projection.weight_shard") for line in lines) == 3
+    assert (lines.count("  shape: 1000"), lines.count("  dtype: float32")) == (3, 3)
+
+
+def test_a_listing_on_a_narrow_terminal(tmp_path: Path):
+    with streamxf.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(5, {"w": torch.zeros(3)}, metrics={"loss": 0.25})
+    code, lines = shown("list", tmp_path / "run", columns=40)
+    assert code == 0
+    assert {"step-5", "step: 5", "metrics: loss 0.25", "kind: own"} <= {line.strip() for line in lines}
 
 
 def test_a_report_on_damage(run: Run, long_names: Path):

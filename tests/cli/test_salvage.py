@@ -86,7 +86,7 @@ def test_encrypted_it_does_not_become_plain_by_default(run: Run, encrypted: Path
     opens = ["--key", f"file:{key_file}"]
     refused = run("salvage", encrypted, tmp_path / "new", *opens)
     assert refused.code == 2
-    assert "(encrypt_to)" in refused.err
+    assert "(--encrypt-to)" in refused.err
     assert not (tmp_path / "new").exists()
     flip_bit(encrypted)
     done = run("salvage", encrypted, tmp_path / "new", *opens, "--encrypt-to", f"file:{key_file}", "--json")

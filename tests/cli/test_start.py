@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from formats.samples import WRITERS, written
+from safetensors.torch import save_file
 
+import streamxf
 from cli.command import Run
 from streamxf.cli.app import COMMANDS
 from streamxf.version import __version__
@@ -67,6 +69,30 @@ def test_inspecting_imports_no_torch(tmp_path: Path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert all(f"/{number}/" in done.stdout for number in range(len(commands)))  # JSON spells other letters of a path
+
+
+def test_verifying_and_unpacking_import_no_torch(tmp_path: Path):
+    """Not to decode what a chain stored, either, nor to write again what was packed."""
+    commands = []
+    kinds = WRITERS.keys() - {"torch.save", "Hugging Face .bin"}  # zip files, whose directory torch has to read as well
+    for number, kind in enumerate(kinds):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = str(written(kind, {f"layers.{layer}.w": torch.zeros(4, 4) for layer in range(3)}, folder))
+        keys = ["--key", "env:KEY"] if kind == "encrypted" else []
+        commands += [["verify", path, *keys], ["unpack", path, str(folder / "out.safetensors"), *keys]]
+    save_file({"w": torch.zeros(4)}, tmp_path / "w.safetensors")
+    streamxf.pack(tmp_path / "w.safetensors", tmp_path / "packed")
+    commands += [["unpack", str(tmp_path / "packed"), str(tmp_path / "again.safetensors")]]
+    done = python(
+        "import sys; from streamxf.cli.__main__ import main\n"
+        f"for command in {commands!r}:\n"
+        "    assert main(command) == 0, command\n"
+        "    assert 'torch' not in sys.modules, command\n",
+        KEY=bytes(range(32)).hex(),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "w.safetensors").read_bytes()
 
 
 def test_the_list_of_commands(run: Run):
@@ -131,7 +157,7 @@ def shell(tmp_path: Path):
     def run(script: str) -> list[str]:
         environment = os.environ | {"PATH": path, "HOME": str(tmp_path), "SHELL": bash, "COLUMNS": "80"}
         done = subprocess.run([bash, "--norc", "-c", script], capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stderr
+        assert (done.returncode, done.stderr) == (0, "")
         return done.stdout.split()
 
     return run

@@ -12,6 +12,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
 
@@ -78,7 +80,8 @@ LOADED = "import sys, torch; print(sorted(name for name in sys.modules if name.s
 
 @pytest.mark.parametrize("value", [None, ""])
 def test_without_a_chain_nothing_else_is_imported(value: str | None, installed: Path) -> None:
-    ran = run(installed, "-c", LOADED, **({} if value is None else {"STREAMXF_CHAIN": value}))
+    variables = {} if value is None else {"STREAMXF_CHAIN": value, "STREAMXF_KEYS": value}
+    ran = run(installed, "-c", LOADED, **variables)
     assert ran.stdout.strip() == "['streamxf_autoload']", ran.stderr
 
 
@@ -89,17 +92,118 @@ def test_a_broken_streamxf_stops_the_import_of_torch_only_with_a_chain(installed
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import torch"
     assert run(installed, "-c", code).returncode == 0
     ran = run(installed, "-c", code, STREAMXF_CHAIN="zstd")
-    assert ran.returncode != 0
-    assert "half of it" in ran.stderr
+    assert ran.returncode == 1
+    assert (
+        ran.stderr == "streamxf: STREAMXF_CHAIN or STREAMXF_KEYS is set, and streamxf fails: ImportError: half of it\n"
+    )
 
 
-@pytest.mark.parametrize(
-    ("value", "why"), [("floatzip+encrypt", "chain text: 'encrypt' needs"), (" ", "it names no codecs")]
-)
-def test_a_chain_that_cannot_be_installed_stops_the_import_of_torch(value: str, why: str, installed: Path) -> None:
-    ran = run(installed, "-c", "import torch", STREAMXF_CHAIN=value)
-    assert ran.returncode != 0
-    assert f"STREAMXF_CHAIN is set, and could not be installed: {why}" in ran.stderr
+WRONG = [("floatzip+encrypt", None, "chain text: 'encrypt' needs"), (" ", None, "it names no codecs")]
+WRONG += [("zstd+encrypt", "file:/nowhere/key", "No such file"), ("zstd", "nonsense", "")]
+
+TRYING = """
+import sys, torch
+import torch.distributed.checkpoint as dcp
+
+class Derived(dcp.FileSystemWriter):
+    pass
+
+class DerivedReader(dcp.FileSystemReader):
+    pass
+
+STATE = {"w": torch.zeros(4)}
+path = sys.argv[1]
+for name, call in {
+    "save": lambda: dcp.save(STATE, checkpoint_id=path),
+    "writer": lambda: dcp.FileSystemWriter(path),
+    "derived writer": lambda: Derived(path),
+    "save in the background": lambda: dcp.async_save(STATE, checkpoint_id=path).result(),
+    "load": lambda: dcp.load(STATE, checkpoint_id=path),
+    "reader": lambda: dcp.FileSystemReader(path),
+    "derived reader": lambda: DerivedReader(path),
+}.items():
+    try:
+        call()
+        print("done", name)
+    except BaseException as error:
+        print("cannot be used" in str(error) and "refused", name)
+"""
+
+
+@pytest.mark.parametrize(("chain", "keys", "why"), WRONG)
+def test_what_cannot_be_installed_refuses_every_save_and_load(
+    chain: str, keys: str | None, why: str, installed: Path, tmp_path: Path
+) -> None:
+    """Torch's own advice would be to turn the variable off, and with it encryption."""
+    variables = {"STREAMXF_CHAIN": chain, "STREAMXF_KEYS": keys or ""}
+    ran = run(installed, "-c", TRYING, tmp_path / "checkpoint", **variables)
+    assert ran.returncode == 0, ran.stderr
+    (line,) = [line for line in ran.stderr.splitlines() if "streamxf" in line]
+    assert line.startswith(f"streamxf: STREAMXF_{'CHAIN' if keys is None else 'KEYS'} cannot be used: ")
+    assert why in line
+    assert "AUTOLOAD" not in ran.stderr
+    assert {line.split()[0] for line in ran.stdout.splitlines()} == {"refused"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_with_strict_it_ends_the_process(installed: Path) -> None:
+    ran = run(installed, "-c", "import torch; print('on')", STREAMXF_CHAIN="zsdt", STREAMXF_STRICT="1")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("streamxf: STREAMXF_CHAIN cannot be used: ")
+    assert "zsdt" in line
+
+
+def test_what_a_script_installs_itself_is_not_refused(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, torch, streamxf, torch.distributed.checkpoint as dcp\n"
+        "with streamxf.install('zstd'): dcp.save({'w': torch.zeros(4)}, checkpoint_id=sys.argv[1])\n"
+        "try: streamxf.installed()\n"
+        "except streamxf.StreamxfError as error: print(error)"
+    )
+    ran = run(installed, "-c", code, tmp_path / "checkpoint", STREAMXF_CHAIN="zsdt")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("STREAMXF_CHAIN cannot be used: ")
+    assert stored_chain(tmp_path / "checkpoint", None) == "zstd"
+
+
+def test_keys_alone_are_enough_to_read_and_change_no_writer(installed: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    streamxf.write_key(key, KEY)
+    save({"w": torch.ones(4)}, storage_writer=streamxf.FileSystemWriter(tmp_path / "sealed", chain="encrypt", keys=KEY))
+    code = (
+        "import sys, torch, streamxf, torch.distributed.checkpoint as dcp\n"
+        "from torch.distributed.checkpoint.format_utils import dcp_to_torch_save\n"
+        "state = {'w': torch.zeros(4)}\n"
+        "dcp.load(state, checkpoint_id=f'{sys.argv[1]}/sealed')\n"
+        "dcp_to_torch_save(f'{sys.argv[1]}/sealed', f'{sys.argv[1]}/whole.pt')\n"
+        "dcp.save(state, checkpoint_id=f'{sys.argv[1]}/stock')\n"
+        "dcp.async_save(state, checkpoint_id=f'{sys.argv[1]}/later').result()\n"
+        "print(state['w'].sum().item(), type(dcp.FileSystemWriter('a')).__module__, streamxf.installed())"
+    )
+    ran = run(installed, "-c", code, tmp_path, STREAMXF_KEYS=f"file:{key}")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("4.0 torch.distributed.checkpoint.filesystem <streamxf installation: no chain, keys")
+    assert [stored_chain(tmp_path / name, None) for name in ("stock", "later")] == ["", ""]
+    assert torch.load(tmp_path / "whole.pt")["w"].sum() == 4
+
+
+def test_keys_that_cannot_be_used_refuse_loads_alone(installed: Path, tmp_path: Path) -> None:
+    ran = run(installed, "-c", TRYING, tmp_path / "checkpoint", STREAMXF_KEYS="prompt")
+    found = dict(reversed(line.split(maxsplit=1)) for line in ran.stdout.splitlines())
+    assert {name for name, what in found.items() if what == "refused"} == {"load", "reader", "derived reader"}
+    assert {found[name] for name in ("save", "writer", "derived writer", "save in the background")} == {"done"}
+    assert "STREAMXF_KEYS cannot be used" in ran.stderr
+    assert "every load is refused" in ran.stderr
+
+
+@pytest.mark.parametrize("code", ["import streamxf", "import torch, streamxf"])
+def test_importing_warns_of_a_chain_that_is_not_installed(code: str, installed: Path) -> None:
+    """Or nobody would see that nothing is encrypted."""
+    off = run(installed, "-W", "always", "-c", code, STREAMXF_CHAIN="zstd", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert "STREAMXF_CHAIN is set, and nothing is installed: TORCH_DEVICE_BACKEND_AUTOLOAD keeps" in off.stderr
+    on = run(installed, "-W", "error", "-c", code, STREAMXF_CHAIN="zstd")
+    assert (on.returncode, on.stderr) == (0, "")
 
 
 def test_the_first_key_encrypts_and_all_open(installed: Path) -> None:
@@ -140,5 +244,5 @@ def test_commands_do_without(installed: Path, tmp_path: Path) -> None:
         "import sys; from streamxf.cli.__main__ import main; main(['codecs']); import torch, streamxf; "
         "print(streamxf.installed(), file=sys.stderr)"
     )
-    ran = run(installed, "-c", code, STREAMXF_CHAIN="zstd")
+    ran = run(installed, "-c", code, STREAMXF_CHAIN="zstd", STREAMXF_KEYS="nonsense")
     assert ran.stderr.strip() == "None"

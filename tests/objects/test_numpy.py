@@ -22,8 +22,9 @@ from streamxf.errors import PolicyError
 from streamxf.objects import stand_ins
 from streamxf.objects.check import chosen, lent
 from streamxf.objects.policy import Objects
-from streamxf.objects.stand_ins import STAND_INS, TooMuch
+from streamxf.objects.stand_ins import STAND_INS
 from streamxf.objects.unpickle import unpickle
+from streamxf.proportion import TooMuch
 from streamxf.torchsave.archive import Archive
 
 from .pickles import archive, call, number, saved, text

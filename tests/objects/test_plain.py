@@ -19,7 +19,7 @@ from streamxf.errors import MetadataError, PolicyError
 from streamxf.objects.calls import Unfinished
 from streamxf.objects.check import Check
 from streamxf.objects.policy import Objects
-from streamxf.objects.stand_ins import TooMuch
+from streamxf.proportion import TooMuch
 
 from .pickles import archive, saved
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import sys
 
 from recordings import fields
+from recordings.manual import manual
 from recordings.page import ROOT, replace
 from recordings.picture import svg
 from recordings.reference import reference
 from recordings.session import as_text, record
 
+MANUAL = ROOT / "docs" / "streamxf.1"
 IMAGE = ROOT / "docs" / "images" / "terminal.svg"
 
 
@@ -29,6 +31,7 @@ def main(parts: list[str]) -> int:
 
 def _reference() -> None:
     replace("reference", reference())
+    MANUAL.write_text(manual())
 
 
 def _json() -> None:

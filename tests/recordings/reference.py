@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from inspect import cleandoc
 from typing import Any, Literal, get_args, get_origin
 
@@ -27,7 +28,7 @@ def _section(command: Any, examples: tuple[str, ...], common: list[str]) -> str:
     parts = [f"### streamxf {command.name}", *map(_escaped, cleandoc(command.help).split("\n\n"))]
     parts.append("\n".join(["```sh", *examples, "```"]))
     own = [row for row in map(_row, command.params) if row not in common]
-    shared = dict.fromkeys(_names(parameter)[0] for parameter in command.params if _row(parameter) in common)
+    shared = dict.fromkeys(names(parameter)[0] for parameter in command.params if _row(parameter) in common)
     if own:
         parts.append(_table(own))
     if shared:
@@ -39,7 +40,7 @@ def _table(rows: list[str]) -> str:
     return "\n".join(["| | |", "| --- | --- |", *rows])
 
 
-def _names(parameter: Any) -> list[str]:
+def names(parameter: Any) -> list[str]:
     if parameter.param_type_name == "argument":
         return [_value(parameter)]
     value = "" if parameter.is_flag else f" {_value(parameter)}"
@@ -47,15 +48,20 @@ def _names(parameter: Any) -> list[str]:
 
 
 def _row(parameter: Any) -> str:
-    text = _escaped(" ".join((parameter.help or "").split()))
+    return f"| {', '.join(f'`{name}`' for name in names(parameter))} | {text_of(parameter, _escaped, '`')} |"
+
+
+def text_of(parameter: Any, escaped: Callable[[str], str] = str, quote: str = "") -> str:
+    """What an option means, and its default."""
+    text = escaped(" ".join((parameter.help or "").split()))
     default = parameter.default
     if parameter.required and parameter.param_type_name == "option":
         text += " Required."
     elif default not in (None, False, ""):
-        text += f" By default `{default}`."
+        text += f" By default {quote}{default}{quote}."
     if parameter.envvar:
-        text += f" Also from `{parameter.envvar}`."
-    return f"| {', '.join(f'`{name}`' for name in _names(parameter))} | {text} |"
+        text += f" Also from {quote}{parameter.envvar}{quote}."
+    return text
 
 
 def _value(parameter: Any) -> str:

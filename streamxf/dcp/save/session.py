@@ -18,12 +18,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 from streamxf.checkpoint.disk import Mount
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import DataFile
-from streamxf.dcp.threads import side_by_side
 from streamxf.errors import AbortedError, StreamxfError, escaped, located
 from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.objects.check import quick_needs, shown
 from streamxf.progress import Progress
 from streamxf.report import Meter, SaveReport
+from streamxf.threads import side_by_side
 from streamxf.torchsave.archive import NotSavedByTorch
 
 RECORD_ATTRIBUTE = "streamxf_record"

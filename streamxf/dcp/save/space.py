@@ -15,7 +15,7 @@ import statistics
 import zlib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -104,18 +104,40 @@ def check_room(
     if tensors.size <= volume.free:
         return
     exact = _is_exact(extensions, volume)
-    needed = tensors.size if exact else _estimate(tensors, extensions, block_log2, volume.plain)
+
+    def stored(place: float) -> float:
+        item, tensor, share = tensors.at(place)
+        return _ratio(item, _piece(tensor, share, 1 << block_log2), extensions, block_log2, volume.plain)
+
+    needed = tensors.size if exact else _estimate(stored, tensors.size, block_log2)
     if needed > volume.free:
         _refuse(folder, needed, volume.free, "")
 
 
-def check_size(folder: str | os.PathLike[str], size: int, extensions: Extensions) -> None:
-    """Refuse to begin what is surely too much, where all that is known is the `size` of tensors in bytes; raises as
-    `check_room`.
+def check_copy(
+    folder: str | os.PathLike[str],
+    items: Sequence[WriteItem],
+    block_at: Callable[[int, float], torch.Tensor | None],
+    extensions: Extensions,
+    block_log2: int,
+) -> None:
+    """The same of tensors that are read while they are written: `block_at` reads a block of that with a number in
+    `items`, at a share of its bytes, or gives None if it is not known what comes of it. Raises as `check_room`.
     """
-    volume = Volume.of(folder)
-    if volume is not None and size > volume.free and _is_exact(extensions, volume):
-        _refuse(folder, size, volume.free, "")
+    volume, sizes = Volume.of(folder), list(map(planned_bytes, items))
+    if volume is None or (needed := sum(sizes)) <= volume.free or extensions.foreign:
+        return
+    if not _is_exact(extensions, volume):
+        ends = list(accumulate(sizes))
+
+        def stored(place: float) -> float:
+            number = bisect_right(ends, place * ends[-1])
+            piece = block_at(number, 1 - (ends[number] - place * ends[-1]) / sizes[number])
+            return 0.0 if piece is None else _ratio(items[number], piece, extensions, block_log2, volume.plain)
+
+        needed = _estimate(stored, needed, block_log2)
+    if needed > volume.free:
+        _refuse(folder, needed, volume.free, "")
 
 
 def _refuse(folder: str | os.PathLike[str], needed: int, free: int, whose: str) -> None:
@@ -166,16 +188,16 @@ class _Tensors:
         return item, tensor, 1 - (self._ends[number] - position) / tensor.nbytes
 
 
-def _estimate(tensors: _Tensors, extensions: Extensions, block_log2: int, plain: bool) -> int:
-    """The bytes that all tensors will take at the least, from blocks that lie evenly among them."""
+def _estimate(ratio_at: Callable[[float], float], size: int, block_log2: int) -> int:
+    """The bytes that tensors of `size` bytes will take at the least, from blocks that lie evenly among them."""
     count = min(MAX_SAMPLES, max(MIN_SAMPLES, SAMPLE_BYTES >> block_log2))
-    ratios = []
-    for number in range(count):
-        item, tensor, place = tensors.at((number + 0.5) / count)
-        piece = _piece(tensor, place, 1 << block_log2)
-        ratios.append(min(1.0, _stored(item, piece, extensions, block_log2, plain) / piece.nbytes))
+    ratios = [ratio_at((number + 0.5) / count) for number in range(count)]
     lowest = statistics.mean(ratios) - _ERRORS * statistics.stdev(ratios) / math.sqrt(count)
-    return int(max(0.0, lowest) * _SLACK * tensors.size)
+    return int(max(0.0, lowest) * _SLACK * size)
+
+
+def _ratio(item: WriteItem, piece: torch.Tensor, extensions: Extensions, block_log2: int, plain: bool) -> float:
+    return min(1.0, _stored(item, piece, extensions, block_log2, plain) / piece.nbytes)
 
 
 def _piece(tensor: torch.Tensor, place: float, size: int) -> torch.Tensor:

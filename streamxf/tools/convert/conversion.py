@@ -31,7 +31,7 @@ from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.publishing import warn_unless_in_one_step
 from streamxf.dcp.save.sources import Streamed
 from streamxf.dcp.writer import DEFAULT_CHAIN
-from streamxf.errors import ContainerError, KeyMissingError, ParameterError
+from streamxf.errors import ContainerError, KeyMissingError, ParameterError, redacted
 from streamxf.format.items import MAX_RANK_CHUNKS, Item, TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.run import RunFacts
@@ -88,7 +88,7 @@ class Destination:
             text = "this is a file, and a checkpoint is a folder: name another target"
             raise NotADirectoryError(errno.ENOTDIR, text, local)
         if not overwrite and any(map(is_metadata_name, storage.names())):
-            raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", storage.given)
+            raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", redacted(storage.given))
         return to
 
     def make(self) -> list[Path]:

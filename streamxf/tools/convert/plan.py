@@ -14,7 +14,6 @@ import numpy as np
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
-from streamxf.dcp.frame import frame_around, shell
 from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.items import Item, Path, TensorItem
@@ -22,6 +21,7 @@ from streamxf.formats.contents import OF_TORCH, SUFFIXES, Format, chosen
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.reader import FileReader
 from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, METADATA, TWO_IN_ONE, is_text
+from streamxf.tools.convert.model import model_in
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, is_kept, rest_of
 from streamxf.wording import many, some
 
@@ -125,9 +125,10 @@ def fresh(
     *,
     skip_objects: bool,
     origin: Origin | None = None,
+    model: bool = False,
 ) -> Plan:
     """New files of a format with the items that `only` and `prefix` choose, or a single one with the name `name`. If
-    `origin` is a folder with a model, only the model is written.
+    `origin` is a folder with a model, only the model is written; with `model`, only what `model_in` finds.
 
     Raises ParameterError if no item is chosen, and UnsupportedError if the format has no place for one.
     """
@@ -136,12 +137,18 @@ def fresh(
     left_out: tuple[str, ...] = ()
     if origin is not None and origin.is_folder:
         items, left_out = _model_of(origin, items)
+    notes: tuple[str, ...] = ()
+    if model:
+        items, beside, before = model_in(items)
+        left_out += beside
+        notes = (f"took the prefix {before!r} off the model's names" if before else "the model's names had no prefix",)
     if not items and (only or prefix):
         raise ParameterError("no item has such a name")
     tensors = {shown: item for shown, item in items.items() if isinstance(item, TensorItem)}
     objects = [shown for shown in items if shown not in tensors]
     if format is Format.TORCH:
-        return Plan([_torch_file(name, reader, items, prefix)], False, items.values(), left_out=left_out)
+        file = _torch_file(name, reader, items, prefix, flat=model)
+        return Plan([file], False, items.values(), left_out=left_out, notes=notes)
     if objects and not skip_objects:
         raise UnsupportedError(
             f"{format} has no place for {many(len(objects), 'object')} besides tensors: "
@@ -154,7 +161,7 @@ def fresh(
         metadata |= reader.contents.extra
     folder = format is Format.HUGGING_FACE
     files = _shards(tensors, metadata, shard_size) if folder else [_safetensors_file(name, tensors, metadata)]
-    return Plan(files, folder, tensors.values(), left_out=(*objects, *left_out))
+    return Plan(files, folder, tensors.values(), left_out=(*objects, *left_out), notes=notes)
 
 
 def _model_of(origin: Origin, items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...]]:
@@ -172,24 +179,26 @@ def _model_of(origin: Origin, items: Mapping[str, Item]) -> tuple[dict[str, Item
     return model, left_out
 
 
-def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix: str) -> NewFile:
-    """A ``torch.save`` file, nested by the items' paths; each tensor has a storage of its own.
+def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix: str, *, flat: bool) -> NewFile:
+    """A ``torch.save`` file, nested by the items' paths unless it is to be `flat`; tensors have storages of their own.
 
     It has no CRC-32 of the tensors, which would have to be known before they are read; ``torch.load`` checks none.
     """
+    from streamxf.dcp.frame import frame_around, shell  # by torch itself; other formats do without it
+
     tensors = [item for item in items.values() if isinstance(item, TensorItem)]
     shells = []
     for item in tensors:
         with located(item=item.name):
             shells.append(shell(item.dtype, item.shape))
     waiting = iter(shells)
-    flat = {
+    values = {
         shown: next(waiting) if isinstance(item, TensorItem) else reader.load_object(prefix + shown)
         for shown, item in items.items()
     }
-    paths = {shown: _path(item.path, shown, prefix) for shown, item in items.items()}
+    paths = {shown: (shown,) if flat else _path(item.path, shown, prefix) for shown, item in items.items()}
     runs, rest, at = [], [], 0
-    for part in frame_around(nested(flat, paths), shells):
+    for part in frame_around(nested(values, paths), shells):
         if isinstance(part, int):
             runs.append(Stretch(at, tensors[part]))
             at += tensors[part].size

@@ -13,8 +13,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
+
+import torch
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.disk import Mount
@@ -25,7 +28,8 @@ from streamxf.dcp.metadata import places_of
 from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.publishing import assemble, publish
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord, Save
-from streamxf.dcp.save.space import check_size
+from streamxf.dcp.save.sources import Streamed
+from streamxf.dcp.save.space import check_copy
 from streamxf.errors import ParameterError, StreamxfError
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place
@@ -90,7 +94,9 @@ class _Session:
         left = {save.file_name(self._rank, n): parts for n, parts in enumerate(self._files) if n not in kept}
         expected = sum(planned_bytes(write) for parts in left.values() for _, write in parts)
         if storage.local is not None:
-            check_size(storage.local, expected, save.extensions)
+            parts = [part for parts in left.values() for part in parts if planned_bytes(part[1])]
+            block_at = partial(self._block_at, [wanted for wanted, _ in parts])
+            check_copy(storage.local, [write for _, write in parts], block_at, save.extensions, save.block_log2)
         if progress is not None:
             save.progress = progress
             progress.expect(expected)
@@ -103,6 +109,17 @@ class _Session:
         who = tuple(f"{key.kind}:{key.id}" for key in recipients), (signer.id,) if signer is not None else ()
         counts = items, len(self._files), len(kept), discarded, save.meter.total().raw_bytes, stored
         return Converted(str(chain), *who, (save_id,), *counts, 0.0)
+
+    def _block_at(self, parts: Sequence[Wanted], number: int, place: float) -> torch.Tensor | None:
+        """A block of a shard's elements, by the shard's number and a share of its bytes; None if it has none alone."""
+        data = self._conversion.read(parts[number])
+        if not isinstance(data, Streamed) or data.kind is not Kind.TENSOR:
+            return None
+        start = int(place * data.source.size) >> self._to.block_log2 << self._to.block_log2
+        load = data.source.load(start, min(start + (1 << self._to.block_log2), data.source.size))
+        memory = load.take(lambda size: memoryview(bytearray(size)))
+        load.release()
+        return torch.frombuffer(memory, dtype=torch.uint8).view(getattr(torch, data.dtype))
 
     def _write_all(self, files: Mapping[str, Sequence[Part]]) -> None:
         try:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal
 
-from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ParameterError
@@ -17,11 +16,10 @@ from streamxf.formats.opening import open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.tools.convert.conversion import Destination, refuse_same
+from streamxf.tools.convert.model import open_model
 from streamxf.tools.convert.origin import origin_of
 from streamxf.tools.convert.plan import SHARD_SIZE, format_of_name, fresh, restored
 from streamxf.tools.convert.result import Converted, Unpacked
-from streamxf.tools.convert.transcode import copy
 from streamxf.tools.convert.writing import refuse_existing, write
 
 FormatName = Literal["safetensors", "torch", "huggingface", "dcp"]
@@ -42,6 +40,7 @@ def unpack(
     prefix: str = "",
     shard_size: int = SHARD_SIZE,
     skip_objects: bool = False,
+    model: bool = False,
     overwrite: bool = False,
     keys: KeysLike = None,
     trust: TrustLike = None,
@@ -79,6 +78,10 @@ def unpack(
         Bytes of tensors in one file of a Hugging Face folder.
     skip_objects : bool
         Whether non-tensor objects may be left out if the format has no place for them.
+    model : bool
+        Write the tensors of the model alone, by the names that ``load_state_dict`` and ``from_pretrained`` know,
+        whatever framework saved it: `source` may also be a Trainer's or Lightning's folder, or a file that
+        `streamxf.open` wrote with a ``torch.save`` file in it.
     overwrite : bool
         Whether the target may be replaced. A folder has to be a Hugging Face one, and files in it that are not weights
         stay.
@@ -101,7 +104,7 @@ def unpack(
     FileNotFoundError, NoCheckpointError
         If there is no checkpoint.
     ParameterError
-        If no item is chosen, or the arguments do not go together.
+        If no item is chosen, several may be the model, or the arguments do not go together.
     UnsupportedError
         If the format has no place for something, which it names, or the target's suffix is one of a format that is not
         written here.
@@ -117,23 +120,28 @@ def unpack(
     begin = perf_counter()
     place = Storage.of(target, target_options)
     asked = FORMATS[format] if format is not None else format_of_name(place.name)
-    if asked is Format.DCP and (only or prefix):
-        raise ParameterError("a DCP checkpoint is always copied whole: leave out only and prefix")
+    if asked is Format.DCP and (only or prefix or model):
+        raise ParameterError("a DCP checkpoint is always copied whole: leave out only, prefix and model")
     storage = Storage.of(source, storage_options)
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     if asked is Format.DCP:
+        from streamxf.chain import Chain
+        from streamxf.tools.convert.conversion import Destination, refuse_same
+        from streamxf.tools.convert.transcode import copy
+
         refuse_same(source, target)
         to = Destination.of(target, Chain([]), overwrite=overwrite, storage_options=target_options)
         return copy(storage, access, to, progress=progress)
     if not overwrite:
         refuse_existing(place)
-    with open_source(storage, access) as reader:
+    with (open_model if model else open_source)(storage, access) as reader:
         origin = None if only or prefix else origin_of(reader)
-        wanted = asked or (origin.format if origin is not None else Format.HUGGING_FACE)
-        if origin is not None and origin.format is wanted:
+        wanted = asked or (origin.format if origin is not None and not model else Format.HUGGING_FACE)
+        if origin is not None and origin.format is wanted and not model:
             plan = restored(reader.items, origin, place.name)
         else:
-            plan = fresh(reader, wanted, place.name, only, prefix, shard_size, skip_objects=skip_objects, origin=origin)
+            kinds = {"skip_objects": skip_objects, "model": model}
+            plan = fresh(reader, wanted, place.name, only, prefix, shard_size, origin=origin, **kinds)
         write(place, plan, reader, overwrite=overwrite, progress=progress)
     tensors, size = sum(isinstance(item, TensorItem) for item in plan.items), sum(file.size for file in plan.files)
     counts = len(plan.files), size, tensors, len(plan.items) - tensors

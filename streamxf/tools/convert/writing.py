@@ -20,7 +20,8 @@ from streamxf.checkpoint.publish import locked
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage
 from streamxf.descriptor import shorten
-from streamxf.errors import NoSpaceError, UnsupportedError
+from streamxf.errors import NoSpaceError, UnsupportedError, redacted
+from streamxf.files import aim
 from streamxf.formats.huggingface import INDEX, layout_of
 from streamxf.formats.opening import OF_DCP
 from streamxf.progress import Progress, Shares
@@ -37,7 +38,7 @@ def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, pr
     was.
     """
     if target.local is not None:
-        _write_local(Path(os.path.realpath(target.local)), plan, reader, overwrite, progress)
+        _write_local(aim(target.local), plan, reader, overwrite, progress)
         return
     if plan.links:
         raise UnsupportedError(
@@ -58,13 +59,13 @@ def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, pr
 def refuse_existing(target: Storage) -> None:
     """Raise FileExistsError if something is at `target`; an empty folder does not count."""
     if target.local is not None:
-        path = Path(os.path.realpath(target.local))
+        path = aim(target.local)
         found = os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))
     else:
         target.filesystem.invalidate_cache()  # which may be out of date
         found = target.filesystem.isfile(target.path) or bool(target.names())
     if found:
-        raise FileExistsError(errno.EEXIST, _EXISTS, target.given)
+        raise FileExistsError(errno.EEXIST, _EXISTS, redacted(target.given))
 
 
 def _write_files(target: Storage, plan: Plan, reader: BoxReader, progress: Progress | None) -> None:

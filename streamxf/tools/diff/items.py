@@ -74,6 +74,7 @@ class _Comparison:
 
     def __init__(self, first: BoxReader, second: BoxReader, values: bool) -> None:
         self._first, self._second, self._values = first, second, values
+        self._again = first.budget.renewed()
         self.removed: list[str] = []
         self.added: list[str] = []
         self.changed: dict[str, Change] = {}
@@ -99,7 +100,7 @@ class _Comparison:
         def change() -> Change | None:
             one = _of_the("first", self._first.load_object, in_first)
             other = _of_the("second", self._second.load_object, in_second)
-            text = difference_of(one, other)
+            text = difference_of(one, other, self._again)
             return None if text is None else Change(name, (None, None), ((), ()), text=text)
 
         self._compare(name, change)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from streamxf.checkpoint.storage import Storage
-from streamxf.errors import located
+from streamxf.errors import located, redacted
 from streamxf.formats.contents import Format
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Envelope
@@ -60,7 +60,7 @@ class PlainSummary:
         if signature is not None and signature[0] not in [key.id for key in keys.trust]:
             notes.append(_UNSIGNED)
         return cls(
-            storage.given,
+            redacted(storage.given),
             parts.header.chain,
             blocks.size,
             file.size,

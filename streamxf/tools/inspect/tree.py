@@ -18,6 +18,7 @@ from streamxf.tools.inspect.summary import Tally
 # Deeper than any model; what remains of a longer name stays one piece. Without a bound a name of dots alone would
 # exhaust the stack.
 MAX_DEPTH = 32
+_FREE_NODES, _NODES_EACH = 2**16, 2  # modules besides an item; a model's layers share most of theirs
 _MAX_RUNS = 5
 _MAX_DIGITS = 9
 
@@ -42,13 +43,27 @@ class _Node:
 @collector_paused()
 def tree_of(items: Iterable[Item]) -> Module:
     """The tree; its root has no name."""
-    root = _Node()
+    items = list(items)
+    depth = MAX_DEPTH
+    while (root := _grown(items, depth)) is None:
+        depth //= 2
+    return _fold("", root, {})[0]
+
+
+def _grown(items: list[Item], depth: int) -> _Node | None:
+    """The tree, names split no deeper than `depth`; None if it has far more modules than items."""
+    root, left = _Node(), _FREE_NODES + _NODES_EACH * len(items)
     for item in items:
         node = root
-        for part in item.name.split(".", MAX_DEPTH - 1):
-            node = node.children.setdefault(part, _Node())
+        for part in item.name.split(".", depth - 1):
+            if part not in node.children:
+                node.children[part] = _Node()
+                left -= 1
+            node = node.children[part]
         node.item = item
-    return _fold("", root, {})[0]
+        if left < 0:
+            return None
+    return root
 
 
 def walk(module: Module, depth: int | None = None) -> Iterator[tuple[int, Module]]:
@@ -144,16 +159,14 @@ def stacks_of(items: Iterable[Item]) -> list[Stack]:
     the expert in it.
     """
     names = [(item, item.name.split(".", MAX_DEPTH - 1)) for item in items if isinstance(item, TensorItem)]
-    numbers: dict[tuple[str, ...], set[int]] = {}
-    for _, parts in names:
-        for place, part in enumerate(parts):
-            if (number := number_of(part)) is not None:
-                numbers.setdefault(tuple(parts[:place]), set()).add(number)
-    cells: dict[tuple[str, ...], dict[tuple[int, str], list[TensorItem]]] = {}
+    numbers: dict[str, set[int]] = {}
     for item, parts in names:
-        for place, part in enumerate(parts):
-            number, holder = number_of(part), tuple(parts[:place])
-            if number is None or len(numbers[holder]) < 2:
+        for holder, _, number in _numbered(item.name, parts):
+            numbers.setdefault(holder, set()).add(number)
+    cells: dict[str, dict[tuple[int, str], list[TensorItem]]] = {}
+    for item, parts in names:
+        for holder, place, number in _numbered(item.name, parts):
+            if len(numbers[holder]) < 2:
                 continue
             role = ".".join("*" if number_of(inner) is not None else inner for inner in parts[place + 1 :])
             stack = cells.setdefault(holder, {})
@@ -162,5 +175,14 @@ def stacks_of(items: Iterable[Item]) -> list[Stack]:
     found = []
     for holder, stack in cells.items():
         roles = list(dict.fromkeys(role for _, role in stack))
-        found.append(Stack(".".join(holder), sorted({layer for layer, _ in stack}), roles, stack))
+        found.append(Stack(holder[:-1], sorted({layer for layer, _ in stack}), roles, stack))
     return sorted(found, key=lambda stack: stack.stored_bytes, reverse=True)
+
+
+def _numbered(name: str, parts: list[str]) -> Iterator[tuple[str, int, int]]:
+    """Those of a name's parts that are numbers: what is before each, with its dot, its place, and the number."""
+    at = 0
+    for place, part in enumerate(parts):
+        if (number := number_of(part)) is not None:
+            yield name[:at], place, number
+        at += len(part) + 1

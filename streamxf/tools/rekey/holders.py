@@ -23,6 +23,7 @@ from streamxf.errors import (
     PolicyError,
     UnsupportedError,
 )
+from streamxf.files import open_regular
 from streamxf.format.index import Index, Sections, Trailer, pack, pack_keys
 from streamxf.format.limits import PLAIN_MAGIC, TRAILER_BYTES
 from streamxf.format.plain import pack_prefix, pack_seal
@@ -157,7 +158,7 @@ class PlainFile:
         return self._path
 
     def read(self, name: str) -> tuple[KeySet, PlainParts]:
-        with open(self._path, "rb", buffering=0) as file:
+        with open_regular(self._path) as file:
             return _parts(file)
 
     def open(self, access: Access, name: str, keys: KeySet, parts: PlainParts) -> Opened:
@@ -176,7 +177,7 @@ class PlainFile:
     def write(self, name: str, before: KeySet, keys: KeySet) -> None:
         draft, complete = Draft(self._path), False
         try:
-            with open(self._path, "rb", buffering=0) as file:
+            with open_regular(self._path) as file:
                 found, parts = _parts(file)
                 prefix, seal = self.pack(parts, keys)
                 write_all(draft.file, prefix)
@@ -215,7 +216,7 @@ def holder_at(
         return MetadataFiles(storage)
     is_plain = False
     if storage.local is not None:
-        with open(storage.local, "rb") as file:
+        with open_regular(storage.local) as file:
             is_plain = file.read(len(PLAIN_MAGIC)) == PLAIN_MAGIC
     if storage.local is None or not is_plain:
         raise UnsupportedError(

@@ -50,7 +50,7 @@ from streamxf.proportion import Budget
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.source import Blocks, Counted, MemoryBlocks
 from streamxf.tools.framed import check_records, load_framed
-from streamxf.tools.salvage.rebuild import rebuild
+from streamxf.tools.salvage.rebuild import rebuild, writer_of
 from streamxf.tools.salvage.result import Lost
 from streamxf.wording import many
 
@@ -65,6 +65,9 @@ _WITHOUT = (
     "`streamxf salvage --without-metadata` looks for the items in the data files themselves; read what that cannot "
     "check, first"
 )
+
+
+_FOREIGN = "none of the data files that the metadata names is here: it is of another save, or its own files were lost"
 
 
 class Catalog:
@@ -272,6 +275,10 @@ def open_catalog(
             read.append(_read(storage, access, name))
         except StreamxfError as error:
             errors.append(error)
+    strange = [each for each in read if _is_of_others(each, names, without_metadata)]
+    if strange and without_metadata:
+        read = [each for each in read if each not in strange]
+        errors += [MetadataError(_FOREIGN, file=storage.full(each.name)) for each in strange]
     if len(read) > 1 and not merge_ranks and access.expected_saves is None:
         raise PolicyError(
             "each rank has metadata of its own here, and nothing says that all of them are of one save: after a crash "
@@ -285,6 +292,8 @@ def open_catalog(
         files = {place.file for each in read for item in each.items.values() for place in item.places}
         catalog = Catalog(storage, access, access.budget(storage.held_by(files, names)))
         catalog.damaged += map(Lost.of, errors)
+        if strange:
+            catalog.unchecked.append(f"the data files here: {_FOREIGN}. {_WITHOUT}")
     else:
         metadata, damaged, budget = rebuild(storage, access, names, without_metadata, progress)
         read = [metadata]
@@ -335,6 +344,19 @@ def _read(storage: Storage, access: Access, name: str) -> Metadata:
             "the metadata has lost its index, so nothing vouches for it: the file was cut or altered", file=full
         )
     return found
+
+
+def _is_of_others(metadata: Metadata, names: Collection[str], without_metadata: bool | Collection[str]) -> bool:
+    """Whether metadata describes none of the data files of streamxf's writers that are there; if some of these are
+    named by their writers' ids, none of those.
+    """
+    files = {place.file for item in metadata.items.values() for place in item.places} | {*metadata.files}
+    there = {name for name in names if OWN_FILE.fullmatch(name)}
+    if not isinstance(without_metadata, bool):
+        there = {name for name in there if writer_of(name) in without_metadata}
+    return (
+        bool(files) and bool(there) and files.isdisjoint(there if isinstance(without_metadata, Collection) else names)
+    )
 
 
 def _nothing(path: str, failed: StreamxfError | None, names: Mapping[str, object], keyed: bool) -> Exception:

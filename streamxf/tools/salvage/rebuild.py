@@ -111,7 +111,7 @@ class _Files:
                     found.append(Gap(size, file.size - size))
                 whole = file.slice(0, size)
                 self.bare |= whole.read_at(0, min(size, len(_ZIP))) == _ZIP
-                found += scan(whole, bytes.fromhex(_writer_of(name)))
+                found += scan(whole, bytes.fromhex(writer_of(name)))
         except (StreamxfError, OSError) as error:
             self.gap(error, name)
         for each in found:
@@ -245,25 +245,25 @@ def _one_save(present: Collection[str], remains: bytes, chosen: bool | Collectio
     Each process has an id of its own in each save, and only what remains of ``.metadata`` may say which of them belong
     together: its index lists them all. It is not believed for anything else, and no damage makes up a random id.
     """
-    there = set(map(_writer_of, present))
+    there = set(map(writer_of, present))
     listed = _listed(remains)
     named = listed if listed is not None else {name.decode("ascii") for name in _NAMED.findall(remains)}
     if chosen is not True:
         ids = set(chosen) if chosen else set()
         if unknown := sorted(ids - there):
             raise ParameterError(f"without_metadata=: no data file here has the writer id {unknown[0]!r:.80}")
-    elif listed is not None:
-        ids = set(map(_writer_of, listed))
+    elif listed is not None and not listed.isdisjoint(present):
+        ids = set(map(writer_of, listed))
     elif named == set(present) or len(there) <= 1:
         ids = there
     else:
         raise PolicyError(
             "there are data files of several processes, and not enough is left of .metadata to tell which of them are "
             "of one save: a mixture would look whole. Name the writer ids that belong together, "
-            f"without_metadata=[...]. There are {_shown(present)}"
+            f"without_metadata=[...] or --writer-id. There are {_shown(present)}"
         )
-    missing = sorted(name for name in named if _writer_of(name) in ids and name not in present)
-    return [name for name in present if _writer_of(name) in ids], missing
+    missing = sorted(name for name in named if writer_of(name) in ids and name not in present)
+    return [name for name in present if writer_of(name) in ids], missing
 
 
 def _metadata(storage: Storage) -> bytes:
@@ -292,13 +292,13 @@ def _listed(remains: bytes) -> set[str] | None:
     return set(index.files)
 
 
-def _writer_of(name: str) -> str:
+def writer_of(name: str) -> str:
     return name.removesuffix(".distcp").rpartition("_")[2]
 
 
 def _shown(files: Collection[str]) -> str:
     by_id: dict[str, list[str]] = {}
     for name in sorted(files):
-        by_id.setdefault(_writer_of(name), []).append(name.split("_")[2])
+        by_id.setdefault(writer_of(name), []).append(name.split("_")[2])
     texts = [f"{writer} of rank {ranks[0]} ({many(len(ranks), 'file')})" for writer, ranks in by_id.items()]
     return some(texts, most=_SHOWN)

@@ -12,7 +12,7 @@ from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.scan import Found, scan
 from streamxf.checkpoint.storage import StoredFile
 from streamxf.coder import StreamCoder
-from streamxf.descriptor import Descriptor
+from streamxf.descriptor import Descriptor, shorten
 from streamxf.engine import Pipeline
 from streamxf.errors import (
     ContainerError,
@@ -34,6 +34,7 @@ from streamxf.stream.source import MemoryBlocks
 from streamxf.tools.framed import check_records, load_framed
 from streamxf.tools.verify.reading import Call, Outcome, check_blocks, note, pieces_of
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Notes
+from streamxf.wording import many, some
 
 
 class FileCheck:
@@ -75,12 +76,18 @@ class FileCheck:
                 finally:
                     self._pipeline.cancel()
         except FileNotFoundError:
-            findings.damage(MetadataError("the file is missing from the checkpoint"))
+            self._lose_all("the file is missing from the checkpoint")
         except (StreamxfError, OSError) as error:
             findings.damage(error)
-        for wanted in self._items if not findings.files else ():
-            self._lose(wanted, "the item lies in a file that cannot be read")
+            if not findings.files and self._items:
+                self._lose_all("the file cannot be read")
         self._share.finish()
+
+    def _lose_all(self, text: str) -> None:
+        self.findings.items += len(self._items)
+        items = some(shorten(wanted.item.name) for wanted in self._items)
+        lost = f", and with it {many(len(self._items), 'item')}: {items}" if self._items else ""
+        self.findings.damage(MetadataError(f"{text}{lost}"))
 
     def _check(self, file: StoredFile, opener: ItemOpener) -> None:
         facts = self._facts

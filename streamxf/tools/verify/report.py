@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from streamxf.checkpoint.metadata import resumable
 from streamxf.descriptor import shorten
@@ -175,6 +175,25 @@ class Notes:
             known.append(Damage(self.findings.file, self.item, self.offset, block, block, kind, shorten(text, _TEXT)))
         else:
             self.findings.unlisted += 1
+
+
+def together(
+    reports: Mapping[str, VerifyReport], unchecked: Sequence[str], seconds: float, folders: Collection[str]
+) -> VerifyReport:
+    """One report of all parts of a folder, by their paths, with the paths in the folder of what they name."""
+    found: dict[str, Any] = {}
+    for part, one in reports.items():
+        at = part if part in folders else part.rpartition("/")[0]
+        before, label = f"{at}/" if at else "", f"{part}: " if part else ""
+        moved = replace(
+            one,
+            damaged=tuple(replace(damage, file=before + damage.file) for damage in one.damaged),
+            unchecked=tuple(label + text for text in one.unchecked),
+            leftovers=tuple(before + name for name in one.leftovers),
+        )
+        found = {name: found[name] + value if found else value for name, value in vars(moved).items()}
+    kind = FileReport if all(isinstance(one, FileReport) for one in reports.values()) else VerifyReport
+    return kind(**found | {"seconds": seconds, "unchecked": (*found["unchecked"], *unchecked)})
 
 
 def report_of(

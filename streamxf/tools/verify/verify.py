@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -18,20 +19,30 @@ from streamxf.checkpoint.publish import made_by_saves
 from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.collector import collector_paused
-from streamxf.dcp.threads import side_by_side
-from streamxf.errors import NOT_DAMAGE, MetadataError, NoCheckpointError, ParameterError, StreamxfError, located
+from streamxf.errors import (
+    NOT_DAMAGE,
+    ForeignError,
+    MetadataError,
+    NoCheckpointError,
+    ParameterError,
+    StreamxfError,
+    UnsupportedError,
+    located,
+)
 from streamxf.format.index import Trailer
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.formats import huggingface
-from streamxf.formats.opening import is_checkpoint
+from streamxf.formats.contents import Format
+from streamxf.formats.opening import format_of, is_checkpoint, parts_of
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.threads import side_by_side
 from streamxf.tools.verify.items import FileCheck
 from streamxf.tools.verify.others import check_file, check_folder
 from streamxf.tools.verify.reading import Call, pieces_of
-from streamxf.tools.verify.report import FileReport, Findings, VerifyReport, report_of
-from streamxf.wording import many
+from streamxf.tools.verify.report import FileReport, Findings, VerifyReport, report_of, together
+from streamxf.wording import many, some
 
 if TYPE_CHECKING:
     from streamxf.torch_private import ExtensionRegistry
@@ -65,7 +76,8 @@ def verify(
 
     A file that `streamxf.open` wrote is checked like a checkpoint. Other formats are checked as far as they go: of a
     ``torch.save`` file the directory, the pickle and each record's CRC-32; of a ``.safetensors`` file the header alone,
-    since its tensors have no checksums; of a Hugging Face folder the index and each shard.
+    since its tensors have no checksums; of a Hugging Face folder the index and each shard. In a folder with several of
+    these, such as a Trainer's checkpoint or a run, each is checked as what it is.
 
     Parameters
     ----------
@@ -109,7 +121,52 @@ def verify(
     ring = KeyRing.of(keys, trust, allow_unsigned)
     access = make(ring, require=require, expect_save_id=expect_save_id, max_expansion=max_expansion)
     named = require is not None or expect_save_id is not None
-    return verify_at(Storage.of(path, storage_options), access, progress, only_dcp=named)
+    storage = Storage.of(path, storage_options)
+    parts: list[str] = []
+    with storage_errors(storage.given), suppress(FileNotFoundError):  # of which `verify_at` says more
+        parts = [] if named else parts_of(storage)
+    if parts in ([], [""]):
+        return verify_at(storage, access, progress, only_dcp=named)
+    return _verify_parts(storage, parts, access, progress)
+
+
+def _verify_parts(storage: Storage, parts: list[str], access: Access, progress: Progress | None) -> VerifyReport:
+    """Check each checkpoint and file in a folder. With keys, those that streamxf encrypts have to be encrypted; what
+    has another format is checked as without, and listed, unless nothing else is there.
+    """
+    begin, reports, strangers = perf_counter(), {}, []
+    unchecked: list[str] = []
+    folders: set[str] = set()
+    places = {part: storage.child(part) if part else storage for part in parts}
+    keyed = [part for part, place in places.items() if _may_be_encrypted(place)]
+    for part, place in places.items():
+        unkeyed = bool(keyed) and part not in keyed and access.require is not None
+        strangers += [part or "the folder's own files"] if unkeyed else []
+        how = Access.of(max_expansion=access.objects.max_expansion) if unkeyed else access
+        try:
+            if place.is_folder():  # which raises FileNotFoundError for what is listed and not there
+                folders.add(part)
+            reports[part] = verify_at(place, how, progress, only_dcp=False)
+        except (NoCheckpointError, UnsupportedError) as error:
+            unchecked.append(f"{part}: {error.message}")
+        except (OSError, ForeignError) as error:
+            findings = Findings(place.name)
+            findings.damage(error)
+            reports[part] = report_of([findings], begin, kind=FileReport)
+    if not reports:
+        raise NoCheckpointError("; ".join(unchecked), file=storage.given)
+    if strangers:
+        unchecked.append(f"who wrote {some(strangers)}, which cannot be encrypted")
+    return together(reports, unchecked, perf_counter() - begin, folders)
+
+
+def _may_be_encrypted(place: Storage) -> bool:
+    with suppress(StreamxfError, OSError), storage_errors(place.given):
+        if place.is_folder():
+            return is_checkpoint(place)
+        with place.open() as file:
+            return format_of(file, place.name) is Format.PLAIN
+    return False
 
 
 def verify_at(
@@ -161,7 +218,14 @@ def _check_checkpoint(call: Call, begin: float, part: tuple[int, int]) -> Verify
     for findings, metadata in read:
         if metadata is not None:
             _plan(call, metadata, findings, checks, listed)
-    if len(known) < len(names) or not names:
+    foreign = bool(checks) and bool(data) and data.isdisjoint(checks)
+    if foreign:
+        text = (
+            f"none of the data files that it names is here, but {many(len(data), 'other')}: it is of another save, or "
+        )
+        text += "its own files were lost. Restore the right one, or use `streamxf salvage --without-metadata`"
+        call.findings(names[0]).damage(MetadataError(text))
+    if len(known) < len(names) or not names or foreign:
         for name in sorted(data - checks.keys()):
             checks[name] = FileCheck(call, name, listed[name] or 0)
     _run(call, [*checks.values()][part[0] :: part[1]])

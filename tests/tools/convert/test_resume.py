@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
 from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
@@ -21,6 +22,7 @@ from streamxf.checkpoint.storage import Storage
 from streamxf.errors import NoCheckpointError, NoSpaceError, StreamxfError
 from streamxf.formats.opening import open_source
 from streamxf.keys import Key, PrivateKey
+from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.transcode import transcode
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
@@ -264,11 +266,24 @@ def test_in_place_the_old_one_loads_until_the_new_one_does(source):
     assert sorted(path.name for path in source.iterdir()) == sorted([".metadata", *data_files(source)])
 
 
-def test_a_copy_that_surely_does_not_fit_is_not_begun(tmp_path, source, monkeypatch):
+@pytest.mark.parametrize("chain", ["checksum", "floatzip", "zstd+checksum"])
+@pytest.mark.parametrize("convert", [transcode, pack])
+def test_a_copy_that_surely_does_not_fit_is_not_begun(tmp_path, source, monkeypatch, convert, chain):
+    """Also through a chain that compresses, of which a sample is taken."""
     monkeypatch.setattr("streamxf.dcp.save.space.Volume.of", lambda _: _Full())
+    monkeypatch.setattr("streamxf.tools.convert.session._Session._write_all", lambda *_: pytest.fail("it began"))
+    if convert is pack:
+        source = tmp_path / "model.safetensors"
+        save_file({"w": torch.randn(1 << 20).bfloat16()}, source)
     with pytest.raises(NoSpaceError):
-        transcode(source, tmp_path / "target", "checksum")
-    assert not list((tmp_path / "target").glob("*"))
+        convert(source, tmp_path / "target", chain)
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_copy_that_compresses_well_is_begun_where_there_is_room_for_it(tmp_path, monkeypatch):
+    save_file({"w": torch.zeros(1 << 20)}, tmp_path / "zeros.safetensors")
+    monkeypatch.setattr("streamxf.dcp.save.space.Volume.of", lambda _: _Full())
+    assert pack(tmp_path / "zeros.safetensors", tmp_path / "target", "zstd").stored_bytes < 2**20
 
 
 class _Full:

@@ -170,8 +170,10 @@ def test_something_appended(saved: Saved) -> None:
 def test_a_missing_file(saved: Saved) -> None:
     saved.file.unlink()
     report = saved.verify()
-    assert {damage.item for damage in report.damaged} == {None, *saved.places}
-    assert "missing" in report.damaged[0].message
+    (damage,) = report.damaged
+    assert (damage.item, report.items) == (None, len(saved.places))
+    assert f"the file is missing from the checkpoint, and with it {len(saved.places)} items: " in damage.message
+    assert all(name in damage.message.partition("items: ")[2] for name in saved.places)
 
 
 def test_missing_blocks(saved: Saved) -> None:

@@ -1,0 +1,70 @@
+"""Local files of names that others may have put there: `open_regular` to read one, `create` and `aim` to write one."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+from pathlib import Path
+
+_NOT_WAITING = getattr(os, "O_NOCTTY", 0) | getattr(os, "O_NONBLOCK", 0)
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+
+class NotRegular(OSError):
+    """It is a device or a pipe, which might never end; nothing was read of it."""
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
+    """Open a file to read it, unbuffered; links are followed. Raises OSError, of the class NotRegular for what is not a
+    regular file, which is not waited for.
+    """
+    file = open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | _NOT_WAITING))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise NotRegular(errno.EINVAL, "this is not a regular file; it was not read", os.fspath(path))
+    return file
+
+
+def create(path: str | os.PathLike[str], like: Path | None = None, *, anew: bool = True) -> io.FileIO:
+    """Open a file to write it, unbuffered and never through a link; `anew` if it must not exist. From its first byte on
+    nobody may read it who may not read the file `like`, which it is to replace. Raises OSError.
+    """
+    mode = 0o666 if like is None else 0o600
+    file = open(  # noqa: SIM115 - returned
+        path, "xb" if anew else "wb", buffering=0, opener=lambda name, flags: os.open(name, flags | _NOFOLLOW, mode)
+    )
+    if like is not None:
+        try:
+            _share_like(like, file.fileno())
+        except BaseException:
+            file.close()
+            raise
+    return file
+
+
+def aim(path: str | os.PathLike[str]) -> Path:
+    """Where something at `path` is replaced: what a link leads to. Raises FileExistsError if that is not there, since
+    whoever made the link would choose where a new file comes to be.
+    """
+    if os.path.islink(path) and not os.path.exists(path):
+        text = "this is a link to something that is not there; remove it, or name another target"
+        raise FileExistsError(errno.EEXIST, text, os.fspath(path))
+    return Path(os.path.realpath(path))  # absolute, so that the folder may change meanwhile
+
+
+def _share_like(path: Path, descriptor: int) -> None:
+    if os.name == "nt":  # where files take these from their folder
+        return
+    wanted, own = path.stat(), os.fstat(descriptor)
+    mode = wanted.st_mode & 0o777
+    if (wanted.st_uid, wanted.st_gid) != (own.st_uid, own.st_gid):
+        try:
+            os.fchown(descriptor, wanted.st_uid, wanted.st_gid)
+        except OSError:  # only root gives files away, and their owner only to groups of his
+            try:
+                os.fchown(descriptor, -1, wanted.st_gid)
+            except OSError:
+                mode = mode & ~0o070 | (mode & 0o007) << 3  # another group: it may do what strangers may
+    os.fchmod(descriptor, mode)

@@ -1,0 +1,275 @@
+"""What a few bytes ask for out of proportion: memory of the unpickler, keys of one hash, chunks hard to compare.
+
+Without a bound each takes minutes, or gigabytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from streamxf import diff, pack
+from streamxf.checkpoint.stock import read_stock
+from streamxf.errors import MetadataError, PolicyError
+from streamxf.format.index import from_json
+from streamxf.format.items import Chunk, Place, TensorItem, check_apart, check_offsets, check_tiles
+from streamxf.objects.check import Check
+from streamxf.proportion import Steps, TooMuch
+from streamxf.tools.diff.objects import Incomparable, difference_of
+from streamxf.tools.inspect.tree import MAX_DEPTH, Module, tree_of
+from streamxf.tools.inspect.tree import _grown as grown_from
+from streamxf.torchsave.archive import NotSavedByTorch
+from streamxf.torchsave.outline import read_outline
+
+from .made import TIB, Stock, hole, saved
+
+MODULUS = sys.hash_info.modulus
+MIB = 2**20
+
+PARSERS: dict[str, Callable[[bytes], Any]] = {
+    "an outline": lambda pickled: read_outline(pickled, {}),
+    "stock metadata": lambda pickled: read_stock(pickled, None),
+    "an object": lambda pickled: Check(pickled, {}, len(pickled)).load(),
+}
+REFUSALS = (NotSavedByTorch, MetadataError, TooMuch)
+
+
+def long(value: int) -> bytes:
+    data = value.to_bytes(value.bit_length() // 8 + 1, "little")
+    return b"\x8a" + bytes([len(data)]) + data
+
+
+def colliding(count: int) -> list[bytes]:
+    return [long(number * MODULUS) for number in range(1, count)]
+
+
+COUNT = 50_000
+SHARED = b"K\x01" + b"".join(b"q%ch%c\x86" % (place, place) for place in range(40))  # a tuple of itself, 40 times over
+PICKLES = {
+    "integers of one hash, in a dict": b"}(" + b"".join(key + b"N" for key in colliding(COUNT)) + b"u.",
+    "integers of one hash, one by one": b"}" + b"".join(key + b"Ns" for key in colliding(COUNT)) + b".",
+    "tuples of one hash": b"}(" + b"".join(key + b"\x85N" for key in colliding(COUNT)) + b"u.",
+    "a key beside those of one hash": b"}("
+    + b"".join(key + b"N" for key in colliding(800))
+    + b"u"
+    + b"K\x00Ns" * 1_000_000
+    + b".",
+    "tuples that share their parts": b"}" + SHARED + b"Ns.",
+}
+
+
+@contextmanager
+def memory_below(most: int) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", PICKLES)
+@pytest.mark.parametrize("parser", PARSERS)
+def test_keys_that_take_forever_to_compare(parser: str, how: str) -> None:
+    with pytest.raises(REFUSALS, match=r"out of proportion|nested deeper"):
+        PARSERS[parser](b"\x80\x02" + PICKLES[how])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("opcode", [b"\x8f(%b\x90.", b"(%b\x91."], ids=["a set", "a frozenset"])
+@pytest.mark.parametrize("parser", ["an outline", "stock metadata"])
+def test_sets_of_integers_of_one_hash(parser: str, opcode: bytes) -> None:
+    with pytest.raises(REFUSALS, match="out of proportion"):
+        PARSERS[parser](b"\x80\x04" + opcode % b"".join(colliding(COUNT)))
+
+
+@pytest.mark.timeout(60)
+def test_an_objects_set_of_integers_of_one_hash() -> None:
+    pickled = b"\x80\x02cbuiltins\nset\n](" + b"".join(colliding(COUNT)) + b"e\x85R."
+    with pytest.raises(TooMuch, match="out of proportion"):
+        PARSERS["an object"](pickled)
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        b"\x80\x02K\x01r" + (2**27).to_bytes(4, "little") + b".",
+        b"\x80\x05\x96" + (2**32).to_bytes(8, "little") + b".",
+        b"\x80\x04\x95" + (2**40).to_bytes(8, "little") + b"N.",
+        b"\x80\x04\x8e" + (2**32).to_bytes(8, "little") + b".",
+        b"\x80\x02X" + (2**32 - 1).to_bytes(4, "little") + b".",
+    ],
+    ids=["a far place of the memo", "a bytearray", "a frame", "bytes", "text"],
+)
+def test_a_few_bytes_that_name_a_large_size(parser: str, pickled: bytes) -> None:
+    """In C, the first takes two gigabytes."""
+    with memory_below(MIB):
+        with suppress(*REFUSALS):
+            PARSERS[parser](pickled)
+
+
+def test_a_text_that_is_copied_many_times() -> None:
+    pickled = (
+        b"\x80\x02](c_codecs\nencode\nq\x00X" + MIB.to_bytes(4, "little") + b"x" * MIB + b"q\x01X\x06\0\0\0latin1q\x02"
+    )
+    with memory_below(100 * MIB), pytest.raises(NotSavedByTorch, match="out of proportion"):
+        read_outline(pickled + b"h\x00h\x01h\x02\x86R" * 100_000 + b"e.", {})
+
+
+@pytest.mark.timeout(60)
+def test_as_many_classes_as_names() -> None:
+    names = b"".join(b"ca\n%d\n" % number for number in range(100_000))
+    with pytest.raises(NotSavedByTorch, match="out of proportion"):
+        read_outline(b"\x80\x02](" + names + b"e.", {})
+
+
+@pytest.mark.parametrize("kind", [b"X\x01\0\0\0x", b"]K\x01a", b"}"], ids=["text", "a list", "a dict"])
+def test_a_layout_that_is_not_text(kind: bytes) -> None:
+    """Lists in lists have texts of any length."""
+    pickled = b"\x80\x02ctorch.serialization\n_get_layout\n" + kind + b"\x85R."
+    with pytest.raises(MetadataError, match="a layout" if kind[:1] != b"X" else "no Metadata where one belongs"):
+        read_stock(pickled, None)
+
+
+def pairs(count: int) -> Iterator[tuple[int, int]]:
+    """Pairs of integers of one hash: Python's hash of a tuple has no secret, and each of its steps can be undone."""
+    mask, first, second, start = 2**64 - 1, 11400714785074694791, 14029467366897019727, 2870177450012600261
+    for one in itertools.count(1):
+        mixed = (start + one * second) & mask
+        mixed = ((mixed << 31 | mixed >> 33) & mask) * first & mask
+        other = (12345 - mixed) * pow(second, -1, 2**64) & mask
+        if other < MODULUS:
+            yield one, other
+            count -= 1
+        if not count:
+            return
+
+
+def test_tuples_can_be_made_of_one_hash() -> None:
+    assert len(set(map(hash, pairs(100)))) == 1
+
+
+@pytest.mark.timeout(60)
+def test_extra_data_with_keys_of_one_hash() -> None:
+    def extra(keys: list[tuple[int, int]]) -> Any:
+        return {"dict": [[{"tuple": list(key)}, None] for key in keys]}
+
+    assert len(from_json(extra([(number, 0) for number in range(10_000)]))) == 10_000
+    with pytest.raises(MetadataError, match="extra data is malformed"):
+        from_json(extra(list(pairs(COUNT))))
+
+
+# -- chunks --------------------------------------------------------------------------------------------------------
+
+
+def grid(counts: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return [(offset, (1,) * len(counts)) for offset in itertools.product(*map(range, counts))]
+
+
+@pytest.mark.timeout(60)
+def test_chunks_that_overlap_along_the_first_dimension_only() -> None:
+    """Each has all rows but some, and one column: along the rows each overlaps all others."""
+    count = 1000
+    chunks = [((row, row), (2 * count - row, 1)) for row in range(count)]
+    check_apart((2 * count, count), chunks)
+    with pytest.raises(MetadataError, match="overlap"):
+        check_apart((2 * count, count), [*chunks, ((count, 7), (1, 1))])
+
+
+@pytest.mark.timeout(60)
+def test_chunks_that_no_dimension_parts() -> None:
+    """Pinwheels: each dimension goes through some chunk, wherever it is cut."""
+    wheel = [((0, 0), (2, 1)), ((0, 1), (1, 2)), ((1, 2), (2, 1)), ((2, 0), (1, 2)), ((1, 1), (1, 1))]
+    check_apart((3, 3), wheel)
+    nested = [((0, 0), (3**9, 3**9))]
+    for level in range(9):
+        size = 3 ** (8 - level)
+        nested = [
+            (tuple(map(sum, zip(at, [size * each for each in corner], strict=True))), tuple(size * n for n in shape))
+            for at, _ in nested[:12]
+            for corner, shape in wheel
+        ]
+    try:
+        check_apart((3**9, 3**9), nested)
+    except MetadataError as error:
+        assert "no writer cuts" in str(error)  # noqa: PT017 - or it is found to be fine
+
+
+@pytest.mark.timeout(60)
+def test_chunks_cut_along_six_dimensions_draw_from_one_budget() -> None:
+    counts = (5, 5, 5, 5, 5, 5)
+    steps = Steps(0)
+    check_tiles(counts, grid(counts), steps)  # as many corners as one tensor may have
+    with pytest.raises(MetadataError, match="as no writer cuts a tensor"):
+        check_tiles(counts, grid(counts), steps)
+    check_tiles((500, 500), grid((500, 500)))
+
+
+@pytest.mark.timeout(60)
+def test_offsets_that_are_equal_or_have_one_hash() -> None:
+    place = Place("a", 0, 0, ())
+    chunks = [Chunk(offset, (1, 1), place, False) for offset in pairs(COUNT)]
+    check_offsets(chunks)
+    with pytest.raises(MetadataError, match="two chunks have the same offset"):
+        check_offsets([*chunks, chunks[0]])
+
+
+# -- tools ---------------------------------------------------------------------------------------------------------
+
+
+def test_tensors_that_repeat_an_element_share_one_budget(tmp_path: Path) -> None:
+    """In all objects of a comparison together, and in pieces, so that none of them is ever whole."""
+    stock = Stock(tmp_path)
+    for number in range(8):
+        stock.object(f"o{number}", saved([torch.ones(1).expand(MIB * 16)]))
+    stock.write()
+    with memory_below(64 * MIB):
+        found = diff(tmp_path, tmp_path)
+    assert found.equal == 2
+    assert len(found.incomparable) == 6
+    assert all("far larger than its storage" in reason for reason in found.incomparable.values())
+
+
+def test_views_of_one_storage_share_that_budget() -> None:
+    whole = torch.ones(MIB)
+    with pytest.raises(Incomparable, match="far larger than its storage"):
+        difference_of([whole[number:] for number in range(200)], [whole[number:] for number in range(200)])
+
+
+def test_a_hole_is_not_packed(tmp_path: Path) -> None:
+    """It is refused before anything is written."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    save_file({"w": torch.ones(3)}, folder / "model.safetensors")
+    hole(folder / "rest.bin", TIB)
+    with pytest.raises(PolicyError, match=r"the file would take .* out of proportion"):
+        pack(folder, tmp_path / "out", "zstd")
+    assert not (tmp_path / "out").exists()
+
+
+def item(name: str) -> TensorItem:
+    return TensorItem(name, "float32", (1,), (Chunk((0,), (1,), Place("a", 0, 1, ()), False),))
+
+
+def modules(tree: Module) -> int:
+    return 1 + sum(map(modules, tree.children))
+
+
+def test_a_tree_has_modules_in_proportion_to_items() -> None:
+    names = [".".join(f"{number}x{part}" for part in range(31)) + ".w" for number in range(10_000)]
+    grown = grown_from([item(name) for name in names], MAX_DEPTH)
+    assert grown is None
+    assert tree_of(map(item, names)).tally.tensors == 10_000
+    few = tree_of(map(item, names[:10]))
+    assert [child.name for child in few.children] == names[:10]

@@ -1,0 +1,139 @@
+"""Files of names that others may have put there: only regular files are read, and only new ones written."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import streamxf
+from streamxf.checkpoint.storage import Storage
+from streamxf.cli.__main__ import main
+from streamxf.errors import MetadataError
+from streamxf.files import NotRegular, aim, create, open_regular
+from streamxf.formats.opening import contents_of, open_source
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="links, pipes and modes are POSIX's")
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
+    """A pipe is not waited for."""
+    path = tmp_path / "file"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(NotRegular, match="not a regular file"):
+        open_regular(path)
+    assert len(os.listdir("/proc/self/fd")) == before
+    (tmp_path / "data").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to("data")
+    with open_regular(tmp_path / "link") as file:
+        assert file.read() == b"abc"
+
+
+def test_a_pipe_that_takes_a_files_place_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"abc")
+
+    def check(self: Storage, path: str, name: str) -> None:
+        os.unlink(path)
+        os.mkfifo(path)
+
+    monkeypatch.setattr(Storage, "_check_regular", check)
+    with pytest.raises(OSError, match="not a regular file"), Storage.of(tmp_path).open("a.bin"):
+        pass
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("elsewhere")
+    for anew in (True, False):
+        with pytest.raises(OSError, match="link"):
+            create(tmp_path / "link", anew=anew)
+    with pytest.raises(FileExistsError, match="a link to something that is not there"):
+        aim(tmp_path / "link")
+    with pytest.raises(FileExistsError, match="a link to something"):
+        streamxf.open(tmp_path / "link", "wb")
+    assert not (tmp_path / "elsewhere").exists()
+    (tmp_path / "elsewhere").touch()
+    with streamxf.open(tmp_path / "link", "wb") as file:
+        file.write(b"abc")
+    assert (tmp_path / "link").is_symlink()
+    assert streamxf.decode((tmp_path / "elsewhere").read_bytes()) == b"abc"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file({"w": torch.ones(3)}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_unpack_does_not_write_through_a_dangling_link(tmp_path: Path, model: Path, overwrite: bool) -> None:
+    streamxf.pack(model, tmp_path / "packed")
+    (tmp_path / "out").symlink_to("elsewhere")
+    with pytest.raises(FileExistsError, match="a link to something that is not there"):
+        streamxf.unpack(tmp_path / "packed", tmp_path / "out", overwrite=overwrite)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("how", ["streamxf.open", "the page"])
+def test_a_draft_is_as_private_as_what_it_replaces(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """From the moment it is created."""
+    path = tmp_path / "file"
+    path.write_bytes(b"<!doctype html>" if how == "the page" else b"")
+    path.chmod(0o600)
+    modes = []
+    real = os.open
+
+    def opened(name: object, flags: int, mode: int = 0o777, **more: object) -> int:
+        made = real(name, flags, mode, **more)  # type: ignore[arg-type]
+        if str(name).endswith(".tmp"):
+            modes.append(stat.S_IMODE(os.fstat(made).st_mode))
+        return made
+
+    monkeypatch.setattr(os, "open", opened)
+    if how == "the page":
+        assert main(["inspect", str(model), "--html", str(path)]) == 0
+    else:
+        with streamxf.open(path, "wb") as file:
+            file.write(b"abc")
+    assert modes == [0o600]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_links_out_of_a_hugging_face_folder_are_named(tmp_path: Path) -> None:
+    """Those of the hub's cache are as they should be."""
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--a--b" / "blobs").mkdir()
+    blob = tmp_path / "models--a--b" / "blobs" / "0123"
+    save_file({"w": torch.ones(3)}, blob)
+    shard = snapshot / "model.safetensors"
+    shard.symlink_to("../../blobs/0123")
+    with open_source(Storage.of(snapshot)) as source:
+        assert contents_of(source).notes == ()
+    stranger = tmp_path / "secret.safetensors"
+    blob.rename(stranger)
+    shard.unlink()
+    shard.symlink_to(stranger)
+    with open_source(Storage.of(snapshot)) as source:
+        (note,) = contents_of(source).notes
+    assert note == f"Links lead out of the folder for 1 file: model.safetensors, which is {stranger}."
+    assert note in streamxf.inspect(snapshot).notes
+
+
+def test_a_shard_that_is_a_device_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to("/dev/zero")
+    with pytest.raises(MetadataError, match="not a regular file"):
+        streamxf.inspect(tmp_path)

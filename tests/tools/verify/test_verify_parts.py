@@ -1,0 +1,88 @@
+"""``verify`` of folders with several checkpoints and files: a Trainer's, Lightning's, a whole run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from saved_by import FOLDERS, MODEL, dcp, lightning_with_fsdp, torchtitan, trainer, trainer_with_fsdp
+
+import streamxf
+from streamxf.checkpoint.storage import Storage
+from streamxf.errors import NoCheckpointError, PolicyError
+from streamxf.formats.opening import parts_of
+from streamxf.keys import Key
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+FILES = {"checkpoint-12": 4, "fsdp/checkpoint-12": 4, "step-6": 2, "step-10": 1, "last.ckpt": 1}
+
+
+@pytest.mark.parametrize(("name", "files"), FILES.items())
+def test_each_is_verified_whole(tmp_path: Path, name: str, files: int):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    FOLDERS[name](path)
+    report = streamxf.verify(path)
+    assert report.ok
+    assert report.files == files
+    assert not [text for text in report.unchecked if "no checksums" not in text]
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state_0.pth"])
+def test_damage_beside_the_model_is_found(tmp_path: Path, name: str):
+    trainer(tmp_path / "checkpoint-12")
+    flip(tmp_path / "checkpoint-12" / name)
+    report = streamxf.verify(tmp_path / "checkpoint-12")
+    assert {damage.file for damage in report.damaged} == {name}
+
+
+def test_damage_is_named_by_its_path_in_the_folder(tmp_path: Path):
+    trainer_with_fsdp(tmp_path / "run" / "checkpoint-12")
+    (file,) = (tmp_path / "run" / "checkpoint-12" / "optimizer_0").glob("*.distcp")
+    flip(file)
+    flip(tmp_path / "run" / "checkpoint-12" / "scheduler.pt")
+    report = streamxf.verify(tmp_path / "run")
+    wanted = {f"checkpoint-12/optimizer_0/{file.name}", "checkpoint-12/scheduler.pt"}
+    assert {damage.file for damage in report.damaged} == wanted
+    assert len(report.save_ids) == 2
+
+
+def test_a_run_is_verified_checkpoint_by_checkpoint(tmp_path: Path):
+    torchtitan(tmp_path / "step-5")
+    lightning_with_fsdp(tmp_path / "step-6")
+    assert parts_of(Storage.of(tmp_path)) == ["step-5", "step-6", "step-6/meta.pt"]
+    assert len(streamxf.verify(tmp_path).save_ids) == 2
+
+
+def test_with_keys_what_can_be_encrypted_has_to_be(tmp_path: Path):
+    """And the rest, which cannot, is listed."""
+    key, path = Key.generate(), tmp_path / "checkpoint-12"
+    trainer_with_fsdp(path)
+    with pytest.raises(PolicyError):
+        streamxf.verify(path, key)
+    for name in ("pytorch_model_fsdp_0", "optimizer_0"):
+        dcp({name: MODEL}, path / name, chain="zstd+encrypt", keys=key)
+    report = streamxf.verify(path, key)
+    assert report.ok
+    assert report.unchecked == ("who wrote rng_state_0.pth, scheduler.pt, which cannot be encrypted",)
+
+
+def test_what_is_read_from_one_checkpoint_says_where_they_are(tmp_path: Path):
+    trainer_with_fsdp(tmp_path / "checkpoint-12")
+    for what in (streamxf.inspect, lambda path: streamxf.diff(path, path)):
+        with pytest.raises(NoCheckpointError, match="4 checkpoints in it: optimizer_0, pytorch_model_fsdp_0, rng_"):
+            what(tmp_path / "checkpoint-12")
+
+
+def test_a_part_that_cannot_be_opened_is_damage(tmp_path: Path):
+    trainer(tmp_path / "checkpoint-12")
+    (tmp_path / "checkpoint-12" / "optimizer.pt").unlink()
+    (tmp_path / "checkpoint-12" / "optimizer.pt").symlink_to("nowhere")
+    (damage,) = streamxf.verify(tmp_path / "checkpoint-12").damaged
+    assert (damage.file, damage.error) == ("optimizer.pt", "FileNotFoundError")
