@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import IO, Any, cast
 
-from typing_extensions import Buffer
-
-from streamxf.buffers import Writable, flat_view
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import chain_and_ring
 from streamxf.checkpoint.removal import remove_file_or_folder
-from streamxf.checkpoint.storage import is_url
-from streamxf.errors import ParameterError, located
+from streamxf.errors import ContainerError, ParameterError, located
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.keys import KeysLike
+from streamxf.plainfile import encoded, reading
 from streamxf.registry import CodecRegistry
-from streamxf.stream import open as open_plain
-from streamxf.stream.plain import Draft, read_file, unencrypted
+from streamxf.stream.plain import read_file, unencrypted
 
-_PACKAGES = ("lightning.fabric", "lightning_fabric")
+_PICKLE = b"\x80"  # how files of torch.save begin: those from before torch 1.6, and those of today
+_ZIP = b"PK\x03\x04"
+
+
+def packages(*names: str) -> list[str]:
+    """Lightning comes under two names, whose classes differ, and it checks by isinstance for its own: those that the
+    program has imported, and as long as there are none, those that are installed.
+    """
+    present = [name for name in names if name in sys.modules]
+    return present or [name for name in names if find_spec(name.partition(".")[0]) is not None]
 
 
 class ChainCheckpointIO:
@@ -56,10 +60,11 @@ class ChainCheckpointIO:
     def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
         self._chain, self._keys = chain_and_ring(chain, "zstd", keys)
         self.saved: tuple[str, str] | None = None
-        # `lightning` brings the same classes under two names, and checks by isinstance for its own
-        present = [name for name in _PACKAGES if name.partition(".")[0] in sys.modules]
-        for name in present or [name for name in _PACKAGES if find_spec(name.partition(".")[0]) is not None]:
+        for name in packages("lightning.fabric", "lightning_fabric"):
             import_module(f"{name}.plugins.io.checkpoint_io").CheckpointIO.register(type(self))
+        for name in "lightning.pytorch.core.saving", "pytorch_lightning.core.saving":
+            if name in sys.modules:
+                _explain(sys.modules[name])
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
@@ -69,11 +74,9 @@ class ChainCheckpointIO:
 
         if storage_options is not None:
             raise ParameterError("ChainCheckpointIO takes no storage_options")
-        with _writing(path) as target:
-            digested = _Digested(target)
-            with open_plain(cast("IO[bytes]", digested), "wb", chain=self._chain) as file:
-                torch.save(checkpoint, cast("IO[bytes]", file))
-        self.saved = os.fspath(path), digested.digest.hexdigest()
+        with encoded(path, self._chain) as (file, digest):
+            torch.save(checkpoint, file)
+        self.saved = os.fspath(path), digest.hexdigest()
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = "cpu", weights_only: bool | None = None
@@ -81,13 +84,16 @@ class ChainCheckpointIO:
         """Load what was saved under `path`; `map_location` and `weights_only` are those of ``torch.load``."""
         import torch
 
-        with _reading(path) as raw:
+        with reading(path) as raw:
             begin = raw.read(len(PLAIN_MAGIC))
             raw.seek(0)
             encrypts = self._chain.encryption is not None
             if begin != PLAIN_MAGIC:
                 if encrypts:
                     raise unencrypted().locate(file=os.fspath(path))
+                if not begin.startswith((_PICKLE, _ZIP)):
+                    what = "the file begins neither as streamxf's do nor as those of torch.save: it was damaged"
+                    raise ContainerError(what, file=os.fspath(path))
                 return torch.load(raw, map_location, weights_only=weights_only)
             with (
                 located(file=os.fspath(path)),
@@ -103,49 +109,24 @@ class ChainCheckpointIO:
         """Lightning calls this at the end; nothing is held."""
 
 
-class _Digested:
-    """Passes on what is written, and computes its SHA-256."""
-
-    def __init__(self, raw: Writable) -> None:
-        self._raw = raw
-        self.digest = hashlib.sha256()
-
-    def write(self, data: Buffer, /) -> int | None:
-        count = self._raw.write(data)
-        self.digest.update(flat_view(data)[: count or 0])
-        return count
-
-
-@contextmanager
-def _writing(path: str | os.PathLike[str]) -> Iterator[Writable]:
-    """Write here; the whole file is under `path` when the block ends without an error."""
-    if not is_url(path):
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        draft, complete = Draft(path), False
-        try:
-            yield draft.file
-            complete = True
-        finally:
-            draft.finish(complete)
+def _explain(saving: Any) -> None:
+    """Let ``load_from_checkpoint``, which asks no plugin, say what to do about a file that a plugin has written."""
+    load = saving.pl_load
+    if hasattr(load, "__wrapped__"):
         return
-    filesystem, name = _storage_of(path)
-    with filesystem.transaction, filesystem.open(name, "wb") as file:  # dropped if an error leaves it
-        yield file
 
+    @wraps(load)
+    def pl_load(path_or_url: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return load(path_or_url, *args, **kwargs)
+        except Exception as error:
+            if isinstance(path_or_url, str | os.PathLike):
+                with suppress(OSError), reading(path_or_url) as file:
+                    if file.read(len(PLAIN_MAGIC)) == PLAIN_MAGIC:
+                        error.add_note(
+                            "ChainCheckpointIO wrote this file, and load_from_checkpoint does not use plugins: pass it "
+                            "streamxf.open(path, keys=...) in place of the path"
+                        )
+            raise
 
-@contextmanager
-def _reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    if is_url(path):
-        filesystem, name = _storage_of(path)
-        opened = filesystem.open(name, "rb")
-    else:
-        opened = open(path, "rb")  # noqa: SIM115 - closed below
-    with opened as file:
-        yield file
-
-
-def _storage_of(url: str | os.PathLike[str]) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs
-
-    filesystem, name = url_to_fs(os.fspath(url))
-    return filesystem, name
+    saving.pl_load = pl_load

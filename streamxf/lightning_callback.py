@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import signal
-import sys
+import warnings
 from importlib import import_module
 from typing import Any
 
 from streamxf.errors import ParameterError
+from streamxf.lightning import packages
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.notices import Notices
 
-# Lightning comes under two names, whose classes differ; the one that the program uses has been imported.
-_PACKAGE = "lightning.pytorch" if "lightning.pytorch" in sys.modules else "pytorch_lightning"
 _FILE = "lightning.ckpt"
-_Checkpoint: Any = import_module(f"{_PACKAGE}.callbacks").Checkpoint
+_NAMES = "lightning.pytorch", "pytorch_lightning"
+_BASES: Any = [import_module(f"{name}.callbacks").Checkpoint for name in packages(*_NAMES) or _NAMES]
 
 
-class ManagedCheckpoint(_Checkpoint):  # type: ignore[misc]
+class ManagedCheckpoint(*_BASES):  # type: ignore[misc]
     """The manager decides when the Trainer saves, and what is kept, in place of ``ModelCheckpoint``::
 
         with streamxf.CheckpointManager("run", save=500, keep=3) as manager:
@@ -28,7 +28,7 @@ class ManagedCheckpoint(_Checkpoint):  # type: ignore[misc]
     logged for its step; if validation follows while it fits, its metrics are added. Told to end, the Trainer saves and
     stops. Inside the manager's block, ``ckpt_path="best"`` means the best by the manager's rules.
 
-    Import Lightning first, and with several ranks initialize torch.distributed before the manager is made.
+    With several ranks initialize torch.distributed before the manager is made.
 
     Parameters
     ----------
@@ -75,6 +75,12 @@ class ManagedCheckpoint(_Checkpoint):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._step = self._saved = trainer.global_step
+        if trainer.is_global_zero and not self._step and (newest := self._manager.newest_step()):
+            warnings.warn(
+                f"training begins at step 0 in a run that has step {newest}: to go on from there, call "
+                "fit(..., ckpt_path=managed.latest())",
+                stacklevel=2,
+            )
         if isinstance(getattr(self._sigterm, "__self__", None), Notices):
             signal.signal(signal.SIGTERM, self._sigterm)  # Lightning's would end training before it is saved
 

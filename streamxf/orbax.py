@@ -1,23 +1,45 @@
-"""`chain_handlers`: PyTrees that orbax saves become checkpoints of streamxf."""
+"""`chain_handlers`: PyTrees that orbax saves become checkpoints of streamxf. The tree without its leaves is among what
+planners put into the metadata.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from torch.distributed.checkpoint import state_dict_saver as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import access_for, chain_and_ring
 from streamxf.checkpoint.checkpoint import Checkpoint, ObjectHandle, TensorHandle, as_torch
+from streamxf.checkpoint.metadata import GLOBAL
 from streamxf.checkpoint.storage import Storage, is_url
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError
+from streamxf.format.index import from_json, to_json
 from streamxf.format.items import ITEMSIZES
 from streamxf.keys import KeysLike
+from streamxf.wording import some
+
+_STOCK = "_METADATA"  # the tree of what orbax itself has saved
+_TREE = "orbax_tree"  # an attribute of DCP's metadata
+
+
+class _Planner(DefaultSavePlanner):
+    def __init__(self, tree: Any) -> None:
+        super().__init__()
+        self._tree = tree
+
+    def create_global_plan(self, all_plans: list[Any]) -> tuple[list[Any], Any]:
+        plans, metadata = super().create_global_plan(all_plans)
+        setattr(metadata, _TREE, self._tree)
+        return plans, metadata
 
 
 class ChainHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax is not there when types are checked
@@ -40,21 +62,45 @@ class ChainHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax i
         # copies: the caller may donate its arrays to the next step
         state = {name: _stored(name, leaf) for name, leaf in _named(tree)[0].items()}
 
+        outline = _outline(tree)
+        try:
+            to_json(outline)
+        except MetadataError as error:
+            raise UnsupportedError(f"streamxf.orbax does not save this tree: {error.message}") from None
+
         async def write() -> None:
-            dcp.save(state, storage_writer=FileSystemWriter(folder, chain=self._chain), no_dist=True)
+            try:
+                writer = FileSystemWriter(folder, chain=self._chain)
+                dcp.save(state, storage_writer=writer, planner=_Planner(outline), no_dist=True)
+            except CheckpointException as error:  # which `except Exception` does not catch
+                ((failure, _),) = error.failures.values()
+                raise failure from None
 
         return ocp.future.CommitFutureAwaitingContractedSignals(write(), name="streamxf")
 
     def restore(self, directory: Any, args: Any = None) -> Any:
-        """Restore what `args.item` wants, an array as it is sharded there; without it all, as nested dicts."""
+        """Restore what `args.item` wants, an array as it is sharded there; without it all, as nested dicts, lists and
+        tuples. What orbax itself has saved is restored by orbax, unless the chain encrypts.
+        """
+        if os.path.exists(f"{directory}/{_STOCK}") and not os.path.exists(f"{directory}/{GLOBAL}"):
+            if self._access.require is not None:
+                raise self._access.not_encrypted("the checkpoint")
+            stock = "PyTree" if isinstance(args, ocp.args.PyTreeRestore) else "Standard"
+            given = getattr(ocp.args, f"{stock}Restore")() if type(args) in (type(None), ChainRestore) else args
+            return getattr(ocp, f"{stock}CheckpointHandler")().restore(directory, args=given)
+        partial = getattr(args, "partial_restore", False)
         target = None if args is None else _only_item(args)
         with Checkpoint.at(Storage.of(str(directory)), self._access) as checkpoint:
             if target is None:
-                return _nested({name: checkpoint[name].read() for name in checkpoint})
+                return _whole(checkpoint)
             wanted, structure = _named(target)
-            for name in wanted:
-                if name not in checkpoint:
-                    raise MetadataError("the checkpoint has no such item", item=name)
+            if lacking := wanted.keys() - {*checkpoint}:
+                raise ParameterError(f"the target has leaves that the checkpoint has not: {some(sorted(lacking))}")
+            if not partial and (left := {*checkpoint} - wanted.keys()):
+                raise ParameterError(
+                    f"the checkpoint has leaves that the target has not: {some(sorted(left))}; if that is meant, "
+                    "restore with PyTreeRestore(target, partial_restore=True)"
+                )
             return structure.unflatten([_restored(checkpoint[name], leaf) for name, leaf in wanted.items()])
 
 
@@ -99,7 +145,7 @@ def chain_handlers(chain: ChainLike | None = None, *, keys: KeysLike = None) -> 
 def _only_item(args: Any) -> Any:
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
-        if field.name != "item" and value is not None and value != field.default:
+        if field.name not in ("item", "partial_restore") and value is not None and value != field.default:
             raise ParameterError(f"streamxf.orbax takes no {field.name}=")
     return args.item
 
@@ -113,15 +159,38 @@ def _named(tree: Any) -> tuple[dict[str, Any], Any]:
     return named, structure
 
 
-def _nested(flat: dict[str, Any]) -> dict[str, Any]:
-    root: dict[str, Any] = {}
-    for name, value in flat.items():
-        *outer, last = name.split("/")
-        node = root
-        for step in outer:
-            node = node.setdefault(step, {})
-        node[last] = value
-    return root
+def _outline(node: Any, path: tuple[Any, ...] = ()) -> Any:
+    """A tree with its leaves' names in their place, of None, lists, tuples, and dicts for anything else."""
+    if node is None:
+        return None
+    children, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda each: each is not node)
+    if children and children[0][0] == ():
+        return jax.tree_util.keystr(path, simple=True, separator="/")
+    inner = [(key, _outline(child, (*path, *key))) for key, child in children]
+    if type(node) in (list, tuple):
+        return type(node)(each for _, each in inner)
+    if not inner and not isinstance(node, dict):  # as orbax restores optax's EmptyState, say
+        return None
+    return {jax.tree_util.keystr(key, simple=True): each for key, each in inner}
+
+
+def _whole(checkpoint: Checkpoint) -> Any:
+    index = checkpoint.metadata[0].index
+    if index is None or _TREE not in index.extra:
+        raise ParameterError("the checkpoint does not say of which tree its items are leaves: give a target")
+
+    def read(node: Any) -> Any:
+        if node is None:
+            return None
+        if isinstance(node, dict):
+            return {name: read(each) for name, each in node.items()}
+        if isinstance(node, list | tuple):
+            return type(node)(map(read, node))
+        if node not in checkpoint:
+            raise MetadataError(f"the tree in the metadata has a leaf that is not in the checkpoint: {node!r:.80}")
+        return checkpoint[node].read()
+
+    return read(from_json(index.extra[_TREE]))
 
 
 def _is_key(leaf: Any) -> bool:
@@ -148,7 +217,7 @@ def _restored(stored: TensorHandle | ObjectHandle, leaf: Any) -> Any:
             raise UnsupportedError(f"restored as {key.dtype}, wanted as {leaf.dtype}: give a key, not its shape")
         return key
     if stored.shape != leaf.shape:
-        raise MetadataError(f"stored with shape {[*stored.shape]}, wanted with {[*leaf.shape]}", item=stored.name)
+        raise ParameterError(f"stored with shape {[*stored.shape]}, wanted with {[*leaf.shape]}", item=stored.name)
     sharding = getattr(leaf, "sharding", None)
     if sharding is None:
         return np.asarray(stored[...], dtype=leaf.dtype)

@@ -15,6 +15,7 @@ from typing_extensions import Buffer
 
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import ring_for
+from streamxf.errors import located
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
@@ -70,14 +71,15 @@ class ChainStorage(Storage):  # type: ignore[misc]
         args = replace(read_args or ReadArgs(), pre_read_full_file=False, known_size_bytes=None)
         raw = self._storage.stream_read(path, args)
         try:
-            encrypts = self._chain.encryption is not None
-            begin = raw.read(len(PLAIN_MAGIC))
-            raw.seek(0)
-            if begin != PLAIN_MAGIC:
-                if encrypts:
-                    raise unencrypted()
-                return raw  # type: ignore[no-any-return]
-            return read_file(raw, self._keys, CodecRegistry(), raw.close, str(path), encrypted=encrypts)
+            with located(file=str(path)):
+                encrypts = self._chain.encryption is not None
+                begin = raw.read(len(PLAIN_MAGIC))
+                raw.seek(0)
+                if begin != PLAIN_MAGIC:
+                    if encrypts:
+                        raise unencrypted()
+                    return raw  # type: ignore[no-any-return]
+                return read_file(raw, self._keys, CodecRegistry(), raw.close, str(path), encrypted=encrypts)
         except BaseException:
             raw.close()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 from transformers import TrainerCallback
@@ -32,7 +33,7 @@ class ManagerCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
     Raises
     ------
     ParameterError
-        When training begins: if the Trainer decides when to save, or saves elsewhere.
+        When training begins: if the Trainer decides when to save or what to keep, or saves elsewhere.
     """
 
     def __init__(self, manager: CheckpointManager) -> None:
@@ -43,6 +44,8 @@ class ManagerCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if args.save_strategy != "no":
             raise ParameterError('the manager decides when to save, so use TrainingArguments(save_strategy="no")')
+        if args.save_total_limit is not None:
+            raise ParameterError("the manager decides what to keep: use its keep=, and no save_total_limit")
         first = f"{args.output_dir}/checkpoint-0"
         if os.path.abspath(self._manager.path(0)) != os.path.abspath(first):
             raise ParameterError(
@@ -50,6 +53,12 @@ class ManagerCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
                 f"CheckpointManager({args.output_dir!r}, name='checkpoint-{{}}')"
             )
         self._saved = state.global_step
+        if state.is_world_process_zero and not self._saved and (newest := self._manager.newest_step()):
+            warnings.warn(
+                f"training begins at step 0 in a run that has step {newest}: to go on from there, call "
+                "train(resume_from_checkpoint=manager.latest())",
+                stacklevel=2,
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._metrics = {}

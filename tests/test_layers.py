@@ -26,16 +26,17 @@ LAYERS = [
     ["stream"],
     ["objects"],
     ["checkpoint"],
-    ["dcp", "formats"],
+    ["dcp", "formats", "plainfile"],
     ["tools"],
-    ["environment", "orbax", "testing", "torch_checkpointing", "tuning"],
+    ["environment", "lightning", "orbax", "testing", "torch_checkpointing", "tuning"],
     ["manager"],
-    ["lightning", "lightning_callback", "torchtitan", "transformers"],
+    ["keras", "lightning_callback", "torchtitan", "transformers"],
     ["cli"],
 ]
 # Where torch may be imported at the top of a module. Below it is imported by the functions that need it, if at all.
 WITH_TORCH = {
     "dcp",
+    "keras",
     "lightning_callback",
     "orbax",
     "tools",

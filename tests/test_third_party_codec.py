@@ -55,6 +55,8 @@ SAVE = """
 
     chain = [Delta(stride=2), streamxf.ZStandard(), streamxf.Encrypt(KEY)]
     dcp.save({"weight": WEIGHT}, storage_writer=streamxf.FileSystemWriter(PATH, _extensions=chain))
+    writer = streamxf.attach(dcp.FileSystemWriter(f"{PATH}/attached"), [Delta(stride=2)])
+    dcp.save({"weight": WEIGHT}, storage_writer=writer)
     print(streamxf.FileSystemReader(PATH, keys=KEY).read_metadata().storage_meta.modules)
 """
 
@@ -81,6 +83,15 @@ LOAD = """
 
 MISS = """
     print(refusal())
+"""
+
+MISS_ATTACHED = """
+    PATH += "/attached"
+    for reader in (streamxf.FileSystemReader(PATH), streamxf.attach(dcp.FileSystemReader(PATH))):
+        try:
+            dcp.load({"weight": torch.zeros_like(WEIGHT)}, storage_reader=reader)
+        except CheckpointException as error:
+            print(error)
 """
 
 
@@ -173,6 +184,10 @@ def test_where_it_is_missing_the_error_says_what_to_install(checkpoint: Path) ->
     assert wanted in message
     # the page shows the message wrapped
     assert wanted in " ".join(PAGE.read_text().split())
+
+
+def test_so_it_is_where_a_writer_was_attached(checkpoint: Path) -> None:
+    assert script_here(MISS_ATTACHED, checkpoint).count("was provided by the package acme-codec==1.0.0") == 2
 
 
 def test_its_key_provider_is_found_by_its_place(python: Path, tmp_path: Path) -> None:

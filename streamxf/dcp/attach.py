@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any, TypeVar, cast
 
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteItem, WriteItemType
@@ -88,6 +89,8 @@ def attach(
         made = _WriterTransforms(Extensions.of(list(extensions)))
         made.begin()  # rather than in the middle of the first save
         target.transforms = made  # type: ignore[attr-defined]
+        if providers := made.providers():
+            target.storage_meta = partial(_storage_meta, type(target).storage_meta, target, providers)  # type: ignore[attr-defined]
     elif isinstance(transforms, StorageReaderTransforms):
         if extensions is not None:
             raise ParameterError(
@@ -109,13 +112,23 @@ def attach(
             safe_globals=safe_globals,
             max_expansion=max_expansion,
         )
-        target.transforms = _ReaderTransforms(known, access)  # type: ignore[attr-defined]
+        reader: Any = target
+        reader.transforms = _ReaderTransforms(known, access, reader)
+        reader.set_up_storage_reader = reader.transforms.set_up_storage_reader
     else:
         raise UnsupportedError(
             f"{type(target).__name__} does not derive from torch's FileSystemWriter or FileSystemReader, so it "
             "takes no extensions"
         )
     return target
+
+
+def _storage_meta(stock: Callable[[Any], Any], writer: Any, providers: list[str]) -> Any:
+    """What a writer says about its save, and from which packages its codecs are."""
+    found = stock(writer)
+    if found is not None:
+        found.modules += providers
+    return found
 
 
 class _WriterTransforms(StorageWriterTransforms):
@@ -128,6 +141,9 @@ class _WriterTransforms(StorageWriterTransforms):
         super().__init__([*extensions.foreign, *extensions.chain])
         self._extensions = extensions
         self._begun: tuple[int, bytes, list[str]] | None = None
+
+    def providers(self) -> list[str]:
+        return self._extensions.providers()
 
     def begin(self) -> tuple[bytes, list[str]]:
         """This process's writer id, and the descriptors of all items, which are one object: pickle then stores it once.
@@ -171,28 +187,40 @@ class _WantedByTorch(Wanted):
 class _ReaderTransforms(StorageReaderTransforms):
     """Checks chain, name and policy of each item, and what an object is made of."""
 
-    def __init__(self, registry: Registry, access: Access) -> None:
+    def __init__(self, registry: Registry, access: Access, reader: Any) -> None:
         super().__init__(registry)
-        self._access, self._objects = access, access.objects
-        self._opener = ItemOpener(Metadata("", None, {}, None), access, sees_index=False)
+        self._access, self._reader = access, reader
+        self._set_up = reader.set_up_storage_reader
+        self._begin(())
 
     def for_chain(self, chain: Chain) -> None:
         """As `ChainReaderMixin.for_chain`."""
-        self._opener = ItemOpener(Metadata("", None, {}, None), self._access.under(chain), sees_index=False)
+        self._access = self._access.under(chain)
+        self._begin(())
+
+    def set_up_storage_reader(self, metadata: Any, *args: Any, **kwargs: Any) -> None:
+        """In the place of the reader's: nothing else here sees which packages the metadata names."""
+        self._begin(getattr(metadata.storage_meta, "modules", ()))
+        self._set_up(metadata, *args, **kwargs)
+
+    def _begin(self, modules: Sequence[str]) -> None:
+        self._opener = ItemOpener(Metadata("", None, {}, None, tuple(modules)), self._access, sees_index=False)
 
     def transform_load_stream(
         self, read_item: ReadItem, transform_descriptors: Sequence[str], raw_stream: IO[bytes]
     ) -> IO[bytes]:
-        source = FileSlice(raw_stream)
         index = read_item.storage_index
         is_object = read_item.type == LoadItemType.BYTE_IO
-        place = Place("", 0, source.length, tuple(transform_descriptors)[::-1])
-        wanted = _WantedByTorch(ObjectItem(index.fqn, place), None, None if is_object else tuple(index.offset or ()))
-        with located(item=index.fqn):
+        offset = None if is_object else tuple(index.offset or ())
+        file = f"{self._reader.path}/{self._reader.storage_data[index].relative_path}"
+        with located(file=file, item=index.fqn):
+            source = FileSlice(raw_stream)
+            place = Place("", 0, source.length, tuple(transform_descriptors)[::-1])
+            wanted = _WantedByTorch(ObjectItem(index.fqn, place), None, offset)
             blocks = self._opener.open_source(source, wanted)
             if isinstance(blocks, BlockReader):
                 blocks = framed(blocks.header, blocks)
-            stream = StreamReader(blocks)
+            stream = StreamReader(blocks, name=file, item=index.fqn)
             if is_object:
-                return io.BytesIO(self._objects.renew(stream.read(), source.length))
+                return io.BytesIO(self._access.objects.renew(stream.read(), source.length))
         return cast("IO[bytes]", stream)

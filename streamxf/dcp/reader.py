@@ -40,6 +40,7 @@ from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.report import LoadReport
 from streamxf.torch_private import ExtensionRegistry
+from streamxf.wording import some
 
 _SAVE = "streamxf_save"  # an attribute of plans, which crosses ranks with them; all others are the planner's
 _METADATA = "streamxf_metadata"  # an attribute of DCP's metadata: what was read
@@ -164,7 +165,7 @@ class ChainReaderMixin(StorageMixin):
         marked = copy.copy(plan)
         index = self._used.index
         # with metadata of single ranks, or of other writers, the ranks have no id in common
-        vars(marked)[_SAVE] = index.save_id if index is not None and index.rank is None else None
+        vars(marked)[_SAVE] = index.save_id if index is not None and index.rank is None else None, self._storage.given
         return marked
 
     @told
@@ -172,9 +173,12 @@ class ChainReaderMixin(StorageMixin):
         """Check that all ranks read the same save, unless the planner has made new plans: storage that is being
         overwritten or does not tell the truth may show them different metadata.
         """
-        if len({vars(plan)[_SAVE] for plan in plans if _SAVE in vars(plan)}) > 1:
+        found = {rank: vars(plan)[_SAVE] for rank, plan in enumerate(plans) if _SAVE in vars(plan)}
+        if len({save_id for save_id, _ in found.values()}) > 1:
+            folders = some((f"rank {rank} in {folder}" for rank, (_, folder) in found.items()), most=16)
             raise MetadataError(
-                "the ranks found the metadata of different saves; is another process saving to this folder?"
+                f"the ranks found the metadata of different saves: {folders}. Let all load from one folder, and no "
+                "other process save to it meanwhile"
             )
         return plans
 

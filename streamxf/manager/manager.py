@@ -459,6 +459,10 @@ class CheckpointManager:
         """
         return self._path_of(best=None, skip=skip)
 
+    def newest_step(self) -> int:
+        """The newest step of which this run has a checkpoint, by a look at the folder alone; 0 if there is none."""
+        return max((record.step for record in self._run.records(series=self._series) if record.counts), default=0)
+
     def best(self) -> str | None:
         """The path of the checkpoint with the best value of the metric of `Retention`, as `latest`. If that is damaged,
         the second best, with a warning. None if the rules name no metric, or no checkpoint has it.

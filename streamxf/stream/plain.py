@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Literal, Self, overload
+from typing import IO, Any, Literal, Self, overload
 
 from typing_extensions import Buffer
 
@@ -265,7 +265,9 @@ def _seal(encoder: ContainerEncoder, encryption: Encrypt) -> bytes:
 
 def _open_reader(origin: PathOrFile, ring: KeyRing, registry: CodecRegistry) -> StreamReader | PipeReader:
     if not isinstance(origin, str | os.PathLike):
-        return read_file(origin, ring, registry)
+        name = name_of(origin)
+        with located(file=name):
+            return read_file(origin, ring, registry, name=name)
     name = os.fspath(origin)
     file = _builtin_open(origin, "rb")  # noqa: SIM115 - the reader closes it
     try:
@@ -274,6 +276,12 @@ def _open_reader(origin: PathOrFile, ring: KeyRing, registry: CodecRegistry) -> 
     except BaseException:
         file.close()
         raise
+
+
+def name_of(file: Any) -> str | None:
+    """An open file's path, for errors, if it knows one; fsspec's files have it with their protocol."""
+    names = (getattr(file, attribute, None) for attribute in ("full_name", "name"))
+    return next((name for name in names if isinstance(name, str)), None)
 
 
 def read_file(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -65,9 +66,11 @@ class StreamReader(CheckedReader):
         finish: Callable[[], Any] | None = None,
         name: str | None = None,
         *,
+        item: str | None = None,
         meter: Meter | None = None,
     ) -> None:
         super().__init__(finish, name)
+        self._item = item
         self._blocks = blocks
         self._meter = meter
         self._block_size = blocks.block_size
@@ -96,14 +99,13 @@ class StreamReader(CheckedReader):
         """Fill `buffer` from the current position, with all of it or up to the end of the stream; blocks are decoded in
         parallel.
         """
-        out = flat_view(buffer)
         start = end = -1
         try:
-            with self._moving.here():
+            with flat_view(buffer) as out, self._moving.here():
                 start = self._position
                 end = max(start, min(start + len(out), self.size))
                 self._position = end
-            return self.readinto_at(start, out)
+            return self.readinto_at(start, buffer)
         except BaseException:
             with self._moving.here():
                 if self._position == end:  # no other thread has read on
@@ -111,15 +113,19 @@ class StreamReader(CheckedReader):
             raise
 
     def readinto_at(self, position: int, buffer: Buffer, /) -> int:
-        """Fill `buffer` from `position`, as `readinto`. When this raises, no thread writes into `buffer` any more."""
+        """Fill `buffer` from `position`, as `readinto`. When this raises, no thread writes into `buffer` any more, and
+        the error holds no view of it.
+        """
         self._check_usable()
-        out = flat_view(buffer)
-        size = max(0, min(len(out), self.size - position))
-        try:
-            self._read(out[:size], position)
-        except StreamxfError as error:
-            self.error = error.locate(file=self._name)
-            raise
+        with flat_view(buffer) as out:
+            size = max(0, min(len(out), self.size - position))
+            try:
+                self._read(out[:size], position)
+            except Exception as error:
+                if isinstance(error, StreamxfError):
+                    self.error = error.locate(file=self._name, item=self._item)
+                _clear_frames(error)
+                raise
         return size
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -186,6 +192,15 @@ class StreamReader(CheckedReader):
                     del self._cached[next(iter(self._cached))]
                 self._cached[index] = data
         return data
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Let go of the views of the caller's memory that an error's frames hold. While there is one, memory that was
+    mapped or shared cannot be closed, and that failure would hide this one.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def read_all(blocks: Blocks, meter: Meter | None = None) -> bytes:

@@ -24,7 +24,7 @@ from streamxf.dcp.load import loader as load_module
 from streamxf.errors import BlockError, MetadataError, StreamxfError
 from streamxf.stream.container import BlockReader
 
-from .helpers import KEY, data_files, error_of, load, refused, save
+from .helpers import KEY, data_files, error_of, load, load_with, refused, save
 from .test_loads_like_stock import Into
 
 MIB = 2**20
@@ -132,6 +132,25 @@ def test_a_tensor_whose_memory_is_in_another_order(checkpoint: Path, attached: b
     target = torch.zeros(1000, 600, dtype=torch.int32)
     read_boxes(checkpoint, [((0, 0), target)])
     assert torch.equal(target, stored.t())
+
+
+@pytest.mark.parametrize(("item", "block"), [("t", 1), ("t", 0), ("o", 0)])
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_attached_reader_says_which_file_is_damaged(item: str, block: int, cut: bool, checkpoint: Path) -> None:
+    """Also where torch reads what it has opened, and where torch itself has read the metadata."""
+    state = {"t": torch.arange(600 * 1000, dtype=torch.int32), "o": "b" * 100_000}
+    dcp.save(state, storage_writer=streamxf.attach(dcp.FileSystemWriter(checkpoint), [Checksum()]))
+    metadata = dcp.FileSystemReader(checkpoint).read_metadata()
+    places = {index.fqn: place for index, place in metadata.storage_data.items()}
+    path, place = checkpoint / places[item].relative_path, places[item]
+    data = bytearray(path.read_bytes())
+    if cut:
+        del data[place.offset + place.length - 1 :]
+    else:
+        data[place.offset + 500 + block * MIB] ^= 1
+    path.write_bytes(data)
+    with refused(StreamxfError, f"[file {path}, item {item}"):
+        load_with({item: state[item]}, streamxf.attach(dcp.FileSystemReader(checkpoint)))
 
 
 class Recording(DefaultLoadPlanner):

@@ -116,7 +116,7 @@ def test_ranks_that_read_different_saves_are_stopped(tmp_path: Path, planner: An
     OwnPlans.kept = None
     for name in ("one", "two"):
         save(STATE, tmp_path / name)
-    with pytest.raises(MetadataError, match="different saves"):
+    with pytest.raises(MetadataError, match=f"different saves: rank 0 in {tmp_path}/one, rank 1 in {tmp_path}/two"):
         plans_of([tmp_path / "one", tmp_path / "two"], planner())
 
 

@@ -34,7 +34,8 @@ def assert_falls_back(
     whole = losses(finished([*command, run], **variables))
     damages: list[Callable[[Path], None]] = [flip, truncate, Path.unlink]
     for damage in damages:
-        last = max((run / inside).glob("*[0-9]"), key=lambda path: numbers_in(path.name))
+        saves = (path for path in (run / inside).glob("*[0-9]") if not path.name.startswith("damaged-"))  # put aside
+        last = max(saves, key=lambda path: numbers_in(path.name))
         file = max(last.glob(pattern), key=lambda path: path.stat().st_size)
         damage(file)
         again = losses(finished([*command, run], **variables))

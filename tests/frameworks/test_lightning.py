@@ -7,8 +7,10 @@ import os
 import shutil
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from dcp.helpers import KEY, OTHER_KEY, assert_same, stored_chain
 
 import streamxf
 from streamxf.checkpoint.notes import parse_note
-from streamxf.errors import ChainError, KeyMissingError, ParameterError, PolicyError
+from streamxf.errors import ChainError, ContainerError, KeyMissingError, ParameterError, PolicyError
 from streamxf.lightning import ChainCheckpointIO
 
 from .damaged import assert_falls_back, flip, truncate
@@ -122,6 +124,7 @@ def train(tmp_path: Path, lightning: Any) -> Callable[..., Any]:
         keep: Any = None,
         chain: Any = None,
         keys: Any = None,
+        resume: bool = True,
         **arguments: Any,
     ) -> dict[int, float]:
         model = Model()
@@ -134,7 +137,8 @@ def train(tmp_path: Path, lightning: Any) -> Callable[..., Any]:
                 callbacks=[managed, *callbacks],
                 **{"max_epochs": 2, "val_check_interval": 4, **arguments},
             )
-            trainer.fit(model, range(8), range(1), ckpt_path=managed.latest())
+            path = managed.latest() if resume else None
+            trainer.fit(model, range(8), range(1), ckpt_path=path)
             if then is not None:
                 then(trainer, model)
         return model.losses
@@ -249,6 +253,33 @@ def test_steps_of_several_batches(tmp_path: Path, train: Callable[..., Any]) -> 
     assert [record.step for record in streamxf.list_checkpoints(tmp_path / "run")] == [3, 6, 8]
 
 
+def test_who_starts_over_in_a_run_is_told_how_to_go_on(train: Callable[..., Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "training begins at step 0")
+        train("run", save=5, max_epochs=1)
+        train("run", save=5)
+    with pytest.warns(UserWarning, match=r"has step 16: .* ckpt_path=managed\.latest\(\)"):
+        train("run", save=5, resume=False)
+
+
+@pytest.mark.parametrize("first", ["from streamxf.lightning_callback import ManagedCheckpoint", ""])
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_the_trainer_knows_it_whatever_is_imported_first(package: str, first: str, tmp_path: Path) -> None:
+    """Otherwise it adds a ModelCheckpoint of its own."""
+    pytest.importorskip(package)
+    code = f"""
+import sys
+{first}
+import {package} as lightning
+import streamxf
+from streamxf.lightning_callback import ManagedCheckpoint
+managed = ManagedCheckpoint(streamxf.CheckpointManager(sys.argv[1]))
+trainer = lightning.Trainer(accelerator="cpu", logger=False, callbacks=[managed])
+print([type(each).__name__ for each in trainer.checkpoint_callbacks])
+"""
+    assert finished([sys.executable, "-c", code, tmp_path])[-1] == "['ManagedCheckpoint']"
+
+
 def test_stopped_early_and_continued(tmp_path: Path, train: Callable[..., Any], lightning: Any) -> None:
     whole = train("whole", save=100)
     stopping = lightning.callbacks.EarlyStopping("val_loss", patience=1, mode="min")
@@ -339,8 +370,18 @@ def test_a_save_that_fails_leaves_the_old_one(place: str, tmp_path: Path) -> Non
 
 
 def test_lightnings_own_checkpoints_load_where_nothing_is_encrypted(tmp_path: Path) -> None:
-    torch.save(STATE, tmp_path / "own.ckpt")  # as its TorchCheckpointIO does
-    assert_same(ChainCheckpointIO().load_checkpoint(tmp_path / "own.ckpt"), STATE)
+    for zipped in True, False:  # as its TorchCheckpointIO does, and as torch did before 1.6
+        torch.save(STATE, tmp_path / "own.ckpt", _use_new_zipfile_serialization=zipped)
+        assert_same(ChainCheckpointIO().load_checkpoint(tmp_path / "own.ckpt"), STATE)
+
+
+@pytest.mark.parametrize("begin", [b"", b"\xd2SXK\r\n\x1a\n", b"\0" * 8])
+def test_a_file_that_begins_otherwise_is_damaged(begin: bytes, tmp_path: Path) -> None:
+    path, io = tmp_path / "last.ckpt", ChainCheckpointIO()
+    io.save_checkpoint(STATE, path)
+    path.write_bytes(begin and begin + path.read_bytes()[8:])
+    with pytest.raises(ContainerError, match=r"it was damaged \[file .*last\.ckpt\]"):
+        io.load_checkpoint(path)
 
 
 @pytest.mark.parametrize("place", ["folder", "url"])
@@ -389,6 +430,15 @@ def test_a_model_is_loaded_from_an_open_file(tmp_path: Path, lightning: Any) -> 
     trainer.save_checkpoint(tmp_path / "model.ckpt")
     loaded = Model.load_from_checkpoint(streamxf.open(tmp_path / "model.ckpt", keys=KEY))
     assert torch.equal(loaded.layer.weight, model.layer.weight)
+    for path in str(tmp_path / "model.ckpt"), tmp_path / "model.ckpt", f"file://{tmp_path}/model.ckpt":
+        with pytest.raises(Exception, match=r"Unsupported operand") as caught:
+            Model.load_from_checkpoint(path)
+        assert "streamxf.open(path, keys=...)" in caught.value.__notes__[0]
+    (tmp_path / "other.ckpt").write_bytes(b"nothing")
+    for name, kind in {"other.ckpt": UnpicklingError, "none.ckpt": FileNotFoundError}.items():
+        with pytest.raises(kind) as caught:
+            Model.load_from_checkpoint(tmp_path / name)
+        assert not hasattr(caught.value, "__notes__")
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from dcp.helpers import stored_chain
+from dcp.helpers import rewrite_index, stored_chain
 
 import streamxf
 from streamxf.errors import ChainError, MetadataError, ParameterError, PolicyError, UnsupportedError
@@ -86,12 +86,73 @@ def test_saved_and_restored(args: str, background: bool, tmp_path: Path) -> None
         assert_equal(manager(tmp_path).restore(5, args=restore(target)), tree())
     assert stored_chain(tmp_path / "5" / "default", KEY) == CHAIN
 
-    whole = manager(tmp_path).restore(5)
-    assert whole["params"]["w"].dtype == jnp.bfloat16
-    assert whole["step"] == 3
-    assert {*whole["params"]["layers"]} == {"0", "1"}
     with streamxf.Checkpoint(tmp_path / "5" / "default", keys=KEY) as checkpoint:
         assert checkpoint["params/w"][3, :4].tolist() == tree()["params"]["w"][3, :4].tolist()
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_without_a_target_the_tree_is_as_it_was_saved(tmp_path: Path) -> None:
+    """But for classes, which become dicts, as orbax has it."""
+    plain = {
+        "list": [np.ones(3), {"none": None, "scalar": 3}, [], ()],
+        "tuple": (np.arange(4), (np.zeros(2),)),
+        "empty": {},
+        "a/b": [None, "text"],
+    }
+    saver = manager(tmp_path)
+    saver.save(1, args=ocp.args.StandardSave({**plain, "pair": Pair([np.ones(1)], None)}))
+    saver.close()
+    for args in None, ocp.args.StandardRestore(), ocp.args.PyTreeRestore():
+        found = manager(tmp_path).restore(1, args=args)
+        assert_equal(found, {**plain, "pair": {"first": [np.ones(1)], "second": None}})
+
+
+def test_without_a_target_a_tree_must_be_there(tmp_path: Path) -> None:
+    saver = manager(tmp_path)
+    saver.save(1, args=ocp.args.StandardSave({"w": [np.ones(3)]}))
+    saver.close()
+    folder = tmp_path / "1" / "default"
+    rewrite_index(folder, lambda index: index["extra"].update(orbax_tree={"dict": [["w", ["v/0"]]]}), KEY)
+    with pytest.raises(MetadataError, match="'v/0'"):
+        manager(tmp_path).restore(1)
+    rewrite_index(folder, lambda index: index["extra"].clear(), KEY)
+    with pytest.raises(ParameterError, match="give a target"):
+        manager(tmp_path).restore(1)
+    assert_equal(manager(tmp_path).restore(1, args=ocp.args.StandardRestore({"w": [np.zeros(3)]})), {"w": [np.ones(3)]})
+
+
+def test_a_target_has_all_leaves_unless_it_is_meant_to_have_less(tmp_path: Path) -> None:
+    saver = manager(tmp_path)
+    saver.save(1, args=ocp.args.StandardSave(tree()))
+    saver.close()
+    less = {"step": 0, "params": tree()["params"]}
+    for args in ocp.args.StandardRestore(less), ocp.args.PyTreeRestore(less):
+        with pytest.raises(ParameterError, match=r"has leaves .*: host, name, rng; .* partial_restore=True"):
+            manager(tmp_path).restore(1, args=args)
+    found = manager(tmp_path).restore(1, args=ocp.args.PyTreeRestore(less, partial_restore=True))
+    assert_equal(found, {**less, "step": 3})
+
+
+def test_a_job_that_orbax_has_saved_goes_on_through_a_chain(tmp_path: Path) -> None:
+    state = {"w": jnp.arange(1000.0), "layers": [jnp.ones(3)]}
+    stock = ocp.CheckpointManager(tmp_path)
+    stock.save(1, args=ocp.args.StandardSave(state))
+    stock.close()
+    chained = ocp.CheckpointManager(tmp_path, handler_registry=chain_handlers("floatzip"))
+    assert chained.latest_step() == 1
+    for args in None, ocp.args.StandardRestore(state), ocp.args.PyTreeRestore(state), ocp.args.StandardRestore():
+        assert_equal(chained.restore(1, args=args), state)
+    chained.save(2, args=ocp.args.StandardSave(state))
+    chained.wait_until_finished()
+    assert stored_chain(tmp_path / "2" / "default", None) == "floatzip"
+    chained.close()
+    for args in None, ocp.args.StandardRestore(state):
+        with pytest.raises(PolicyError, match="not encrypted"):
+            manager(tmp_path).restore(1, args=args)
 
 
 def test_each_device_reads_its_part(tmp_path: Path) -> None:
@@ -131,7 +192,7 @@ def test_an_error_of_the_background_is_raised(tmp_path: Path, monkeypatch: pytes
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr("streamxf.orbax.dcp.save", fail)
+    monkeypatch.setattr("streamxf.orbax.FileSystemWriter.write_data", fail)
     saver = manager(tmp_path)
     saver.save(1, args=ocp.args.StandardSave(tree()))
     with pytest.raises(OSError, match="no room"):
@@ -171,6 +232,11 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ParameterError):
             handler.save(tmp_path / "refused", args)
+    deep: Any = 1
+    for _ in range(40):
+        deep = [deep]
+    with pytest.raises(UnsupportedError, match="nested too deep"):
+        handler.save(tmp_path / "refused", ocp.args.StandardSave(deep))
     with pytest.raises(UnsupportedError, match="int4"):
         handler.save(tmp_path / "refused", ocp.args.StandardSave({"w": jnp.ones(3, dtype=jnp.int4)}))
     with pytest.raises(UnsupportedError, match="local"):
@@ -178,8 +244,8 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "refused").exists()
 
     handler.save(tmp_path / "saved", ocp.args.StandardSave({"w": jnp.ones((2, 3))}))
-    for target, error in ({"w": jnp.ones((3, 2))}, "shape"), ({"v": jnp.ones(3)}, "no such item"):
-        with pytest.raises(MetadataError, match=error):
+    for target, error in ({"w": jnp.ones((3, 2))}, "shape"), ({"v": jnp.ones(3)}, "has not: v"):
+        with pytest.raises(ParameterError, match=error):
             handler.restore(tmp_path / "saved", ocp.args.StandardRestore(target))
     with pytest.raises(ParameterError, match="restore_args"):
         handler.restore(tmp_path / "saved", ocp.args.PyTreeRestore(restore_args={"w": None}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,11 +125,30 @@ def test_without_fsdp(
     assert [record.step for record in streamxf.list_checkpoints(run)] == [3, 4, 6]
 
 
+def test_who_starts_over_in_a_run_is_told_how_to_go_on(tmp_path: Path, make_trainer: Callable[..., Any]) -> None:
+    callbacks = pytest.importorskip("streamxf.transformers")
+
+    def train(resume: bool) -> None:
+        with streamxf.CheckpointManager(tmp_path / "run", name="checkpoint-{}", save=3) as manager:
+            last = manager.latest() if resume else None
+            make_trainer(callbacks.ManagerCallback(manager)).train(resume_from_checkpoint=last)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "training begins at step 0")
+        train(True)
+        train(True)
+    with pytest.warns(UserWarning, match=r"has step 6: .*resume_from_checkpoint=manager\.latest\(\)"):
+        train(False)
+
+
 def test_who_decides_when_to_save(tmp_path: Path, make_trainer: Callable[..., Any]) -> None:
     callbacks = pytest.importorskip("streamxf.transformers")
     with streamxf.CheckpointManager(tmp_path / "run", name="checkpoint-{}") as manager:
         trainer = make_trainer(callbacks.ManagerCallback(manager), save_strategy="steps")
         with pytest.raises(ParameterError, match="save_strategy"):
+            trainer.train()
+        trainer = make_trainer(callbacks.ManagerCallback(manager), save_total_limit=2)
+        with pytest.raises(ParameterError, match=r"keep=.*save_total_limit"):
             trainer.train()
     for name, folder in ("step-{}", "run"), ("checkpoint-{}", "elsewhere"):
         with streamxf.CheckpointManager(tmp_path / folder, name=name) as manager:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import mmap
 
+import fsspec
 import pytest
 from forge import take_apart
 from samples import BLOCK, FULL, KEY, OneWay, data_of, encode
@@ -176,3 +178,41 @@ def test_an_error_that_comes_late_names_the_file(tmp_path):
         file.read()
     assert caught.value.file == str(path)
     assert caught.value.block == 1
+
+
+class Remote(fsspec.spec.AbstractBufferedFile):
+    """As s3fs and others have it."""
+
+    def __init__(self, data):
+        filesystem = fsspec.filesystem("memory")
+        filesystem.pipe("/bucket/file.sxf", data)
+        super().__init__(filesystem, "/bucket/file.sxf")
+        self._data = data
+
+    def _fetch_range(self, start, end):
+        return self._data[start:end]
+
+
+@pytest.mark.parametrize("at", [2, len(FILE) // 2, len(FILE) - 2], ids=["begin", "middle", "end"])
+def test_an_open_file_is_named_as_far_as_it_has_a_name(at, tmp_path):
+    damaged = bytearray(FILE)
+    damaged[at] ^= 1
+    path = tmp_path / "file.sxf"
+    path.write_bytes(damaged)
+    with open(path, "rb") as file, open(path, "rb") as raw, open(raw.fileno(), "rb", closefd=False) as unnamed:
+        opened = {file: str(path), Remote(bytes(damaged)): "memory:///bucket/file.sxf", unnamed: None}
+        for source, name in opened.items():
+            with pytest.raises(StreamxfError) as caught, streamxf.open(source, keys=KEY) as reader:
+                reader.read()
+            assert caught.value.file == name
+
+
+@pytest.mark.parametrize("block", [0, 2])
+def test_an_error_holds_no_memory_of_the_caller(block):
+    """Memory that is mapped cannot be closed while there is a view of it, and that error would hide this one."""
+    memory = mmap.mmap(-1, len(DATA))
+    with streamxf.open(io.BytesIO(spoil(FILE, block)), keys=KEY) as file:
+        with pytest.raises(StreamxfError) as caught:
+            file.readinto(memory)
+        memory.close()
+        assert file.error is caught.value

@@ -1,0 +1,77 @@
+"""Whole plain files at a path or URL, for frameworks that write a checkpoint into one file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any, cast
+
+from typing_extensions import Buffer
+
+from streamxf.buffers import Writable, flat_view
+from streamxf.chain import Chain
+from streamxf.checkpoint.storage import is_url
+from streamxf.stream.plain import Draft
+from streamxf.stream.plain import open as open_plain
+
+
+@contextmanager
+def encoded(path: str | os.PathLike[str], chain: Chain) -> Iterator[tuple[IO[bytes], Any]]:
+    """A file to write to, and the SHA-256 of what it becomes, known at the end. The whole file is under `path` when the
+    block ends without an error, and otherwise what was there before.
+    """
+    with _writing(path) as target:
+        digested = _Digested(target)
+        with open_plain(cast("IO[bytes]", digested), "wb", chain=chain) as file:
+            yield cast("IO[bytes]", file), digested.digest
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """The bytes that are stored there."""
+    if is_url(path):
+        filesystem, name = _storage_of(path)
+        opened = filesystem.open(name, "rb")
+    else:
+        opened = open(path, "rb")  # noqa: SIM115 - closed below
+    with opened as file:
+        yield file
+
+
+class _Digested:
+    """Passes on what is written, and computes its SHA-256."""
+
+    def __init__(self, raw: Writable) -> None:
+        self._raw = raw
+        self.digest = hashlib.sha256()
+
+    def write(self, data: Buffer, /) -> int | None:
+        count = self._raw.write(data)
+        self.digest.update(flat_view(data)[: count or 0])
+        return count
+
+
+@contextmanager
+def _writing(path: str | os.PathLike[str]) -> Iterator[Writable]:
+    """Write here; the whole file is under `path` when the block ends without an error."""
+    if not is_url(path):
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        draft, complete = Draft(path), False
+        try:
+            yield draft.file
+            complete = True
+        finally:
+            draft.finish(complete)
+        return
+    filesystem, name = _storage_of(path)
+    with filesystem.transaction, filesystem.open(name, "wb") as file:  # dropped if an error leaves it
+        yield file
+
+
+def _storage_of(url: str | os.PathLike[str]) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    filesystem, name = url_to_fs(os.fspath(url))
+    return filesystem, name
