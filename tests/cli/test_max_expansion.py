@@ -54,7 +54,7 @@ def test_output_out_of_proportion_is_not_printed(run: Run, tmp_path: Path, littl
     done = run("salvage", path, tmp_path / "out", "--json")
     assert done.code == 1
     assert "the output would take" in json.loads(done.out)["error"]["message"]
-    assert "max_expansion" in done.err
+    assert "(--max-expansion)" in done.err
     done = run("salvage", path, tmp_path / "out")
     assert done.code == 1
     assert "0 items salvaged" in done.out
