@@ -17,7 +17,7 @@ from streamxf.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage, dtype
-    from torch._C import PyTorchFileReader, PyTorchFileWriter
+    from torch._C import PyTorchFileWriter
     from torch._C import _is_cow_tensor as is_cow_tensor  # type: ignore[attr-defined]
     from torch._utils import _validate_loaded_sparse_tensors as validate_loaded_sparse_tensors
     from torch._weights_only_unpickler import Unpickler
@@ -56,7 +56,6 @@ __all__ = [
     "FsspecReader",
     "FsspecWriter",
     "ProcessBasedAsyncCheckpointExecutor",
-    "PyTorchFileReader",
     "PyTorchFileWriter",
     "ShardedTensor",
     "StorageInfo",
@@ -127,9 +126,8 @@ _PARTS = {
     # Whether writing to a tensor's memory would be seen through another one that shares it only until then.
     "is_cow_tensor": "torch._C:_is_cow_tensor",
     # torch's zip files. The writer takes a file object, whether to write CRC-32s, and the alignment of records; where a
-    # record has metadata only, it seeks forward in the file. The reader says where a record's bytes begin.
+    # record has metadata only, it seeks forward in the file.
     "PyTorchFileWriter": "torch._C:PyTorchFileWriter",
-    "PyTorchFileReader": "torch._C:PyTorchFileReader",
     # What torch.save does once its zip file is open: (object, zip file, pickle module, protocol, whether to leave out
     # byte order marks). It passes storages to `write_record`.
     "save_records": "torch.serialization:_save",

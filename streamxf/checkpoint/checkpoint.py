@@ -8,8 +8,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Array, Elements
 from streamxf.checkpoint.metadata import merged, metadata_files, metadata_name, no_file, read_metadata
@@ -275,13 +273,13 @@ class TensorHandle:
 
     def _numpy(self, array: Array) -> Array:
         try:
-            return array.view(np.dtype(self.dtype))
+            return array.view(self.dtype)
         except TypeError:
             pass
         try:
             import ml_dtypes
 
-            return array.view(np.dtype(getattr(ml_dtypes, self.dtype)))
+            return array.view(getattr(ml_dtypes, self.dtype))
         except (ImportError, AttributeError):
             raise UnsupportedError(
                 f"numpy has no {self.dtype}: install ml_dtypes, or read it with framework='torch'", item=self.name
@@ -342,7 +340,7 @@ def as_torch(array: Array, dtype: str) -> torch.Tensor:
     import torch
 
     wanted = getattr(torch, dtype)
-    flat = array.reshape(-1).view(np.uint8)
+    flat = array.reshape(-1).view("u1")
     if not flat.size:
         return torch.empty(array.shape, dtype=wanted, device="cpu")
     return torch.from_numpy(flat).view(wanted).view(array.shape)

@@ -12,15 +12,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from streamxf.buffers import scratches
 from streamxf.errors import UnsupportedError
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.stream.source import Blocks
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -98,12 +98,10 @@ def boxes_of_run(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[
         start += rows * strides[axis]
 
 
-Array = npt.NDArray[Any]
+Array: TypeAlias = "npt.NDArray[Any]"
 
 INLINE_BYTES = 128 * 1024
 """Bytes; a box of no more is decoded in the calling thread, since handing it to a worker would cost more."""
-
-_UNSIGNED: dict[int, np.dtype[Any]] = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)} | {16: np.dtype("c16")}
 
 
 @dataclass(slots=True)
@@ -129,7 +127,7 @@ class Elements:
             return
         begin = self.origin + wanted.start * self.itemsize
         end = self.origin + wanted.stop * self.itemsize
-        memory = out.reshape(-1).view(np.uint8).data if wanted.is_run and out.flags.c_contiguous else None
+        memory = out.reshape(-1).view("u1").data if wanted.is_run and out.flags.c_contiguous else None
         size = self.blocks.block_size
         first, stop = begin // size, -(-end // size)
         self.blocks.expect(first, stop)
@@ -146,12 +144,14 @@ class Elements:
     def _scatter(
         self, decode: Callable[[memoryview], None], length: int, start: int, wanted: Selection, out: Array
     ) -> None:
+        import numpy as np
+
         scratch = scratches.take()
         data = scratch.take(0, length)
         decode(data)
         first = max(wanted.start, (start - self.origin) // self.itemsize)
         last = min(wanted.stop, (start + length - self.origin) // self.itemsize)
-        elements = np.frombuffer(data, np.uint8)[self.origin + first * self.itemsize - start :]
+        elements = np.frombuffer(data, "u1")[self.origin + first * self.itemsize - start :]
         elements = elements[: (last - first) * self.itemsize].view(unsigned(self.itemsize))
         for at, outer, inner in wanted.parts(first, last):
             shape = [stop - begin for begin, stop in outer]
@@ -169,8 +169,9 @@ def itemsize_of(item: TensorItem) -> int:
     return ITEMSIZES[item.dtype]
 
 
-def unsigned(itemsize: int) -> np.dtype[Any]:
-    return _UNSIGNED[itemsize]
+def unsigned(itemsize: int) -> str:
+    """NumPy's name for elements of so many bytes, which are only moved."""
+    return "c16" if itemsize == 16 else f"u{itemsize}"
 
 
 def _fill_edge(

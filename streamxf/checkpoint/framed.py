@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from streamxf.checkpoint.elements import Array, Elements, boxes_of_run, unsigned
 from streamxf.errors import MetadataError, PolicyError, UnsupportedError
 from streamxf.proportion import most
@@ -65,6 +63,8 @@ class StridedBlocks:
         return partial(self._gather, index * _BLOCK // self._itemsize)
 
     def _gather(self, first: int, out: memoryview) -> None:
+        import numpy as np
+
         elements = np.frombuffer(out, unsigned(self._itemsize))
         for at, box in boxes_of_run(self._shape, first, first + len(elements)):
             lengths = [stop - start for start, stop in box]
@@ -74,6 +74,9 @@ class StridedBlocks:
 
     def _fill(self, first: int, out: Array) -> None:
         """Fill `out` with the elements that stand in the tensor's steps from `first`."""
+        from numpy import frombuffer
+        from numpy.lib.stride_tricks import as_strided
+
         steps = self._steps
         dims = sorted((dim for dim, size in enumerate(out.shape) if size > 1 and steps[dim]), key=steps.__getitem__)
         # pieces are read whole, as long as they are not much more than what is wanted of them
@@ -101,7 +104,7 @@ class StridedBlocks:
         for dim in reversed(outer):
             packed[dim] = reach
             reach *= out.shape[dim]
-        out[...] = np.lib.stride_tricks.as_strided(np.frombuffer(data, out.dtype), out.shape, packed, writeable=False)
+        out[...] = as_strided(frombuffer(data, out.dtype), out.shape, packed, writeable=False)
 
 
 _RECORDS = 64  # a tensor alone has about six

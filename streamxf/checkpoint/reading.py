@@ -10,8 +10,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, itemsize_of, unsigned
 from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
@@ -153,6 +151,8 @@ def run_jobs(jobs: Iterable[tuple[Callable[[], None], int]]) -> None:
 
 def empty_array(item: TensorItem, lengths: Ints) -> Array:
     """An array for elements of a tensor, which are only moved; raises UnsupportedError if numpy has none."""
+    import numpy as np
+
     try:
         return np.empty(lengths, unsigned(itemsize_of(item)))
     except ValueError:  # for some shapes without elements, too

@@ -20,7 +20,11 @@ PANELS = {
     "Keys": ("keygen", "rekey", "recipients"),
     "Choose a chain": ("tune", "bench", "codecs", "demo"),
 }
-COMMANDS = {name: import_module(f"streamxf.cli.{name}") for panel in PANELS.values() for name in panel}
+COMMANDS = [name for panel in PANELS.values() for name in panel]
+
+
+def module_of(command: str) -> Any:
+    return import_module(f"streamxf.cli.{command}")
 
 
 def _version(asked: bool) -> None:
@@ -37,8 +41,8 @@ def _options(
     """Options that stand before the command."""
 
 
-def command_line() -> Any:
-    """The whole command line, as an object of typer."""
+def command_line(named: str | None = None) -> Any:
+    """The command line, as an object of typer: whole, or if a command is `named`, with that one alone."""
     app = typer.Typer(
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -49,8 +53,8 @@ def command_line() -> Any:
     )
     app.callback()(_options)
     for panel, names in PANELS.items():
-        for name in names:
-            module = COMMANDS[name]
+        for name in [named] if named in names else [] if named in COMMANDS else names:
+            module = module_of(name)
             command = getattr(module, name)
             paragraphs = (" ".join(part.split()) for part in cleandoc(command.__doc__).split("\n\n"))
             examples = "\n\n".join(("[bold]Examples[/bold]", *module.EXAMPLES))

@@ -50,10 +50,11 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str], interrupts: Interrupts) -> int:
-    command = f"streamxf {arguments[0]}" if arguments and arguments[0] in COMMANDS else "streamxf"
+    first = arguments[0] if arguments else None
+    command = f"streamxf {first}" if first in COMMANDS else "streamxf"
     try:
         try:
-            parser = command_line()
+            parser = command_line(first)  # building them all takes as long as many a command
             found = parser.main(arguments, prog_name="streamxf", standalone_mode=False)
             # typer makes the code of a KeyboardInterrupt; a library that was being imported may have swallowed it, and
             # what such a half-imported library led to counts for nothing

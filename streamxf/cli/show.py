@@ -136,6 +136,9 @@ def row(table: Table, *cells: str | RenderableType, style: str = "") -> None:
 
 def report(text: str, good: bool) -> None:
     """Print the text of a report, whose first line is a verdict."""
+    if not sys.stdout.isatty():
+        print(text)
+        return
     from rich.text import Text
 
     verdict, _, rest = text.partition("\n")

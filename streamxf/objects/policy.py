@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
-from streamxf.objects.calls import Unfinished
-from streamxf.objects.check import Check, chosen, lent, names_of, shown
-from streamxf.objects.stand_ins import STAND_INS
 from streamxf.objects.unpickle import unpickle
 from streamxf.proportion import MAX_EXPANSION, Budget, TooMuch, check_expansion, most
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
@@ -25,8 +22,9 @@ from streamxf.torchsave.archive import Archive, NotSavedByTorch
 if TYPE_CHECKING:
     import torch
 
+    from streamxf.objects.check import Check
+
 MAX_OBJECT = 2 * 2**30
-_LENT: dict[str, Any] = {**STAND_INS, "builtins.bytes": bytes}  # torch forgot the type of b""
 
 
 class NotAllowed(ValueError):
@@ -55,8 +53,12 @@ class Objects:
             raise ParameterError("safe_globals is a list of classes and functions")
         if safe_globals and not weights_only:
             raise ParameterError("weights_only=False allows everything, so safe_globals= would mean nothing")
-        self._names = names_of(safe_globals)
         self._given = frozenset(safe_globals)
+        self._names: Set[str] = frozenset()
+        if safe_globals:
+            from streamxf.objects.check import names_of  # which imports NumPy, for as long as an empty load takes
+
+            self._names = names_of(safe_globals)
         self.weights_only = weights_only
         self.max_expansion = check_expansion(max_expansion)
 
@@ -131,6 +133,8 @@ class Objects:
         return tensor
 
     def _made(self, data: bytes, stored: int) -> Any:
+        from streamxf.objects.calls import Unfinished
+
         archive = Archive(io.BytesIO(data), len(data))
         check, value = self._checked(archive, stored)
         if not check.names:
@@ -146,6 +150,8 @@ class Objects:
         return made
 
     def _checked(self, archive: Archive, stored: int) -> tuple[Check, Any]:
+        from streamxf.objects.check import Check, shown
+
         check = Check(archive.pickled, archive.sizes, stored, self._trusted)
         value = check.load()
         if check.never:
@@ -155,12 +161,18 @@ class Objects:
         return check, value
 
     def _trusted(self) -> Set[str]:
+        from streamxf.objects.check import chosen
+
         return self._names | chosen()
 
     def _unpickled(self, archive: Archive, check: Check, map_location: str | None = None) -> Any:
         import torch
 
-        stand_ins = {(_LENT[name], name) for name in check.names & (_LENT.keys() - self._trusted())}
+        from streamxf.objects.check import lent
+        from streamxf.objects.stand_ins import STAND_INS
+
+        known = {**STAND_INS, "builtins.bytes": bytes}  # torch forgot the type of b""
+        stand_ins = {(known[name], name) for name in check.names & (known.keys() - self._trusted())}
         try:
             with lent(self._given | stand_ins):
                 made = unpickle(archive, map_location)

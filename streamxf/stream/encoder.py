@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-
 from streamxf.buffers import Scratch, scratches
 from streamxf.chain import Chain
 from streamxf.codec import StreamInfo
@@ -164,13 +162,19 @@ def _encode(coder: StreamCoder, load: Load, index: int, last: bool, hashed: bool
             payload = memoryview(bytes(payload))
             scratches.give(scratch)
             return Encoded(index, last, head, payload, digest, None)
-        if load.lent and np.may_share_memory(np.frombuffer(payload, np.uint8), np.frombuffer(data, np.uint8)):
+        if load.lent and _share(payload, data):
             out = scratch.take(_INPUT, len(payload))
             out[:] = payload
             payload = out
         return Encoded(index, last, head, payload, digest, scratch)
     finally:
         load.release()
+
+
+def _share(one: memoryview, other: memoryview) -> bool:
+    import numpy as np
+
+    return np.may_share_memory(np.frombuffer(one, "u1"), np.frombuffer(other, "u1"))
 
 
 def block_log2_of(block_size: int) -> int:

@@ -21,7 +21,7 @@ _BEGIN = b"PK\x03\x04"  # by which torch.load tells it from the older format, wh
 _END_BYTES = 22
 _LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQ2H2I4Q")
-_ENTRY = struct.Struct("<4s4x2H4x3I3H8xI")
+_ENTRY = struct.Struct("<4s4x2H4x3I3HQI")
 _LOCAL = struct.Struct("<4s22x2H")
 _TAIL = _END64.size + _LOCATOR.size + _END_BYTES
 _WIDE = 0xFFFFFFFF  # the value is in the extra field instead
@@ -51,10 +51,11 @@ class Archive:
         tail = self._read_at(max(0, size - _TAIL), min(size, _TAIL))
         if len(tail) < _TAIL or tail[-_END_BYTES:][:4] != b"PK\x05\x06" or tail[-2:] != b"\0\0":
             raise NotSavedByTorch("it does not end as a file of torch.save does")
-        sign, *_, other_count, count, length, start = _END64.unpack_from(tail)
-        locator_sign, _, at, _ = _LOCATOR.unpack_from(tail, _END64.size)
-        signs, stop = (sign, locator_sign), size - _TAIL
-        if signs != (b"PK\x06\x06", b"PK\x06\x07") or other_count != count or not at == stop == start + length:
+        *marks, _, _, disk, other_disk, other_count, count, length, start = _END64.unpack_from(tail)
+        locator = _LOCATOR.unpack_from(tail, _END64.size)
+        stop = size - _TAIL
+        ends = (*marks, disk, other_disk, other_count, *locator)
+        if ends != (b"PK\x06\x06", _END64.size - 12, 0, 0, count, b"PK\x06\x07", 0, stop, 1) or start + length != stop:
             raise NotSavedByTorch("its directory is not where torch.save puts it")
         if count > max_records or length > max_records * _DIRECTORY_EACH:
             raise NotSavedByTorch(f"its directory has {count} records and {length} bytes, which is too much")
@@ -74,7 +75,7 @@ class Archive:
         try:
             for _ in range(count):
                 entry = _ENTRY.unpack_from(directory, at)
-                sign, flags, method, crc, packed, size, name_size, extra_size, note_size, offset = entry
+                sign, flags, method, crc, packed, size, name_size, extra_size, note_size, place, offset = entry
                 at += _ENTRY.size
                 name = directory[at : at + name_size]
                 at += name_size
@@ -83,6 +84,8 @@ class Archive:
                 at += extra_size + note_size
                 if sign != b"PK\x01\x02" or method or flags & ~_HARMLESS_FLAGS or packed != size:
                     raise NotSavedByTorch("one of its records is compressed, which torch.save never does")
+                if place:
+                    raise NotSavedByTorch("one of its records is on another disk, or a folder")
                 if offset + _LOCAL.size + name_size + size > self._stop:
                     raise NotSavedByTorch("one of its records reaches beyond its end")
                 if not skipped or name[:skipped] != folder:

@@ -7,12 +7,13 @@ that it has uploaded.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import random
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 
@@ -41,6 +42,8 @@ def is_asynchronous(filesystem: Any) -> bool:
 
 def begun(filesystem: Any, request: Callable[[], Awaitable[T]]) -> Future[T]:
     """Have a request made, and repeated after errors that may pass; any number may be under way."""
+    import asyncio  # which takes as long as all of streamxf's own modules
+
     return asyncio.run_coroutine_threadsafe(_repeated(request), filesystem.loop)
 
 
@@ -55,6 +58,8 @@ def made(filesystem: Any, request: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _repeated(request: Callable[[], Awaitable[T]]) -> T:
+    import asyncio
+
     pause = _PAUSE
     for _ in range(_ATTEMPTS - 1):
         try:

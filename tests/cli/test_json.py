@@ -46,7 +46,7 @@ def world(tmp_path: Path, plain: Path, encrypted: Path, key_file: Path) -> Path:
 
 
 def test_there_is_one_definition_for_each_command_that_prints_json():
-    assert SCHEMA["$defs"]["commands"].keys() == COMMANDS.keys() - {"cat"}
+    assert SCHEMA["$defs"]["commands"].keys() == set(COMMANDS) - {"cat"}
     assert SCHEMA["$defs"]["fields"]["properties"]["json_version"]["const"] == JSON_VERSION
 
 

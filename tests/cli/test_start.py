@@ -74,8 +74,7 @@ def test_inspecting_imports_no_torch(tmp_path: Path):
 def test_verifying_and_unpacking_import_no_torch(tmp_path: Path):
     """Not to decode what a chain stored, either, nor to write again what was packed."""
     commands = []
-    kinds = WRITERS.keys() - {"torch.save", "Hugging Face .bin"}  # zip files, whose directory torch has to read as well
-    for number, kind in enumerate(kinds):
+    for number, kind in enumerate(WRITERS):
         folder = tmp_path / str(number)
         folder.mkdir()
         path = str(written(kind, {f"layers.{layer}.w": torch.zeros(4, 4) for layer in range(3)}, folder))
@@ -93,6 +92,18 @@ def test_verifying_and_unpacking_import_no_torch(tmp_path: Path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "w.safetensors").read_bytes()
+
+
+def test_verifying_a_small_file_imports_little(tmp_path: Path):
+    with streamxf.open(tmp_path / "small.sxf", "wb", chain="zstd+checksum") as file:
+        file.write(bytes(500))
+    done = python(
+        "import sys; from streamxf.cli.__main__ import main\n"
+        f"assert main(['verify', {str(tmp_path / 'small.sxf')!r}]) == 0\n"
+        "needless = {'torch', 'numpy', 'asyncio', 'fsspec', 'rich', 'streamxf.cli.bench'} & set(sys.modules)\n"
+        "assert not needless, needless\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_list_of_commands(run: Run):

@@ -247,14 +247,6 @@ def test_a_record_without_data_is_sought_over():
     assert target.skipped == (1000, 1)
 
 
-def test_the_reader_of_zip_files_says_where_records_begin():
-    tensor = torch.arange(5.0)
-    data = written(tensor).getvalue()
-    begin = torch_private.PyTorchFileReader(io.BytesIO(data)).get_record_offset("data/0")  # type: ignore[attr-defined]
-    assert begin % 64 == 0
-    assert data[begin : begin + tensor.nbytes] == tensor.numpy().tobytes()
-
-
 def test_a_storage_has_a_number_of_its_own():
     tensor, other = torch.ones(4), torch.ones(4)
     assert torch_private.storage_number(tensor.untyped_storage()) == torch_private.storage_number(
@@ -270,7 +262,7 @@ def test_the_unpickler_asks_for_storages_and_refuses_code():
     writer: Any = torch_private.PyTorchFileWriter(target, False, 64)
     torch_private.save_records(torch.arange(3.0), Kept(writer), pickle, 2, False)  # type: ignore[no-untyped-call]
     writer.write_end_of_file()
-    pickled = torch_private.PyTorchFileReader(io.BytesIO(target.getvalue())).get_record("data.pkl")  # type: ignore[attr-defined]
+    pickled = torch._C.PyTorchFileReader(io.BytesIO(target.getvalue())).get_record("data.pkl")  # type: ignore[attr-defined]
     memory = torch.arange(3.0).untyped_storage()
     restore: Any = torch_private.get_restore_location("cpu")  # type: ignore[no-untyped-call]
     asked: list[Any] = []

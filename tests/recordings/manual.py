@@ -6,7 +6,7 @@ from inspect import cleandoc
 from typing import Any
 
 from recordings.reference import names, text_of
-from streamxf.cli.app import COMMANDS, command_line
+from streamxf.cli.app import COMMANDS, command_line, module_of
 
 
 def manual() -> str:
@@ -18,12 +18,12 @@ def manual() -> str:
         f"streamxf \\- {_roff(parser.help[0].lower() + parser.help[1:].rstrip('.'))}",
     ]
     lines += [".SH SYNOPSIS", ".B streamxf", ".I COMMAND", "[OPTION]...", ".PP", _roff(parser.epilog)]
-    for name, module in COMMANDS.items():
+    for name in COMMANDS:
         command = parser.commands[name]
         lines += [f".SH STREAMXF {name.upper()}", *_paragraphs(command.help)]
         for parameter in command.params:
             lines += [".TP", f".B {_roff(', '.join(names(parameter)))}", _roff(text_of(parameter))]
-        lines += [".PP", "Examples:", ".PP", ".nf", *map(_roff, module.EXAMPLES), ".fi"]
+        lines += [".PP", "Examples:", ".PP", ".nf", *map(_roff, module_of(name).EXAMPLES), ".fi"]
     return "\n".join(lines) + "\n"
 
 

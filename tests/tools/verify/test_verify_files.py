@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch._C import PyTorchFileReader
 
 import streamxf
 from streamxf import Key
@@ -202,6 +203,23 @@ def test_torch_every_flipped_byte_is_found_or_does_no_harm(torch_file: Path) -> 
             assert loaded["step"] == 7
         torch_file.write_bytes(whole)
     assert found > 500
+
+
+@pytest.mark.parametrize("bit", [1, 16])
+def test_torch_what_a_flipped_bit_of_the_directory_keeps_from_loading_is_found(torch_file: Path, bit: int) -> None:
+    """Torch checks parts of it that Python's own reader does not, such as the numbers of disks."""
+    whole = torch_file.read_bytes()
+    missed = []
+    for position in range(whole.index(b"PK\1\2"), len(whole)):
+        torch_file.write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
+        try:
+            missed += [position] * streamxf.verify(torch_file).ok
+        except StreamxfError:
+            """It is found."""
+    for position in missed:
+        torch_file.write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
+        assert torch.load(torch_file, weights_only=True)["step"] == 7, position
+        PyTorchFileReader(str(torch_file)).get_record_offset("data/0")
 
 
 def test_torch_cut(torch_file: Path) -> None:
