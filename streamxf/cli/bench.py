@@ -46,9 +46,8 @@ def bench(
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="The writer's thread_count.")] = 1,
     chain: ChainsOption = None,
     encrypt: EncryptOption = False,
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
+    *,
+    keys: options.Keys,
     json: options.Json = False,
 ) -> int:
     """Save and load some data through several chains, and recommend one for this data and disk.
@@ -66,9 +65,8 @@ def bench(
     if path is None:
         state = random_weights(size)
     else:
-        keys = KeyRing.of(key, trust, allow_unsigned)
         with show.progress("Reading", json) as bar:
-            state = portion_of(path, keys, size, bar)
+            state = portion_of(path, KeyRing.of(**keys), size, bar)
     sides = [_side(each, threads) for each in chains]
     with TemporaryDirectory(prefix="streamxf-bench-", dir=at) as folder, show.progress("Saving", json) as bar:
         found = measure(state, sides, Path(folder), runs, progress=bar)

@@ -31,9 +31,8 @@ def cat(
             help="A file that streamxf.open wrote, or its URL; - is the standard input.",
         ),
     ],
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
+    *,
+    keys: options.Keys,
 ) -> int:
     """Decode a file that streamxf.open wrote, to the standard output.
 
@@ -44,7 +43,7 @@ def cat(
     from streamxf.keys import KeyRing
     from streamxf.stream import open as open_stream
 
-    ring = KeyRing.of(key, trust, allow_unsigned)
+    ring = KeyRing.of(**keys)
     buffer = bytearray(_STEP)
     with ExitStack() as stack, located(file=None if path == "-" else path):
         reader = stack.enter_context(open_stream(_opened(path, stack), keys=ring))

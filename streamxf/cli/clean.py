@@ -25,9 +25,7 @@ EXAMPLES = (
 
 def clean(
     path: options.Path,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Remove nothing; list what would be removed.")
-    ] = False,
+    dry_run: options.DryRun = False,
     min_age: Annotated[
         float | None,
         typer.Option(
@@ -38,10 +36,9 @@ def clean(
             "1d elsewhere: object stores, network file systems.",
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
+    yes: options.Yes = False,
+    *,
+    keys: options.Keys,
     json: options.Json = False,
 ) -> int:
     """Remove what failed and killed saves left in a checkpoint's folder.
@@ -51,7 +48,7 @@ def clean(
     """
     from streamxf.tools.clean import clean as tool
 
-    remove = partial(tool, path, keys=key, trust=trust, allow_unsigned=allow_unsigned, min_age=min_age)
+    remove = partial(tool, path, **keys, min_age=min_age)
     asks = not (dry_run or yes)
     if asks and (json or not sys.stdin.isatty()):
         raise ParameterError(

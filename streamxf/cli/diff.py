@@ -11,7 +11,6 @@ import typer
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import PolicyError
-from streamxf.proportion import MAX_EXPANSION
 from streamxf.wording import many, printable
 
 if TYPE_CHECKING:
@@ -42,13 +41,10 @@ def diff(
             "--values", help="Show statistics of B minus A: range, mean, standard deviation and distribution."
         ),
     ] = False,
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
-    require: options.Require = None,
     plain_a: Annotated[bool, typer.Option("--plain-a", help="A is not encrypted: the keys are for B alone.")] = False,
     plain_b: Annotated[bool, typer.Option("--plain-b", help="The same of B.")] = False,
-    max_expansion: options.MaxExpansion = MAX_EXPANSION,
+    *,
+    access: options.Access,
     json: options.Json = False,
 ) -> int:
     """Compare two checkpoints of any formats: what was added, removed or changed, and how far.
@@ -68,23 +64,19 @@ def diff(
             found = compare(
                 a,
                 b,
-                keys=key,
-                trust=trust,
-                allow_unsigned=allow_unsigned,
-                require=require,
+                **access,
                 encrypted=(not plain_a, not plain_b),
                 only=only or (),
                 prefixes=(prefix_a, prefix_b),
                 values=values,
-                max_expansion=max_expansion,
                 progress=bar,
             )
         except PolicyError as error:
-            if key and not (plain_a or plain_b):
+            if access["keys"] and not (plain_a or plain_b):
                 error.add_note("where only one of the two is encrypted, say which is not: --plain-a or --plain-b")
             raise
     if json:
-        show.as_json({"same": found.same, **asdict(found)}, show.budget_for(max_expansion, a, b))
+        show.as_json({"same": found.same, **asdict(found)}, show.budget_for(access["max_expansion"], a, b))
     else:
         _print(found, top)
         if values:

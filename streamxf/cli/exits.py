@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 
 from streamxf import errors
 from streamxf.wording import printable
@@ -53,16 +54,22 @@ def line_of(error: BaseException) -> str:
     return printable(" ".join("; ".join(filter(None, parts)).split()), LINE)
 
 
-def with_options(text: str, options: Mapping[str, str]) -> str:
-    """A message in which the library's arguments are the command's `options`: those in parentheses, as in
+OPTIONS: ContextVar[Mapping[str, str]] = ContextVar("OPTIONS")
+"""Those of the command that runs, by the names of the library's arguments."""
+
+
+def with_options(text: str) -> str:
+    """A message in which the library's arguments are the command's options: those in parentheses, as in
     ``(only, prefix)``, and whatever has an underscore, as no word of English does.
     """
+    options = OPTIONS.get({})
     name = "|".join(map(re.escape, options))
     unmistakable = "|".join(re.escape(each) for each in options if "_" in each) or "(?!)"
     text = re.sub(
         rf"\((?:{name})(?:, (?:{name}))*\)", lambda found: re.sub(r"\w+", lambda one: options[one[0]], found[0]), text
     )
-    return re.sub(rf"(?<![\w./-])({unmistakable})(?:=(?:True)?)?(?![\w./=[-])", lambda found: options[found[1]], text)
+    text = re.sub(rf"(?<![\w./-])({unmistakable})(?:=(?:True)?)?(?![\w./=[-])", lambda found: options[found[1]], text)
+    return text.replace(" (max_expansion)", "")  # where the command has no option for it
 
 
 def root_of(error: BaseException) -> BaseException:

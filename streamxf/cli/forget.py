@@ -123,9 +123,7 @@ def forget(
         ),
     ] = None,
     verify: options.Verify = "sample",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Remove nothing; list what would be removed.")
-    ] = False,
+    dry_run: options.DryRun = False,
     replay: Annotated[
         bool,
         typer.Option(
@@ -134,13 +132,12 @@ def forget(
             "there.",
         ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
+    yes: options.Yes = False,
     unverified: Annotated[
         bool, typer.Option("--unverified", help="Count, and remove, what the given keys do not verify, too.")
     ] = False,
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
+    *,
+    keys: options.Keys,
     run_id: options.RunId = None,
     json: options.Json = False,
 ) -> int:
@@ -193,7 +190,7 @@ def forget(
             "nothing is removed without confirmation: --yes removes, --dry-run lists what would be removed"
         )
     storage = Storage.of(run)
-    access = Access.of(key, trust=trust, allow_unsigned=allow_unsigned)
+    access = Access.of(**keys)
     place = Run(storage, Authority(access, unverified=unverified), run_id)
     with storage_errors(storage.given):
         check_folder(storage)

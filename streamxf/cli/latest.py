@@ -30,9 +30,8 @@ def latest(
             help="Not the newest, but the one with the lowest value of this metric, or with METRIC:max the highest.",
         ),
     ] = None,
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
+    *,
+    keys: options.Keys,
     ranks: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="How many ranks saved, where each has metadata of its own."),
@@ -52,7 +51,7 @@ def latest(
     from streamxf.manager.listing import Run
 
     storage = Storage.of(run)
-    access = Access.of(key, trust=trust, allow_unsigned=allow_unsigned)
+    access = Access.of(**keys)
     wanted = None
     if best is not None:
         metric, _, mode = best.rpartition(":")

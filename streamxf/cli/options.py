@@ -187,6 +187,8 @@ MaxExpansion = Annotated[
         "checkpoint that is nearly all zeros may need more.",
     ),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Remove nothing; list what would be removed.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Remove without asking.")]
 Verify = Annotated[
     Literal["none", "sample", "whole"],
     typer.Option(
@@ -208,20 +210,21 @@ Access = dict[str, Any]
 """What reads a checkpoint, for the library's arguments: stands for the options in `_GROUPS`."""
 Written = dict[str, Any]
 """The same of what a checkpoint is written with."""
-_GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
-    "access": {
-        "key": (Key, None),
-        "trust": (Trust, None),
-        "allow_unsigned": (Unsigned, False),
-        "require": (Require, None),
-        "max_expansion": (MaxExpansion, MAX_EXPANSION),
-    },
+Keys = dict[str, Any]
+"""The same of keys alone, and of whose signatures count."""
+Terms = dict[str, Any]
+"""The same of what recipients are changed with."""
+_KEYS: dict[str, tuple[Any, Any]] = {"key": (Key, None), "trust": (Trust, None), "allow_unsigned": (Unsigned, False)}
+_GROUPS = {
+    "access": {**_KEYS, "require": (Require, None), "max_expansion": (MaxExpansion, MAX_EXPANSION)},
+    "keys": _KEYS,
+    "terms": {**_KEYS, "signer": (Signer, None), "vouch": (Vouch, False), "expect_save_id": (SaveIds, None)},
     "written": {"chain": (Chain, None), "encrypt_to": (EncryptTo, None), "signer": (Signer, None)},
 }
 
 
 def expanded(command: Callable[..., int]) -> Callable[..., int]:
-    """A command with the options that its parameters `access` and `written` stand for."""
+    """A command with the options that its parameters in `_GROUPS` stand for."""
     signature = inspect.signature(command, eval_str=True)
     parameters: list[inspect.Parameter] = []
     for each in signature.parameters.values():

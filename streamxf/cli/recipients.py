@@ -28,12 +28,8 @@ def recipients(
         list[str] | None,
         typer.Option(metavar="ID", help="A recipient to remove: the id as listed, or the location of the key."),
     ] = None,
-    key: options.Key = None,
-    signer: options.Signer = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
-    vouch: options.Vouch = False,
-    expect_save_id: options.SaveIds = None,
+    *,
+    terms: options.Terms,
     json: options.Json = False,
 ) -> int:
     """List who may read a checkpoint or a file, and add or remove recipients.
@@ -44,10 +40,10 @@ def recipients(
     from streamxf.tools.rekey.rekey import add_recipient, remove_recipient
     from streamxf.tools.rekey.rekey import recipients as listed
 
+    key, signer, vouch = (terms.pop(name) for name in ("keys", "signer", "vouch"))
     if key is None and (add or remove):
         raise KeyMissingError("pass the key that opens the checkpoint: --key file:PATH")
     less = [entry if is_key_id(entry) else options.key_at(entry) for entry in remove or ()]
-    terms: dict[str, Any] = {"trust": trust, "allow_unsigned": allow_unsigned, "expect_save_id": expect_save_id}
     if add:
         add_recipient(path, key, add, signer=signer, vouch=vouch, **terms)
     for entry in less:

@@ -20,12 +20,8 @@ def rekey(
         list[Any],
         options.location("--to", help="Who may read from now on; may be given several times.", show_default=False),
     ],
-    key: options.Key = None,
-    signer: options.Signer = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
-    vouch: options.Vouch = False,
-    expect_save_id: options.SaveIds = None,
+    *,
+    terms: options.Terms,
     json: options.Json = False,
 ) -> int:
     """Encrypt a checkpoint or a file for other keys, and for no one else.
@@ -36,18 +32,10 @@ def rekey(
     """
     from streamxf.tools.rekey.rekey import rekey as change
 
+    key = terms.pop("keys")
     if key is None:
         raise KeyMissingError("pass the key that opens the checkpoint now: --key file:PATH")
-    written = change(
-        path,
-        key,
-        to,
-        signer=signer,
-        trust=trust,
-        allow_unsigned=allow_unsigned,
-        vouch=vouch,
-        expect_save_id=expect_save_id,
-    )
+    written = change(path, key, to, **terms)
     if json:
         show.as_json({"path": path, "rewritten": written})
     else:

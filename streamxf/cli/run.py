@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -21,6 +21,7 @@ from streamxf.cli.exits import (
     FINE,
     INTERRUPTED,
     LINE,
+    OPTIONS,
     PIPE_CLOSED,
     USAGE,
     exit_code,
@@ -55,6 +56,7 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
     try:
         try:
             parser = command_line(first)  # building them all takes as long as many a command
+            OPTIONS.set(_options_of(parser.commands.get(first)))
             found = parser.main(arguments, prog_name="streamxf", standalone_mode=False)
             # typer makes the code of a KeyboardInterrupt; a library that was being imported may have swallowed it, and
             # what such a half-imported library led to counts for nothing
@@ -81,27 +83,25 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
             if interrupts.first is not None or isinstance(cause, KeyboardInterrupt | typer.Abort):
                 text = "; ".join(["interrupted", *interrupts.how_to_resume(cause)])
                 return _fail(command, printable(text, LINE), "Interrupted", interrupts.exit_code, arguments)
-            return _failed(command, cause, arguments, _options_of(parser, arguments))
+            return _failed(command, cause, arguments)
     except BrokenPipeError:  # the reader of the output has gone, as in `streamxf inspect ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
 
 
-def _options_of(parser: Any, arguments: list[str]) -> dict[str, str]:
-    """The command's options, by the names of the library's arguments."""
-    command = parser.commands.get(arguments[0]) if arguments else None
+def _options_of(command: Any) -> dict[str, str]:
     found = {each.name: each.opts[0] for each in command.params if each.opts[0][0] == "-"} if command else {}
     return found | ({"keys": found["key"]} if "key" in found else {})
 
 
-def _failed(command: str, error: BaseException, arguments: list[str], options: Mapping[str, str]) -> int:
+def _failed(command: str, error: BaseException, arguments: list[str]) -> int:
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
     failure = storage_failure_in(error)
     if failure is not None:
         text = storage_line_of(failure, arguments)
         return _fail(command, text, type(failure).__name__, USAGE, arguments, error)
-    text = with_options(line_of(error), options)
+    text = with_options(line_of(error))
     if not isinstance(error, StreamxfError | OSError | MemoryError):
         text = f"{type(error).__name__}: {text}; this is an error of streamxf's own: {TRACEBACK}=1 shows where it was"
     return _fail(command, text, type(error).__name__, exit_code(error), arguments, error)
@@ -140,7 +140,7 @@ def _open_closed() -> None:
 
 
 def _warn(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
-    _say(f"streamxf: warning: {printable(' '.join(str(message).split()), LINE)}")
+    _say(f"streamxf: warning: {printable(with_options(' '.join(str(message).split())), LINE)}")
 
 
 def _say(text: str) -> None:

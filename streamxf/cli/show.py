@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TextIO
 
+from streamxf.cli.exits import with_options
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.measure import Measurement
     from rich.table import Table
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from streamxf.progress import Progress
     from streamxf.proportion import Budget
+    from streamxf.tools.salvage.result import Lost
+    from streamxf.tools.verify.report import Damage
 
 JSON_VERSION = 1
 """Raised when a field changes its name, its type or its meaning."""
@@ -136,6 +138,7 @@ def row(table: Table, *cells: str | RenderableType, style: str = "") -> None:
 
 def report(text: str, good: bool) -> None:
     """Print the text of a report, whose first line is a verdict."""
+    text = with_options(text)
     if not sys.stdout.isatty():
         print(text)
         return
@@ -198,6 +201,8 @@ def budget_for(max_expansion: int, *paths: str) -> Budget:
     """What may be printed of the checkpoints at these paths."""
     from streamxf.checkpoint.storage import Storage
     from streamxf.proportion import Budget
+    from streamxf.tools.salvage.result import Lost
+    from streamxf.tools.verify.report import Damage
 
     stored = 0
     for storage in map(Storage.of, paths):
@@ -209,6 +214,7 @@ def budget_for(max_expansion: int, *paths: str) -> Budget:
     return Budget(max_expansion, stored)
 
 
-def damages(found: Iterable[DataclassInstance]) -> list[dict[str, Any]]:
-    """For JSON, where the class of an error is its type."""
-    return [{("type" if name == "error" else name): value for name, value in asdict(one).items()} for one in found]
+def damages(found: Iterable[Damage | Lost]) -> list[dict[str, Any]]:
+    """For JSON, where the class of an error is its type, and its message names options."""
+    facts = ({**asdict(one), "type": one.error, "message": with_options(one.message)} for one in found)
+    return [{name: value for name, value in one.items() if name != "error"} for one in facts]

@@ -43,9 +43,8 @@ def tune(
         int | None,
         typer.Option(min=1, metavar="N", help="Threads that code; by default as many as there are CPUs."),
     ] = None,
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
+    *,
+    keys: options.Keys,
     json: options.Json = False,
 ) -> int:
     """Estimate which chain suits this data and this storage.
@@ -59,7 +58,7 @@ def tune(
     if bandwidth is not None and at is not None:
         raise ParameterError("--at measures the bandwidth, and --bandwidth sets it: pass only one of them")
     chains = chains_to_try(chain, encrypt)
-    ring = KeyRing.of(key, trust, allow_unsigned)
+    ring = KeyRing.of(**keys)
     rate = bandwidth if bandwidth is not None else _measured(at if at is not None else _folder_of(path), json)
     with show.progress("Trying chains", json) as bar:
         found = estimate(path, bandwidth=rate, chains=chains, keys=ring, workers=workers, progress=bar)

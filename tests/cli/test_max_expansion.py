@@ -35,7 +35,8 @@ def zeros(tmp_path: Path, little: None) -> Path:
 def test_an_error_names_the_option_and_the_option_helps(run: Run, tmp_path: Path, zeros: Path) -> None:
     done = run("salvage", zeros, tmp_path / "out")
     assert done.code == 1
-    assert "(max_expansion)" in done.out
+    assert "(--max-expansion)" in done.out
+    assert "max_expansion" not in done.out + run("salvage", zeros, tmp_path / "out", "--json").out
     done = run("salvage", zeros, tmp_path / "out", "--max-expansion", 10_000)
     assert (done.code, done.err) == (0, "")
     assert "1 item salvaged" in done.out
