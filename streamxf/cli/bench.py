@@ -39,8 +39,7 @@ def bench(
     ] = None,
     at: Annotated[str, typer.Option(metavar="FOLDER", help="Where to save; a temporary folder is made there.")] = ".",
     size: Annotated[
-        int,
-        typer.Option(metavar="SIZE", parser=units.size, help="How much to save: 256MiB, 2GB."),
+        int, typer.Option(metavar="SIZE", parser=units.size, help="How much to save: 256MiB, 2GB.")
     ] = "256MiB",  # type: ignore[assignment]  # a parser reads the default, too
     runs: Annotated[int, typer.Option(min=1, metavar="N", help="Timed saves and loads of each chain.")] = 3,
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="The writer's thread_count.")] = 1,

@@ -28,8 +28,7 @@ def diff(
     b: options.Path,
     only: options.Only = None,
     prefix_a: Annotated[
-        str,
-        typer.Option(metavar="TEXT", help="Only items of A with this prefix, which is removed from their names."),
+        str, typer.Option(metavar="TEXT", help="Only items of A with this prefix, which is removed from their names.")
     ] = "",
     prefix_b: Annotated[str, typer.Option(metavar="TEXT", help="The same for B.")] = "",
     top: Annotated[

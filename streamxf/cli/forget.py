@@ -45,20 +45,17 @@ def forget(
         ),
     ] = None,
     keep_daily: Annotated[
-        int | None,
-        typer.Option("--keep-daily", "-d", metavar="N", parser=units.count, help="The same for days."),
+        int | None, typer.Option("--keep-daily", "-d", metavar="N", parser=units.count, help="The same for days.")
     ] = None,
     keep_weekly: Annotated[
         int | None,
         typer.Option("--keep-weekly", "-w", metavar="N", parser=units.count, help="The same for weeks, from Monday."),
     ] = None,
     keep_monthly: Annotated[
-        int | None,
-        typer.Option("--keep-monthly", "-m", metavar="N", parser=units.count, help="The same for months."),
+        int | None, typer.Option("--keep-monthly", "-m", metavar="N", parser=units.count, help="The same for months.")
     ] = None,
     keep_yearly: Annotated[
-        int | None,
-        typer.Option("--keep-yearly", "-y", metavar="N", parser=units.count, help="The same for years."),
+        int | None, typer.Option("--keep-yearly", "-y", metavar="N", parser=units.count, help="The same for years.")
     ] = None,
     keep_within: Annotated[
         float | None,

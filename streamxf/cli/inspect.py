@@ -89,12 +89,7 @@ def inspect(
     values = values or fail_on is not None
     try:
         with show.progress("Counting values", json or not values) as bar:
-            summary = look(
-                path,
-                **access,
-                values=values,
-                progress=bar,
-            )
+            summary = look(path, **access, values=values, progress=bar)
     except UnsupportedError:
         plain = _plain(path, access)
         if plain is None or html is not None or values:  # a stream of bytes has no page, and no values

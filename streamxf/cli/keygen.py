@@ -13,10 +13,7 @@ from streamxf.errors import KeyFileError, ParameterError
 
 Kind = Literal["symmetric", "hybrid", "x25519", "signing"]
 
-EXAMPLES = (
-    "streamxf keygen checkpoint.key",
-    "streamxf keygen team.key --kind hybrid --passphrase",
-)
+EXAMPLES = ("streamxf keygen checkpoint.key", "streamxf keygen team.key --kind hybrid --passphrase")
 
 
 def keygen(

@@ -33,8 +33,7 @@ def latest(
     *,
     keys: options.Keys,
     ranks: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="How many ranks saved, where each has metadata of its own."),
+        int | None, typer.Option(metavar="N", min=1, help="How many ranks saved, where each has metadata of its own.")
     ] = None,
     run_id: options.RunId = None,
     json: options.Json = False,

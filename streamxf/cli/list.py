@@ -15,10 +15,7 @@ from streamxf.wording import many, size_text, time_text
 if TYPE_CHECKING:
     from streamxf.manager.record import Record
 
-EXAMPLES = (
-    "streamxf list /checkpoints/run-7",
-    "streamxf list s3://bucket/run-7 --json",
-)
+EXAMPLES = ("streamxf list /checkpoints/run-7", "streamxf list s3://bucket/run-7 --json")
 
 
 def list(run: options.Run, run_id: options.RunId = None, json: options.Json = False) -> int:

@@ -132,8 +132,7 @@ Chain = Annotated[
     ),
 ]
 EncryptTo = Annotated[
-    list[Any] | None,
-    location("--encrypt-to", help="A key that may read what is written; may be given several times."),
+    list[Any] | None, location("--encrypt-to", help="A key that may read what is written; may be given several times.")
 ]
 Only = Annotated[
     list[str] | None,

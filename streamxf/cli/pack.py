@@ -35,8 +35,7 @@ def pack(
     follow_links: Annotated[
         bool,
         typer.Option(
-            "--follow-links",
-            help="Pack links to files outside the folder as these files, as in the hub's cache.",
+            "--follow-links", help="Pack links to files outside the folder as these files, as in the hub's cache."
         ),
     ] = False,
     file_size: options.FileSize = "256MiB",

@@ -201,8 +201,6 @@ def budget_for(max_expansion: int, *paths: str) -> Budget:
     """What may be printed of the checkpoints at these paths."""
     from streamxf.checkpoint.storage import Storage
     from streamxf.proportion import Budget
-    from streamxf.tools.salvage.result import Lost
-    from streamxf.tools.verify.report import Damage
 
     stored = 0
     for storage in map(Storage.of, paths):

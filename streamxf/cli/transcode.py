@@ -19,8 +19,7 @@ EXAMPLES = (
 def transcode(
     source: options.Path,
     target: Annotated[
-        str | None,
-        typer.Argument(metavar="[TARGET]", show_default=False, help="The copy's folder, or its URL."),
+        str | None, typer.Argument(metavar="[TARGET]", show_default=False, help="The copy's folder, or its URL.")
     ] = None,
     *,
     written: options.Written,

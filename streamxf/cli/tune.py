@@ -34,14 +34,12 @@ def tune(
         ),
     ] = None,
     at: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="Whose disk to measure; by default the folder of PATH."),
+        str | None, typer.Option(metavar="FOLDER", help="Whose disk to measure; by default the folder of PATH.")
     ] = None,
     chain: ChainsOption = None,
     encrypt: EncryptOption = False,
     workers: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Threads that code; by default as many as there are CPUs."),
+        int | None, typer.Option(min=1, metavar="N", help="Threads that code; by default as many as there are CPUs.")
     ] = None,
     *,
     keys: options.Keys,

@@ -14,11 +14,7 @@ EXAMPLES = (
 
 
 def verify(
-    path: options.Path,
-    *,
-    access: options.Access,
-    expect_save_id: options.SaveIds = None,
-    json: options.Json = False,
+    path: options.Path, *, access: options.Access, expect_save_id: options.SaveIds = None, json: options.Json = False
 ) -> int:
     """Read every byte of a checkpoint or file, and say what is damaged.
 
@@ -31,12 +27,7 @@ def verify(
     from streamxf.tools.verify.verify import verify as check
 
     with show.progress("Verifying", json) as bar:
-        report = check(
-            path,
-            **access,
-            expect_save_id=expect_save_id,
-            progress=bar,
-        )
+        report = check(path, **access, expect_save_id=expect_save_id, progress=bar)
     if json:
         facts = {"path": path, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)}
         show.as_json(facts, show.budget_for(access["max_expansion"], path))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from streamxf.proportion import Steps, TooMuch
@@ -37,7 +38,7 @@ class CountingUnpickler(_Unpickler):  # type: ignore[misc]
         self.stack: list[Any] = []
         self.append = self.stack.append
         self._limit = FREE_OPCODES + 4 * (len(pickled) if stored is None else stored)
-        self.steps = Steps(len(pickled) // 2)
+        self.steps = Steps(len(pickled) * 3 // 4)
 
     def load(self) -> Any:
         """What is pickled. Raises TooMuch if it is damaged or out of proportion, and what is raised `on_purpose`."""
@@ -56,6 +57,17 @@ class CountingUnpickler(_Unpickler):  # type: ignore[misc]
     @property
     def at_end(self) -> bool:
         return self._file.tell() == len(self._file.getbuffer())
+
+    def _weigh(self, opcode: int, steps: int) -> None:
+        """Do what makes much memory of one byte, and count that."""
+        self.steps.spend(steps)
+        _Unpickler.dispatch[opcode](self)
+
+    def _memoize(self) -> None:
+        memo, top = self.memo, self.stack[-1]
+        if memo.get(len(memo) - 1) is top:
+            raise TooMuch("its pickle gives one thing two places in a row")  # each takes 70 bytes
+        memo[len(memo)] = top
 
     def _reduce(self) -> None:
         arguments = self.stack.pop()
@@ -80,16 +92,27 @@ class CountingUnpickler(_Unpickler):  # type: ignore[misc]
             self.stack[-1].add(item)
 
     def _freeze(self) -> None:
+        self.steps.spend(_WEIGHTS[pickle.EMPTY_SET[0]])
         self.append(frozenset(self.steps.set_of(self.pop_mark())))
 
 
 # Those of protocols 2 to 5, without extension codes and buffers outside of the pickle, and without bytearrays, of which
 # the unpickler would make one as large as the pickle says.
-_OPCODES = b".(012NKMGJXUTBCqrhj]})tacQR\x81\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8d\x8e\x8f\x93\x94e"
+_OPCODES = b".012NKMGJXUTBCqrhj)tacQR\x81\x86\x87\x88\x89\x8a\x8b\x8c\x8d\x8e\x93e"
+# Those of a single byte that take 50 bytes of memory or more, in steps.
+_WEIGHTS = {
+    pickle.MARK[0]: 2,
+    pickle.TUPLE1[0]: 2,
+    pickle.EMPTY_LIST[0]: 4,
+    pickle.EMPTY_DICT[0]: 4,
+    pickle.EMPTY_SET[0]: 6,
+}
 ACTIONS: Actions = {
     **{opcode: _Unpickler.dispatch[opcode] for opcode in _OPCODES},
+    **{opcode: partial(CountingUnpickler._weigh, opcode=opcode, steps=steps) for opcode, steps in _WEIGHTS.items()},
     pickle.PROTO[0]: lambda unpickler: unpickler.read(1),
     pickle.FRAME[0]: lambda unpickler: unpickler.read(8),
+    pickle.MEMOIZE[0]: CountingUnpickler._memoize,
     pickle.REDUCE[0]: CountingUnpickler._reduce,
     pickle.NEWOBJ[0]: CountingUnpickler._new,
     pickle.BUILD[0]: _Unpickler.load_build,

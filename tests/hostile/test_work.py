@@ -6,6 +6,7 @@ Without a bound each takes minutes, or gigabytes.
 from __future__ import annotations
 
 import itertools
+import pickle
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -117,6 +118,31 @@ def test_a_few_bytes_that_name_a_large_size(parser: str, pickled: bytes) -> None
     with memory_below(MIB):
         with suppress(*REFUSALS):
             PARSERS[parser](pickled)
+
+
+BYTES = {
+    "dicts": b"}",
+    "dicts with places": b"}\x94",
+    "lists with places": b"]\x94",
+    "marks": b"(",
+    "sets": b"\x8f",
+    "sets that are frozen": b"(N\x91",
+    "one thing with many places": b"\x94",
+}
+
+
+@pytest.mark.parametrize("parser", ["an outline", "stock metadata"])
+@pytest.mark.parametrize("kind", BYTES)
+def test_a_million_of_what_a_byte_makes(parser: str, kind: str) -> None:
+    pickled = b"\x80\4N" + BYTES[kind] * (MIB // len(BYTES[kind])) + b"."
+    with memory_below(64 * MIB), pytest.raises(REFUSALS, match=r"out of proportion|in a row"):
+        PARSERS[parser](pickled)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_hundred_thousand_small_containers_are_not_out_of_proportion(protocol: int) -> None:
+    value = [{"a": [number], "b": (number,)} for number in range(100_000)]
+    assert read_outline(pickle.dumps(value, protocol), {}) == value
 
 
 def test_a_text_that_is_copied_many_times() -> None:
