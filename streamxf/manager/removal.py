@@ -17,16 +17,7 @@ from streamxf.checkpoint.removal import files_of, files_of_many, remove_entry, r
 from streamxf.checkpoint.small import put_small, read_small
 from streamxf.errors import StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
-from streamxf.manager.commits import (
-    COMMIT,
-    REMOVED,
-    SAVING,
-    Commit,
-    Files,
-    Saving,
-    read,
-    written_since,
-)
+from streamxf.manager.commits import COMMIT, REMOVED, SAVING, Commit, Files, Saving, read, written_since
 from streamxf.manager.holds import going, has_no_place, held, is_over, removing
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record, series_of
