@@ -112,10 +112,6 @@ class Chooser:
     def release(self) -> None:
         self._holds.close()
 
-    def passed(self, record: Record) -> None:
-        """It was read in full, and is as it was saved."""
-        clear(self._run.storage, record)
-
     def _first(
         self,
         records: Sequence[Record],
@@ -162,17 +158,6 @@ def by_metric(records: Sequence[Record], metric: str, mode: str) -> list[Record]
     return list(Retention(best=-1, metric=metric, mode="max" if mode == "max" else "min").ranked(records))
 
 
-def objection(record: Record, *, foreign: bool = False) -> str | None:
-    """Why a complete checkpoint is not resumed from, whatever its files hold; None if nothing speaks against it."""
-    if record.name in os.environ.get(SKIP, "").split(","):
-        return f"{SKIP} names it"
-    if not record.verified:
-        return f"{_UNVERIFIED}{record.note}"
-    if record.kind == "foreign" and not foreign:
-        return f"{_FOREIGN}{record.note}"
-    return None
-
-
 def newest(
     run: Run, records: Iterable[Record], verify: Verify, *, thorough: bool = False, ranks: int | None = ANY
 ) -> Choice:
@@ -207,11 +192,15 @@ def _fit(
     for record in records:
         if record.name in skipped:
             continue
-        if reason := objection(record, foreign=foreign):
-            skipped[record.name] = reason
-            continue
-        small = thorough and record.bytes is not None and record.bytes < _SMALL
-        yield record, "whole" if verify == "sample" and (small or record.save_id in suspected) else verify
+        if record.name in os.environ.get(SKIP, "").split(","):
+            skipped[record.name] = f"{SKIP} names it"
+        elif not record.verified:
+            skipped[record.name] = f"{_UNVERIFIED}{record.note}"
+        elif record.kind == "foreign" and not foreign:
+            skipped[record.name] = f"{_FOREIGN}{record.note}"
+        else:
+            small = thorough and record.bytes is not None and record.bytes < _SMALL
+            yield record, "whole" if verify == "sample" and (small or record.save_id in suspected) else verify
 
 
 def check_verify(verify: str) -> None:
@@ -275,7 +264,7 @@ def _check_published(place: Storage, authority: Authority, check: Verify, part: 
 def _check_commit(run: Run, record: Record, place: Storage, files: Files, check: Verify, part: Part) -> None:
     """What a framework wrote: all sizes, and the digests of a part of the files, where they are known by now."""
     commit = committed(place, files, run.authority)
-    _check_alone(place, files, commit, run.authority)
+    check_alone(place, files, commit, run.authority)
     digests = {path: file.sha256 for path, file in commit.files.items() if file.sha256 is not None}
     found, lost = run.supplements(place, files, commit.save_id)
     for each in found:
@@ -295,7 +284,7 @@ def _check_commit(run: Run, record: Record, place: Storage, files: Files, check:
                 _check_published(place.child(folder) if folder else place, run.authority, how, ALL)
 
 
-def _check_alone(place: Storage, files: Files, commit: Commit, authority: Authority) -> None:
+def check_alone(place: Storage, files: Files, commit: Commit, authority: Authority) -> None:
     """Frameworks take what they find, such as an ``optimizer.pt`` that somebody has put there, or a link."""
     found = set(files)
     if place.local is not None:

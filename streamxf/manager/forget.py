@@ -169,7 +169,7 @@ def forget_in(
     if not dry_run:
         for each in {record.series for record in records if not record.complete}:
             finish(run, Sessions(run.storage, each, run.authority), each, extras=keep.extras == "remove")
-    decision = decide(run, records, keep, verify, protected or {}, coming)
+    decision = decide(run, records, keep, verify, protected or {}, coming, thorough=series is None)
     removed = {record.name for record in decision.going}
     failed: dict[str, str] = {}
     if not dry_run:
@@ -194,8 +194,10 @@ def decide(
     verify: Verify,
     protected: Mapping[str, str],
     coming: Record | None = None,
+    *,
+    thorough: bool = False,
 ) -> Decision:
-    """Apply the rules to each series."""
+    """Apply the rules to each series; `thorough` is that of `newest`."""
     made = Decision()
     readers, links = held(run.storage), run.linked()
     for record in records:
@@ -213,12 +215,10 @@ def decide(
                 decided[name] += (f"link {links[name]}",)
         doomed = [each for each in own if not decided[each.name] and each.name not in readers]
         if doomed:
-            good = newest(run, reversed(own), verify).record
+            good = newest(run, reversed(own), verify, thorough=thorough).record
             for record in doomed if good is None else [good]:
                 decided[record.name] = decided[record.name] or (_UNVERIFIED if good is None else _NEWEST,)
-        made.in_use |= {
-            each.name: readers[each.name] for each in own if not decided[each.name] and each.name in readers
-        }
+        made.in_use |= {name: who for name, who in readers.items() if name in decided and not decided[name]}
         made.going += [record for record in doomed if not decided[record.name]]
         made.reasons |= decided
     return made

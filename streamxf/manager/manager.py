@@ -34,7 +34,7 @@ from streamxf.errors import ParameterError, escaped, is_damage
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, give_back, gloo_group
 from streamxf.manager.authority import Authority
-from streamxf.manager.choice import ALL, Chooser, Verify, check_verify, damage_of
+from streamxf.manager.choice import ALL, Chooser, Verify, check_verify, clear, damage_of
 from streamxf.manager.interval import Interval
 from streamxf.manager.keeper import Keeper
 from streamxf.manager.listing import Run
@@ -533,7 +533,7 @@ class CheckpointManager:
             found = self._agreement.everywhere(look if rank == 0 or check == "whole" else lambda: None)
             if (reason := next(filter(None, found), None)) is None:
                 if rank == 0 and check == "whole":
-                    chooser.passed(record)
+                    clear(self._storage, record)
                 return record
             chooser.release()
             self._skip(record.name, reason)

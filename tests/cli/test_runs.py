@@ -431,6 +431,19 @@ def test_where_nothing_passes_the_check_nothing_is_removed(run: Run, folder: Pat
     assert steps(folder) == [*LOSSES, 1100]
 
 
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
+def test_a_newest_one_that_is_small_is_verified_in_full(run: Run, tmp_path: Path, place: float):
+    """A sample would miss a flip in an object, and the last good checkpoint would go."""
+    for step in (1, 2):
+        writer = streamxf.FileSystemWriter(tmp_path / f"step-{step}", chain="checksum")
+        save({"weight": torch.ones(3), "object": ["text" * 2000]}, storage_writer=writer)
+    (file,) = (tmp_path / "step-2").glob("*.distcp")
+    flip_bit(tmp_path / "step-2", int(file.stat().st_size * place))
+    done = run("forget", tmp_path, "--keep-last", "1", "--yes")
+    assert steps(tmp_path) == [1, 2], done.out
+    assert "step-1: the newest that verifies" in done.out
+
+
 def test_what_cannot_be_removed_is_named(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch):
     unlink = removal._unlink
 
