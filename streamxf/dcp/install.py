@@ -262,7 +262,7 @@ class Installation:
         if self.chain is not None:
             _log.warning("a %s that streamxf.install does not change is saving without the chain", name)
         else:
-            text = "a %s saves without encryption, which readers refuse while STREAMXF_KEYS is set: to load it, %s"
+            text = "a %s saves without encryption, which readers refuse while STREAMXF_KEYS is set: %s"
             _log.warning(text, name, Access.of(self.keys).way_out)
 
 

@@ -209,7 +209,7 @@ def test_who_saves_with_keys_alone_is_told_how_to_load_that(installed: Path, tmp
     streamxf.write_key(key, KEY)
     ran = run(installed, "-c", OWN_SAVES, tmp_path / "checkpoint", STREAMXF_KEYS=f"file:{key}")
     (warning,) = [line for line in ran.stderr.splitlines() if "FileSystemWriter" in line]
-    assert "saves without encryption, which readers refuse while STREAMXF_KEYS is set: to load it, unset" in warning
+    assert "saves without encryption, which readers refuse while STREAMXF_KEYS is set: unset STREAMXF_KEYS" in warning
     refusal, loaded = ran.stdout.splitlines()
     ways_out = "unset STREAMXF_KEYS if you know that it was not encrypted, or load it with FileSystemReader(path, req"
     assert ways_out in refusal
