@@ -135,6 +135,7 @@ def test_links_out_of_a_hugging_face_folder_are_named(tmp_path: Path) -> None:
     shard.symlink_to("../../blobs/0123")
     with open_source(Storage.of(snapshot)) as source:
         assert contents_of(source).notes == ()
+    assert not any("links" in text for text in streamxf.verify(snapshot).unchecked)
     stranger = tmp_path / "secret.safetensors"
     blob.rename(stranger)
     shard.unlink()
@@ -143,6 +144,8 @@ def test_links_out_of_a_hugging_face_folder_are_named(tmp_path: Path) -> None:
         (note,) = contents_of(source).notes
     assert note == f"Links lead out of the folder for 1 file: model.safetensors, which is {stranger}."
     assert note in streamxf.inspect(snapshot).notes
+    text = f"whether files belong here that are links out of the folder: model.safetensors, which is {stranger}"
+    assert text in streamxf.verify(snapshot).unchecked
 
 
 def test_a_shard_that_is_a_device_is_not_read(tmp_path: Path) -> None:

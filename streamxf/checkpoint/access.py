@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -105,13 +106,15 @@ class Access:
     @property
     def way_out(self) -> str:
         """What to do about plaintext that is refused."""
-        known = "if you know that it was not encrypted"
-        if not self.refuses_plaintext:
-            return f"leave the keys out {known}"
-        return (
-            f"{known}, load it with an explicit FileSystemReader(path, require=None), or, to begin encrypting a run, "
-            "once with CheckpointManager.resume(state, plaintext=True)"
-        )
+        known, reader = "if you know that it was not encrypted", "load it with FileSystemReader(path, require=None)"
+        if self.refuses_plaintext:
+            return (
+                f"{known}, {reader}, or, to begin encrypting a run, once with "
+                "CheckpointManager.resume(state, plaintext=True)"
+            )
+        if os.environ.get("STREAMXF_KEYS"):
+            return f"unset STREAMXF_KEYS {known}, or {reader}"
+        return f"leave the keys out {known}"
 
     def budget(self, stored: int) -> Budget:
         return Budget(self.objects.max_expansion, stored)

@@ -154,7 +154,7 @@ def forget(
     from streamxf.checkpoint.storage import Storage, storage_errors
     from streamxf.manager.authority import Authority
     from streamxf.manager.forget import forget_in, recorded_rules
-    from streamxf.manager.listing import Run, check_folder
+    from streamxf.manager.listing import Run
     from streamxf.manager.retention import Retention
 
     if (keep_best is None) != (metric is None):
@@ -190,7 +190,6 @@ def forget(
     access = Access.of(**keys)
     place = Run(storage, Authority(access, unverified=unverified), run_id)
     with storage_errors(storage.given):
-        check_folder(storage)
         if recorded:
             keep = recorded_rules(place, dry_run=shows)
         elif metric is not None:

@@ -255,12 +255,15 @@ class Installation:
 
     def _warn_of(self, writer: Any) -> None:
         """Log, once for each class, that a writer saves without codecs: of its own, from `attach`, or the chain's."""
-        if isinstance(writer, StorageMixin) or _has_codecs(writer):
-            return
         name = _named(type(writer))
-        if name not in self.left_alone:
-            self.left_alone.add(name)
+        if isinstance(writer, StorageMixin) or _has_codecs(writer) or name in self.left_alone:
+            return
+        self.left_alone.add(name)
+        if self.chain is not None:
             _log.warning("a %s that streamxf.install does not change is saving without the chain", name)
+        else:
+            text = "a %s saves without encryption, which readers refuse while STREAMXF_KEYS is set: %s"
+            _log.warning(text, name, Access.of(self.keys).way_out)
 
 
 def _has_codecs(writer: Any) -> bool:
@@ -375,7 +378,8 @@ def _warning(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def set_up_storage_writer(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(self, StorageMixin) and (installation := _for_writers()) is not None:
+        if not isinstance(self, StorageMixin) and _stack:
+            installation = _for_writers() or _stack[-1]
             installation._reach(self)
             installation._warn_of(self)
         original(self, *args, **kwargs)

@@ -102,23 +102,23 @@ def read(storage: Storage, layout: HubLayout) -> tuple[Contents, dict[str, Shard
     notes = []
     if strays:
         notes.append(f"Not in the index: {many(len(strays), 'tensor')} of the shards, such as {shorten(strays[0])}.")
-    notes += _strangers(storage, filter(None, (layout.index, *shards)))
+    if away := links_out(storage, filter(None, (layout.index, *shards))):
+        notes.append(f"Links lead out of the folder for {many(len(away), 'file')}: {some(away)}.")
     listed = storage.names()
     sizes = sizes_of(sorted({*listed, *shards}), listed, lambda name: storage.child(name).open())
     return Contents(redacted(storage.given), Format.HUGGING_FACE, found, sizes, notes=tuple(notes), extra=extra), shards
 
 
-def _strangers(storage: Storage, names: Iterable[str]) -> list[str]:
-    """A note of files that are links out of the folder: to others than those of the hub's cache, whose snapshots have
-    links to ``../../blobs``.
+def links_out(storage: Storage, names: Iterable[str]) -> list[str]:
+    """The files that are links out of the folder, and where each leads: to others than those of the hub's cache, whose
+    snapshots have links to ``../../blobs``.
     """
     if (local := storage.local) is None:
         return []
     folder = os.path.realpath(local)
     homes = tuple(f"{home.rstrip('/')}/" for home in (folder, os.path.normpath(f"{folder}/../../blobs")))
     real = {name: os.path.realpath(os.path.join(local, name)) for name in names}
-    away = [f"{name}, which is {path}" for name, path in real.items() if not path.startswith(homes)]
-    return [f"Links lead out of the folder for {many(len(away), 'file')}: {some(away)}."] if away else []
+    return [f"{name}, which is {path}" for name, path in real.items() if not path.startswith(homes)]
 
 
 def _add(found: dict[str, Item], shard: str, read: Shard, placed: Mapping[str, str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -112,10 +112,6 @@ class Chooser:
     def release(self) -> None:
         self._holds.close()
 
-    def passed(self, record: Record) -> None:
-        """It was read in full, and is as it was saved."""
-        clear(self._run.storage, record)
-
     def _first(
         self,
         records: Sequence[Record],
@@ -127,17 +123,10 @@ class Chooser:
         wanted = [each for each in reversed(records) if name in (None, each.name)]
         if best is not None:
             wanted = by_metric(wanted, *best)
-        suspected = suspects(self._run.storage)
-        for record in wanted:
-            if record.name in skipped:
-                continue
-            if reason := objection(record, foreign=foreign and name is not None):
-                skipped[record.name] = reason
-            else:
-                check = how_to_check(record, self._verify, record.save_id in suspected)
-                if check == "sample" and COMMIT in self._run.files(record.name):
-                    check = "whole"  # frameworks load by themselves, and could not fall back
-                return Choice(record, check, self._run.run_id, skipped)
+        for record, check in _fit(self._run, wanted, self._verify, skipped, foreign=foreign and name is not None):
+            if check == "sample" and COMMIT in self._run.files(record.name):
+                check = "whole"  # frameworks load by themselves, and could not fall back
+            return Choice(record, check, self._run.run_id, skipped)
         return Choice(skipped=skipped)
 
     def _warn_of(self, records: Sequence[Record]) -> None:
@@ -158,8 +147,7 @@ class Chooser:
             advice.append("`streamxf salvage` shows what is left of a damaged one; to start over, use an empty folder")
         why = f" ({'; '.join(shown)})" if shown else ""
         return NoCheckpointError(
-            f"{what} can be resumed from{why}. Nothing was removed. " + ". ".join(advice),
-            file=self._run.storage.given,
+            f"{what} can be resumed from{why}. Nothing was removed. " + ". ".join(advice), file=self._run.storage.given
         )
 
 
@@ -170,36 +158,15 @@ def by_metric(records: Sequence[Record], metric: str, mode: str) -> list[Record]
     return list(Retention(best=-1, metric=metric, mode="max" if mode == "max" else "min").ranked(records))
 
 
-def objection(record: Record, *, foreign: bool = False) -> str | None:
-    """Why a complete checkpoint is not resumed from, whatever its files hold; None if nothing speaks against it."""
-    if record.name in os.environ.get(SKIP, "").split(","):
-        return f"{SKIP} names it"
-    if not record.verified:
-        return f"{_UNVERIFIED}{record.note}"
-    if record.kind == "foreign" and not foreign:
-        return f"{_FOREIGN}{record.note}"
-    return None
-
-
 def newest(
-    run: Run,
-    records: Sequence[Record],
-    verify: Verify,
-    *,
-    ordered: bool = False,
-    thorough: bool = False,
-    ranks: int | None = ANY,
+    run: Run, records: Iterable[Record], verify: Verify, *, thorough: bool = False, ranks: int | None = ANY
 ) -> Choice:
-    """Go from the newest of these to older ones until one is as it was saved, or in their own order. Raises what is not
-    damage: that a key or a codec is missing, or that the storage cannot be reached. Only a `thorough` search reads all
-    of what is small.
+    """The first of these that is as it was saved. Raises what is not damage: that a key or a codec is missing, or that
+    the storage cannot be reached. Only a `thorough` search reads all of what is small.
     """
     choice = Choice()
-    suspected = suspects(run.storage)
-    for record in records if ordered else sorted(records, key=lambda each: each.order, reverse=True):
-        suspect = record.save_id in suspected
-        check = how_to_check(record, verify, suspect) if thorough or suspect else verify
-        reason = objection(record) or damage_of(run, record, check, ranks=ranks)
+    for record, check in _fit(run, records, verify, choice.skipped, thorough=thorough):
+        reason = damage_of(run, record, check, ranks=ranks)
         if reason is None:
             choice.record = record
             if check == "whole":
@@ -209,16 +176,36 @@ def newest(
     return choice
 
 
+def _fit(
+    run: Run,
+    records: Iterable[Record],
+    verify: Verify,
+    skipped: dict[str, str],
+    *,
+    foreign: bool = False,
+    thorough: bool = True,
+) -> Iterator[tuple[Record, Verify]]:
+    """Those that nothing speaks against, and how to check each. The others, with reasons, come to those `skipped`. A
+    sample of little is all of it if the search is `thorough`, and so is one of what a reader has found damage in.
+    """
+    suspected = suspects(run.storage)
+    for record in records:
+        if record.name in skipped:
+            continue
+        if record.name in os.environ.get(SKIP, "").split(","):
+            skipped[record.name] = f"{SKIP} names it"
+        elif not record.verified:
+            skipped[record.name] = f"{_UNVERIFIED}{record.note}"
+        elif record.kind == "foreign" and not foreign:
+            skipped[record.name] = f"{_FOREIGN}{record.note}"
+        else:
+            small = thorough and record.bytes is not None and record.bytes < _SMALL
+            yield record, "whole" if verify == "sample" and (small or record.save_id in suspected) else verify
+
+
 def check_verify(verify: str) -> None:
     if verify not in get_args(Verify):
         raise ParameterError(f"verify={verify!r:.40}: it is one of {', '.join(map(repr, get_args(Verify)))}")
-
-
-def how_to_check(record: Record, verify: Verify, suspected: bool) -> Verify:
-    """A sample of little is all of it, and so is one of what a reader has found damage in."""
-    if verify == "sample" and (suspected or (record.bytes is not None and record.bytes < _SMALL)):
-        return "whole"
-    return verify
 
 
 def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, ranks: int | None = ANY) -> str | None:
@@ -277,7 +264,7 @@ def _check_published(place: Storage, authority: Authority, check: Verify, part: 
 def _check_commit(run: Run, record: Record, place: Storage, files: Files, check: Verify, part: Part) -> None:
     """What a framework wrote: all sizes, and the digests of a part of the files, where they are known by now."""
     commit = committed(place, files, run.authority)
-    _check_alone(place, files, commit, run.authority)
+    check_alone(place, files, commit, run.authority)
     digests = {path: file.sha256 for path, file in commit.files.items() if file.sha256 is not None}
     found, lost = run.supplements(place, files, commit.save_id)
     for each in found:
@@ -297,7 +284,7 @@ def _check_commit(run: Run, record: Record, place: Storage, files: Files, check:
                 _check_published(place.child(folder) if folder else place, run.authority, how, ALL)
 
 
-def _check_alone(place: Storage, files: Files, commit: Commit, authority: Authority) -> None:
+def check_alone(place: Storage, files: Files, commit: Commit, authority: Authority) -> None:
     """Frameworks take what they find, such as an ``optimizer.pt`` that somebody has put there, or a link."""
     found = set(files)
     if place.local is not None:

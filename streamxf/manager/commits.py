@@ -5,7 +5,6 @@ what a checkpoint says of itself, and the mark of a save that is under way; docs
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, TypeVar
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from streamxf.checkpoint.metadata import metadata_among
 from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.publish import RUN_FILE
-from streamxf.checkpoint.small import put_small, read_small
+from streamxf.checkpoint.small import read_small
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError
 from streamxf.format import fields
@@ -131,10 +130,6 @@ def read(child: Storage, file: str, make: Callable[[Any], T], authority: Authori
     note = parse_note(data)
     doubt = authority.doubt_of(note)
     return (None if doubt and not authority.blind else parsed(make, note.content)), doubt
-
-
-def supplement(storage: Storage, name: str, content: Supplement, authority: Authority) -> None:
-    put_small(storage, f"{name}/.streamxf-note-{secrets.token_hex(4)}", authority.seal(content.to_json()), once=True)
 
 
 def mark_of(entry: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from streamxf.keys import KeysLike, TrustLike
 from streamxf.manager.authority import Authority
 from streamxf.manager.choice import Verify, check_verify, newest
 from streamxf.manager.holds import held
-from streamxf.manager.listing import Run, check_folder
+from streamxf.manager.listing import Run, records_of
 from streamxf.manager.record import Record
 from streamxf.manager.removal import finish, remove_checkpoints
 from streamxf.manager.retention import Retention, settled
@@ -114,7 +114,7 @@ def forget(
     Raises
     ------
     NoCheckpointError, UnsupportedError
-        If there is no such folder, or it is a file.
+        If there is no such folder; if it is a file, or a checkpoint.
     ParameterError
         If no rules are given or recorded, or recorded ones are to be followed that nothing authenticates.
     KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, UnknownCodecError
@@ -127,7 +127,6 @@ def forget(
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned)
     place = Run(storage, Authority(access, unverified=unverified), run_id)
     with storage_errors(storage.given):
-        check_folder(storage)
         rules = Retention.of(keep) if keep is not None else recorded_rules(place, dry_run=dry_run)
         return forget_in(place, rules, verify, dry_run=dry_run)
 
@@ -138,7 +137,7 @@ def recorded_rules(run: Run, *, dry_run: bool) -> Retention:
         raise ParameterError(
             "without keys anybody can have written the rules in a checkpoint: give keep=, or dry_run=True"
         )
-    for record in reversed(run.records()):
+    for record in reversed(records_of(run)):
         if record.counts and (rules := run.rules(record.name)) is not None:
             return Retention.of_json(rules)
     raise ParameterError("nothing says what is to stay: no checkpoint has recorded rules, so give keep=")
@@ -166,11 +165,11 @@ def forget_in(
     """The same; with `series`, for the checkpoints of that one alone. Those in `protected` stay, for the reason that
     stands there. With `coming`, as if that had been saved already.
     """
-    records = run.records(series=series)
+    records = records_of(run) if series is None else run.records(series=series)
     if not dry_run:
         for each in {record.series for record in records if not record.complete}:
             finish(run, Sessions(run.storage, each, run.authority), each, extras=keep.extras == "remove")
-    decision = decide(run, records, keep, verify, protected or {}, coming)
+    decision = decide(run, records, keep, verify, protected or {}, coming, thorough=series is None)
     removed = {record.name for record in decision.going}
     failed: dict[str, str] = {}
     if not dry_run:
@@ -195,8 +194,10 @@ def decide(
     verify: Verify,
     protected: Mapping[str, str],
     coming: Record | None = None,
+    *,
+    thorough: bool = False,
 ) -> Decision:
-    """Apply the rules to each series."""
+    """Apply the rules to each series; `thorough` is that of `newest`."""
     made = Decision()
     readers, links = held(run.storage), run.linked()
     for record in records:
@@ -214,12 +215,10 @@ def decide(
                 decided[name] += (f"link {links[name]}",)
         doomed = [each for each in own if not decided[each.name] and each.name not in readers]
         if doomed:
-            good = newest(run, own, verify).record
+            good = newest(run, reversed(own), verify, thorough=thorough).record
             for record in doomed if good is None else [good]:
                 decided[record.name] = decided[record.name] or (_UNVERIFIED if good is None else _NEWEST,)
-        made.in_use |= {
-            each.name: readers[each.name] for each in own if not decided[each.name] and each.name in readers
-        }
+        made.in_use |= {name: who for name, who in readers.items() if name in decided and not decided[name]}
         made.going += [record for record in doomed if not decided[record.name]]
         made.reasons |= decided
     return made

@@ -23,10 +23,10 @@ from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.publish import DAY
 from streamxf.checkpoint.removal import remove_entry
 from streamxf.checkpoint.small import MOST_BYTES, put_small, small_files, small_names
-from streamxf.checkpoint.storage import Storage, is_url, storage_errors
+from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError
 from streamxf.manager.authority import Authority
-from streamxf.manager.listing import Run
+from streamxf.manager.listing import Run, run_of
 from streamxf.manager.rows import FOLDER
 from streamxf.manager.sessions import is_held
 
@@ -70,15 +70,13 @@ def hold(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | N
     OSError, ForeignError
         If the run's folder cannot be written to.
     """
-    given = os.fspath(path)
-    if not is_url(given):
-        if not os.path.isdir(given):
-            raise NoCheckpointError("there is no such folder", file=given)
-        given = os.path.realpath(given)  # of a link, what it leads to
-    run, _, name = given.rstrip("/").rpartition("/")
+    place = Storage.of(path, storage_options)
+    if place.local is not None and not os.path.isdir(place.local):
+        raise NoCheckpointError("there is no such folder", file=place.given)
+    run, name = run_of(place)
     if not name:
-        raise ParameterError(f"{given!r:.80} is not the folder of a checkpoint in a run's folder")
-    with holding(Run(Storage.of(run or ".", storage_options)), name):
+        raise ParameterError(f"{place.given!r:.80} is not the folder of a checkpoint in a run's folder")
+    with holding(Run(Storage.of(run, storage_options)), name):
         yield
 
 

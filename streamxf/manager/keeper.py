@@ -16,9 +16,9 @@ from streamxf.checkpoint.metadata import is_metadata_name
 from streamxf.checkpoint.publish import made_by_saves
 from streamxf.checkpoint.removal import files_of, remove_entry, remove_tree
 from streamxf.checkpoint.small import put_small
-from streamxf.errors import NoCheckpointError, escaped
+from streamxf.errors import MetadataError, NoCheckpointError, escaped
 from streamxf.format.run import RunFacts
-from streamxf.manager.choice import Verify, checksum_of, digest_of
+from streamxf.manager.choice import Verify, check_alone, checksum_of, digest_of
 from streamxf.manager.commits import (
     COMMIT,
     REMOVED,
@@ -30,7 +30,6 @@ from streamxf.manager.commits import (
     is_complete,
     is_framework_file,
     mark_of,
-    supplement,
     written_since,
 )
 from streamxf.manager.forget import forget_in
@@ -118,8 +117,7 @@ class Keeper:
         if self._keep.keeps_all or not (full or (volume is not None and volume.free < self._size * _MARGIN)):
             return False
         _log.warning("%s: applying the rules before %s is saved, which would not fit", self._storage.given, name)
-        when = time.time()
-        coming = Record(name, when, self._size, {})
+        coming = Record(name, time.time(), self._size, {})
         found: list[bool] = []
         self._submit("no room could be made", lambda: found.append(self._forget({}, coming))).result()
         return any(found)
@@ -258,7 +256,7 @@ class Keeper:
         if (known := save_id or record.save_id) is not None:
             self._run.authority.published[known] = name
             if more:
-                self._supplement(name, Supplement(known, self._now(), more))
+                self._supplement(name, known, more)
         self._size = record.bytes or self._size
         self.resumed = None
         self._end(name)
@@ -271,9 +269,10 @@ class Keeper:
             if record is None or record.save_id is None:
                 _log.warning("%s has been removed, so its metrics are not noted", name)
             elif metrics:
-                self._supplement(name, Supplement(record.save_id, self._now(), metrics))
+                self._supplement(name, record.save_id, metrics)
             return
-        files = written_since(files_of(self._storage, name), self._before.get(name, {}), digests)
+        listed = files_of(self._storage, name)
+        files = written_since(listed, self._before.get(name, {}), digests)
         if not files:
             raise NoCheckpointError("nothing was saved there", file=self._storage.full(name))
         found = {
@@ -283,6 +282,10 @@ class Keeper:
         made = RunFacts(facts.run, name, facts.step, facts.time, facts.rules, metrics)
         commit = Commit(secrets.token_hex(16), made, found)
         put_small(self._storage, f"{name}/{COMMIT}", self._run.authority.seal(commit.to_json()), once=True)
+        try:
+            check_alone(self._storage.child(name), listed, commit, self._run.authority)
+        except MetadataError as error:
+            _log.warning("%s will not be resumed from as it is: %s", self._storage.full(name), error)
         self._run.authority.published[commit.save_id] = name
         self._size = sum(file.size for file in found.values())
         self.resumed = None
@@ -296,15 +299,13 @@ class Keeper:
         if unknown and self._storage.local is not None:
             place = self._storage.child(name)
             digests = {path: digest_of(place, path) for path in unknown}
-            self._supplement(name, Supplement(commit.save_id, self._now(), {}, digests))
+            self._supplement(name, commit.save_id, {}, digests)
 
-    def _supplement(self, name: str, content: Supplement) -> None:
+    def _supplement(self, name: str, save_id: str, *known: Mapping[str, Any]) -> None:
         self._run.change(name)
-        supplement(self._storage, name, content, self._run.authority)
-
-    @staticmethod
-    def _now() -> int:
-        return max(time.time_ns() // 10**6, 0)
+        content = Supplement(save_id, max(time.time_ns() // 10**6, 0), *known).to_json()
+        file = f"{name}/.streamxf-note-{secrets.token_hex(4)}"
+        put_small(self._storage, file, self._run.authority.seal(content), once=True)
 
     def _forget(self, protected: Mapping[str, str], coming: Record | None = None) -> bool:
         """Whatever the rules say of the step, the job's own last save stays: it may have resumed from an older step."""

@@ -15,7 +15,7 @@ from streamxf.keys import KeysLike, TrustLike
 from streamxf.manager.authority import Authority
 from streamxf.manager.choice import Choice, Verify, by_metric, check_ranks, check_verify, committed, newest
 from streamxf.manager.commits import COMMIT, REMOVED, SAVING
-from streamxf.manager.listing import Run, check_folder
+from streamxf.manager.listing import Run, check_folder, records_of, run_of
 from streamxf.manager.record import Record, is_numbered
 
 
@@ -70,7 +70,7 @@ def latest(
     ParameterError
         If checkpoints of several runs lie in the folder, and `run_id` does not say which is meant.
     UnsupportedError
-        If `folder` is a file.
+        If `folder` is a file, or a checkpoint.
     KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, UnknownCodecError
         If a checkpoint cannot be verified for lack of a key or codec.
     OSError, ForeignError
@@ -95,11 +95,10 @@ def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, 
     """The same, with what was passed over, and why. `best` is a metric, and ``"min"`` or ``"max"``."""
     check_verify(verify)
     with storage_errors(run.storage.given):
-        check_folder(run.storage)
-        records = run.records()
+        records = records_of(run)
         complete = [each for each in records if each.complete]
         ranked = complete[::-1] if best is None else by_metric(complete[::-1], *best)
-        choice = newest(run, ranked, verify, ordered=True, thorough=True, ranks=ranks)
+        choice = newest(run, ranked, verify, thorough=True, ranks=ranks)
         if choice.record is not None:
             series = choice.record.series
             choice.run_id = run.settle_id([each for each in complete if each.series == series])
@@ -136,8 +135,7 @@ def is_complete(
         try:
             names = storage.names() if storage.is_folder() else {}
             if not {COMMIT, SAVING, REMOVED}.isdisjoint(names):
-                given = storage.given if storage.local is None else os.path.realpath(storage.local)
-                folder, _, name = given.rstrip("/").rpartition("/")
+                folder, name = run_of(storage)
                 run = Run(Storage.of(folder, storage_options))
                 record, files = run.record(name), run.files(name)
                 if record is None or not record.complete:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import stat
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -19,11 +20,13 @@ from streamxf.checkpoint.removal import files_of, files_of_many
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.collector import collector_paused
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, StreamxfError, UnsupportedError, escaped
+from streamxf.formats.opening import parts_of
 from streamxf.manager.authority import Authority
 from streamxf.manager.commits import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
 from streamxf.manager.record import Kind, Record, is_numbered, numbers_in, series_of
 from streamxf.manager.rows import ANY, Look, RowCache
 
+_OF_CHECKPOINTS = {COMMIT, SAVING, REMOVED, "scheduler.pt", "scheduler.bin"}  # of frameworks, that is
 _AT_ONCE = 16  # folders of an object store that are looked at
 _SETTLED = 2 * 10**9  # ns after which a change of a folder shows in its times
 _OUT = "a link that leads out of the run"
@@ -412,14 +415,37 @@ def list_checkpoints(
     Raises
     ------
     NoCheckpointError, UnsupportedError
-        If there is no such folder, or it is a file.
+        If there is no such folder; if it is a file, or a checkpoint.
     OSError, ForeignError
         If the storage cannot be reached.
     """
     storage = Storage.of(run, storage_options)
     with storage_errors(storage.given):
-        check_folder(storage)
-        return Run(storage, run_id=run_id).records()
+        return records_of(Run(storage, run_id=run_id))
+
+
+def records_of(run: Run) -> list[Record]:
+    """The checkpoints of a run that somebody has named; raises as `list_checkpoints`."""
+    storage = run.storage
+    check_folder(storage)
+    records = run.records()
+    if any(record.kind == "own" for record in records):  # what else there is need not be listed
+        return records
+    may_be_run = any(map(is_numbered, storage.folders())) or not parts_of(storage, 0)
+    if may_be_run and _OF_CHECKPOINTS.isdisjoint(storage.names(())):
+        return records
+    raise UnsupportedError(
+        "this is a checkpoint, and not a run; the run is the folder that it lies in: `streamxf list "
+        f"{shlex.quote(run_of(storage)[0])}` shows what is there",
+        file=storage.given,
+    )
+
+
+def run_of(checkpoint: Storage) -> tuple[str, str]:
+    """The folder that a checkpoint's folder lies in, and its name there."""
+    given = checkpoint.given if checkpoint.local is None else os.path.realpath(checkpoint.local)
+    folder, _, name = given.rstrip("/").rpartition("/")
+    return folder or "/", name
 
 
 def check_folder(storage: Storage) -> None:

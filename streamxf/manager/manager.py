@@ -13,6 +13,7 @@ from concurrent import futures
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -33,7 +34,7 @@ from streamxf.errors import ParameterError, escaped, is_damage
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, give_back, gloo_group
 from streamxf.manager.authority import Authority
-from streamxf.manager.choice import ALL, Chooser, Verify, check_verify, damage_of
+from streamxf.manager.choice import ALL, Chooser, Verify, check_verify, clear, damage_of
 from streamxf.manager.interval import Interval
 from streamxf.manager.keeper import Keeper
 from streamxf.manager.listing import Run
@@ -182,9 +183,7 @@ class CheckpointManager:
         self._verify, self._series = verify, series
         self._run = Run(self._storage, Authority(access, self._chain.encryption), run_id)
         self._chooser = Chooser(self._run, series, verify)
-        self._keeper = None
-        if self._agreement.rank == 0:
-            self._keeper = Keeper(self._run, self._keep, series, verify)
+        self._keeper = Keeper(self._run, self._keep, series, verify) if self._agreement.rank == 0 else None
         self.skipped: dict[str, str] = {}
         before = self._keeper.sessions() if self._keeper is not None and self._schedule.optimal else []
         self._timer = SaveTimer(self._schedule, before)
@@ -280,11 +279,7 @@ class CheckpointManager:
         else:  # it may have memory for copies
             writer.reset(self._storage.full(name))
         writer.run_facts = facts
-        given = {
-            "storage_writer": writer,
-            "process_group": self._groups[group],
-            "no_dist": self._agreement.size == 1,
-        }
+        given = {"storage_writer": writer, "process_group": self._groups[group], "no_dist": self._agreement.size == 1}
         try:
             if self._async is None:
                 self._save_now(name, state, given)
@@ -426,12 +421,7 @@ class CheckpointManager:
             # or ranks might load two saves, if one is replaced at this moment
             reader = self._make_reader(path, plaintext=plaintext, expect_save_id=record.save_id)
             try:
-                dcp_load(
-                    state,
-                    storage_reader=reader,
-                    process_group=self._groups[0],
-                    no_dist=self._agreement.size == 1,
-                )
+                dcp_load(state, storage_reader=reader, process_group=self._groups[0], no_dist=self._agreement.size == 1)
             except CheckpointException as error:
                 failures = [failure for failure, _ in error.failures.values()]
                 if not all(map(is_damage, failures)):
@@ -539,16 +529,11 @@ class CheckpointManager:
             if record is None:
                 return None
             run.run_id = choice.run_id
-            part = (rank, size) if check == "whole" else ALL
-            reads = rank == 0 or check == "whole"
-            found = self._agreement.everywhere(
-                lambda record=record, check=check, part=part, reads=reads: (  # type: ignore[misc]
-                    damage_of(run, record, check, part) if reads else None
-                )
-            )
+            look = partial(damage_of, run, record, check, (rank, size) if check == "whole" else ALL)
+            found = self._agreement.everywhere(look if rank == 0 or check == "whole" else lambda: None)
             if (reason := next(filter(None, found), None)) is None:
                 if rank == 0 and check == "whole":
-                    chooser.passed(record)
+                    clear(self._storage, record)
                 return record
             chooser.release()
             self._skip(record.name, reason)

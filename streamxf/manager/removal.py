@@ -17,21 +17,13 @@ from streamxf.checkpoint.removal import files_of, files_of_many, remove_entry, r
 from streamxf.checkpoint.small import put_small, read_small
 from streamxf.errors import StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
-from streamxf.manager.commits import (
-    COMMIT,
-    REMOVED,
-    SAVING,
-    Commit,
-    Files,
-    Saving,
-    read,
-    written_since,
-)
+from streamxf.manager.commits import COMMIT, REMOVED, SAVING, Commit, Files, Saving, read, written_since
 from streamxf.manager.holds import going, has_no_place, held, is_over, removing
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record, series_of
 from streamxf.manager.rows import FOLDER
 from streamxf.manager.sessions import Sessions, is_held
+from streamxf.wording import many
 
 _AT_ONCE = 1000  # checkpoints in an object store between two looks at who reads them
 _log = logging.getLogger(__name__)
@@ -94,12 +86,16 @@ def _remove_unchanged(
             orders[record.name] = [], []
         else:
             orders[record.name] = _order(run, record, listed, extras and record.kind == "own")
+    notes = {each.name: each.note for each in records}
     for name, left in remove_trees(run.storage, orders, files).items():
         if isinstance(left, Exception):
             done.failed[name] = f"{type(left).__name__}: {left}"
             continue
         done.names.append(name)
-        if left:
+        if left and notes[name]:
+            text = "%s still holds %s, since nothing says whose they are (%s): delete it if you need none"
+            _log.warning(text, run.storage.full(name), many(len(left), "file"), escaped(notes[name]))
+        elif left:
             _log.info("%s: %d files stay that are not of the checkpoint", run.storage.full(name), len(left))
 
 

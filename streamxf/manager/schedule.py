@@ -116,19 +116,14 @@ class SaveTimer:
         # replaced, and never changed: a save in the background may finish while another one is entered
         self._costs: tuple[float, ...] = ()
         self._durations: tuple[float, ...] = ()
-        self._interval: Interval | None = None
-
-    @property
-    def interval(self) -> Interval | None:
-        """What ``optimal`` has computed; None without it, and before the first save."""
-        return self._interval
+        self.interval: Interval | None = None  # what `optimal` has computed, from the first save on
 
     def due(self) -> bool:
         seconds = self._schedule.seconds
         if self._schedule.optimal:
-            if self._interval is None:
+            if self.interval is None:
                 return True
-            seconds = self._interval.seconds
+            seconds = self.interval.seconds
         return seconds is not None and self._clock() - self._last >= seconds
 
     def began(self) -> None:
@@ -157,7 +152,7 @@ class SaveTimer:
         mtbf = self._schedule.mtbf or estimated_mtbf(self._failures, seen)
         seconds = optimal(cost, mtbf, duration)
         lost = overhead(seconds, cost, mtbf, duration)
-        self._interval = Interval(seconds, cost, mtbf, self._failures, seen, lost)
+        self.interval = Interval(seconds, cost, mtbf, self._failures, seen, lost)
 
 
 def _is_positive(value: object) -> bool:

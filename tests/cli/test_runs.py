@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
@@ -22,6 +24,7 @@ from streamxf.manager.holds import hold
 from streamxf.manager.listing import list_checkpoints
 
 DAY = 86400
+RUN_IS = "the run is the folder that it lies in: `streamxf list"
 ID = "0123456789abcdef" * 2
 RULES = Retention(last=1, every=200)
 LOSSES = {100: 0.5, 200: 0.25, 300: math.nan, 1000: 0.75}
@@ -127,6 +130,48 @@ def test_list_of_nothing(run: Run, tmp_path: Path, plain: Path):
 def test_a_name_cannot_steer_the_terminal(run: Run, folder: Path):
     (folder / "step-100").rename(folder / "step-\x1b[31m100")
     assert "\x1b" not in run("list", folder).out + run("forget", folder, "-l1", "--dry-run").out
+
+
+def checkpoint_of_a_framework(folder: Path, kind: str) -> None:
+    """What the Trainer, under FSDP too, and Lightning save, and what some framework has committed."""
+    folder.mkdir(parents=True)
+    if kind == "committed":
+        with streamxf.CheckpointManager(folder.parent) as manager:
+            Path(manager.begin(12), "state").touch()
+            manager.commit(12)
+        return
+    if kind == "FSDP":
+        for part in ("pytorch_model_fsdp_0", "optimizer_0"):
+            save({"weight": torch.ones(3)}, checkpoint_id=folder / part)
+        torch.save({}, folder / "scheduler.pt")
+    elif kind == "Lightning":
+        torch.save({}, folder / "lightning.ckpt")
+    else:
+        save_file({"weight": torch.ones(3)}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("command", ["list", "latest", "forget --keep-last 1 --yes", "forget"])
+@pytest.mark.parametrize("kind", ["managed", "stock", "Trainer", "FSDP", "Lightning", "committed"])
+def test_of_a_checkpoint_its_run_is_named(run: Run, folder: Path, tmp_path: Path, kind: str, command: str):
+    checkpoint = folder / "step-1000" if kind == "managed" else tmp_path / "runs of mine" / "step-12"
+    if kind == "stock":
+        save({"weight": torch.ones(3)}, checkpoint_id=checkpoint)
+    elif kind != "managed":
+        checkpoint_of_a_framework(checkpoint, kind)
+    name, *options = command.split()
+    done = run(name, checkpoint, *options)
+    assert (done.code, done.out) == (2, "")
+    assert f"this is a checkpoint, and not a run; {RUN_IS} {shlex.quote(str(checkpoint.parent))}`" in done.err
+
+
+def test_a_run_may_have_other_files_beside_its_checkpoints(run: Run, folder: Path, tmp_path: Path):
+    """The Trainer puts the model there in the end."""
+    for kind in ("Trainer", "Lightning"):
+        checkpoint_of_a_framework(tmp_path / kind / "checkpoint-12", kind)
+        shutil.copytree(tmp_path / kind / "checkpoint-12", tmp_path / kind, dirs_exist_ok=True)
+        assert run("list", tmp_path / kind).code == 0
+    torch.save({}, folder / "scheduler.pt")
+    assert run("latest", folder).out == f"{folder}/step-1000\n"
 
 
 # -- latest ----------------------------------------------------------------------------------------
@@ -384,6 +429,19 @@ def test_where_nothing_passes_the_check_nothing_is_removed(run: Run, folder: Pat
     done = run("forget", folder, "-l", "1", "--yes", "--json")
     assert (done.code, done.json["removed"]) == (0, [])
     assert steps(folder) == [*LOSSES, 1100]
+
+
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
+def test_a_newest_one_that_is_small_is_verified_in_full(run: Run, tmp_path: Path, place: float):
+    """A sample would miss a flip in an object, and the last good checkpoint would go."""
+    for step in (1, 2):
+        writer = streamxf.FileSystemWriter(tmp_path / f"step-{step}", chain="checksum")
+        save({"weight": torch.ones(3), "object": ["text" * 2000]}, storage_writer=writer)
+    (file,) = (tmp_path / "step-2").glob("*.distcp")
+    flip_bit(tmp_path / "step-2", int(file.stat().st_size * place))
+    done = run("forget", tmp_path, "--keep-last", "1", "--yes")
+    assert steps(tmp_path) == [1, 2], done.out
+    assert "step-1: the newest that verifies" in done.out
 
 
 def test_what_cannot_be_removed_is_named(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch):

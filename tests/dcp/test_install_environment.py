@@ -188,6 +188,34 @@ def test_keys_alone_are_enough_to_read_and_change_no_writer(installed: Path, tmp
     assert torch.load(tmp_path / "whole.pt")["w"].sum() == 4
 
 
+OWN_SAVES = """
+import sys, torch, streamxf, torch.distributed.checkpoint as dcp
+path, state = sys.argv[1], {"w": torch.ones(4)}
+for _ in range(2):
+    dcp.save(state, checkpoint_id=path)
+state["w"].zero_()
+try:
+    dcp.load(state, checkpoint_id=path)
+except dcp.CheckpointException as error:
+    print(error.failures[0][0])
+dcp.load(state, storage_reader=streamxf.FileSystemReader(path, require=None))
+print(state["w"].sum().item())
+"""
+
+
+def test_who_saves_with_keys_alone_is_told_how_to_load_that(installed: Path, tmp_path: Path) -> None:
+    """Readers that have keys refuse what anybody could have put there; to hear of it at the restart would be late."""
+    key = tmp_path / "key"
+    streamxf.write_key(key, KEY)
+    ran = run(installed, "-c", OWN_SAVES, tmp_path / "checkpoint", STREAMXF_KEYS=f"file:{key}")
+    (warning,) = [line for line in ran.stderr.splitlines() if "FileSystemWriter" in line]
+    assert "saves without encryption, which readers refuse while STREAMXF_KEYS is set: unset STREAMXF_KEYS" in warning
+    refusal, loaded = ran.stdout.splitlines()
+    ways_out = "unset STREAMXF_KEYS if you know that it was not encrypted, or load it with FileSystemReader(path, req"
+    assert ways_out in refusal
+    assert loaded == "4.0"
+
+
 def test_keys_that_cannot_be_used_refuse_loads_alone(installed: Path, tmp_path: Path) -> None:
     ran = run(installed, "-c", TRYING, tmp_path / "checkpoint", STREAMXF_KEYS="prompt")
     found = dict(reversed(line.split(maxsplit=1)) for line in ran.stdout.splitlines())

@@ -17,8 +17,9 @@ import streamxf
 from streamxf import CheckpointManager
 from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.dcp.writer import FileSystemWriter
+from streamxf.errors import NoCheckpointError
 from streamxf.manager import sessions
-from streamxf.manager.commits import SAVING, Saving
+from streamxf.manager.commits import COMMIT, SAVING, Saving
 
 from .runs import blank, is_at, saved_run, state_at
 
@@ -260,3 +261,33 @@ def test_a_save_over_what_a_framework_wrote_leaves_nothing_of_it(tmp_path: Path)
         manager.save(3, {"w": torch.ones(9)})
     files = {path.name for path in (tmp_path / "step-3").rglob("*") if path.suffix != ".distcp"}
     assert files == {".metadata", "mine.txt"}
+
+
+def test_who_saves_beside_what_nobody_wrote_is_told_at_once(
+    tmp_path: Path, key: streamxf.Key, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or a whole run might turn out to hold nothing that can be resumed from."""
+    (tmp_path / "step-3").mkdir()
+    beside(tmp_path / "step-3")
+    with CheckpointManager(tmp_path, keys=key, chain=[streamxf.Encrypt(key)]) as manager:
+        save(manager, 3)
+        assert "step-3 will not be resumed from as it is: optimizer.pt is not of what was committed" in caplog.text
+        with pytest.raises(NoCheckpointError, match="move it away"):
+            manager.latest()
+        (tmp_path / "step-3" / "optimizer.pt").rename(tmp_path / "optimizer.pt")
+        assert manager.latest() == str(tmp_path / "step-3")
+
+
+def test_where_the_commit_record_is_damaged_what_stays_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        for step in (3, 6):
+            (Path(manager.begin(step)) / "model").mkdir()
+            (tmp_path / f"step-{step}" / "model" / "weights").write_text("weights")
+            manager.commit(step)
+    (tmp_path / "step-3" / COMMIT).write_text("{")
+    assert streamxf.forget(tmp_path, 1).removed == ("step-3",)
+    assert f"{tmp_path}/step-3 still holds 1 file, since nothing says whose they are (MetadataError: " in caplog.text
+    assert (tmp_path / "step-3" / "model" / "weights").read_text() == "weights"
+    assert kinds(tmp_path) == {"step-6": "own"}

@@ -37,7 +37,7 @@ from streamxf.stream.source import BareBlocks, Counted
 from streamxf.tools.verify.reading import Call, Outcome, check_along_heads, check_blocks, note, pieces_of
 from streamxf.tools.verify.report import Findings, Notes
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
-from streamxf.wording import many
+from streamxf.wording import many, some
 
 _Check = Callable[[StoredFile, Findings], None]
 
@@ -73,6 +73,8 @@ def check_folder(call: Call, layout: huggingface.HubLayout) -> None:
     for shard in shards:
         check = _check_torch if layout.suffix == huggingface.BIN else _check_safetensors
         _check(call, storage.child(shard), shard, check)
+    if away := huggingface.links_out(storage, filter(None, (layout.index, *shards))):
+        findings.unchecked.append(f"whether files belong here that are links out of the folder: {some(away)}")
     if not any(each.damaged for each in call.found):
         try:
             open_layout(storage, layout)

@@ -259,7 +259,10 @@ def _read(call: Call, findings: Findings) -> Metadata | None:
     name = findings.file
     try:
         if not _check_pickle(call, findings) and call.access.require == "published":
-            raise MetadataError("the metadata does not end in an index: it was cut, as far as can be told")
+            raise MetadataError(
+                "the metadata does not end in an index: it was cut, as far as can be told. If torch's own writer saved "
+                f"it, {call.access.way_out}"
+            )
         with storage_errors(call.storage.full(name)):
             metadata = read_metadata(call.storage, name, call.access, listing=True)
     except NOT_DAMAGE:
