@@ -5,10 +5,11 @@ published.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.checkpoint.disk import Mount
 from streamxf.checkpoint.metadata import metadata_name
-from streamxf.checkpoint.publish import check_free, check_present, find_leftovers
+from streamxf.checkpoint.publish import OWN_FILE, check_free, check_present, files_of, find_leftovers
 from streamxf.checkpoint.storage import Storage
 from streamxf.collector import collector_paused
 from streamxf.dcp.extensions import Extensions
@@ -38,6 +39,7 @@ from streamxf.transfer.conditional import ReplacedMeanwhile
 from streamxf.version import __version__
 
 _ATTEMPTS = 10  # at publishing while others do, where no lock keeps them apart
+_log = logging.getLogger(__name__)
 
 
 # Bytes that the index has of each, without names, numbers and lists; and of everything else, its run among it.
@@ -228,6 +230,27 @@ def publish(
         if not keep and (not begun or _surely_unpublished(storage, name, made.data)):
             storage.remove(index.files)
         raise
+
+
+def remove_unpublished(storage: Storage, own: str, others: Collection[str], rank: int | None, process: int) -> None:
+    """Remove the data files of a save that will never be published, by the writer ids in their names.
+
+    Its own process alone can know that, and not a child that was forked meanwhile. Planners may keep the notes that
+    told the `others`, and bring those of a save that was published: what metadata names stays, and what metadata that
+    cannot be read may name.
+    """
+    if os.getpid() != process:
+        return
+    try:
+        name, found = metadata_name(rank), storage.names(())
+        named = files_of(storage, name) if name in found else ()
+        writers = {own, *others} if named or name not in found else {own}
+        made = [file for file in found if (match := OWN_FILE.fullmatch(file)) and match["writer"] in writers]
+        failed = storage.remove(file for file in made if file not in named)
+    except Exception as error:  # nobody could be told: what comes next has nothing to do with this save
+        failed = {"data files": error}
+    for file, reason in failed.items():
+        _log.warning("%s of a failed save to %s could not be removed: %s", file, storage.given, reason)
 
 
 def _surely_unpublished(storage: Storage, name: str, data: bytes) -> bool:
