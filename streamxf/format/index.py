@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from streamxf.codecs import frames
 from streamxf.collector import collector_paused
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import DescriptorError, MetadataError
@@ -124,12 +125,12 @@ class Index:
             if self.rank is not None:
                 raise MetadataError("metadata of a single rank says nothing of a run: that is for the one of all ranks")
             content["run"] = self.run.to_json()
-        return pack_json(content, "the index", "save fewer items or shards")
+        return pack_json(content, "the index", "save fewer items or shards, or put less into DCP's metadata")
 
     @classmethod
     def parse(cls, packed: memoryview) -> Index:
         with collector_paused():
-            return _Reader(parse_json(packed, "the index"), Steps(len(packed) // 4)).index()
+            return _Reader(parse_json(packed, "the index"), steps_of(packed)).index()
 
     @property
     def keyed(self) -> bool:
@@ -186,6 +187,13 @@ _CHUNK_OPTIONS = frozenset({"framed", "sha256"})
 _TENSOR = {"dtype", "shape", "chunks"}
 _TENSOR_OPTIONS = frozenset({"properties", "path"})
 _OBJECT_OPTIONS = frozenset({"sha256", "path"})
+
+
+def steps_of(packed: memoryview) -> Steps:
+    """What comparing the chunks of an index may take. It goes by the bytes of JSON: those of chunks that are alike
+    compress to next to nothing.
+    """
+    return Steps(frames.declared_size(packed) // 8)
 
 
 class _Reader:

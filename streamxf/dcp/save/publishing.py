@@ -31,10 +31,11 @@ from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord
 from streamxf.errors import AbortedError, ChainError, MetadataError, UnsupportedError
 from streamxf.format import limits
-from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys
+from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys, steps_of
 from streamxf.format.items import Item, TensorItem, check_apart, check_tiles
 from streamxf.format.run import RunFacts
 from streamxf.keys.envelope import Envelope
+from streamxf.proportion import Steps
 from streamxf.transfer.conditional import ReplacedMeanwhile
 from streamxf.version import __version__
 
@@ -65,14 +66,17 @@ def check_index(plans: Sequence[SavePlan], files: int | None, hashed: bool) -> N
 
 
 def index_bound(plans: Sequence[SavePlan], files: int | None, hashed: bool) -> int:
-    """The most bytes of JSON that the index of a save has; what planners put there besides is not known yet."""
+    """The most bytes of JSON that the index of a save has. Of what planners put there besides, only what is in their
+    plans is known yet.
+    """
     count = [len(plan.items) if files is None else min(files, len(plan.items)) for plan in plans]
     chunk = _CHUNK + len(str(sum(count))) + _HASH * hashed
     size = _REST + _FILE * sum(count) + _WRITER * len(plans)
+    data_of_planners = [plan.planner_data for plan in plans if isinstance(plan.planner_data, dict)]
+    paths = {name: value for each in data_of_planners for name, value in each.items()}
     seen: set[str] = set()
     for plan in plans:
         at = len(str(sum(map(_most_stored, plan.items))))
-        paths = plan.planner_data if isinstance(plan.planner_data, dict) else {}
         for item in plan.items:
             name, data = item.index.fqn, item.tensor_data
             size += chunk + at + len(str(_most_stored(item)))
@@ -86,6 +90,8 @@ def index_bound(plans: Sequence[SavePlan], files: int | None, hashed: bool) -> i
                 size += len(str(data.properties.dtype)) + len(str([*data.size]))
                 if properties := stored_properties(data.properties):
                     size += len(',"properties":' + json.dumps(properties))
+    with suppress(UnsupportedError):  # the planner may leave it out
+        size += len(json.dumps(extra_of(Metadata(dict.fromkeys(seen), paths))))  # type: ignore[arg-type]
     return size
 
 
@@ -141,7 +147,6 @@ def assemble(
     readers never see, which needs no pickle.
     """
     _check_agreement(records)
-    _check_whole(items.values(), rank)
     encryption = extensions.encryption
     own = encryption.wrapped if encryption is not None else ""
     writers = {record.writer_id: record.wrapped for record in records}
@@ -161,6 +166,7 @@ def assemble(
         run,
     )
     packed = index.pack()
+    _check_whole(items.values(), rank, steps_of(memoryview(packed)))
     keys = b""
     if encryption is not None:
         digest = Sections(memoryview(packed), memoryview(b"")).digest
@@ -275,13 +281,13 @@ def _dek(wrapped: str) -> bytes | None:
     return Envelope.parse(wrapped).dek_id if wrapped else None
 
 
-def _check_whole(items: Iterable[Item], rank: int | None) -> None:
+def _check_whole(items: Iterable[Item], rank: int | None, steps: Steps) -> None:
     """Refuse to publish tensors of which parts are missing: who loads them would keep old values there, unnoticed."""
     check = check_tiles if rank is None else check_apart
     for item in items:
         if isinstance(item, TensorItem):
             try:
-                check(item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks])
+                check(item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks], steps)
             except MetadataError as error:
                 raise UnsupportedError(
                     f"the checkpoint would be incomplete, so it was not published: {error.message}. Save shards "
