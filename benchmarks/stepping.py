@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from dcp.rank_scenarios import join_group, start_ranks
+from dcp.process_groups import join_group, start_ranks
 
 import streamxf
 from streamxf.manager.agreement import Agreement

@@ -38,17 +38,29 @@ def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
         assert file.read() == b"abc"
 
 
-def test_a_pipe_that_takes_a_files_place_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("inside", [True, False], ids=["behind a link of its folder", "by itself"])
+def test_a_pipe_that_takes_a_files_place_is_not_waited_for(
+    inside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at it and its opening."""
     path = tmp_path / "a.bin"
     path.write_bytes(b"abc")
+    (tmp_path / "link").symlink_to("a.bin")
+    check = Storage._check_regular
 
-    def check(self: Storage, path: str, name: str) -> None:
+    def check_and_replace(self: Storage, *names: str) -> list[str]:
+        found = check(self, *names)
         os.unlink(path)
         os.mkfifo(path)
+        return found
 
-    monkeypatch.setattr(Storage, "_check_regular", check)
-    with pytest.raises(OSError, match="not a regular file"), Storage.of(tmp_path).open("a.bin"):
-        pass
+    monkeypatch.setattr(Storage, "_check_regular", check_and_replace)
+    with (
+        pytest.raises(OSError, match="not a regular file"),
+        Storage.of(tmp_path).open("link") if inside else Storage.of(path).open(),
+    ):
+        """It is not opened."""
+    assert stat.S_ISFIFO(path.stat().st_mode)
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:

@@ -49,6 +49,19 @@ LOOKS = [
 ]
 
 
+def run_without_torch(commands: list[list[str]]) -> str:
+    """Run commands one after the other in a process that must not import torch; returns what they print."""
+    done = python(
+        "import sys; from streamxf.cli.__main__ import main\n"
+        f"for command in {commands!r}:\n"
+        "    assert main(command) == 0, command\n"
+        "    assert 'torch' not in sys.modules, command\n",
+        KEY=bytes(range(32)).hex(),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
 def test_inspecting_imports_no_torch(tmp_path: Path):
     """Importing torch and its distributed packages takes seconds, and the answer a few milliseconds."""
     commands = []
@@ -60,15 +73,8 @@ def test_inspecting_imports_no_torch(tmp_path: Path):
         if kind == "encrypted" and "--values" in view:
             options += ["--key", "env:KEY"]
         commands.append(["inspect", str(path), *options])
-    done = python(
-        "import sys; from streamxf.cli.__main__ import main\n"
-        f"for command in {commands!r}:\n"
-        "    assert main(command) == 0, command\n"
-        "    assert 'torch' not in sys.modules, command\n",
-        KEY=bytes(range(32)).hex(),
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert all(f"/{number}/" in done.stdout for number in range(len(commands)))  # JSON spells other letters of a path
+    printed = run_without_torch(commands)
+    assert all(f"/{number}/" in printed for number in range(len(commands)))  # JSON spells other letters of a path
 
 
 def test_verifying_and_unpacking_import_no_torch(tmp_path: Path):
@@ -84,14 +90,7 @@ def test_verifying_and_unpacking_import_no_torch(tmp_path: Path):
     save_file({"w": torch.zeros(4)}, tmp_path / "w.safetensors")
     streamxf.pack(tmp_path / "w.safetensors", tmp_path / "packed")
     commands += [["unpack", str(tmp_path / "packed"), str(tmp_path / "again.safetensors")]]
-    done = python(
-        "import sys; from streamxf.cli.__main__ import main\n"
-        f"for command in {commands!r}:\n"
-        "    assert main(command) == 0, command\n"
-        "    assert 'torch' not in sys.modules, command\n",
-        KEY=bytes(range(32)).hex(),
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    run_without_torch(commands)
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "w.safetensors").read_bytes()
 
 

@@ -23,7 +23,7 @@ from streamxf.checkpoint.storage import Storage
 
 from .foreign_errors import NeedsTwo, StoreError
 from .helpers import KEY, Told, full_chain, index_of
-from .rank_scenarios import join_group, start_ranks
+from .process_groups import join_group, start_ranks
 
 
 def state_of(value: float) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import gc
 import json
 import os
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -28,9 +26,7 @@ from streamxf import engine
 from streamxf.errors import StreamxfError
 
 from .helpers import KEY, OTHER_KEY, full_chain, raw_bytes
-
-# far above what any step takes, far below the limit of the test: a rank that hangs ends as an error with a name
-TIMEOUT = datetime.timedelta(seconds=240)
+from .process_groups import join_group, start_ranks
 
 
 def run_ranks(
@@ -53,19 +49,6 @@ def run_ranks(
                 process.kill()
                 process.join()
     return [json.loads((folder / f"report {rank}.json").read_text()) for rank in range(count)]
-
-
-def start_ranks(function: Callable[..., None], arguments: tuple[Any, ...], count: int) -> Any:
-    """Start processes, each a copy of one that has imported torch, which takes seconds, and done nothing else."""
-    mp.get_context("forkserver").set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.fsdp"])
-    return mp.start_processes(function, arguments, nprocs=count, join=False, start_method="forkserver")
-
-
-def join_group(rank: int, count: int, meeting: str) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
-    store = dist.FileStore(meeting, count)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=TIMEOUT)
 
 
 def _rank(rank: int, count: int, meeting: str, folder: str, module: str, scenarios: tuple[str, ...]) -> None:

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from .failing_ranks import run_doomed
 from .helpers import assert_same, load, since
-from .rank_scenarios import TIMEOUT, run_ranks
+from .process_groups import TIMEOUT
+from .rank_scenarios import run_ranks
 
 pytestmark = [
     pytest.mark.slow,

@@ -23,7 +23,7 @@ from streamxf.dcp import writer as writer_module
 from streamxf.errors import AbortedError, ContainerError
 
 from .helpers import assert_same, data_files, error_of, full_chain, index_of, load, refused, save
-from .rank_scenarios import start_ranks
+from .process_groups import start_ranks
 
 ROUNDS = 20
 

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from dcp.rank_scenarios import join_group
+from dcp.process_groups import join_group
 
 from streamxf.errors import ParameterError, WrongKeyError
 from streamxf.manager import agreement as agreement_module

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from dcp.rank_scenarios import run_ranks, start_ranks
+from dcp.process_groups import start_ranks
+from dcp.rank_scenarios import run_ranks
 
 from streamxf.manager.agreement import Agreement, Flags
 

@@ -72,13 +72,16 @@ def test_what_was_ignored_stays_ignored() -> None:
 
 
 def test_an_interrupt_can_be_a_request() -> None:
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    watch = Notices((signal.SIGINT,))
-    signal.raise_signal(signal.SIGINT)
-    assert watch.requested
-    watch.close()
-    with pytest.raises(KeyboardInterrupt):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have their background jobs ignore it
+    try:
+        watch = Notices((signal.SIGINT,))
         signal.raise_signal(signal.SIGINT)
+        assert watch.requested
+        watch.close()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)], ids=str)
