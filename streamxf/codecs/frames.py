@@ -41,9 +41,9 @@ def compress_into(context: zstandard.ZstdCompressor, data: memoryview, out: memo
 def stored(data: bytes) -> bytes:
     """A frame that holds `data` as it is, however well it would compress (RFC 8878, 3.1.1)."""
     header = _FRAME_MAGIC + b"\xe0" + len(data).to_bytes(8, "little")  # one segment, of a size in 8 bytes
-    last = max(0, len(data) - 1) // _RAW_BLOCK * _RAW_BLOCK
-    blocks = [(data[at : at + _RAW_BLOCK], at == last) for at in range(0, last + 1, _RAW_BLOCK)]
-    return header + b"".join((len(block) << 3 | end).to_bytes(3, "little") + block for block, end in blocks)
+    blocks = [data[at : at + _RAW_BLOCK] for at in range(0, len(data) or 1, _RAW_BLOCK)]
+    last = len(blocks) - 1
+    return header + b"".join((len(b) << 3 | (n == last)).to_bytes(3, "little") + b for n, b in enumerate(blocks))
 
 
 def decompress(frame: memoryview, size: int) -> bytes:

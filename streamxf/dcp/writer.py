@@ -170,8 +170,7 @@ class ChainWriterMixin(StorageMixin):
     @told
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Tell each rank how much those that share its file system write to it. Raises MetadataError for a save that
-        the index may not be able to hold. What ranks write from now on is removed with the save, if that fails: DCP
-        tells no writer that it did.
+        the index may not be able to hold. What ranks write goes with the save: DCP tells no writer that one failed.
         """
         save, storage = self._under_way, self._storage
         check_index(plans, self.thread_count if self.single_file_per_rank else None, save.extensions.hashed)

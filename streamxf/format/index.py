@@ -190,9 +190,7 @@ _OBJECT_OPTIONS = frozenset({"sha256", "path"})
 
 
 def steps_of(packed: memoryview) -> Steps:
-    """What comparing the chunks of an index may take. It goes by the bytes of JSON: those of chunks that are alike
-    compress to next to nothing.
-    """
+    """What comparing chunks may take: in proportion to the JSON, since those that are alike compress to nothing."""
     return Steps(frames.declared_size(packed) // 8)
 
 

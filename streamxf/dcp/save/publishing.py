@@ -66,14 +66,13 @@ def check_index(plans: Sequence[SavePlan], files: int | None, hashed: bool) -> N
 
 
 def index_bound(plans: Sequence[SavePlan], files: int | None, hashed: bool) -> int:
-    """The most bytes of JSON that the index of a save has. Of what planners put there besides, only what is in their
-    plans is known yet.
-    """
+    """The most bytes of JSON that the index of a save has, but for what planners put there past their plans."""
     count = [len(plan.items) if files is None else min(files, len(plan.items)) for plan in plans]
     chunk = _CHUNK + len(str(sum(count))) + _HASH * hashed
     size = _REST + _FILE * sum(count) + _WRITER * len(plans)
-    data_of_planners = [plan.planner_data for plan in plans if isinstance(plan.planner_data, dict)]
-    paths = {name: value for each in data_of_planners for name, value in each.items()}
+    paths: dict[str, Any] = {}
+    for plan in plans:
+        paths |= plan.planner_data if isinstance(plan.planner_data, dict) else {}
     seen: set[str] = set()
     for plan in plans:
         at = len(str(sum(map(_most_stored, plan.items))))
@@ -241,11 +240,10 @@ def publish(
 def remove_unpublished(storage: Storage, own: str, others: Collection[str], rank: int | None, process: int) -> None:
     """Remove the data files of a save that will never be published, by the writer ids in their names.
 
-    Its own process alone can know that, and not a child that was forked meanwhile. Planners may keep the notes that
-    told the `others`, and bring those of a save that was published: what metadata names stays, and what metadata that
-    cannot be read may name.
+    Planners may keep the notes that told the `others`, and bring those of a save that was published: what metadata
+    names stays, and what metadata that cannot be read may name.
     """
-    if os.getpid() != process:
+    if os.getpid() != process:  # a child that was forked meanwhile
         return
     try:
         name, found = metadata_name(rank), storage.names(())

@@ -66,8 +66,7 @@ class Save:
     - `report`: what was written, once all of it is.
     - `meter`: what all threads of the save count in.
     - `begun`: taken when writing begins.
-    - `unpublished`: in the process that publishes, removes what all ranks wrote, unless it is published before this
-      object goes.
+    - `unpublished`: where it is to be published, removes what all ranks wrote if this object goes before.
     """
 
     extensions: Extensions
