@@ -272,7 +272,7 @@ def find_leftovers(
     found = leftovers(files, named, rank)
     if locked:
         return found
-    replaced = _files_of(storage, metadata_name(rank))
+    replaced = files_of(storage, metadata_name(rank))
     doubtful = [name for name in found if name not in replaced and (OWN_FILE.fullmatch(name) or DRAFT.fullmatch(name))]
     kept = set(doubtful) - settled(storage, doubtful, DAY)
     return [name for name in found if name not in kept]
@@ -295,7 +295,7 @@ def remove_leftovers(storage: Storage, names: Iterable[str], encrypted: bool) ->
         )
 
 
-def _files_of(storage: Storage, name: str) -> Collection[str]:
+def files_of(storage: Storage, name: str) -> Collection[str]:
     """The files that a metadata file names. Nothing vouches for it, so it only ever narrows what is removed."""
     try:
         index = read_metadata(storage, name, Access(), listing=True).index

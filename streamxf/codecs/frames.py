@@ -11,6 +11,7 @@ from streamxf.errors import CodecError
 INTO_SCRATCH = 128 * 1024
 # Bytes; decoders that stream refuse more unless they are told otherwise, and no frame of a block needs it.
 MAX_WINDOW = 1 << 27
+_RAW_BLOCK = 1 << 17  # bytes, the most
 _FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
@@ -35,6 +36,14 @@ def compress_into(context: zstandard.ZstdCompressor, data: memoryview, out: memo
         while written := stream.readinto(out[size:]):
             size += written
     return size
+
+
+def stored(data: bytes) -> bytes:
+    """A frame that holds `data` as it is, however well it would compress (RFC 8878, 3.1.1)."""
+    header = _FRAME_MAGIC + b"\xe0" + len(data).to_bytes(8, "little")  # one segment, of a size in 8 bytes
+    blocks = [data[at : at + _RAW_BLOCK] for at in range(0, len(data) or 1, _RAW_BLOCK)]
+    last = len(blocks) - 1
+    return header + b"".join((len(b) << 3 | (n == last)).to_bytes(3, "little") + b for n, b in enumerate(blocks))
 
 
 def decompress(frame: memoryview, size: int) -> bytes:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from weakref import finalize
 
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -27,9 +28,9 @@ from streamxf.dcp.background import Background, changed_text, give_way, tensor_v
 from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import planned_bytes
-from streamxf.dcp.save.publishing import check_index, prepare, publish, warn_unless_in_one_step
+from streamxf.dcp.save.publishing import check_index, prepare, publish, remove_unpublished, warn_unless_in_one_step
 from streamxf.dcp.save.session import Save
-from streamxf.dcp.save.space import check_room, note_room, share_room
+from streamxf.dcp.save.space import RoomNote, check_room, note_room, share_room
 from streamxf.errors import AbortedError, ParameterError, UnsupportedError
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.run import RunFacts
@@ -137,6 +138,7 @@ class ChainWriterMixin(StorageMixin):
         folders.
         """
         self._background.join()
+        self._give_up()
         super().reset(checkpoint_id)
         self.save_id = self._coming = None
 
@@ -144,6 +146,7 @@ class ChainWriterMixin(StorageMixin):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save: draw the writer id, and whatever the chain draws for each save."""
         self._background.join()
+        self._give_up()
         give_way()
         super().set_up_storage_writer(is_coordinator)  # type: ignore[misc]  # before torch 2.9 it takes nothing else
         self.rank = kwargs.get("rank", rank_here())  # torch before 2.9 does not say
@@ -162,14 +165,18 @@ class ChainWriterMixin(StorageMixin):
             sync_names_of([Path(os.path.abspath(local)), *made])
         if not self.use_collectives and self.fs.exists(self.fs.concat_path(self.path, GLOBAL)):
             check_free(self.path, [GLOBAL], metadata_name(self.rank), self.overwrite)
-        return note_room(plan, local, self._under_way.writer_id) if local is not None else plan
+        return note_room(plan, local, self._under_way.writer_id)
 
     @told
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Tell each rank how much those that share its file system write to it. Raises MetadataError for a save that
-        the index may not be able to hold.
+        the index may not be able to hold. What ranks write goes with the save: DCP tells no writer that one failed.
         """
-        check_index(plans, self.thread_count if self.single_file_per_rank else None, self._under_way.extensions.hashed)
+        save, storage = self._under_way, self._storage
+        check_index(plans, self.thread_count if self.single_file_per_rank else None, save.extensions.hashed)
+        others = {plan.storage_data.save.hex() for plan in plans if isinstance(plan.storage_data, RoomNote)}
+        own, rank = save.writer_id.hex(), None if self.use_collectives else self.rank
+        save.unpublished = finalize(save, remove_unpublished, storage, own, others, rank, os.getpid())
         return share_room(plans)
 
     @told
@@ -227,6 +234,8 @@ class ChainWriterMixin(StorageMixin):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the save: its metadata in one step, then remove what the previous save left."""
         save = self._under_way
+        if save.unpublished is not None and save.unpublished.detach() is None:  # the interpreter is about to exit
+            raise AbortedError("this save was given up, and its files were removed; it was not published")
         save_id, self._coming = self._coming_id(), None
         rank = None if self.use_collectives else self.rank
         flat = [result for rank_results in results for result in rank_results]
@@ -264,6 +273,12 @@ class ChainWriterMixin(StorageMixin):
         if self._save is None:
             raise AbortedError("no save is under way: DCP calls set_up_storage_writer first")
         return self._save
+
+    def _give_up(self) -> None:
+        """Remove what an earlier save left which was not published."""
+        if self._save is not None and self._save.unpublished is not None:
+            self._save.unpublished()
+        self._save = None
 
     def _coming_id(self) -> str:
         """That of the save under way, or of the next; a forked child has others than its parent."""

@@ -30,6 +30,8 @@ def pack_json(content: Any, what: str, cure: str, most: int = limits.MAX_INDEX, 
     packed = zstandard.ZstdCompressor(level=_LEVEL).compress(text)
     if len(text) > _most(len(packed)):
         packed = zstandard.ZstdCompressor(level=-7).compress(text)
+    if len(text) > _most(len(packed)):
+        packed = frames.stored(text)
     most = min(most, _most(len(packed)))
     if len(text) > most or _too_many(text, marks):
         allowed = f"{most} are allowed, with {marks} commas and brackets"

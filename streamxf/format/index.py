@@ -124,12 +124,12 @@ class Index:
             if self.rank is not None:
                 raise MetadataError("metadata of a single rank says nothing of a run: that is for the one of all ranks")
             content["run"] = self.run.to_json()
-        return pack_json(content, "the index", "save fewer items or shards")
+        return pack_json(content, "the index", "save fewer items or shards, or put less into DCP's metadata")
 
     @classmethod
     def parse(cls, packed: memoryview) -> Index:
         with collector_paused():
-            return _Reader(parse_json(packed, "the index"), Steps(len(packed) // 4)).index()
+            return _Reader(parse_json(packed, "the index"), steps_of(packed)).index()
 
     @property
     def keyed(self) -> bool:
@@ -186,6 +186,11 @@ _CHUNK_OPTIONS = frozenset({"framed", "sha256"})
 _TENSOR = {"dtype", "shape", "chunks"}
 _TENSOR_OPTIONS = frozenset({"properties", "path"})
 _OBJECT_OPTIONS = frozenset({"sha256", "path"})
+
+
+def steps_of(packed: memoryview) -> Steps:
+    """What comparing the chunks of an index may take, where tensors are not cut along each dimension as a whole."""
+    return Steps(len(packed) // 4)
 
 
 class _Reader:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, groupby, product
 from typing import NamedTuple
 
 from streamxf.errors import MetadataError
@@ -198,24 +198,22 @@ def check_tiles(shape: Ints, chunks: Sequence[Span], steps: Steps | None = None)
     way beyond the limits, or take more than what is left of `steps`.
     """
     _check_elements(shape)
-    if len(chunks) == 1 and tuple(chunks[0][1]) == tuple(shape) and tuple(chunks[0][0]) == (0,) * len(shape):
-        return
-    if _is_row(shape, chunks):
+    whole = len(chunks) == 1 and tuple(chunks[0][1]) == tuple(shape) and tuple(chunks[0][0]) == (0,) * len(shape)
+    if whole or _is_grid(shape, chunks):
         return
     axes, boxes = _cut(shape, chunks)
-    count = len(boxes) << len(axes)
-    if len(axes) > MAX_CUT_DIMS or (len(axes) > 1 and count > MAX_CORNERS):
+    if _beyond_limits(len(axes), len(boxes)):
         raise MetadataError(
             f"its {len(boxes)} chunks are cut along {len(axes)} dimensions; at most {MAX_CUT_DIMS} dimensions and "
             f"{MAX_CORNERS} corners are allowed"
         )
-    _spend(steps, count // 2, chunks)
-    whole = [shape[axis] for axis in axes]
-    corners = _Corners(whole)
+    _spend(steps, (len(boxes) << len(axes)) // 2, chunks)
+    lengths = [shape[axis] for axis in axes]
+    corners = _Corners(lengths)
     for begins, ends in boxes:
         corners.add(begins, ends, ([0], []))
     if all(shape):
-        corners.add([0] * len(axes), whole, ([], [0]))
+        corners.add([0] * len(axes), lengths, ([], [0]))
     if corners.left:
         raise MetadataError("its chunks leave out a part of it, or cover one twice")
 
@@ -286,34 +284,31 @@ def _check_elements(shape: Ints) -> None:
         raise MetadataError("it has more elements than a tensor can have")
 
 
-def _is_row(shape: Ints, chunks: Sequence[Span]) -> bool:
-    """Whether `chunks` are the parts of a tensor that is cut along one dimension, none of them empty. That is what most
-    are, and needs no more than a look at each dimension as a whole.
+def _is_grid(shape: Ints, chunks: Sequence[Span]) -> bool:
+    """Whether `chunks` are the parts of a tensor that is cut along each dimension as a whole, within the limits, and
+    none of them empty. That is what most are, and needs no more than sorting them.
     """
     ndim = len(shape)
     if not chunks or any(len(offsets) != ndim or len(sizes) != ndim for offsets, sizes in chunks):
         return False
-    cut: tuple[Ints, Ints] | None = None
-    columns = zip(
-        zip(*[offsets for offsets, _ in chunks], strict=True),
-        zip(*[sizes for _, sizes in chunks], strict=True),
-        strict=True,
-    )
-    for whole, (begins, lengths) in zip(shape, columns, strict=True):
+    cuts: list[list[int]] = []
+    columns = zip(*[offsets for offsets, _ in chunks], strict=True), zip(*[sizes for _, sizes in chunks], strict=True)
+    for whole, begins, lengths in zip(shape, *columns, strict=True):
         if lengths.count(whole) == len(chunks) and not any(begins):
+            cuts.append([0])
             continue
-        if cut is not None:
+        spans = [span for span, _ in groupby(sorted(zip(begins, lengths, strict=True)))]
+        ends = [begin + size for begin, size in spans if size > 0]
+        if len(ends) < len(spans) or [begin for begin, _ in spans] + [whole] != [0, *ends]:
             return False
-        cut = begins, lengths
-        length = whole
-    if cut is None:
+        cuts.append([begin for begin, _ in spans])
+    if math.prod(map(len, cuts)) != len(chunks) or _beyond_limits(sum(len(each) > 1 for each in cuts), len(chunks)):
         return False
-    at = 0
-    for begin, size in sorted(zip(*cut, strict=True)):
-        if begin != at or size < 1:
-            return False
-        at += size
-    return at == length
+    return sorted(tuple(offsets) for offsets, _ in chunks) == [*product(*cuts)]
+
+
+def _beyond_limits(dims: int, count: int) -> bool:
+    return dims > MAX_CUT_DIMS or (dims > 1 and count << dims > MAX_CORNERS)
 
 
 def _cut(shape: Ints, chunks: Iterable[Span]) -> tuple[list[int], list[tuple[Ints, Ints]]]:

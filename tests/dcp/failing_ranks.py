@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -120,6 +121,43 @@ def failing_saves(folder: Path) -> Any:
     found["new loads"] = loads(path, 2)
     dist.barrier()
     found["leftovers"] = sorted({file.name for file in path.iterdir()} - {".metadata", *index_of(path).files})
+    return found
+
+
+def what_failed_saves_leave(folder: Path) -> Any:
+    """The data files in a folder, once the save that failed there is over and after the rank that publishes goes on."""
+    rank = dist.get_rank()
+    path = folder / "left"
+    writer = writer_for(path)
+    dcp.save(state_of(1), storage_writer=writer)
+    before = sorted(os.listdir(path))
+    found: dict[str, Any] = {}
+
+    def left() -> list[str]:
+        dist.barrier()
+        names = sorted({name[:3] for name in set(os.listdir(path)) - set(before)})
+        dist.barrier()
+        return names
+
+    for failing in (0, 1):
+        planner = Planner(Raise("put", rank) if rank == failing else None)
+        failures = failures_of(lambda: dcp.save(state_of(2), storage_writer=writer, planner=planner))  # noqa: B023
+        found[f"{failing} fails"] = list(failures or ()), left()
+        dcp.save(state_of(3), checkpoint_id=folder / "elsewhere", storage_writer=writer)
+        found[f"{failing} fails, then elsewhere"] = left()
+        writer.reset(path)
+        planner = Planner(Raise("put", rank) if rank == failing else None)
+        failures_of(lambda: dcp.save(state_of(2), storage_writer=writer, planner=planner))  # noqa: B023
+        writer = writer_for(path)
+        gc.collect()  # torch's error leads to itself
+        found[f"{failing} fails, then another writer"] = left()
+    planner = Planner(None)
+    planner.finish_plan = Raise("plan", rank) if rank == 1 else planner.finish_plan  # type: ignore[method-assign]
+    failures_of(lambda: dcp.save(state_of(2), storage_writer=writer, planner=planner))
+    found["a plan fails"] = left()
+    writer.reset(path)
+    found["a plan fails, then reset"] = left()
+    found["old loads"] = loads(path, 1), loads(folder / "elsewhere", 3)
     return found
 
 

@@ -39,15 +39,43 @@ if __name__ == "__main__":
     dcp.async_save(state, storage_writer=writer, async_checkpointer_type=AsyncCheckpointerType.PROCESS)
 """
 
+LEFT = """
+import os, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+import streamxf
+
+def save(value, by=dcp.async_save, **options):
+    state = {name: torch.arange(2**21) + value for name in "abcd"}
+    writer = streamxf.FileSystemWriter(sys.argv[1], chain=[streamxf.ZStandard(level=9), streamxf.Checksum()])
+    return by(state, storage_writer=writer, **options)
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.meeting", rank=0, world_size=1)
+    save(1, dcp.save)
+    if sys.argv[2] != "before there is a process":
+        save(2, async_checkpointer_type=AsyncCheckpointerType.PROCESS).result()
+    before = set(os.listdir(sys.argv[1]))
+    save(3, async_checkpointer_type=AsyncCheckpointerType.PROCESS)
+    while sys.argv[2] == "while it writes" and not set(os.listdir(sys.argv[1])) - before:
+        time.sleep(0.001)
+    os._exit(7)
+"""
+
 gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo")
 
 
-def run(script: str, folder: Path) -> str:
-    """Run a script to its end; what it wrote to stderr."""
+def run(script: str, folder: Path, *arguments: str, code: int = 0) -> str:
+    """Run a script to its end, and to that of all processes that it started; what they wrote to stderr."""
     file = folder / "script.py"
     file.write_text(script)
-    command = [sys.executable, str(file), str(folder / "checkpoint")]
-    return subprocess.run(command, check=True, timeout=300, stderr=subprocess.PIPE, text=True).stderr
+    command = [sys.executable, str(file), str(folder / "checkpoint"), *arguments]
+    ended = subprocess.run(command, timeout=300, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == code, ended.stderr
+    return ended.stderr
 
 
 @pytest.mark.parametrize("script", [BY_THREAD, pytest.param(BY_PROCESS, marks=[pytest.mark.slow, gloo])])
@@ -63,3 +91,21 @@ def test_one_that_fails_then_is_told_on_stderr(tmp_path: Path) -> None:
     told = run(BY_THREAD, tmp_path)
     assert "a save in the background failed: rank 0: " in told
     assert str(tmp_path / "checkpoint") in told
+
+
+@pytest.mark.slow
+@gloo
+@pytest.mark.parametrize(
+    ("moment", "values"), [("before there is a process", {1}), ("at once", {2, 3}), ("while it writes", {3})]
+)
+def test_one_that_is_left_by_exit_is_published_as_a_whole_or_not_at_all(
+    tmp_path: Path, moment: str, values: set[int]
+) -> None:
+    """The process that saves may have all of the state by then, a part or none."""
+    run(LEFT, tmp_path, moment, code=7)
+    restored = {name: torch.zeros(2**21, dtype=torch.int64) for name in "abcd"}
+    dcp.load(restored, storage_reader=streamxf.FileSystemReader(tmp_path / "checkpoint"), no_dist=True)
+    found = {value for tensor in restored.values() for value in (tensor - torch.arange(2**21)).unique().tolist()}
+    assert len(found) == 1
+    assert found <= values
+    assert streamxf.verify(tmp_path / "checkpoint").ok

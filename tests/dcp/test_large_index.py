@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf import Checksum, Encrypt, SigningKey
+from streamxf import Checksum, Encrypt, SigningKey, proportion
 from streamxf.dcp.save import publishing
-from streamxf.errors import AbortedError, MetadataError
+from streamxf.errors import AbortedError, MetadataError, UnsupportedError
 from streamxf.format import index, limits
 
 from .helpers import KEY, assert_same, load, refused, save
-from .shards import rows, save_shards
+from .shards import Shard, rows, save_shards
 
 OLD = {"old": torch.arange(9.0)}
 MANY: dict[str, Any] = {f"layers.{number}.weight": torch.zeros(3, 5) for number in range(3000)}
@@ -99,6 +101,80 @@ def test_so_it_is_with_shards(checkpoint: Path, monkeypatch: pytest.MonkeyPatch,
     save_shards(checkpoint, states)
     (size,) = sizes
     assert size <= publishing.index_bound(plans, 1, False) <= 2 * size + 2**18
+
+
+class Telling(dcp.DefaultSavePlanner):
+    """Puts something into each rank's plan, and into DCP's metadata."""
+
+    def __init__(self, in_plan: dict[str, Any], beside: Any = None) -> None:
+        super().__init__()
+        self._in_plan, self._beside = in_plan, beside
+
+    def create_local_plan(self) -> dcp.SavePlan:
+        plan = super().create_local_plan()
+        return replace(plan, planner_data={**plan.planner_data, **self._in_plan})
+
+    def create_global_plan(self, all_plans: list[dcp.SavePlan]) -> Any:
+        plans, metadata = super().create_global_plan(all_plans)
+        if self._beside is not None:
+            metadata.beside = self._beside  # type: ignore[attr-defined]
+        return plans, metadata
+
+
+def test_what_planners_tell_in_their_plans_counts(checkpoint: Path, sizes: list[int]) -> None:
+    told = {"seen": [*range(100_000)], "of": (-1.5, b"bytes" * 1000, {"é": "😀" * 1000})}
+    dcp.save(OLD, storage_writer=streamxf.FileSystemWriter(checkpoint), planner=Telling(told))
+    bound, size = sizes
+    assert size <= bound <= 2 * size + 2**18
+    assert streamxf.FileSystemReader(checkpoint).read_metadata().planner_data["seen"] == told["seen"]
+
+
+def test_what_cannot_be_stored_may_be_left_out_by_the_planner(checkpoint: Path) -> None:
+    class Forgetting(Telling):
+        def create_global_plan(self, all_plans: list[dcp.SavePlan]) -> Any:
+            plans, metadata = super().create_global_plan(all_plans)
+            return plans, replace(metadata, planner_data=None)
+
+    writer = streamxf.FileSystemWriter(checkpoint)
+    dcp.save(OLD, storage_writer=writer, planner=Forgetting({"an object": object()}))
+    assert_same(load(OLD, checkpoint, None), OLD)
+
+
+def test_what_they_tell_may_compress_to_nothing(checkpoint: Path) -> None:
+    planner = Telling({}, [0] * 1_000_000)
+    dcp.save(OLD, storage_writer=streamxf.FileSystemWriter(checkpoint), planner=planner)
+    assert streamxf.FileSystemReader(checkpoint).read_metadata().beside == [0] * 1_000_000  # type: ignore[attr-defined]
+    assert_same(load(OLD, checkpoint, None), OLD)
+
+
+def test_what_they_tell_beside_their_plans_is_refused_before_it_is_published(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(OLD, checkpoint)
+    before = set(checkpoint.iterdir())
+    monkeypatch.setattr(limits, "MAX_INDEX", 300_000)
+    writer = streamxf.FileSystemWriter(checkpoint)
+    with refused(MetadataError, "the index would have", "300000 are allowed", "or put less into DCP's metadata"):
+        dcp.save(OLD, storage_writer=writer, planner=Telling({}, "x" * 300_000))
+    assert set(checkpoint.iterdir()) == before
+    assert_same(load(OLD, checkpoint), OLD)
+
+
+def test_what_readers_take_too_long_to_compare_is_not_published(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut along six dimensions, and not as a whole along the first, as hardly any tensor is."""
+    save(OLD, checkpoint)
+    before = set(checkpoint.iterdir())
+    monkeypatch.setattr(proportion, "FREE_STEPS", 0)
+    states = []
+    for number, spot in enumerate(product(range(2), repeat=5)):
+        cut = 1 if number else 2
+        for begin, end in ((0, cut), (cut, 3)):
+            states.append({"t": Shard(torch.ones([end - begin, *[1] * 5]), (begin, *spot), (3, *[2] * 5))})
+    with pytest.raises(UnsupportedError, match="its 64 chunks are cut as no writer cuts a tensor"):
+        save_shards(checkpoint, states)
+    assert set(checkpoint.iterdir()) == before
 
 
 def test_a_save_that_cannot_be_prepared_leaves_nothing(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import copy
 import json
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from reference_codecs import Refused, unzstd
 from reference_decoder import parse_index, parse_json
 
+from streamxf import proportion
 from streamxf.errors import MetadataError
 from streamxf.format.index import File, Index, Writer
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
@@ -341,6 +343,29 @@ def test_what_is_too_compressible_is_stored_less_compressed() -> None:
     text = zstandard.ZstdDecompressor().decompress(packed)
     assert len(text) <= 64 * len(packed) + 65536
     assert Index.parse(memoryview(packed)).items.keys() == items.keys()
+
+
+@pytest.mark.parametrize("count", [0, 2**17 - 8, 2**17 - 7, 300_000])
+def test_what_any_level_makes_too_little_of_is_stored_as_it_is(count: int) -> None:
+    index = replace(Index.parse(memoryview(frame_of(TEXT))), extra={"x": "", "zeros": "0" * count})
+    text = zstandard.ZstdDecompressor().decompress(index.pack())
+    for filling in {0, max(0, 2**18 - len(text))}:  # the end of a block
+        made = replace(index, extra={"x": "x" * filling, "zeros": "0" * count})
+        packed = made.pack()
+        assert Index.parse(memoryview(packed)).extra == made.extra
+        assert refusal_by_reference(packed) is None
+
+
+@pytest.mark.parametrize("grid", [(1024,), (32, 32), (8, 16, 8), (4, 4, 4, 16)])
+def test_tensors_that_are_all_cut_alike_are_read(grid: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their chunks take next to nothing in a frame, and as long to compare as others."""
+    monkeypatch.setattr(proportion, "FREE_STEPS", 0)
+    index = Index.parse(memoryview(frame_of(TEXT)))
+    place = Place(next(iter(index.files)), 0, 1, index.chain)
+    chunks = tuple(Chunk(at, (1,) * len(grid), place, False) for at in product(*map(range, grid)))
+    items: dict[str, Item] = {name: TensorItem(name, "uint8", grid, chunks) for name in "abcde"}
+    packed = replace(index, items=items).pack()
+    assert Index.parse(memoryview(packed)).items == items
 
 
 @pytest.mark.parametrize("depth", [127, 128, 900, 5000])

@@ -236,9 +236,11 @@ def test_chunks_that_no_dimension_parts() -> None:
 def test_chunks_cut_along_six_dimensions_draw_from_one_budget() -> None:
     counts = (5, 5, 5, 5, 5, 5)
     steps = Steps(0)
-    check_tiles(counts, grid(counts), steps)  # as many corners as one tensor may have
+    cut = [*grid(counts), (counts, (0,) * 6)]  # with an empty one, so that corners are compared
+    check_tiles(counts, cut, steps)  # as many corners as one tensor may have
     with pytest.raises(MetadataError, match="as no writer cuts a tensor"):
-        check_tiles(counts, grid(counts), steps)
+        check_tiles(counts, cut, steps)
+    check_tiles(counts, grid(counts), steps)
     check_tiles((500, 500), grid((500, 500)))
 
 

@@ -5,10 +5,11 @@ published.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.checkpoint.disk import Mount
 from streamxf.checkpoint.metadata import metadata_name
-from streamxf.checkpoint.publish import check_free, check_present, find_leftovers
+from streamxf.checkpoint.publish import OWN_FILE, check_free, check_present, files_of, find_leftovers
 from streamxf.checkpoint.storage import Storage
 from streamxf.collector import collector_paused
 from streamxf.dcp.extensions import Extensions
@@ -30,14 +31,16 @@ from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord
 from streamxf.errors import AbortedError, ChainError, MetadataError, UnsupportedError
 from streamxf.format import limits
-from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys
+from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys, steps_of
 from streamxf.format.items import Item, TensorItem, check_apart, check_tiles
 from streamxf.format.run import RunFacts
 from streamxf.keys.envelope import Envelope
+from streamxf.proportion import Steps
 from streamxf.transfer.conditional import ReplacedMeanwhile
 from streamxf.version import __version__
 
 _ATTEMPTS = 10  # at publishing while others do, where no lock keeps them apart
+_log = logging.getLogger(__name__)
 
 
 # Bytes that the index has of each, without names, numbers and lists; and of everything else, its run among it.
@@ -63,14 +66,16 @@ def check_index(plans: Sequence[SavePlan], files: int | None, hashed: bool) -> N
 
 
 def index_bound(plans: Sequence[SavePlan], files: int | None, hashed: bool) -> int:
-    """The most bytes of JSON that the index of a save has; what planners put there besides is not known yet."""
+    """The most bytes of JSON that the index of a save has, but for what planners put there past their plans."""
     count = [len(plan.items) if files is None else min(files, len(plan.items)) for plan in plans]
     chunk = _CHUNK + len(str(sum(count))) + _HASH * hashed
     size = _REST + _FILE * sum(count) + _WRITER * len(plans)
+    paths: dict[str, Any] = {}
+    for plan in plans:
+        paths |= plan.planner_data if isinstance(plan.planner_data, dict) else {}
     seen: set[str] = set()
     for plan in plans:
         at = len(str(sum(map(_most_stored, plan.items))))
-        paths = plan.planner_data if isinstance(plan.planner_data, dict) else {}
         for item in plan.items:
             name, data = item.index.fqn, item.tensor_data
             size += chunk + at + len(str(_most_stored(item)))
@@ -84,6 +89,8 @@ def index_bound(plans: Sequence[SavePlan], files: int | None, hashed: bool) -> i
                 size += len(str(data.properties.dtype)) + len(str([*data.size]))
                 if properties := stored_properties(data.properties):
                     size += len(',"properties":' + json.dumps(properties))
+    with suppress(UnsupportedError):  # the planner may leave it out
+        size += len(json.dumps(extra_of(Metadata(dict.fromkeys(seen), paths))))  # type: ignore[arg-type]
     return size
 
 
@@ -139,7 +146,6 @@ def assemble(
     readers never see, which needs no pickle.
     """
     _check_agreement(records)
-    _check_whole(items.values(), rank)
     encryption = extensions.encryption
     own = encryption.wrapped if encryption is not None else ""
     writers = {record.writer_id: record.wrapped for record in records}
@@ -159,6 +165,7 @@ def assemble(
         run,
     )
     packed = index.pack()
+    _check_whole(items.values(), rank, steps_of(memoryview(packed)))
     keys = b""
     if encryption is not None:
         digest = Sections(memoryview(packed), memoryview(b"")).digest
@@ -230,6 +237,26 @@ def publish(
         raise
 
 
+def remove_unpublished(storage: Storage, own: str, others: Collection[str], rank: int | None, process: int) -> None:
+    """Remove the data files of a save that will never be published, by the writer ids in their names.
+
+    Planners may keep the notes that told the `others`, and bring those of a save that was published: what metadata
+    names stays, and what metadata that cannot be read may name.
+    """
+    if os.getpid() != process:  # a child that was forked meanwhile
+        return
+    try:
+        name, found = metadata_name(rank), storage.names(())
+        named = files_of(storage, name) if name in found else ()
+        writers = {own, *others} if named or name not in found else {own}
+        made = [file for file in found if (match := OWN_FILE.fullmatch(file)) and match["writer"] in writers]
+        failed = storage.remove(file for file in made if file not in named)
+    except Exception as error:  # nobody could be told: what comes next has nothing to do with this save
+        failed = {"data files": error}
+    for file, reason in failed.items():
+        _log.warning("%s of a failed save to %s could not be removed: %s", file, storage.given, reason)
+
+
 def _surely_unpublished(storage: Storage, name: str, data: bytes) -> bool:
     """Whether nothing names this save's files, though publishing it failed.
 
@@ -252,13 +279,13 @@ def _dek(wrapped: str) -> bytes | None:
     return Envelope.parse(wrapped).dek_id if wrapped else None
 
 
-def _check_whole(items: Iterable[Item], rank: int | None) -> None:
+def _check_whole(items: Iterable[Item], rank: int | None, steps: Steps) -> None:
     """Refuse to publish tensors of which parts are missing: who loads them would keep old values there, unnoticed."""
     check = check_tiles if rank is None else check_apart
     for item in items:
         if isinstance(item, TensorItem):
             try:
-                check(item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks])
+                check(item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks], steps)
             except MetadataError as error:
                 raise UnsupportedError(
                     f"the checkpoint would be incomplete, so it was not published: {error.message}. Save shards "

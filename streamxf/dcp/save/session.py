@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import IO, Any
+from weakref import finalize
 
 import torch
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
@@ -65,6 +66,7 @@ class Save:
     - `report`: what was written, once all of it is.
     - `meter`: what all threads of the save count in.
     - `begun`: taken when writing begins.
+    - `unpublished`: where it is to be published, removes what all ranks wrote if this object goes before.
     """
 
     extensions: Extensions
@@ -74,6 +76,7 @@ class Save:
     place: Mount | None = None
     report: SaveReport | None = None
     progress: Progress | None = None
+    unpublished: finalize[..., Save] | None = None
 
     def __post_init__(self) -> None:
         self.modules = tuple(self.extensions.providers())

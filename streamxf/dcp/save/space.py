@@ -12,6 +12,7 @@ import io
 import math
 import os
 import statistics
+import sys
 import zlib
 from bisect import bisect_right
 from collections import Counter
@@ -40,8 +41,8 @@ _STRONGER = 0.9  # what a file system that compresses makes of a block, beside z
 
 @dataclass(frozen=True)
 class RoomNote:
-    """What a rank tells the others of its file system, as its plan's ``storage_data``; ranks of one file system share
-    its room.
+    """What a rank tells the others of itself and its file system, as its plan's ``storage_data``; ranks of one file
+    system share its room.
 
     - `save`: the rank's writer id, since plans that are cached bring notes of earlier saves.
     - `volume`: before anything was written.
@@ -55,10 +56,14 @@ class RoomNote:
     planned: int = 0
 
 
-def note_room(plan: SavePlan, folder: str | os.PathLike[str], save: bytes) -> SavePlan:
-    """Put a note into a rank's plan, if the plan has nothing there and the file system can tell its room."""
-    volume = Volume.of(folder) if plan.storage_data is None else None
-    return plan if volume is None else replace(plan, storage_data=RoomNote(save, volume))
+_ENDLESS = Volume((), sys.maxsize, plain=False)  # for all that cannot tell its room
+
+
+def note_room(plan: SavePlan, folder: str | os.PathLike[str] | None, save: bytes) -> SavePlan:
+    """Put a note into a rank's plan, if the plan has nothing there; without `folder` if that is not local."""
+    if plan.storage_data is not None:
+        return plan
+    return replace(plan, storage_data=RoomNote(save, (folder is not None and Volume.of(folder)) or _ENDLESS))
 
 
 def share_room(plans: list[SavePlan]) -> list[SavePlan]:
