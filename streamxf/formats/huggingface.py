@@ -102,13 +102,13 @@ def read(storage: Storage, layout: HubLayout) -> tuple[Contents, dict[str, Shard
     notes = []
     if strays:
         notes.append(f"Not in the index: {many(len(strays), 'tensor')} of the shards, such as {shorten(strays[0])}.")
-    notes += _strangers(storage, filter(None, (layout.index, *shards)))
+    notes += strangers(storage, filter(None, (layout.index, *shards)))
     listed = storage.names()
     sizes = sizes_of(sorted({*listed, *shards}), listed, lambda name: storage.child(name).open())
     return Contents(redacted(storage.given), Format.HUGGING_FACE, found, sizes, notes=tuple(notes), extra=extra), shards
 
 
-def _strangers(storage: Storage, names: Iterable[str]) -> list[str]:
+def strangers(storage: Storage, names: Iterable[str]) -> list[str]:
     """A note of files that are links out of the folder: to others than those of the hub's cache, whose snapshots have
     links to ``../../blobs``.
     """
