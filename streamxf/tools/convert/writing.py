@@ -168,7 +168,7 @@ def _claimed(draft: Path) -> Iterator[Path]:
         with locked(Storage.of(draft), patience=0.0):
             if not os.path.lexists(draft):  # the process that had it was done, and removed it
                 continue
-            if draft.is_symlink() or (os.name != "nt" and draft.stat().st_uid != os.geteuid()):
+            if draft.is_symlink() or draft.stat().st_uid != os.geteuid():
                 # in a folder that everyone may write to, another user can make it first, with links to anywhere
                 text = (
                     "the target is written here first, and this is a link or another user's: remove it, or name another"
