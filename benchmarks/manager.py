@@ -53,7 +53,7 @@ def run(settings: Settings) -> Result:
     shutil.rmtree(saved)
     count = counts[-1]
     note = (
-        f"*Steps*: `should_save` with a schedule of steps, seconds, a signal and a notice, none of which comes, after "
+        f"*Steps*: `should_save` with a schedule of steps, seconds, and a signal, none of which comes, after "
         f"each of {settings.pick(STEPS, 10):,} steps: {STEP * 1000:g} ms without work for the CPU, as an accelerator "
         "computes, and then an all-reduce of 1 MB by all ranks, so that no rank is ahead of the others. Quantiles are "
         "of all ranks' steps in one round. Ranks have real-time priority where the system allows it: what other "

@@ -44,7 +44,7 @@ def _rank(rank: int, ranks: int, folder: str, steps: int) -> None:
 
     found = {}
     # everything that a step can be asked for, and nothing that comes
-    schedule = streamxf.Schedule(steps=10**9, seconds=1e9, notice=lambda: False)
+    schedule = streamxf.Schedule(steps=10**9, seconds=1e9)
     with streamxf.CheckpointManager(f"{folder}/run", save=schedule) as manager:
         found[OURS] = _measured(train, manager.should_save, steps)
     agreement = Agreement()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import threading
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -57,8 +56,6 @@ def mapped(size: int, flags: int = 0) -> mmap.mmap:
     """Memory of this process: it takes none before it is touched, and the system has it back once it is dropped. What
     malloc gave to many threads stays with them.
     """
-    if os.name == "nt":
-        return mmap.mmap(-1, size)
     return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
 
 

@@ -8,8 +8,7 @@ import os
 import stat
 from pathlib import Path
 
-_NOT_WAITING = getattr(os, "O_NOCTTY", 0) | getattr(os, "O_NONBLOCK", 0)
-_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_NOT_WAITING = os.O_NOCTTY | os.O_NONBLOCK
 
 
 class NotRegular(OSError):
@@ -20,7 +19,7 @@ def open_regular(path: str | os.PathLike[str], folder: int | None = None) -> io.
     """Open a file to read it, unbuffered; links are followed, but not by the last name of one in an open `folder`.
     Raises OSError, of the class NotRegular for what is not a regular file, which is not waited for.
     """
-    more = _NOT_WAITING if folder is None else _NOT_WAITING | _NOFOLLOW
+    more = _NOT_WAITING if folder is None else _NOT_WAITING | os.O_NOFOLLOW
     file = open(  # noqa: SIM115 - returned
         path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | more, dir_fd=folder)
     )
@@ -36,7 +35,7 @@ def create(path: str | os.PathLike[str], like: Path | None = None, *, anew: bool
     """
     mode = 0o666 if like is None else 0o600
     file = open(  # noqa: SIM115 - returned
-        path, "xb" if anew else "wb", buffering=0, opener=lambda name, flags: os.open(name, flags | _NOFOLLOW, mode)
+        path, "xb" if anew else "wb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, mode)
     )
     if like is not None:
         try:
@@ -58,8 +57,6 @@ def aim(path: str | os.PathLike[str]) -> Path:
 
 
 def _share_like(path: Path, descriptor: int) -> None:
-    if os.name == "nt":  # where files take these from their folder
-        return
     wanted, own = path.stat(), os.fstat(descriptor)
     mode = wanted.st_mode & 0o777
     if (wanted.st_uid, wanted.st_gid) != (own.st_uid, own.st_gid):

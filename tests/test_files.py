@@ -17,8 +17,6 @@ from streamxf.errors import MetadataError
 from streamxf.files import NotRegular, aim, create, open_regular
 from streamxf.formats.opening import contents_of, open_source
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="links, pipes and modes are POSIX's")
-
 
 @pytest.mark.parametrize("kind", ["a pipe", "a device"])
 def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:

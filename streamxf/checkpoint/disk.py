@@ -94,8 +94,6 @@ class Volume:
 
     @classmethod
     def of(cls, folder: str | os.PathLike[str]) -> Volume | None:
-        if not hasattr(os, "statvfs"):  # Windows
-            return None
         try:
             facts, device = os.statvfs(folder), os.stat(folder).st_dev
         except OSError:
@@ -185,8 +183,6 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Bring the names in a folder to the disk, where its file system can do that. Raises OSError if the disk did not
     take them.
     """
-    if os.name == "nt":  # Windows cannot open a folder to sync it
-        return
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:

@@ -13,8 +13,8 @@ from streamxf.errors import ParameterError
 MOST = 1_000_000  # names; no checkpoint has as many files
 _DEEPEST = 64  # folders in folders, each of which takes a descriptor while it is walked
 
-FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
-NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 
 NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 """Of a path that leads nowhere, or through a link or a file."""

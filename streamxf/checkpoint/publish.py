@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import stat
@@ -20,11 +21,6 @@ from streamxf.checkpoint.metadata import GLOBAL, metadata_name, read_metadata
 from streamxf.checkpoint.storage import LOCK, Storage
 from streamxf.errors import AbortedError, ContainerError, StreamxfError, UnsupportedError
 from streamxf.format.index import File
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 _RANK = r"__(?P<rank>0|[1-9][0-9]{0,9})"
 OWN_FILE = re.compile(_RANK + r"_[0-9]+_(?P<writer>[0-9a-f]{32})\.distcp", re.ASCII)  # data files of streamxf's writers
@@ -86,11 +82,11 @@ def lock(storage: Storage, patience: float | None = None) -> Iterator[bool]:
 
     It is the lock of a file that only those can open who may write to the folder: anybody who may read the folder could
     hold that of the folder itself. The lock ends with the process that holds it, however that ends; the file goes with
-    it, unless the process is killed. Object stores have none, nor has Windows or a folder that cannot be written to.
+    it, unless the process is killed. Object stores have none, nor has a folder that cannot be written to.
     """
     local = storage.local
     seconds = PATIENCE if patience is None else patience
-    held = _acquire(local, seconds) if local is not None and fcntl is not None else None
+    held = _acquire(local, seconds) if local is not None else None
     try:
         yield held is not None
     finally:

@@ -158,7 +158,7 @@ def _read(folder: int, name: str, most: int, place: str) -> bytes | None:
     facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if stat.S_ISREG(facts.st_mode):
         # which does not wait for someone who writes to a pipe
-        descriptor = os.open(name, os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0), dir_fd=folder)
+        descriptor = os.open(name, os.O_RDONLY | NO_LINK | os.O_NONBLOCK, dir_fd=folder)
         with open(descriptor, "rb", buffering=0) as file:
             facts = os.fstat(descriptor)
             if stat.S_ISREG(facts.st_mode) and facts.st_size <= most:

@@ -238,7 +238,7 @@ class Storage:
     def entered(self) -> Iterator[Storage]:
         """The same place with a local folder held open, so that no file of it is looked for along its whole path."""
         descriptor = None
-        if self.folder is None and (local := self.local) is not None and os.open in os.supports_dir_fd:
+        if self.folder is None and (local := self.local) is not None:
             with suppress(OSError):  # whoever opens a file is told
                 descriptor = os.open(local, _ENTER)
         try:
@@ -380,7 +380,7 @@ class Storage:
             remote: IO[bytes] = self.filesystem.open(self.inner(name), "rb", **options)
             return remote
         with _missing_files():
-            if not name or os.open not in os.supports_dir_fd:
+            if not name:
                 self._check_regular(path, name)
                 return open_regular(path)  # again: it may have been replaced meanwhile
             try:

@@ -61,7 +61,7 @@ def give_way() -> None:
     will start: training goes on beside them, perhaps on the same CPUs. Not in a thread of training's own process, where
     one that waits for a CPU could hold the interpreter's lock.
     """
-    if hasattr(os, "setpriority") and in_the_process_that_saves():
+    if in_the_process_that_saves():
         os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 

@@ -6,7 +6,6 @@ once for each of these, around a tensor whose memory is never touched.
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
@@ -80,7 +79,7 @@ def shell(dtype: str, shape: Sequence[int]) -> torch.Tensor:
 
 
 def _untouched(size: int) -> torch.UntypedStorage:
-    if size < _MAPPED or os.name == "nt":
+    if size < _MAPPED:
         return torch.UntypedStorage(size, device="cpu")  # type: ignore[no-untyped-call]
     # malloc would be refused what cannot be there
     return torch.frombuffer(mapped(size, _NO_RESERVE), dtype=torch.uint8).untyped_storage()

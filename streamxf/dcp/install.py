@@ -286,8 +286,8 @@ class _Hook(NamedTuple):
 _stack: list[Installation] = []
 _hooks: list[_Hook] = []
 _lock = threading.RLock()  # a second thread must not take a replacement for torch's own
-if hasattr(os, "register_at_fork"):  # nor may a child have half an installation, and a lock whose thread it lacks
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+# nor may a child have half an installation, and a lock whose thread it lacks
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def _points() -> Iterator[tuple[type, str, Callable[..., Any]]]:

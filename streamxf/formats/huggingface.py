@@ -102,11 +102,15 @@ def read(storage: Storage, layout: HubLayout) -> tuple[Contents, dict[str, Shard
     notes = []
     if strays:
         notes.append(f"Not in the index: {many(len(strays), 'tensor')} of the shards, such as {shorten(strays[0])}.")
-    if away := links_out(storage, filter(None, (layout.index, *shards))):
-        notes.append(f"Links lead out of the folder for {many(len(away), 'file')}: {some(away)}.")
+    notes += notes_of_links(storage, filter(None, (layout.index, *shards)))
     listed = storage.names()
     sizes = sizes_of(sorted({*listed, *shards}), listed, lambda name: storage.child(name).open())
     return Contents(redacted(storage.given), Format.HUGGING_FACE, found, sizes, notes=tuple(notes), extra=extra), shards
+
+
+def notes_of_links(storage: Storage, names: Iterable[str]) -> list[str]:
+    away = links_out(storage, names)
+    return [f"Links lead out of the folder for {many(len(away), 'file')}: {some(away)}."] if away else []
 
 
 def links_out(storage: Storage, names: Iterable[str]) -> list[str]:

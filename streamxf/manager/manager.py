@@ -119,8 +119,8 @@ class CheckpointManager:
     Attributes
     ----------
     stopping : bool
-        Whether a rank got a signal or a notice that the job will end; the same on all ranks after `should_save`, which
-        has asked for one more save.
+        Whether a rank got a signal that the job will end; the same on all ranks after `should_save`, which has asked
+        for one more save.
     skipped : dict of str to str
         The checkpoints that the last `resume`, `latest` or `best` has passed over, each with the reason.
 
@@ -187,7 +187,7 @@ class CheckpointManager:
         self.skipped: dict[str, str] = {}
         before = self._keeper.sessions() if self._keeper is not None and self._schedule.optimal else []
         self._timer = SaveTimer(self._schedule, before)
-        self._notices = Notices(self._schedule.signals, self._schedule.notice)
+        self._notices = Notices(self._schedule.signals)
         self._told: Interval | None = None
         self._announced: float | None = None  # when a framework's save began
         self._closed = False

@@ -1,4 +1,4 @@
-"""`Notices`: whether this process was told that the job will end, by a signal or by who owns the machine."""
+"""`Notices`: whether this process was told by a signal that the job will end."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
-
-from streamxf.errors import escaped
-
-POLL_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -27,20 +22,15 @@ class Notices:
     ----------
     signals : tuple of int
         Watched if this is the main thread: only there does Python let a program handle signals.
-    notice : callable, optional
-        Asked every few seconds, in a thread of its own, until it returns something true. What it raises is logged once.
     """
 
-    def __init__(self, signals: tuple[int, ...], notice: Callable[[], bool] | None = None) -> None:
+    def __init__(self, signals: tuple[int, ...]) -> None:
         self._told = ""
         self._logged = False
         self._process = os.getpid()
         self._before: dict[int, Any] = {}
-        self._closed = threading.Event()
+        self._closed = False
         self._watch(signals)
-        self._thread = threading.Thread(target=self._poll, args=(notice,), name="streamxf-notice", daemon=True)
-        if notice is not None:
-            self._thread.start()
 
     @property
     def requested(self) -> bool:
@@ -51,13 +41,11 @@ class Notices:
         return bool(self._told)
 
     def close(self) -> None:
-        self._closed.set()
+        self._closed = True
         if _in_main_thread():
             for number, before in self._before.items():
                 if signal.getsignal(number) == self._handle:  # or someone has put another one over it since
                     signal.signal(number, _open(number, before))
-        if self._thread.is_alive():
-            self._thread.join(POLL_SECONDS)  # it may be asking, which takes as long as it takes
 
     def _watch(self, signals: tuple[int, ...]) -> None:
         if signals and not _in_main_thread():
@@ -74,7 +62,7 @@ class Notices:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         before = _open(number, self._before[number])
-        if self._closed.is_set() or os.getpid() != self._process:
+        if self._closed or os.getpid() != self._process:
             self._pass_on(number, frame, before)
             return
         self._told = signal.Signals(number).name
@@ -89,24 +77,9 @@ class Notices:
         """
         if callable(before):
             before(number, frame)
-        elif self._closed.is_set() or number in (signal.SIGTERM, signal.SIGINT):
+        elif self._closed or number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-
-    def _poll(self, notice: Callable[[], bool]) -> None:
-        complained = False
-        while not self._closed.is_set():
-            try:
-                if notice():
-                    self._told = "a notice that this machine is about to be taken away"
-                    return
-            except Exception as error:
-                if not complained:
-                    _log.warning(
-                        "asking for notices fails, and goes on: %s", escaped(f"{type(error).__name__}: {error}")
-                    )
-                complained = True
-            self._closed.wait(POLL_SECONDS)
 
 
 def _in_main_thread() -> bool:
@@ -115,6 +88,6 @@ def _in_main_thread() -> bool:
 
 def _open(number: int, before: Any) -> Any:
     """The handler that was there before, and before those of others that are closed by now."""
-    while isinstance(owner := getattr(before, "__self__", None), Notices) and owner._closed.is_set():
+    while isinstance(owner := getattr(before, "__self__", None), Notices) and owner._closed:
         before = owner._before[number]
     return before

@@ -37,9 +37,6 @@ class Schedule:
     signals : tuple of int
         Signals by which the job is told that it will end soon. Each of them leads to a save, after which
         `CheckpointManager.stopping` is true.
-    notice : callable, optional
-        Returns whether this machine is about to be taken away; called every few seconds in a thread of its own. True
-        has the effect of a signal.
 
     Raises
     ------
@@ -53,7 +50,6 @@ class Schedule:
     optimal: bool = False
     mtbf: float | None = None
     signals: tuple[int, ...] = (signal.SIGTERM,)
-    notice: Callable[[], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None and (type(self.steps) is not int or self.steps < 1):
@@ -77,8 +73,6 @@ class Schedule:
             raise ParameterError(
                 f"Schedule(signals={self.signals!r:.80}): signals is a tuple of signals of this system"
             )
-        if self.notice is not None and not callable(self.notice):
-            raise ParameterError(f"Schedule(notice={self.notice!r:.80}): notice is a function without parameters")
 
     @classmethod
     def of(cls, save: Schedule | int | None) -> Schedule:

@@ -4,6 +4,7 @@ job has failed.
 
 from __future__ import annotations
 
+import fcntl
 import io
 import logging
 import os
@@ -24,11 +25,6 @@ from streamxf.manager.authority import Authority
 from streamxf.manager.commits import digits, natural, parsed
 from streamxf.manager.rows import FOLDER
 from streamxf.wording import time_text
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 _PREFIX, _LOCK = "session-", ".lock"
 _ALIVE = 600.0  # seconds since the last sign of life
@@ -166,7 +162,7 @@ def _locked(storage: Storage, session: str, *, create: bool = False) -> IO[bytes
     It is POSIX's: a child that outlives the job, such as a data loader, does not inherit it, and file systems over
     a network have it, too.
     """
-    if storage.local is None or fcntl is None:
+    if storage.local is None:
         return None
     try:
         if create:

@@ -96,8 +96,8 @@ def clean(
         As in `FileSystemReader`, to authenticate the metadata. Without keys, its digest must match.
     min_age : float, optional
         Seconds since a file was last written to, for it to be a leftover. By default 0 where a lock of the folder keeps
-        saves from being published meanwhile, and a day elsewhere: in object stores, on network file systems, on
-        Windows. 0 there says that you know of no save under way.
+        saves from being published meanwhile, and a day elsewhere: in object stores and on network file
+        systems. 0 there says that you know of no save under way.
     dry_run : bool
         Whether to remove nothing, and only report what would be removed.
     storage_options : mapping, optional

@@ -167,8 +167,6 @@ def test_opening_many_files_takes_no_stats(tmp_path: Path, monkeypatch: pytest.M
                 seen[name] = seen.get(name, 0) + 1
             return method(path, *args, **kwargs)
 
-        if method in os.supports_dir_fd:
-            monkeypatch.setattr(os, "supports_dir_fd", {*os.supports_dir_fd, call})
         monkeypatch.setattr(os, name, call)
 
     for name in ("stat", "lstat", "open"):

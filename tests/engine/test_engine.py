@@ -401,7 +401,6 @@ assert results == list(range(20))
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 def test_a_forked_child_makes_its_own():
     subprocess.run([sys.executable, "-c", FORK], check=True, timeout=60)
 

@@ -75,7 +75,6 @@ check(hits)
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs interval timers")
 @pytest.mark.parametrize("script", [WRITES, READS], ids=["writes", "reads"])
 def test_interrupts(script: str) -> None:
     subprocess.run([sys.executable, "-c", COMMON + script], check=True, timeout=600)

@@ -119,7 +119,7 @@ class Points:
             stack.enter_context(patch.object(os, "fsync", lambda _: None))  # of no interest, and slow
             if not locks:
                 for name in ("flock", "lockf"):
-                    stack.enter_context(patch.object(fcntl, name, _no_locks))
+                    stack.enter_context(patch.object(fcntl, name, no_locks))
             for owner, name in (*CHANGES, *LOOKS):
                 stack.enter_context(patch.object(owner, name, self.before(getattr(owner, name))))
             stack.enter_context(patch.object(removal, "_remove_unchanged", self.locking(removal._remove_unchanged)))
@@ -132,5 +132,5 @@ class Points:
             yield
 
 
-def _no_locks(*_: Any) -> None:
+def no_locks(*_: Any) -> None:
     raise OSError(errno.ENOLCK, "there are no locks on this file system")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Callable
@@ -18,9 +19,9 @@ from streamxf import CheckpointManager
 from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import NoCheckpointError
-from streamxf.manager import sessions
 from streamxf.manager.commits import COMMIT, SAVING, Saving
 
+from .points import no_locks
 from .runs import blank, is_at, saved_run, state_at
 
 
@@ -77,7 +78,7 @@ def test_what_a_killed_save_left_goes_with_the_next(step: int, tmp_path: Path) -
 
 def test_without_locks_it_goes_with_the_next_save_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing shows that the process was killed, and the new save's note takes the place of the old one."""
-    monkeypatch.setattr(sessions, "fcntl", None)
+    monkeypatch.setattr(fcntl, "lockf", no_locks)
     killed(tmp_path, leave_a_draft)
     with CheckpointManager(tmp_path) as manager:
         save(manager, 9)

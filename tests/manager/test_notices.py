@@ -1,18 +1,15 @@
-"""Signals and notices: who is told, who else gets them, and that everything is as before in the end."""
+"""Signals: who is told, who else gets them, and that everything is as before in the end."""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from streamxf.manager import notices
 from streamxf.manager.notices import Notices
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
@@ -25,13 +22,6 @@ def handlers() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def eventually(is_so: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 60
-    while not is_so() and time.monotonic() < end:
-        time.sleep(0.001)
-    return is_so()
 
 
 def test_a_signal_is_noticed_and_nothing_else_happens(caplog: pytest.LogCaptureFixture) -> None:
@@ -156,52 +146,11 @@ def test_closed_by_another_thread_it_stands_aside() -> None:
     assert not watch.requested
 
 
-# -- notices ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "POLL_SECONDS", 0.001)
-
-
-@pytest.mark.usefixtures("hurry")
-def test_a_notice_is_asked_for_until_it_comes() -> None:
-    answers = iter([False, False, True])
-    watch = Notices((), lambda: next(answers))
-    assert eventually(lambda: watch.requested)
-    watch.close()
-    assert next(answers, "no more") == "no more"
-
-
-@pytest.mark.usefixtures("hurry")
-def test_errors_are_logged_once_and_asking_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    asked: list[int] = []
-
-    def notice() -> bool:
-        asked.append(1)
-        if len(asked) < 4:
-            raise OSError(f"no answer {len(asked)}")
-        return True
-
-    watch = Notices((), notice)
-    assert eventually(lambda: watch.requested)
-    watch.close()
-    failures = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert failures[:-1] == ["asking for notices fails, and goes on: OSError: no answer 1"]
-
-
-@pytest.mark.usefixtures("hurry")
-def test_closing_ends_the_asking() -> None:
-    asked: list[int] = []
-    watch = Notices((), lambda: bool(asked.append(1)))
-    assert eventually(lambda: len(asked) > 2)
-    watch.close()
-    assert eventually(lambda: not watch._thread.is_alive())
-    assert not watch.requested
-
-
-def test_no_thread_without_a_notice() -> None:
-    before = threading.active_count()
-    watch = Notices((USR1,))
-    assert threading.active_count() == before
+def test_a_thread_can_ask_for_a_save() -> None:
+    """As docs/manager.md has it for machines that announce their end otherwise than by a signal."""
+    watch = Notices((signal.SIGUSR1,))
+    thread = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1))
+    thread.start()
+    thread.join()
+    assert watch.requested
     watch.close()

@@ -69,7 +69,6 @@ def test_what_save_stands_for() -> None:
         {"signals": (signal.SIGKILL,)},
         {"signals": (999,)},
         {"signals": ("SIGTERM",)},
-        {"notice": True},
     ],
     ids=str,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import secrets
 import time
 from collections.abc import Iterator
@@ -12,13 +13,12 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from streamxf.checkpoint import publish
 from streamxf.checkpoint.storage import Storage
-from streamxf.manager import sessions
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
 
+from .points import no_locks
 from .runs import blank, is_at, state_at
 
 REQUESTS = ("cat_file", "pipe_file", "info", "ls", "find", "rm_file", "mkdir", "makedirs", "exists", "_open", "mv")
@@ -52,8 +52,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield f"slow://run-{secrets.token_hex(4)}"
         return
     put = Storage.put
-    monkeypatch.setattr(publish, "fcntl", None)
-    monkeypatch.setattr(sessions, "fcntl", None)
+    for name in ("flock", "lockf"):
+        monkeypatch.setattr(fcntl, name, no_locks)
 
     def slow_put(*arguments: Any, **options: Any) -> None:
         time.sleep(SECONDS)

@@ -17,8 +17,6 @@ from streamxf.dcp.border import shown
 
 from .terminal import terminal
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-
 HALF_WAY = """
 import sys
 from streamxf.bar import ProgressBar

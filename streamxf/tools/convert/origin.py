@@ -7,19 +7,18 @@ where in the file each tensor belongs. It is stored as an object, `ITEM`, of dic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.errors import MetadataError
 from streamxf.formats.contents import FOLDERS, Format
-from streamxf.tools.convert.tree import is_inside, leads_inside
+from streamxf.tools.convert.tree import is_inside
 
 ITEM = "streamxf.source"
 """The item's name in the state dict."""
 
 _VERSION = 1
-_OWNER = 0o700
 
 
 def rest_of(path: str) -> str:
@@ -45,26 +44,23 @@ class Placed(NamedTuple):
 
 
 class PackedFile(NamedTuple):
-    """The tensors of a file, in the order of their places; the names of items without bytes of their own (objects, and
-    tensors that share memory); and the file's permissions, if it had any.
+    """The tensors of a file, in the order of their places, and the names of items without bytes of their own: objects,
+    and tensors that share memory.
     """
 
     tensors: tuple[Placed, ...]
     others: tuple[str, ...]
-    mode: int | None
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What was packed: `SAFETENSORS` or `TORCH`, one file, by its name; `HUGGING_FACE` or `FOLDER`, what is in the
-    folder, by relative paths, as `Tree` has it; and the patterns of what was `excluded`.
+    """What was packed: `SAFETENSORS` or `TORCH`, one file, by its name; `HUGGING_FACE` or `FOLDER`, the files in a
+    folder, by relative paths. `left_out` is that of `Tree`.
     """
 
     format: Format
     files: Mapping[str, PackedFile]
-    folders: Mapping[str, int | None] = field(default_factory=dict)
-    links: Mapping[str, str] = field(default_factory=dict)
-    excluded: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def is_folder(self) -> bool:
@@ -83,12 +79,10 @@ class Origin:
             "version": _VERSION,
             "format": self.format.name,
             "files": {
-                path: [[[*tensor[:3], *map(list, tensor[3:])] for tensor in file.tensors], list(file.others), file.mode]
+                path: [[[*tensor[:3], *map(list, tensor[3:])] for tensor in file.tensors], list(file.others)]
                 for path, file in self.files.items()
             },
-            "folders": dict(self.folders),
-            "links": dict(self.links),
-            "excluded": list(self.excluded),
+            "left_out": list(self.left_out),
         }
 
     @classmethod
@@ -102,9 +96,7 @@ class Origin:
             made = cls(
                 Format[value["format"]],
                 {_text(path): _file(*file) for path, file in value["files"].items()},
-                {_text(path): _mode(mode, _OWNER) for path, mode in value["folders"].items()},
-                {_text(path): _text(leads_to) for path, leads_to in value["links"].items()},
-                tuple(map(_text, value["excluded"])),
+                tuple(map(_text, value["left_out"])),
             )
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise MetadataError(f"the item is not what pack stores: {error!r:.100}", item=ITEM) from None
@@ -116,13 +108,9 @@ class Origin:
         single = self.format in (Format.SAFETENSORS, Format.TORCH) and len(self.files) == 1
         if not self.is_folder and not single:
             return "it does not describe a single file, as its format requires"
-        solid = {*self.files, *self.links}
-        paths = [*self.files, *self.links, *(self.folders.keys() - {""})]
-        above = (path[:at] for path in paths for at, char in enumerate(path) if char == "/")
-        if len(set(paths)) < len(paths) or not all(map(is_inside, paths)) or not solid.isdisjoint(above):
-            return "it has a path twice, or one that is outside of the folder"
-        if not all(leads_inside(path, leads_to) for path, leads_to in self.links.items()):
-            return "it has a link that leads out of the folder"
+        above = (path[:at] for path in self.files for at, char in enumerate(path) if char == "/")
+        if not all(map(is_inside, self.files)) or not self.files.keys().isdisjoint(above):
+            return "it has a path that is below a file, or outside of the folder"
         names = list(self.items())
         return "it has an item in two places" if len(set(names)) < len(names) else ""
 
@@ -132,7 +120,7 @@ def origin_of(reader: BoxReader) -> Origin | None:
     return Origin.from_plain(reader.load_object(ITEM)) if ITEM in reader.items else None
 
 
-def _file(tensors: Any, others: Any, mode: Any) -> PackedFile:
+def _file(tensors: Any, others: Any) -> PackedFile:
     made = tuple(
         Placed(_text(name), _count(start), _text(dtype), tuple(map(_count, shape)), tuple(map(_count, order)))
         for name, start, dtype, shape, order in tensors
@@ -140,13 +128,7 @@ def _file(tensors: Any, others: Any, mode: Any) -> PackedFile:
     for tensor in made:
         if sorted(tensor.order) != list(range(len(tensor.shape))):
             raise ValueError(f"{tensor.order!r:.40} is not an order of dimensions")
-    return PackedFile(made, tuple(map(_text, others)), _mode(mode))
-
-
-def _mode(value: Any, least: int = 0) -> int | None:
-    if value is not None and (_count(value) > 0o777 or value & least != least):
-        raise ValueError(f"{value!r:.40} are not permissions")
-    return value  # type: ignore[no-any-return]
+    return PackedFile(made, tuple(map(_text, others)))
 
 
 def _count(value: Any) -> int:

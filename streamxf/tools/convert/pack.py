@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Data, Desti
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
 from streamxf.tools.convert.transcode import copy, reads_of
-from streamxf.tools.convert.tree import Tree, paths_in, refuse_unused
+from streamxf.tools.convert.tree import Tree
 from streamxf.tools.convert.whole import Whole, open_whole
 from streamxf.wording import some
 
@@ -42,8 +42,6 @@ def pack(
     chain: ChainLike | None = None,
     *,
     overwrite: bool = False,
-    exclude: Sequence[str] = (),
-    follow_links: bool = False,
     encrypt_to: KeysLike = None,
     signer: SignerLike | None = None,
     keys: KeysLike = None,
@@ -63,10 +61,11 @@ def pack(
     Memory does not depend on the size of the model. A call that failed or was killed can be made again, and resumes, as
     with `transcode`.
 
-    A folder is packed whole, with the folders below it: tensors as tensors, whatever file holds them, and everything
-    else as bytes. The tensors of a model in Hugging Face's format keep their names; those of other files have the path
-    of the file before them, as in ``optimizer.pt/state.0.exp_avg``. Permissions, empty folders and links within the
-    folder are kept, too. What cannot be restored is refused: pipes, devices, and links that lead out of the folder.
+    Of a folder, all regular files are packed, also in the folders below it: tensors as tensors, whatever file holds
+    them, and everything else as bytes. The tensors of a model in Hugging Face's format keep their names; those of other
+    files have the path of the file before them, as in ``optimizer.pt/state.0.exp_avg``. A link to a file is packed as
+    that file, wherever it leads. Anything else, such as other links and empty folders, is left out; notes name it, and
+    links that lead out of the folder. Permissions are not packed.
 
     What files hold besides tensors is in items whose names begin with ``streamxf.source``, and `unpack` writes the same
     files again, byte for byte. The names of a nested state dict are those that ``dcp.save`` gives.
@@ -77,10 +76,6 @@ def pack(
         Or URLs. The target is a folder that does not exist yet, or has no checkpoint in it.
     chain, overwrite, encrypt_to, signer, storage_options, target_options, block_size, file_size, progress
         As in `transcode`; `max_expansion` as well.
-    exclude : sequence of str
-        Shell patterns of paths in a folder that are left out, with everything in them.
-    follow_links : bool
-        Whether a link to a file outside the folder, as in the hub's cache, is packed as that file and not refused.
     keys, trust, allow_unsigned, require
         For a DCP checkpoint that is encrypted; other formats have no encryption.
 
@@ -89,16 +84,14 @@ def pack(
     FileNotFoundError, NoCheckpointError
         If there is nothing to pack.
     UnsupportedError
-        If something in the folder, which it names, could not be restored.
-    ParameterError
-        If a pattern excludes nothing.
+        If two tensors in the folder would have one name, or it is a DCP checkpoint with other files.
     StreamxfError, OSError
         As `transcode`.
     """
     storage = Storage.of(source, storage_options)
-    of_dcp = is_checkpoint(storage)
+    of_dcp, tree = is_checkpoint(storage), Tree.of(storage)
     if of_dcp:
-        _refuse_beside(storage, exclude)
+        _refuse_beside(tree)
         refuse_same(source, target)
         access = Access.of(
             keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion
@@ -117,14 +110,12 @@ def pack(
         storage_options=target_options,
     )
     if of_dcp:
-        return copy(storage, access, to, file_size, progress)
-    tree = Tree.of(storage, exclude, follow_links=follow_links)
-    refuse_unused(tree.unused)
+        return replace(copy(storage, access, to, file_size, progress), notes=tree.notes())
     before = tree.identity()
     with open_whole(tree, max_expansion) as whole:
 
         def check() -> None:
-            check_same(storage, before, Tree.of(storage, exclude, follow_links=follow_links).identity())
+            check_same(storage, before, Tree.of(storage).identity())
 
         contents = Conversion(tuple(whole.items.values()), None, before, partial(_read, whole), check=check)
         return replace(convert(to, contents, file_size, progress), notes=tuple(whole.contents.notes))
@@ -151,20 +142,16 @@ def _refuse_inside(source: str | os.PathLike[str], target: str | os.PathLike[str
         raise ParameterError("the target is in the folder that is to be packed: name one outside of it")
 
 
-def _refuse_beside(storage: Storage, exclude: Sequence[str]) -> None:
-    """Raise UnsupportedError if a checkpoint's folder has something that is not part of it, and is not excluded."""
-    unused = set(exclude)
-    paths = [path for path, _ in paths_in(storage, exclude, unused)]
-    refuse_unused(unused)
-    beside = [path for path in paths if path != GLOBAL and not made_by_writers(path)]
+def _refuse_beside(tree: Tree) -> None:
+    """Raise UnsupportedError if the folder of a checkpoint has files that are not part of it."""
+    beside = [path for path in tree.files if path != GLOBAL and not made_by_writers(path)]
     if beside:  # metadata may name files of any name, and in folders
-        with Checkpoint.at(storage, Access(), listing=True) as checkpoint:
+        with Checkpoint.at(tree.storage, Access(), listing=True) as checkpoint:
             items = [item for metadata in checkpoint.metadata for item in metadata.items.values()]
-        known = {place.file for item in items for place in item.places}
-        beside = [path for path in beside if not any(f"{name}/".startswith(f"{path}/") for name in known)]
+        beside = sorted(set(beside) - {place.file for item in items for place in item.places})
     if beside:
         raise UnsupportedError(
-            f"the folder is a DCP checkpoint with other content, which would not be packed: {some(beside)}. Move it "
-            "away, or leave it out (exclude)",
-            file=storage.given,
+            f"the folder is a DCP checkpoint with other files, which would not be packed: {some(beside)}. Move them "
+            "away, or copy the checkpoint alone with transcode",
+            file=tree.storage.given,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -67,13 +67,11 @@ class NewFile:
     holds as uint8.
 
     - `name`: its path in the checkpoint's folder; of a single file, its name.
-    - `mode`: its permissions, which the umask may restrict; None for the usual ones.
     """
 
     name: str
     runs: Sequence[Stretch]
     rest: bytes | TensorItem | None
-    mode: int | None = None
 
     @property
     def rest_size(self) -> int:
@@ -87,7 +85,7 @@ class NewFile:
 @dataclass(frozen=True)
 class Plan:
     """What is to be written: files in a folder, or a single file, and which items are in them. `restored`, `left_out`
-    and `notes` are those of `Unpacked`, `folders` and `links` those of `Origin`.
+    and `notes` are those of `Unpacked`.
     """
 
     files: Sequence[NewFile]
@@ -96,8 +94,6 @@ class Plan:
     restored: bool = False
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    folders: Mapping[str, int | None] = field(default_factory=dict)
-    links: Mapping[str, str] = field(default_factory=dict)
 
 
 def format_of_name(name: str) -> Format | None:
@@ -291,17 +287,10 @@ def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
     if origin.is_folder:
         files.sort(key=lambda file: (file.name.endswith(INDEX), file.name))
     else:
-        files = [replace(files[0], name=name, mode=None)]
-    notes = (f"left out when it was packed: {', '.join(map(shorten, origin.excluded))}",) if origin.excluded else ()
-    return Plan(
-        files,
-        origin.is_folder,
-        [item for item in items.values() if not is_kept(item.name)],
-        restored=True,
-        notes=notes,
-        folders=origin.folders if origin.is_folder else {},
-        links=origin.links,
-    )
+        files = [replace(files[0], name=name)]
+    notes = (f"left out when it was packed: {some(origin.left_out)}",) if origin.left_out else ()
+    kept = [item for item in items.values() if not is_kept(item.name)]
+    return Plan(files, origin.is_folder, kept, restored=True, notes=notes)
 
 
 def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> NewFile:
@@ -320,7 +309,7 @@ def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> NewFil
         runs.append(Stretch(tensor.start, item, tensor.order))
         gaps.append(tensor.start - at)
         at = tensor.start + item.size
-    made = NewFile(path, runs, rest if isinstance(rest, TensorItem) else None, file.mode)
+    made = NewFile(path, runs, rest if isinstance(rest, TensorItem) else None)
     if min(gaps) < 0 or sum(gaps) > made.rest_size:
         raise MetadataError(
             f"{shorten(path)} cannot be restored: its tensors do not fit where they were when it was packed", item=ITEM

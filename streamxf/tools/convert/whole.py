@@ -101,8 +101,9 @@ class _Pieces:
 def open_whole(tree: Tree, max_expansion: int = MAX_EXPANSION) -> Whole:
     """Open a file or a folder that is not a DCP checkpoint; raises as `pack`."""
     storage = tree.storage
-    notes: list[str] = []
+    notes = [*tree.notes()]
     if tree.is_folder:
+        notes += huggingface.notes_of_links(storage, tree.files)
         main = _model(tree, notes)
         kind = Format.FOLDER if main is None else Format.HUGGING_FACE
     else:
@@ -126,12 +127,12 @@ def open_whole(tree: Tree, max_expansion: int = MAX_EXPANSION) -> Whole:
         shard, rest = packing.shards[path], rest_of(path)
         tensors = _placed(shard)
         others = shard.items.keys() - {tensor.name for tensor in tensors}
-        packed[path] = PackedFile(tuple(tensors), tuple(filter(others.__contains__, shard.items)), tree.modes.get(path))
+        packed[path] = PackedFile(tuple(tensors), tuple(filter(others.__contains__, shard.items)))
         if around := _gaps(tensors, size):
             length = sum(stop - start for start, stop in around)
             rests[rest] = whole_tensor(rest, "uint8", (length,), path, around[0][0], length, (rest,))
             gaps[rest] = around
-    origin = Origin(kind, packed, tree.folders, tree.links, tree.excluded)
+    origin = Origin(kind, packed, tree.left_out)
     items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **packing.items, **rests}
     contents = Contents(redacted(storage.given), kind, items, tree.files, notes=tuple(notes))
     whole = Whole(tree, contents, packing.shards, gaps, origin, max_expansion)
@@ -147,7 +148,7 @@ def _model(tree: Tree, notes: list[str]) -> FileReader | None:
         found = open_layout(tree.storage, layout) if layout is not None else None
         if found is None or not (elsewhere := found.shards.keys() - tree.files.keys()):
             return found
-        reason = f"{printable(min(elsewhere))} is a link or excluded"
+        reason = f"{printable(min(elsewhere))} is not in the folder itself"
     except (UnsupportedError, PolicyError) as error:
         reason = error.message
     notes.append(f"names of the model's tensors begin with the names of their files: {reason}")
@@ -226,7 +227,7 @@ class _Packing:
                 )
             if name in self.items:
                 raise UnsupportedError(
-                    f"two tensors would have the name {printable(name)!r}: rename the file, or leave it out (exclude)",
+                    f"two tensors would have the name {printable(name)!r}: rename the file",
                     file=self._tree.storage.given,
                 )
         self.items.update(items)

@@ -19,8 +19,7 @@ from streamxf.checkpoint.disk import Volume, missing_folders, sync_folder, sync_
 from streamxf.checkpoint.publish import locked
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage
-from streamxf.descriptor import shorten
-from streamxf.errors import NoSpaceError, UnsupportedError, redacted
+from streamxf.errors import NoSpaceError, redacted
 from streamxf.files import aim
 from streamxf.formats.huggingface import INDEX, layout_of
 from streamxf.formats.opening import OF_DCP
@@ -40,17 +39,9 @@ def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, pr
     if target.local is not None:
         _write_local(aim(target.local), plan, reader, overwrite, progress)
         return
-    if plan.links:
-        raise UnsupportedError(
-            f"the folder that was packed has links, such as {shorten(min(plan.links))}, which cannot be made at a URL: "
-            "name a local target",
-            file=target.given,
-        )
     if not overwrite:
         refuse_existing(target)
     _write_files(target, plan, reader, progress)
-    for folder in filter(None, plan.folders):
-        target.filesystem.makedirs(target.inner(folder), exist_ok=True)
     if plan.folder:  # readers would prefer an older index
         written = {file.name for file in plan.files}
         target.remove([name for name in target.names() if name.endswith(_WEIGHTS) and name not in written])
@@ -101,7 +92,9 @@ def _write_local(target: Path, plan: Plan, reader: BoxReader, overwrite: bool, p
         _check_room(target, plan)
         _write_files(Storage.of(content), plan, reader, progress)
         if plan.folder:
-            _finish_folder(content, plan)
+            content.mkdir(exist_ok=True)
+            for folder, _, _ in os.walk(content):
+                sync_folder(folder)
         _check_target(target, plan, overwrite)  # it may be there by now
         if target.exists():
             _keep_modes(target, content, plan)
@@ -140,26 +133,10 @@ def _check_room(target: Path, plan: Plan) -> None:
         )
 
 
-def _finish_folder(content: Path, plan: Plan) -> None:
-    """Make folders and links, and set permissions last, because they may forbid writing."""
-    content.mkdir(exist_ok=True)
-    allowed = stat.S_IMODE(content.stat().st_mode) & 0o777  # what the umask allows; reading the umask would change it
-    for path in plan.folders:
-        (content / path).mkdir(parents=True, exist_ok=True)
-    for path, leads_to in plan.links.items():
-        (content / path).parent.mkdir(parents=True, exist_ok=True)
-        os.symlink(leads_to, content / path)
-    for path, mode in (*((file.name, file.mode) for file in plan.files), *plan.folders.items()):
-        if mode is not None:
-            os.chmod(content / path, mode & allowed)
-    for folder, _, _ in os.walk(content):
-        sync_folder(folder)
-
-
 def _keep_modes(target: Path, content: Path, plan: Plan) -> None:
     """Give files and folders the permissions of those that they replace, which may be private."""
-    names = (".", *filter(None, plan.folders), *(file.name for file in plan.files)) if plan.folder else ("",)
-    for name in names:
+    paths = [Path(file.name if plan.folder else "") for file in plan.files]
+    for name in {each for path in paths for each in (path, *path.parents)}:
         if (target / name).exists():
             os.chmod(content / name, stat.S_IMODE((target / name).stat().st_mode))
 
@@ -191,7 +168,7 @@ def _claimed(draft: Path) -> Iterator[Path]:
         with locked(Storage.of(draft), patience=0.0):
             if not os.path.lexists(draft):  # the process that had it was done, and removed it
                 continue
-            if draft.is_symlink() or (os.name != "nt" and draft.stat().st_uid != os.geteuid()):
+            if draft.is_symlink() or draft.stat().st_uid != os.geteuid():
                 # in a folder that everyone may write to, another user can make it first, with links to anywhere
                 text = (
                     "the target is written here first, and this is a link or another user's: remove it, or name another"

@@ -18,11 +18,11 @@ from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.tools.convert.origin import Origin, origin_of
-from streamxf.tools.convert.tree import Tree, paths_in
+from streamxf.tools.convert.tree import Tree
 from streamxf.tools.convert.whole import Whole, open_whole
 from streamxf.tools.diff.difference import Difference
 from streamxf.tools.diff.items import compare
-from streamxf.wording import many
+from streamxf.wording import many, some
 
 
 def diff(
@@ -46,8 +46,8 @@ def diff(
     Either may have any of the formats that streamxf reads, and be sharded in any way; tensors are read in parts. See
     `streamxf.tools.diff.distance` for what counts as the same.
 
-    A folder that was packed is compared with a folder, or with another packed one, file by file, permissions and links
-    included. Otherwise only tensors and objects are compared; `Difference.not_compared` says what was not.
+    A folder that was packed is compared with a folder, or with another packed one, file by file. Otherwise only tensors
+    and objects are compared; `Difference.not_compared` says what was not.
 
     Parameters
     ----------
@@ -102,9 +102,9 @@ def diff(
 
 
 def _opened(storage: Storage, packed: Origin | None, access: Access) -> BoxReader:
-    """One side; a folder with all that is in it, where the other side is a folder that was packed."""
+    """One side; a folder with all files in it, where the other side is a folder that was packed."""
     if packed is not None and packed.is_folder and storage.is_folder() and not is_checkpoint(storage):
-        return open_whole(Tree.of(storage, packed.excluded, follow_links=True), access.objects.max_expansion)
+        return open_whole(Tree.of(storage), access.objects.max_expansion)
     return open_source(storage, access)
 
 
@@ -113,10 +113,11 @@ def _not_compared(storage: Storage, side: BoxReader, origin: Origin | None, file
     if origin is not None:
         if origin.is_folder and not files:
             return f"{storage.given}: what {many(len(origin.files), 'file')} of the folder that was packed hold besides"
-        if origin.excluded and not isinstance(side, Whole):
-            return f"{storage.given}: what was left out when it was packed, {', '.join(origin.excluded)}"
+        if origin.left_out and not isinstance(side, Whole):
+            return f"{storage.given}: what was left out when it was packed, {some(origin.left_out)}"
     elif isinstance(side, FileReader) and storage.is_folder():
-        others = (path for path, _ in paths_in(storage, (), set()) if path not in side.shards)
+        tree = Tree.of(storage)
+        others = (path for path in (*tree.files, *tree.left_out) if path not in side.shards)
         other = next((path for path in others if not path.endswith(INDEX)), None)
         return f"{storage.given}: what else is in the folder, such as {other}" if other else ""
     return ""

@@ -206,7 +206,7 @@ def test_what_fits_into_one_file_needs_no_index(tmp_path, checkpoint):
 @pytest.mark.parametrize("files", [1, 3])
 def test_a_packed_folder_comes_back_byte_for_byte(tmp_path, files):
     hub = tmp_path / "hub"
-    (hub / "tokenizer").mkdir(parents=True)
+    hub.mkdir()
     (hub / "config.json").write_text('{"model": 1}')
     (hub / "vocab.bin.txt").write_bytes(bytes(range(256)))
     shards = [{f"layer.{shard}.{n}": torch.randn(5, 3) for n in range(4)} for shard in range(files)]
@@ -220,8 +220,6 @@ def test_a_packed_folder_comes_back_byte_for_byte(tmp_path, files):
     assert done.restored
     names = sorted(os.listdir(hub))
     assert sorted(os.listdir(tmp_path / "back")) == names
-    assert os.listdir(tmp_path / "back" / "tokenizer") == []
-    names.remove("tokenizer")
     for name in names:
         assert (tmp_path / "back" / name).read_bytes() == (hub / name).read_bytes()
 
