@@ -286,6 +286,9 @@ class Run:
             if look.facts is None and SAVING in top:
                 mark = self._begun(where.child(name), name)
                 return replace(look, begun=mark.run if mark is not None and mark.framework else "")
+            if look.facts is None and REMOVED in top:  # a framework's, of which the commit record is gone already
+                going = self._committed(where.child(name), files, REMOVED)
+                look = look if going.problem or going.doubt else going
             return self._supplemented(where.child(name), files, look)
         if REMOVED in top:
             return self._committed(where.child(name), files, REMOVED)

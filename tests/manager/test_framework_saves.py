@@ -19,7 +19,7 @@ from streamxf import CheckpointManager
 from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import NoCheckpointError
-from streamxf.manager.commits import COMMIT, SAVING, Saving
+from streamxf.manager.commits import COMMIT, REMOVED, SAVING, Saving
 
 from .points import no_locks
 from .runs import blank, is_at, saved_run, state_at
@@ -110,6 +110,28 @@ def test_metadata_does_not_complete_what_was_not_committed(tmp_path: Path) -> No
         save(manager, 9)
     assert kinds(tmp_path) == {"step-3": "own", "step-9": "own"}
     assert not (tmp_path / "step-6").exists()
+
+
+def test_metadata_does_not_complete_what_is_being_removed(tmp_path: Path) -> None:
+    """A removal takes the commit record away first, and puts it aside; then it may be killed."""
+    with CheckpointManager(tmp_path) as manager:
+        folder = Path(manager.begin(3))
+        publish(folder)
+        (folder / "weights").write_text("weights")
+        manager.commit(3)
+        save(manager, 6)
+    (folder / COMMIT).rename(folder / REMOVED)
+    assert kinds(tmp_path) == {"step-3": "removing", "step-6": "own"}
+    with CheckpointManager(tmp_path) as manager:
+        save(manager, 9)
+    assert kinds(tmp_path) == {"step-6": "own", "step-9": "own"}
+    assert not folder.exists()
+
+
+def test_what_cannot_be_read_hides_no_metadata(tmp_path: Path) -> None:
+    publish(tmp_path / "step-3")
+    (tmp_path / "step-3" / REMOVED).write_text("no commit record")
+    assert kinds(tmp_path) == {"step-3": "unclaimed"}
 
 
 def test_the_run_of_a_job_that_was_killed_in_its_first_save_goes_on(tmp_path: Path) -> None:
