@@ -26,6 +26,7 @@ from streamxf.manager.listing import Run
 from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.rows import FOLDER
 from streamxf.tuning.sample import StoredTensors, take_sample
+from streamxf.wording import some
 
 Verify = Literal["none", "sample", "whole"]
 Part = tuple[int, int]
@@ -265,19 +266,18 @@ def _check_commit(run: Run, record: Record, place: Storage, files: Files, check:
     """What a framework wrote: all sizes, and the digests of a part of the files, where they are known by now."""
     commit = committed(place, files, run.authority)
     check_alone(place, files, commit, run.authority)
+    if run.authority.strict and (bare := commit.without_digests()):
+        raise MetadataError(f"its commit record has no digest of {some(bare)}, so nothing authenticates what is there")
     digests = {path: file.sha256 for path, file in commit.files.items() if file.sha256 is not None}
-    found, lost = run.supplements(place, files, commit.save_id)
-    for each in found:
+    for each in run.supplements(place, files, commit.save_id)[0]:
         digests |= each.sha256
-    if lost and run.authority.strict:
-        raise MetadataError("what became known of it later cannot be read, so its digests may be missing")
     if check == "none":
         return
     for number, (path, digest) in enumerate(sorted(digests.items())):
         if number % part[1] == part[0] and digest_of(place, path) != digest:
             raise ContainerError("the SHA-256 of the file is not that which was committed", file=place.full(path))
     if part[0] == 0:  # what DCP wrote below has checksums of its own
-        for path in commit.files.keys() - digests.keys():
+        for path in commit.files if run.authority.strict else commit.files.keys() - digests.keys():
             folder, _, name = path.rpartition("/")
             if is_metadata_name(name):
                 how = check if commit.files[path].checksum is None else "sample"
