@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.metadata import only_inside
 from streamxf.checkpoint.publish import made_by_saves
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.collector import collector_paused
@@ -19,7 +20,7 @@ from streamxf.formats.contents import SUFFIXES, Contents, Format, sizes_of
 from streamxf.formats.reader import FileReader
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
-from streamxf.wording import many, some
+from streamxf.wording import many
 
 LOOKED_FOR = (
     "a checkpoint of DCP (.metadata, or __0.metadata and so on), *.safetensors, model.safetensors.index.json, "
@@ -74,11 +75,7 @@ def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
         layout = huggingface.layout_of(storage.names(()))
     if layout is None:
         if parts := [part for part in parts_of(storage) if _is_known(storage.child(part))]:
-            raise NoCheckpointError(
-                f"the folder is not a checkpoint, but has {many(len(parts), 'checkpoint')} in it: {some(parts)}. Name "
-                "one of them; of a training run, `streamxf latest` prints the newest",
-                file=storage.given,
-            )
+            raise only_inside(storage, parts)
         raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.given)
     return layout
 

@@ -69,6 +69,7 @@ def test_why_there_is_no_metadata(saved: Path, remote: bool) -> None:
         return str(caught.value)
 
     assert "there is no checkpoint in the folder, or no such folder: '" in told(saved / "nowhere")
+    assert "has 1 checkpoint in it: checkpoint. Name one of them" in told(saved.parent)
     whole = (saved / ".metadata").read_bytes()
     (saved / ".metadata").unlink()
     assert "the folder has data files and no metadata at all" in told(saved)
