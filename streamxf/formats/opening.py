@@ -75,7 +75,7 @@ def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
         layout = huggingface.layout_of(storage.names(()))
     if layout is None:
         if parts := [part for part in parts_of(storage) if _is_known(storage.child(part))]:
-            raise only_inside(storage, parts)
+            raise only_inside(storage, [part for part in parts if part.rpartition("/")[0] not in parts])
         raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.given)
     return layout
 

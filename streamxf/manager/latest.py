@@ -86,8 +86,7 @@ def latest(
             return None
     choice = latest_in(run, verify, best=None if best is None else (best, mode), ranks=ranks)
     if choice.record is None and choice.skipped:
-        why = "; ".join(f"{name}: {reason}" for name, reason in list(choice.skipped.items())[:20])
-        raise NoCheckpointError(f"no checkpoint can be resumed from ({why})", file=storage.given)
+        raise NoCheckpointError(f"no checkpoint can be resumed from ({choice.why})", file=storage.given)
     return None if choice.record is None else storage.full(choice.record.name)
 
 

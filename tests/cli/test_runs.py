@@ -199,7 +199,7 @@ def test_latest_passes_over_what_is_damaged(run: Run, folder: Path):
     (folder / "step-300" / ".metadata").write_bytes(b"")
     done = run("latest", folder)
     assert (done.code, done.out) == (0, f"{folder}/step-200\n")
-    assert "step-1000 is passed over: " in done.err
+    assert "step-1000 is passed over: verify found damage: " in done.err
     assert "step-300 is passed over: " in done.err
     facts = run("latest", folder, "--json", "--verify", "whole").json
     assert facts["latest"] == f"{folder}/step-200"
