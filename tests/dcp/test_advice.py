@@ -92,5 +92,5 @@ def test_a_folder_that_cannot_be_listed(saved: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_where_room_is_short_by_a_few_bytes_both_numbers_are_exact() -> None:
-    with pytest.raises(NoSpaceError, match="at least 1,000,002 bytes .* 1,000,001 bytes are free. A checkpoint that"):
+    with pytest.raises(NoSpaceError, match=r"at least 1,000,002 bytes .* 1,000,001 bytes are free. A checkpoint that"):
         _refuse("there", 1_000_002, 1_000_001, "")
