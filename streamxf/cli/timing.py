@@ -1,4 +1,4 @@
-"""Saves and loads of one state dict by several writers in turn, and what they took; what ``bench`` saves and loads."""
+"""Saves and loads of one state dict by several writers in turn, and what they took; and what ``tune --runs`` saves."""
 
 from __future__ import annotations
 
