@@ -214,22 +214,31 @@ def _save_and_load(
     with TemporaryDirectory(prefix="streamxf-tune-", dir=at) as folder, show.progress("Saving", json) as bar:
         found = measure(state, sides, Path(folder), runs, progress=bar)
     best = found[choose(found)]
-    wrong = [each.side or NO_CHAIN for each in found if not each.correct]
-    fields = ("stored_bytes", "save_seconds", "load_seconds", "correct")
     if json:
-        show.as_json(
-            {
-                "path": path,
-                "at": at,
-                "good": not wrong,
-                "chain": best.side,
-                "raw_bytes": best.raw_bytes,
-                "items": best.items,
-                "candidates": [{"chain": each.side, **{n: getattr(each, n) for n in fields}} for each in found],
-            }
-        )
-        return FAILED if wrong else FINE
-    show.console().print(
+        _timings_as_json(path, at, found, best)
+    else:
+        _print_timings(path, at, found, best, runs)
+    return FINE if all(each.correct for each in found) else FAILED
+
+
+def _timings_as_json(path: str | None, at: str, found: list[Timing], best: Timing) -> None:
+    fields = ("stored_bytes", "save_seconds", "load_seconds", "correct")
+    show.as_json(
+        {
+            "path": path,
+            "at": at,
+            "good": all(each.correct for each in found),
+            "chain": best.side,
+            "raw_bytes": best.raw_bytes,
+            "items": best.items,
+            "candidates": [{"chain": each.side, **{name: getattr(each, name) for name in fields}} for each in found],
+        }
+    )
+
+
+def _print_timings(path: str | None, at: str, found: list[Timing], best: Timing, runs: int) -> None:
+    out = show.console()
+    out.print(
         f"{size_text(best.raw_bytes)} of {path or 'random weights'} in {many(best.items, 'tensor')}, saved at {at}\n"
         f"Medians of {many(runs, 'run')} of each chain in turn, after one to warm up."
     )
@@ -238,9 +247,9 @@ def _save_and_load(
         save, load = (f"{each.raw_bytes / took / 1e6:,.0f}" for took in (each.save_seconds, each.load_seconds))
         rows.append((each.side, each, save, load))
     _print_figures(rows, ("save\nMB/s", "load\nMB/s"), best.side)
-    for name in wrong:
-        show.console().print(f"NOT IDENTICAL AFTER A LOAD by {name}: do not save with it")
-    return FAILED if wrong else FINE
+    for each in found:
+        if not each.correct:
+            out.print(f"NOT IDENTICAL AFTER A LOAD by {each.side or NO_CHAIN}: do not save with it")
 
 
 def _side(chain: Chain, threads: int) -> Side:
