@@ -21,11 +21,15 @@ from safetensors.torch import save_file
 
 from streamxf import diff, pack
 from streamxf.checkpoint.stock import read_stock
+from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError, PolicyError
 from streamxf.format.index import from_json
 from streamxf.format.items import Chunk, Place, TensorItem, check_apart, check_offsets, check_tiles
+from streamxf.formats.opening import open_source
+from streamxf.formats.reader import FileReader
 from streamxf.objects.check import Check
 from streamxf.proportion import Steps, TooMuch
+from streamxf.tools.convert.model import model_in
 from streamxf.tools.diff.objects import Incomparable, difference_of
 from streamxf.tools.inspect.tree import MAX_DEPTH, Module, tree_of
 from streamxf.tools.inspect.tree import _grown as grown_from
@@ -363,3 +367,56 @@ def test_a_tree_has_modules_in_proportion_to_items() -> None:
     assert tree_of(map(item, names)).tally.tensors == 10_000
     few = tree_of(map(item, names[:10]))
     assert [child.name for child in few.children] == names[:10]
+
+
+# -- files of torch.save -------------------------------------------------------------------------------------------
+
+
+def as_file(path: Path, root: bytes) -> Path:
+    """A file of torch.save with this pickle, and a record of 64 bytes."""
+    file = torch._C.PyTorchFileWriter(str(path))
+    for name, data in {"data.pkl": b"\x80\2" + root, "byteorder": b"little", "data/0": bytes(64)}.items():
+        file.write_record(name, data, len(data))
+    file.write_end_of_file()
+    return path
+
+
+def shared_list(path: Path, count: int, last: bytes = b"") -> Path:
+    """Entries that are one list, or lists of it alone: `count` of each."""
+    body = b"".join(b"X\6\0\0\0%06xh\0X\6\0\0\0%06x]h\0a" % (2 * number, 2 * number + 1) for number in range(count))
+    return as_file(path, b"](" + b"K\1" * count + last + b"eq\0" + b"0}(" + body + b"u.")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("last", [b"", b"ca\nb\n"], ids=["plain", "not plain"])
+def test_a_list_that_many_entries_share_is_looked_through_once(tmp_path: Path, last: bytes) -> None:
+    count = 30_000
+    with open_source(Storage.of(shared_list(tmp_path / "a.pt", count, last))) as reader:
+        assert len(reader.items) == 2 * count
+
+
+def test_an_object_that_holds_itself_is_not_taken_for_plain(tmp_path: Path) -> None:
+    """Nor is what holds it."""
+    path = as_file(tmp_path / "a.pt", b"}(X\1\0\0\0a]q\0h\0aX\1\0\0\0b]h\0aX\1\0\0\0c]K\1au.")
+    with open_source(Storage.of(path)) as reader:
+        assert isinstance(reader, FileReader)
+        assert reader.shards["a.pt"].objects == {"c": [1]}
+
+
+@pytest.mark.timeout(60)
+def test_a_list_that_many_entries_share_is_compared_a_few_times(tmp_path: Path) -> None:
+    paths = [shared_list(tmp_path / name, 4000) for name in ("a.pt", "b.pt")]
+    found = diff(*paths)
+    assert found.equal + len(found.incomparable) == 8000
+    assert all("shared so often" in reason for reason in found.incomparable.values())
+    assert found.incomparable
+
+
+@pytest.mark.timeout(60)
+def test_many_beginnings_beside_a_model(tmp_path: Path) -> None:
+    names = b"".join(b"X\6\0\0\0%06xN" % number for number in range(100_000))
+    path = as_file(tmp_path / "a.pt", b"}(" + b"X\7\0\0\0model.w" + TENSOR + names + b"u.")
+    with open_source(Storage.of(path)) as reader:
+        model, beside, _ = model_in(reader.items)
+    assert [*model] == ["model.w"]
+    assert len(beside) == 100_000
