@@ -4,6 +4,7 @@ published.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -12,7 +13,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from streamxf.dcp.metadata import extra_of, items_of, of_index, stored_propertie
 from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord
 from streamxf.errors import AbortedError, ChainError, MetadataError, UnsupportedError
+from streamxf.files import open_regular
 from streamxf.format import limits
 from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys, steps_of
 from streamxf.format.items import Item, TensorItem, check_apart, check_tiles
@@ -268,7 +269,8 @@ def _surely_unpublished(storage: Storage, name: str, data: bytes) -> bool:
     try:
         if not Mount.of(local).of_one_machine:  # which may remember what was there before
             return False
-        return Path(local, name).read_bytes() != data
+        with io.BufferedReader(open_regular(os.path.join(local, name))) as file:
+            return file.read(len(data) + 1) != data
     except FileNotFoundError:
         return True
     except OSError:
