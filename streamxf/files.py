@@ -29,14 +29,23 @@ def open_regular(path: str | os.PathLike[str], folder: int | None = None) -> io.
     return file
 
 
-def create(path: str | os.PathLike[str], like: Path | None = None, *, anew: bool = True) -> io.FileIO:
+def create(
+    path: str | os.PathLike[str], like: Path | None = None, *, anew: bool = True, folder: int | None = None
+) -> io.FileIO:
     """Open a file to write it, unbuffered and never through a link; `anew` if it must not exist. From its first byte on
-    nobody may read it who may not read the file `like`, which it is to replace. Raises OSError.
+    nobody may read it who may not read the file `like`, which it is to replace. Its last name alone counts in an open
+    `folder`. Raises OSError.
     """
+
+    def opener(name: str, flags: int) -> int:
+        try:
+            return os.open(within(name, folder), flags | os.O_NOFOLLOW, mode, dir_fd=folder)
+        except OSError as error:
+            error.filename = name
+            raise
+
     mode = 0o666 if like is None else 0o600
-    file = open(  # noqa: SIM115 - returned
-        path, "xb" if anew else "wb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, mode)
-    )
+    file = open(path, "xb" if anew else "wb", buffering=0, opener=opener)  # noqa: SIM115 - returned
     if like is not None:
         try:
             _share_like(like, file.fileno())
@@ -44,6 +53,11 @@ def create(path: str | os.PathLike[str], like: Path | None = None, *, anew: bool
             file.close()
             raise
     return file
+
+
+def within(path: str | os.PathLike[str], folder: int | None) -> str:
+    """What a call is given beside ``dir_fd=folder``: of a path in a folder that is open, the last name."""
+    return os.fspath(path) if folder is None else os.path.basename(path)
 
 
 def aim(path: str | os.PathLike[str]) -> Path:
