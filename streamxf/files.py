@@ -29,23 +29,14 @@ def open_regular(path: str | os.PathLike[str], folder: int | None = None) -> io.
     return file
 
 
-def create(
-    path: str | os.PathLike[str], like: Path | None = None, *, anew: bool = True, folder: int | None = None
-) -> io.FileIO:
-    """Open a file to write it, unbuffered and never through a link; `anew` if it must not exist. From its first byte on
-    nobody may read it who may not read the file `like`, which it is to replace. Its last name alone counts in an open
-    `folder`. Raises OSError.
+def create(path: str | Path, like: Path | None = None, folder: int | None = None, *, anew: bool = True) -> io.FileIO:
+    """Open a file, or a name in an open `folder`, to write it unbuffered, never through a link; `anew` if it must not
+    exist. From its first byte on nobody may read it who may not read the file `like`, which it replaces; or OSError.
     """
-
-    def opener(name: str, flags: int) -> int:
-        try:
-            return os.open(within(name, folder), flags | os.O_NOFOLLOW, mode, dir_fd=folder)
-        except OSError as error:
-            error.filename = name
-            raise
-
     mode = 0o666 if like is None else 0o600
-    file = open(path, "xb" if anew else "wb", buffering=0, opener=opener)  # noqa: SIM115 - returned
+    file = open(  # noqa: SIM115 - returned
+        path, "xb" if anew else "wb", 0, opener=lambda at, how: os.open(at, how | os.O_NOFOLLOW, mode, dir_fd=folder)
+    )
     if like is not None:
         try:
             _share_like(like, file.fileno())
@@ -53,11 +44,6 @@ def create(
             file.close()
             raise
     return file
-
-
-def within(path: str | os.PathLike[str], folder: int | None) -> str:
-    """What a call is given beside ``dir_fd=folder``: of a path in a folder that is open, the last name."""
-    return os.fspath(path) if folder is None else os.path.basename(path)
 
 
 def aim(path: str | os.PathLike[str]) -> Path:

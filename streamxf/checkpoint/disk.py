@@ -17,7 +17,7 @@ from typing import Any
 
 from streamxf.buffers import write_all
 from streamxf.checkpoint.inside import open_folder
-from streamxf.files import create, within
+from streamxf.files import create
 
 SHARED = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "beegfs"})
 """Mounted from the same source, they are the same on every host, and number their folders alike."""
@@ -129,12 +129,11 @@ _MAY_NOT = frozenset({errno.EACCES, errno.EPERM})
 
 
 def put_local(target: str, data: bytes, sync: bool, check: Check | None, folder: int | None = None) -> None:
-    """In a local folder, which may be open: a draft, synced, is renamed over the target; as `Storage.put`."""
+    """In a local folder, or by a name in an open one: a draft, synced, is renamed over the target; as `Storage.put`."""
     path = Path(target)
-    draft_path = path.with_name(draft_of(path.name))
-    draft, place = within(draft_path, folder), path.parent if folder is None else folder
+    draft, place = path.with_name(draft_of(path.name)), path.parent if folder is None else folder
     try:
-        with create(draft_path, None if check is None else path, folder=folder) as file:
+        with create(draft, None if check is None else path, folder) as file:
             write_all(file, data)
             if sync:
                 os.fsync(file.fileno())
@@ -142,9 +141,9 @@ def put_local(target: str, data: bytes, sync: bool, check: Check | None, folder:
             sync_folder(place)  # the data files' names, before anything refers to them
         if check is not None:
             check()
-        os.replace(draft, within(path, folder), src_dir_fd=folder, dst_dir_fd=folder)
+        os.replace(draft, path, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException as error:
-        with noted(error, draft_path), suppress(FileNotFoundError):
+        with noted(error, draft), suppress(FileNotFoundError):
             os.unlink(draft, dir_fd=folder)
         raise
     if sync:

@@ -202,13 +202,16 @@ def check_free(path: Any, found: Collection[str], name: str, overwrite: bool) ->
 def check_present(
     storage: Storage, found: Mapping[str, int | None], files: Mapping[str, File], elsewhere: Collection[str]
 ) -> None:
-    """Refuse to publish a save some of whose files have gone, which raises AbortedError, or are not as long as they
-    were written, which raises ContainerError.
+    """Refuse to publish a save whose folder or some of whose files have gone, which raises AbortedError, or whose files
+    are not as long as they were written, which raises ContainerError.
 
     - `found`: what `Storage.names` found in the folder.
     - `elsewhere`: files that other hosts wrote, to folders that surely are their own. Where people copy these together
       later, none of them is here.
     """
+    if storage.folder is not None and not _is_still(storage.folder, str(storage.local)):
+        text = "the folder was moved or removed while it was saved to; the save was not published: find out by whom"
+        raise AbortedError(text, file=storage.given)
     missing = [path for path in files if path not in found]
     local = storage.local is not None
     if missing and local and len(missing) < len(files) and not any(path in found for path in elsewhere):

@@ -18,7 +18,6 @@ from typing import IO, Any
 from streamxf.checkpoint.disk import ONE_PUT, RENAMES, Check, put_local, put_renamed
 from streamxf.checkpoint.inside import FOLDER, components, opened
 from streamxf.errors import (
-    AbortedError,
     ContainerError,
     ForeignError,
     MetadataError,
@@ -107,8 +106,7 @@ class StoredFile:
 @dataclass(frozen=True)
 class Storage:
     """Where a checkpoint is: as the caller gave it, as the file system takes it, fsspec's file system, None for the
-    local one, and the open `folder` while it is `entered`: then whatever is put in its place, files are written, listed
-    and removed in the folder that was opened.
+    local one, and an open `folder`: while it is held, files are written, listed and removed in that one alone.
     """
 
     given: str
@@ -207,19 +205,14 @@ class Storage:
         """
         found: dict[str, int | None] = {}
         if self.local is not None:
-            try:
-                with opened(self.place, ["."]) as folder, os.scandir(folder) as entries:
-                    for entry in entries:
-                        if entry.name == LOCK or entry.is_dir(follow_symlinks=False):
-                            continue
-                        with suppress(FileNotFoundError):  # removed meanwhile
-                            wanted = (known is None or entry.name in known) and entry.is_file(follow_symlinks=False)
-                            found[entry.name] = entry.stat(follow_symlinks=False).st_size if wanted else None
-            except FileNotFoundError:
-                pass
-            except PermissionError:
-                if not known:
-                    raise
+            unlisted = (FileNotFoundError, PermissionError) if known else (FileNotFoundError,)
+            with suppress(*unlisted), opened(self.place, ["."]) as folder, os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name == LOCK or entry.is_dir(follow_symlinks=False):
+                        continue
+                    with suppress(FileNotFoundError):  # removed meanwhile
+                        wanted = (known is None or entry.name in known) and entry.is_file(follow_symlinks=False)
+                        found[entry.name] = entry.stat(follow_symlinks=False).st_size if wanted else None
             for name in (name for name in known or () if name not in found):
                 with suppress(FileNotFoundError), _missing_files():
                     facts = self.facts(name)
@@ -261,18 +254,6 @@ class Storage:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def check_kept(self) -> None:
-        """Raise AbortedError if something else is in the place of the folder that is open."""
-        if self.folder is not None:
-            with suppress(FileNotFoundError), _missing_files():
-                if os.path.samestat(os.fstat(self.folder), os.stat(str(self.local))):
-                    return
-            raise AbortedError(
-                "the folder was removed, or something else put in its place, while it was saved to; the save was not "
-                "published. Find out which program did that, and save again",
-                file=self.given,
-            )
-
     def facts(self, name: str) -> os.stat_result:
         """What the system says of a local file of this folder, or of a link; raises OSError."""
         return os.stat(self._target(name), dir_fd=self.folder, follow_symlinks=False)
@@ -308,7 +289,12 @@ class Storage:
         is left where fsspec stores it; locally it is the caller's to remove.
         """
         if (path := self.local_path(name)) is not None:
-            with io.BufferedWriter(create(path, anew=False, folder=self.folder)) as file:
+            try:
+                raw = create(self._target(name), folder=self.folder, anew=False)
+            except OSError as error:
+                error.filename = path
+                raise
+            with io.BufferedWriter(raw) as file:
                 yield file
             return
         with creating(self.filesystem, self.inner(name)) as stream:
@@ -326,8 +312,8 @@ class Storage:
           files keep their owner and permissions, as far as this process may give them away.
         - `over`: the `stamp` of what may be replaced; raises ReplacedMeanwhile if something else is there by now.
         """
-        if (path := self.local_path(name)) is not None:
-            put_local(path, data, sync, check, self.folder)
+        if self.local is not None:
+            put_local(self._target(name), data, sync, check, self.folder)
         elif self.protocol in RENAMES:
             put_renamed(self.filesystem, self.inner(name), data, check)
         else:

@@ -220,7 +220,6 @@ def publish(
             old = find_leftovers(storage, found, {name, *index.files}, index.rank, alone)
             if check is not None:
                 check()
-            storage.check_kept()
             begun = True
             with suppress(ReplacedMeanwhile):
                 storage.put(name, made.data, sync=sync, over=stamp)

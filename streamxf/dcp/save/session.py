@@ -90,20 +90,15 @@ class Save:
         self._failures: list[BaseException] = []  # in the order of time: appending needs no lock
 
     def enter(self, *, links: bool = True) -> Storage:
-        """Open the folder, if it is a local one and not open yet: what is put in its place later is left alone. Raises
-        AbortedError for a link, unless `links` are followed.
-        """
+        """Hold a local folder open, whatever is put in its place; AbortedError for a link that is not followed."""
         if self.storage.folder is None and (local := self.storage.local) is not None:
             try:
                 descriptor = os.open(local, ENTER if links else ENTER | os.O_NOFOLLOW)
             except OSError as error:
                 if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                     raise
-                raise AbortedError(
-                    "a link, or a file, was put in the place of the folder that is to be saved to; nothing was saved. "
-                    "Find out which program did that, and save again",
-                    file=self.storage.given,
-                ) from error
+                text = "a link, or a file, was put in the place of this folder, and nothing was saved: find out by whom"
+                raise AbortedError(text, file=self.storage.given) from error
             self.storage = replace(self.storage, folder=descriptor)
             self._close = finalize(self, os.close, descriptor)
             self._close.atexit = False  # threads may still be writing there
