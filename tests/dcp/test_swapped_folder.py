@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import CheckpointManager
+from streamxf.checkpoint.publish import locked
 from streamxf.dcp.save.session import Save
 from streamxf.errors import AbortedError
 
@@ -95,8 +96,9 @@ class Failing(dcp.DefaultSavePlanner):
 @pytest.mark.parametrize("before", [False, True], ids=["new", "over one"])
 @pytest.mark.parametrize("fails", [False, True], ids=["saved", "failing"])
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("url", [False, True], ids=["path", "url"])
 def test_a_swap_at_any_call_of_a_save_changes_nothing_outside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool, fails: bool, threads: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool, fails: bool, threads: int, url: bool
 ) -> None:
     """From the moment at which the folder is opened: until then a link is the caller's."""
     enter = Save.enter
@@ -114,7 +116,8 @@ def test_a_swap_at_any_call_of_a_save_changes_nothing_outside(
 
         monkeypatch.setattr(Save, "enter", entered)
         options = {"_extensions": full_chain(), "thread_count": threads, "sync_files": True}
-        writer = streamxf.FileSystemWriter(folder, **options)  # type: ignore[arg-type]
+        made: Any = streamxf.FsspecWriter if url else streamxf.FileSystemWriter
+        writer = made(f"file://{folder}" if url else folder, **options)
         planner = Failing() if fails else None
         with swap.watching():
             error = error_of(lambda w=writer, p=planner: dcp.save(state_of(1), storage_writer=w, planner=p))
@@ -168,6 +171,29 @@ def test_a_managers_save_names_the_link(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager, refused(AbortedError, "a link, or a file, was put in the place"):
         manager.save(1, Swapping(state_of(1)))
     swap.check()
+
+
+def test_a_swap_at_any_call_of_cleaning_changes_nothing_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run, number in swaps(tmp_path):
+        save(state_of(1), run / "checkpoint", [])
+        swap, left = Swap(run / "checkpoint", number), f"__0_0_{'b' * 32}.distcp"
+        (swap.folder / left).touch()
+
+        def armed(*arguments: Any, swap: Swap = swap) -> Any:
+            swap.arm()
+            return locked(*arguments)
+
+        monkeypatch.setattr("streamxf.tools.clean.locked", armed)
+        with swap.watching():
+            error = error_of(lambda folder=swap.folder: streamxf.clean(folder))
+        swap.check()
+        if not swap.done:
+            break
+    assert error is None
+    assert number > 5
+    assert left not in os.listdir(swap.folder)
 
 
 def test_a_link_that_the_caller_names_is_followed(tmp_path: Path) -> None:
