@@ -17,7 +17,6 @@ from unittest.mock import patch
 import crc32c
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.filesystem import FileSystem
 
 import streamxf
 from benchmarks.child import in_child
@@ -25,6 +24,7 @@ from benchmarks.dcp_sides import BLOCK_SIZE, KEY, empty_target, full_chain
 from benchmarks.harness import MIB, Phases, Rounds, Settings, alternate
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.spread import Spread
+from streamxf.checkpoint.storage import Storage
 from streamxf.codecs import encrypt
 from streamxf.codecs.floatzip import kernel
 
@@ -144,7 +144,7 @@ def _counted() -> Iterator[_Free]:
     plain = crc32c.crc32c
     counted_crc = free.counting(plain)
     aes, invalid = encrypt._cryptography()
-    create = FileSystem.create_stream
+    create = Storage.create
 
     def crc(data: Any, *rest: Any) -> int:
         return int((counted_crc if memoryview(data).nbytes >= _RELEASING else plain)(data, *rest))
@@ -164,14 +164,14 @@ def _counted() -> Iterator[_Free]:
             self.write, self.flush, self.fileno = free.counting(raw.write), raw.flush, raw.fileno
 
     @contextmanager
-    def create_stream(self: FileSystem, path: Any, mode: str) -> Iterator[Any]:
-        with create(self, path, mode) as raw:
-            yield Stream(raw) if mode == "wb" else raw
+    def creating(storage: Storage, name: str) -> Iterator[Any]:
+        with create(storage, name) as raw:
+            yield Stream(raw)
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(kernel, "compiled", Kernel))
         stack.enter_context(patch.object(crc32c, "crc32c", crc))
         stack.enter_context(patch.object(encrypt, "_cryptography", lambda: (Counting, invalid)))
-        stack.enter_context(patch.object(FileSystem, "create_stream", create_stream))
+        stack.enter_context(patch.object(Storage, "create", creating))
         stack.enter_context(patch.object(os, "preadv", free.counting(os.preadv)))
         yield free

@@ -29,13 +29,13 @@ def open_regular(path: str | os.PathLike[str], folder: int | None = None) -> io.
     return file
 
 
-def create(path: str | os.PathLike[str], like: Path | None = None, *, anew: bool = True) -> io.FileIO:
-    """Open a file to write it, unbuffered and never through a link; `anew` if it must not exist. From its first byte on
-    nobody may read it who may not read the file `like`, which it is to replace. Raises OSError.
+def create(path: str | Path, like: Path | None = None, folder: int | None = None, *, anew: bool = True) -> io.FileIO:
+    """Open a file, or a name in an open `folder`, to write it unbuffered, never through a link; `anew` if it must not
+    exist. From its first byte on nobody may read it who may not read the file `like`, which it replaces; or OSError.
     """
     mode = 0o666 if like is None else 0o600
     file = open(  # noqa: SIM115 - returned
-        path, "xb" if anew else "wb", buffering=0, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, mode)
+        path, "xb" if anew else "wb", 0, opener=lambda at, how: os.open(at, how | os.O_NOFOLLOW, mode, dir_fd=folder)
     )
     if like is not None:
         try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from streamxf.buffers import write_all
+from streamxf.checkpoint.inside import open_folder
 from streamxf.files import create
 
 SHARED = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "beegfs"})
@@ -46,7 +47,7 @@ class Mount:
     inode: int
 
     @classmethod
-    def of(cls, folder: str | os.PathLike[str]) -> Mount:
+    def of(cls, folder: str | os.PathLike[str] | int) -> Mount:
         facts = os.stat(folder)
         return cls(socket.gethostname(), *mounted(facts.st_dev), facts.st_ino)
 
@@ -127,27 +128,26 @@ _CANNOT = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP,
 _MAY_NOT = frozenset({errno.EACCES, errno.EPERM})
 
 
-def put_local(target: str, data: bytes, sync: bool, check: Check | None) -> None:
-    """In a local folder: a draft, synced, is renamed over the target; as `Storage.put`."""
+def put_local(target: str, data: bytes, sync: bool, check: Check | None, folder: int | None = None) -> None:
+    """In a local folder, or by a name in an open one: a draft, synced, is renamed over the target; as `Storage.put`."""
     path = Path(target)
-    draft = draft_of(path.name)
-    draft_path = path.with_name(draft)
+    draft, place = path.with_name(draft_of(path.name)), path.parent if folder is None else folder
     try:
-        with create(draft_path, None if check is None else path) as file:
+        with create(draft, None if check is None else path, folder) as file:
             write_all(file, data)
             if sync:
                 os.fsync(file.fileno())
         if sync:
-            sync_folder(path.parent)  # the data files' names, before anything refers to them
+            sync_folder(place)  # the data files' names, before anything refers to them
         if check is not None:
             check()
-        draft_path.replace(path)
+        os.replace(draft, path, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException as error:
-        with noted(error, draft_path):
-            draft_path.unlink(missing_ok=True)
+        with noted(error, draft), suppress(FileNotFoundError):
+            os.unlink(draft, dir_fd=folder)
         raise
     if sync:
-        sync_folder(path.parent)
+        sync_folder(place)
 
 
 def put_renamed(inner: Any, target: str, data: bytes, check: Check | None) -> None:
@@ -179,12 +179,12 @@ def draft_of(name: str) -> str:
     return f"{name}.{secrets.token_hex(4)}.tmp"
 
 
-def sync_folder(folder: str | os.PathLike[str]) -> None:
+def sync_folder(folder: str | os.PathLike[str] | int) -> None:
     """Bring the names in a folder to the disk, where its file system can do that. Raises OSError if the disk did not
     take them.
     """
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = open_folder(folder)
     except OSError as error:
         if error.errno in _MAY_NOT:
             return

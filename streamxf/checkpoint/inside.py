@@ -31,6 +31,11 @@ def components(path: str) -> list[str]:
     return [check_component(part) for part in path.split("/")]
 
 
+def open_folder(folder: str | os.PathLike[str] | int) -> int:
+    """Open a folder to list, sync or lock it; that of a descriptor anew, since one may be for its path alone."""
+    return os.open(".", FOLDER, dir_fd=folder) if isinstance(folder, int) else os.open(folder, FOLDER)
+
+
 @contextmanager
 def opened(folder: str | int, parts: Sequence[str] = (), *, make: bool = False) -> Iterator[int]:
     """Open a folder below `folder`, which is a path that may contain links, or a descriptor. Raises OSError with a

@@ -74,11 +74,10 @@ def no_metadata(storage: Storage, names: Collection[str], rank: int | None = Non
             "`streamxf salvage --without-metadata`",
             file=folder,
         )
-    others = sorted(name for name in names if name.endswith(_OF_OTHERS))
+    text = "there is no checkpoint in the folder, or no such folder"
     if below := _below(storage):
         return only_inside(storage, below)
-    text = "there is no checkpoint in the folder, or no such folder"
-    if others:
+    if others := sorted(name for name in names if name.endswith(_OF_OTHERS)):
         text = f"the folder is not a checkpoint of DCP; it has files of other formats: {some(others)}"
     return NoCheckpointError(text, file=folder)
 

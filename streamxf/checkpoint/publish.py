@@ -16,7 +16,7 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.disk import Mount
-from streamxf.checkpoint.inside import FOLDER, NO_LINK
+from streamxf.checkpoint.inside import NO_LINK, open_folder
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name, read_metadata
 from streamxf.checkpoint.storage import LOCK, Storage
 from streamxf.errors import AbortedError, ContainerError, StreamxfError, UnsupportedError
@@ -72,7 +72,7 @@ def locked(storage: Storage, patience: float | None = None) -> Iterator[bool]:
     not kept apart.
     """
     with lock(storage, patience) as held:
-        yield held and storage.local is not None and Mount.of(storage.local).of_one_machine
+        yield held and storage.local is not None and Mount.of(storage.place).of_one_machine
 
 
 @contextmanager
@@ -84,9 +84,8 @@ def lock(storage: Storage, patience: float | None = None) -> Iterator[bool]:
     hold that of the folder itself. The lock ends with the process that holds it, however that ends; the file goes with
     it, unless the process is killed. Object stores have none, nor has a folder that cannot be written to.
     """
-    local = storage.local
     seconds = PATIENCE if patience is None else patience
-    held = _acquire(local, seconds) if local is not None else None
+    held = _acquire(storage.local, storage.place, seconds) if storage.local is not None else None
     try:
         yield held is not None
     finally:
@@ -94,13 +93,13 @@ def lock(storage: Storage, patience: float | None = None) -> Iterator[bool]:
             _release(*held, unlock=True)
 
 
-def _acquire(path: str, patience: float) -> tuple[int, int] | None:
+def _acquire(path: str, place: str | int, patience: float) -> tuple[int, int] | None:
     """The descriptors of the folder and of its lock's file; None where there are no locks."""
     end = time.monotonic() + patience
     pause = 0.001
     while True:
         try:
-            folder = os.open(path, FOLDER)
+            folder = open_folder(place)
         except (PermissionError, FileNotFoundError, NotADirectoryError):
             return None  # a writable folder need not be readable; if there is none, others say so
         descriptor, free, kept = None, None, False
@@ -109,7 +108,7 @@ def _acquire(path: str, patience: float) -> tuple[int, int] | None:
                 free = _try_lock(descriptor)
             if descriptor is None or free is None:
                 return None
-            if free and _is_still(descriptor, LOCK, folder) and _is_still(folder, path):
+            if free and _is_still(descriptor, LOCK, folder) and (place != path or _is_still(folder, path)):
                 kept = True
                 return folder, descriptor
         finally:
@@ -203,13 +202,16 @@ def check_free(path: Any, found: Collection[str], name: str, overwrite: bool) ->
 def check_present(
     storage: Storage, found: Mapping[str, int | None], files: Mapping[str, File], elsewhere: Collection[str]
 ) -> None:
-    """Refuse to publish a save some of whose files have gone, which raises AbortedError, or are not as long as they
-    were written, which raises ContainerError.
+    """Refuse to publish a save whose folder or some of whose files have gone, which raises AbortedError, or whose files
+    are not as long as they were written, which raises ContainerError.
 
     - `found`: what `Storage.names` found in the folder.
     - `elsewhere`: files that other hosts wrote, to folders that surely are their own. Where people copy these together
       later, none of them is here.
     """
+    if storage.folder is not None and not _is_still(storage.folder, str(storage.local)):
+        text = "the folder was moved or removed while it was saved to; the save was not published: find out by whom"
+        raise AbortedError(text, file=storage.given)
     missing = [path for path in files if path not in found]
     local = storage.local is not None
     if missing and local and len(missing) < len(files) and not any(path in found for path in elsewhere):
@@ -319,8 +321,8 @@ def written_at(storage: Storage, name: str, entry: Mapping[str, Any] | None = No
     is what a listing by fsspec says of it.
     """
     with suppress(OSError, NotImplementedError, AttributeError, ValueError):
-        if (path := storage.local_path(name)) is not None:
-            return os.lstat(path).st_mtime
+        if storage.local is not None:
+            return storage.facts(name).st_mtime
         if entry and any(key in entry for key in _WRITTEN):
             return written_in(entry)
         return _seconds(storage.filesystem.modified(storage.inner(name)))  # a request

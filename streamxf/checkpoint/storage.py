@@ -38,7 +38,7 @@ from streamxf.transfer.upload import creating
 LOCK = ".streamxf.lock"
 """Held while something is published into a folder. No part of what lies there: `Storage.names` leaves it out."""
 
-_ENTER = getattr(os, "O_PATH", 0) | FOLDER  # which need not be readable
+ENTER = getattr(os, "O_PATH", 0) | FOLDER  # which need not be readable
 _SPECIAL = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EINVAL})
 """Of links, and of what is no regular file."""
 
@@ -106,7 +106,7 @@ class StoredFile:
 @dataclass(frozen=True)
 class Storage:
     """Where a checkpoint is: as the caller gave it, as the file system takes it, fsspec's file system, None for the
-    local one, and the open `folder` while it is `entered`.
+    local one, and an open `folder`: while it is held, files are written, listed and removed in that one alone.
     """
 
     given: str
@@ -138,6 +138,11 @@ class Storage:
             if "file" in names:
                 return str(layer._strip_protocol(path))
         return None
+
+    @property
+    def place(self) -> str | int:
+        """Of what is local, the descriptor while it is open, or else the path."""
+        return str(self.local) if self.folder is None else self.folder
 
     @property
     def protocol(self) -> str:
@@ -198,19 +203,21 @@ class Storage:
           looked for one by one if they are not listed: this process may write to the folder and not list it, or its
           listing is older than they are.
         """
-        local = self.local
         found: dict[str, int | None] = {}
-        if local is not None:
-            if known and not os.access(local, os.R_OK):
-                return _look_for(local, known)
-            with suppress(FileNotFoundError), os.scandir(local) as entries:
+        if self.local is not None:
+            unlisted = (FileNotFoundError, PermissionError) if known else (FileNotFoundError,)
+            with suppress(*unlisted), opened(self.place, ["."]) as folder, os.scandir(folder) as entries:
                 for entry in entries:
                     if entry.name == LOCK or entry.is_dir(follow_symlinks=False):
                         continue
                     with suppress(FileNotFoundError):  # removed meanwhile
                         wanted = (known is None or entry.name in known) and entry.is_file(follow_symlinks=False)
                         found[entry.name] = entry.stat(follow_symlinks=False).st_size if wanted else None
-            return found | _look_for(local, [name for name in known or () if name not in found])
+            for name in (name for name in known or () if name not in found):
+                with suppress(FileNotFoundError), _missing_files():
+                    facts = self.facts(name)
+                    found[name] = facts.st_size if stat.S_ISREG(facts.st_mode) else None
+            return found
         with suppress(FileNotFoundError):
             found |= {name: entry.get("size") for name, entry in self.listed() if entry.get("type") != "directory"}
             found.pop(LOCK, None)
@@ -240,12 +247,16 @@ class Storage:
         descriptor = None
         if self.folder is None and (local := self.local) is not None:
             with suppress(OSError):  # whoever opens a file is told
-                descriptor = os.open(local, _ENTER)
+                descriptor = os.open(local, ENTER)
         try:
             yield self if descriptor is None else replace(self, folder=descriptor)
         finally:
             if descriptor is not None:
                 os.close(descriptor)
+
+    def facts(self, name: str) -> os.stat_result:
+        """What the system says of a local file of this folder, or of a link; raises OSError."""
+        return os.stat(self._target(name), dir_fd=self.folder, follow_symlinks=False)
 
     @contextmanager
     def open(self, name: str = "", *, random: bool = False, step: int | None = None) -> Iterator[StoredFile]:
@@ -278,7 +289,12 @@ class Storage:
         is left where fsspec stores it; locally it is the caller's to remove.
         """
         if (path := self.local_path(name)) is not None:
-            with io.BufferedWriter(create(path, anew=False)) as file:
+            try:
+                raw = create(self._target(name), folder=self.folder, anew=False)
+            except OSError as error:
+                error.filename = path
+                raise
+            with io.BufferedWriter(raw) as file:
                 yield file
             return
         with creating(self.filesystem, self.inner(name)) as stream:
@@ -296,8 +312,8 @@ class Storage:
           files keep their owner and permissions, as far as this process may give them away.
         - `over`: the `stamp` of what may be replaced; raises ReplacedMeanwhile if something else is there by now.
         """
-        if (path := self.local_path(name)) is not None:
-            put_local(path, data, sync, check)
+        if self.local is not None:
+            put_local(self._target(name), data, sync, check, self.folder)
         elif self.protocol in RENAMES:
             put_renamed(self.filesystem, self.inner(name), data, check)
         else:
@@ -324,8 +340,8 @@ class Storage:
         failed: dict[str, Exception] = {}
         for name in names:
             try:
-                if (path := self.local_path(name)) is not None:
-                    os.unlink(path)
+                if self.local is not None:
+                    os.unlink(self._target(name), dir_fd=self.folder)
                 else:
                     self.filesystem.rm_file(self.inner(name))
             except FileNotFoundError:
@@ -369,6 +385,10 @@ class Storage:
             return None
         return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
 
+    def _target(self, name: str) -> str:
+        """What a call is given beside ``dir_fd=self.folder``."""
+        return str(self.local_path(name)) if self.folder is None else name
+
     def _missing(self) -> FileNotFoundError:
         return FileNotFoundError(errno.ENOENT, "there is no such file or folder", redacted(self.given))
 
@@ -392,7 +412,7 @@ class Storage:
 
     def _open_inside(self, parts: list[str]) -> IO[bytes]:
         """Open what the parts lead to, through no link."""
-        with self.entered() as here, opened(here.folder or str(self.local), parts[:-1]) as folder:
+        with self.entered() as here, opened(here.place, parts[:-1]) as folder:
             return open_regular(parts[-1], folder)
 
     def _check_regular(self, path: str, name: str) -> list[str]:
@@ -433,15 +453,6 @@ def _missing_files() -> Iterator[None]:
         if error.errno not in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
             raise
         raise FileNotFoundError(errno.ENOENT, error.strerror, error.filename) from None
-
-
-def _look_for(folder: str, names: Iterable[str]) -> dict[str, int | None]:
-    found: dict[str, int | None] = {}
-    for name in names:
-        with suppress(FileNotFoundError), _missing_files():
-            facts = os.lstat(os.path.join(folder, name))
-            found[name] = facts.st_size if stat.S_ISREG(facts.st_mode) else None
-    return found
 
 
 # Tensors of many ranks lie in the files of all of them; what fsspec opens may hold much of a file ahead.

@@ -165,26 +165,18 @@ class _Output:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        with self._named():
-            return self._stream.write(text)
-
-    def flush(self) -> None:
-        with self._named():
-            self._stream.flush()
+        found = getattr(self._stream, name)
+        return self._named()(found) if name in ("write", "flush") else found
 
     @contextmanager
     def _named(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
-            raise
         except OSError as error:
-            _discard(sys.stdout)
-            error.filename = "standard output"
-            error.add_note("all but the output may be complete")
+            if not isinstance(error, BrokenPipeError):
+                _discard(self._stream)
+                error.filename = "standard output"
+                error.add_note("all but the output may be complete")
             raise
 
 

@@ -153,30 +153,31 @@ class ChainWriterMixin(StorageMixin):
         self.use_collectives = kwargs.get("use_collectives", True)
         self._publishes = is_coordinator or not self.use_collectives
         self.report = None
-        self._save = Save(self._extensions.renew(), self._block_log2, self.sync_files)
+        self._save = Save(self._storage, self._extensions.renew(), self._block_log2, self.sync_files)
 
     @told
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Check that the folder can take this save; raises UnsupportedError for rank-local metadata beside global."""
-        local = self._storage.local
+        save, local = self._under_way, self._storage.local
         made = missing_folders(local) if local is not None and self.sync_files else []
         plan = super().prepare_local_plan(plan)  # type: ignore[misc]
+        save.enter(links=self.run_facts is None)  # in a run's folder nobody names links, and others may make some
         if local is not None and self.sync_files:
             sync_names_of([Path(os.path.abspath(local)), *made])
         if not self.use_collectives and self.fs.exists(self.fs.concat_path(self.path, GLOBAL)):
             check_free(self.path, [GLOBAL], metadata_name(self.rank), self.overwrite)
-        return note_room(plan, local, self._under_way.writer_id)
+        return note_room(plan, local, save.writer_id)
 
     @told
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Tell each rank how much those that share its file system write to it. Raises MetadataError for a save that
         the index may not be able to hold. What ranks write goes with the save: DCP tells no writer that one failed.
         """
-        save, storage = self._under_way, self._storage
+        save = self._under_way
         check_index(plans, self.thread_count if self.single_file_per_rank else None, save.extensions.hashed)
         others = {plan.storage_data.save.hex() for plan in plans if isinstance(plan.storage_data, RoomNote)}
         own, rank = save.writer_id.hex(), None if self.use_collectives else self.rank
-        save.unpublished = finalize(save, remove_unpublished, storage, own, others, rank, os.getpid())
+        save.unpublished = finalize(save, remove_unpublished, save.storage, own, others, rank, os.getpid())
         return share_room(plans)
 
     @told
@@ -190,19 +191,14 @@ class ChainWriterMixin(StorageMixin):
             raise AbortedError(
                 "another save through this writer is under way; wait for its future, or make a writer for each save"
             )
-        storage = self._storage
+        storage = save.enter()
         local = storage.local
         if local is not None:
-            save.place = Mount.of(local)
+            save.place = Mount.of(storage.place)
             check_room(local, plan, planner, save.extensions, self._block_log2, save.writer_id)
         one = self.single_file_per_rank
         buckets = split_by_size_and_type(self.thread_count, plan.items) if one else [[item] for item in plan.items]
         files = [(save.file_name(self.rank or 0, number), items) for number, items in enumerate(filter(None, buckets))]
-
-        def opening(name: str) -> Any:
-            if storage.filesystem is not None:
-                return storage.create(name)
-            return self.fs.create_stream(self.fs.concat_path(self.path, name), "wb")
 
         versions = tensor_versions(plan, planner)
         begin = perf_counter()
@@ -210,9 +206,9 @@ class ChainWriterMixin(StorageMixin):
             with shown(self._progress, "Saving") as save.progress:
                 if save.progress is not None:
                     save.progress.expect(sum(map(planned_bytes, plan.items)))
-                results = save.write_files(files, self.thread_count, opening, planner.resolve_data)
+                results = save.write_files(files, self.thread_count, storage.create, planner.resolve_data)
             if local is not None and self.sync_files:  # the process that publishes may be on another host
-                sync_folder(local)
+                sync_folder(storage.place)
             needed, text = save.refused_objects()
             if needed and needed not in self._warned:
                 self._warned.add(needed)
@@ -224,6 +220,9 @@ class ChainWriterMixin(StorageMixin):
             for name, reason in left.items():
                 error.add_note(f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}")
             raise
+        finally:
+            if not self._publishes:
+                save.leave()
         save.report = SaveReport.of(save.meter, perf_counter() - begin)
         self.report = None if self._publishes else save.report
         done: Future[list[WriteResult]] = Future()
@@ -234,14 +233,16 @@ class ChainWriterMixin(StorageMixin):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the save: its metadata in one step, then remove what the previous save left."""
         save = self._under_way
-        if save.unpublished is not None and save.unpublished.detach() is None:  # the interpreter is about to exit
+        waiting, save.unpublished = save.unpublished, None
+        if waiting is not None and waiting.detach() is None:  # the interpreter is about to exit
             raise AbortedError("this save was given up, and its files were removed; it was not published")
         save_id, self._coming = self._coming_id(), None
         rank = None if self.use_collectives else self.rank
         flat = [result for rank_results in results for result in rank_results]
         run = self.run_facts if rank is None else None
-        storage = self._storage
+        storage = save.enter()
         with ExitStack() as stack:
+            stack.callback(save.leave)
             try:
                 made = prepare(metadata, flat, save.extensions, save_id, rank, os.fspath(self.path), run)
                 alone = stack.enter_context(locked(storage))

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import GLOBAL, metadata_among, read_metadata
+from streamxf.checkpoint.metadata import GLOBAL, is_metadata_name, metadata_among, read_metadata
 from streamxf.checkpoint.publish import RUN_FILE, made_by_saves, written_in
 from streamxf.checkpoint.removal import files_of, files_of_many
 from streamxf.checkpoint.storage import Storage, storage_errors
@@ -295,9 +295,6 @@ class Run:
             if look.facts is None and SAVING in top:
                 mark = self._begun(where.child(name), name)
                 return replace(look, begun=mark.run if mark is not None and mark.framework else "")
-            if look.facts is None and REMOVED in top:  # a framework's, of which the commit record is gone already
-                going = self._committed(where.child(name), files, REMOVED)
-                look = look if going.problem or going.doubt else going
             return self._supplemented(where.child(name), files, look)
         if REMOVED in top:
             return self._committed(where.child(name), files, REMOVED)
@@ -346,6 +343,8 @@ class Run:
             return self._problem(look, error)
         if commit is None:
             return replace(look, doubt=doubt)
+        if REMOVED in files and any(is_metadata_name(path) and path not in files for path in commit.files):
+            look = replace(look, state="removing")  # which takes metadata away first
         size = sum(file.size for file in commit.files.values())
         if self.authority.has_published(commit.save_id, place.name):
             doubt = ""

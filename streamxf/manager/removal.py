@@ -101,10 +101,11 @@ def _remove_unchanged(
 
 def _order(run: Run, record: Record, files: Files, everything: bool) -> tuple[list[str], list[str]]:
     """What is removed first, so that no checkpoint is there any more, and what then. The commit record of a framework
-    is put aside for that time, before all others: it alone says which files are its own.
+    is put aside for that time, since it alone says which files are its own; it goes after DCP's metadata, which by
+    itself would pass for a checkpoint.
     """
     name = record.name
-    first = sorted((path for path in files if path == COMMIT or is_metadata_name(path)), key=COMMIT.__ne__)
+    first = sorted((path for path in files if path == COMMIT or is_metadata_name(path)), key=COMMIT.__eq__)
     ours = contents(run, name, files)
     rest = _in_order({*(files if everything else ours)}.difference(first), ours)
     if COMMIT in files:

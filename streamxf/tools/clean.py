@@ -126,7 +126,7 @@ def clean(
             "itself",
             file=storage.given,
         )
-    with locked(storage) as alone:
+    with storage.entered() as storage, locked(storage) as alone:
         age = min_age if min_age is not None else 0 if alone else DAY
         uploads, young, failed_uploads = _clean_uploads(storage, age, dry_run)
         try:

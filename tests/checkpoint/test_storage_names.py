@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -32,7 +33,10 @@ def test_every_size_is_told_unless_few_are_wanted(folder: Path) -> None:
 
 
 def test_a_folder_that_may_not_be_listed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.access", lambda *_: False)
+    def refuse(*_: Any) -> Any:
+        raise PermissionError(13, "may not be listed")
+
+    monkeypatch.setattr("os.scandir", refuse)
     assert Storage.of(folder).names(["b", "link", "folder", "not there"]) == {"b": 1, "link": None, "folder": None}
 
 

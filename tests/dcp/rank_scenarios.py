@@ -7,9 +7,11 @@ import json
 import os
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,7 @@ from torch.distributed.fsdp import fully_shard
 
 import streamxf
 from streamxf import engine
+from streamxf.checkpoint.storage import Storage
 from streamxf.errors import StreamxfError
 
 from .helpers import KEY, OTHER_KEY, full_chain, raw_bytes
@@ -184,16 +187,9 @@ def failing_write_on_one_rank(folder: Path) -> Any:
     old, new = ({f"of rank {rank}": torch.full((50,), float(rank + plus))} for plus in (0, 1))
     dcp.save(old, storage_writer=streamxf.FileSystemWriter(folder / "full disk", _extensions=full_chain()))
     writer = streamxf.FileSystemWriter(folder / "full disk", _extensions=full_chain())
-    if rank == 1:
-        create = writer.fs.create_stream
-
-        def create_stream(path: Any, mode: str) -> Any:
-            if "w" in mode:
-                raise OSError(28, "No space left on device")
-            return create(path, mode)
-
-        writer.fs.create_stream = create_stream
-    report = describe(lambda: dcp.save(new, storage_writer=writer))
+    full = OSError(28, "No space left on device")
+    with patch.object(Storage, "create", side_effect=full) if rank == 1 else nullcontext():
+        report = describe(lambda: dcp.save(new, storage_writer=writer))
     found = {name: torch.zeros(50) for name in old}
     dcp.load(found, storage_reader=streamxf.FileSystemReader(folder / "full disk", keys=KEY))
     report["old loads"] = all(torch.equal(found[name], old[name]) for name in old)

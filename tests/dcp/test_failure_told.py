@@ -18,7 +18,6 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.planner import SavePlanner
 
 import streamxf
@@ -225,18 +224,11 @@ def test_of_two_failures_the_first_in_time_is_raised_even_if_it_takes_longer(
     assert_only(checkpoint, old)
 
 
-class Unclosable(FileSystem):
-    """Nothing can be closed."""
-
-    def create_stream(self, path: Any, mode: str) -> Any:
-        return _Unclosable(super().create_stream(path, mode))
-
-
 def may_not_be_removed(path: Any, **_: Any) -> None:
     raise PermissionError(errno.EPERM, "may not be removed")
 
 
-class _Unclosable:
+class Unclosable:
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
@@ -256,7 +248,8 @@ def test_errors_while_a_failed_save_is_cleaned_up_do_not_hide_why_it_failed(
     save(old, checkpoint)
     monkeypatch.setattr(os, "unlink", may_not_be_removed)
     writer = writer_for(checkpoint, 2)
-    writer.fs = Unclosable()
+    create = Storage.create
+    monkeypatch.setattr(Storage, "create", lambda storage, name: Unclosable(create(storage, name)))
     planner = Planner(raising(3, ValueError("the cause")))
     with warnings.catch_warnings():
         warnings.simplefilter(filters)
@@ -427,12 +420,12 @@ def test_an_error_after_the_rename_is_reported_and_the_new_checkpoint_loads(
 ) -> None:
     old, new = states()
     save(old, checkpoint)
-    replace = Path.replace
-    replaced: list[Path] = []
+    replace = os.replace
+    replaced: list[str] = []
 
-    def noted(self: Path, target: Any) -> Path:
-        replaced.append(self)
-        return replace(self, target)
+    def noted(draft: str, target: str, **folders: Any) -> None:
+        replaced.append(draft)
+        replace(draft, target, **folders)
 
     sync = os.fsync
 
@@ -441,7 +434,7 @@ def test_an_error_after_the_rename_is_reported_and_the_new_checkpoint_loads(
             raise OSError(errno.EIO, "after the rename")
         sync(descriptor)
 
-    monkeypatch.setattr(Path, "replace", noted)
+    monkeypatch.setattr(os, "replace", noted)
     monkeypatch.setattr(os, "fsync", fail)
     writer = streamxf.FileSystemWriter(checkpoint, _extensions=full_chain())
     found = failure_of(lambda: dcp.save(new, storage_writer=writer))

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.default_planner import create_default_global_s
 
 import streamxf
 from streamxf.checkpoint import disk
-from streamxf.checkpoint.storage import Storage
+from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.dcp import writer as writer_module
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError
 
@@ -40,17 +40,26 @@ def network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def save_from_two_hosts(
-    path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None], coordinator: int = 0
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    meanwhile: Callable[[], None] = lambda: None,
+    coordinator: int = 0,
+    turn: Callable[[], None] = lambda: None,
 ) -> None:
-    """Each rank is on a host of its own; the coordinator is slow, and writes when `meanwhile` has happened."""
+    """Each rank is on a host of its own; the coordinator is slow, and writes when `meanwhile` has happened. It begins
+    when `turn` has.
+    """
     states = [{"of 0": torch.zeros(9)}, {"of 1": torch.ones(9)}]
-    steps: list[Any] = []
-    for rank, state in enumerate(states):
+    steps: dict[int, Any] = {}
+    for rank in (1 - coordinator, coordinator):
+        state = states[rank]
+        if rank == coordinator:
+            turn()
         writer, planner = streamxf.FileSystemWriter(path, sync_files=False), Planner()
         writer.set_up_storage_writer(rank == coordinator, rank=rank, use_collectives=True)
         planner.set_up_planner(state, writer.storage_meta(), rank == coordinator)
-        steps.append((writer, planner, writer.prepare_local_plan(planner.create_local_plan())))
-    plans, metadata = create_default_global_save_plan([plan for *_, plan in steps])
+        steps[rank] = (writer, planner, writer.prepare_local_plan(planner.create_local_plan()))
+    plans, metadata = create_default_global_save_plan([steps[rank][2] for rank in (0, 1)])
     results: dict[int, Any] = {}
     for rank in (1 - coordinator, coordinator):
         monkeypatch.setattr(disk.socket, "gethostname", lambda rank=rank: f"host {rank}")
@@ -109,11 +118,10 @@ def test_disks_of_their_own_are_copied_together_later(
     monkeypatch.setattr(disk, "mounted", lambda _: (kind, "server:/export"))
     other = tmp_path / "other"
 
-    def meanwhile() -> None:
+    def turn() -> None:
         checkpoint.rename(other)
-        checkpoint.mkdir()
 
-    save_from_two_hosts(checkpoint, monkeypatch, meanwhile)
+    save_from_two_hosts(checkpoint, monkeypatch, turn=turn)
     for file in data_files(other):
         shutil.move(file, checkpoint)
     assert_same(loaded(checkpoint), {"of 0": torch.zeros(9), "of 1": torch.ones(9)})
@@ -217,15 +225,15 @@ def test_a_failed_rename_on_a_network_file_system_costs_no_files(
     """The server has done it and its answer was lost; the old file is what this machine remembers."""
     save(state_of(0), checkpoint, [])
     old = (checkpoint / ".metadata").read_bytes()
-    rename, read = Path.replace, Path.read_bytes
+    replace = os.replace
 
-    def replace_and_fail(self: Path, target: Path) -> None:
-        rename(self, target)
+    def replace_and_fail(*names: str, **folders: Any) -> None:
+        replace(*names, **folders)
+        patch.setattr(StoredFile, "read", lambda self: old)
         raise OSError(2, "the answer was lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", replace_and_fail)
-        patch.setattr(Path, "read_bytes", lambda self: old if self.name == ".metadata" else read(self))
+        patch.setattr(os, "replace", replace_and_fail)
         assert isinstance(error_of(lambda: save(state_of(1), checkpoint, [])), OSError)
     assert_same(load(state_of(0), checkpoint, None), state_of(1))
 
@@ -263,15 +271,15 @@ def test_a_ranks_own_metadata_beside_a_global_one(checkpoint: Path, monkeypatch:
 def test_the_first_cause_is_told_where_a_draft_stays(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(state_of(0), checkpoint, [])
 
-    def fail(self: Path, *_: Any, **__: Any) -> None:
-        raise OSError(5, f"{self.name.partition('.')[2][:8]}: fault injected")
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(5, "fault injected")
 
-    def cannot(self: Path, *_: Any, **__: Any) -> None:
+    def cannot(*_: Any, **__: Any) -> None:
         raise PermissionError("second fault")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", fail)
-        patch.setattr(Path, "unlink", cannot)
+        patch.setattr(os, "replace", fail)
+        patch.setattr(os, "unlink", cannot)
         error = error_of(lambda: save(state_of(1), checkpoint, []))
     assert "fault injected" in str(error)
     assert any("could not be removed: PermissionError: second fault" in note for note in error.__notes__)  # type: ignore[union-attr]

@@ -15,7 +15,7 @@ import streamxf
 from streamxf import Checksum, Encrypt, SaveReport, ZStandard
 
 from .helpers import KEY, Xor, data_files, error_of, full_chain
-from .test_write_failures import FaultyFileSystem
+from .test_write_failures import FaultyFiles
 
 
 def make_state() -> dict[str, Any]:
@@ -86,8 +86,8 @@ def test_a_failed_save_has_none(tmp_path: Path, call: str) -> None:
     writer = streamxf.FileSystemWriter(tmp_path, _extensions=[Checksum()])
     dcp.save(make_state(), storage_writer=writer)
     assert writer.report is not None
-    writer.fs = FaultyFileSystem(call, 1)
-    assert isinstance(error_of(lambda: dcp.save(make_state(), storage_writer=writer)), OSError)
+    with FaultyFiles(call, 1).patched():
+        assert isinstance(error_of(lambda: dcp.save(make_state(), storage_writer=writer)), OSError)
     assert writer.report is None
 
 

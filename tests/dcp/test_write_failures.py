@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.filesystem import FileSystem
 
 import streamxf
 from streamxf.checkpoint import disk
+from streamxf.checkpoint.storage import Storage
 
 from .helpers import KEY, assert_same, error_of, full_chain, index_of, load, save
 
@@ -28,39 +29,8 @@ def states() -> tuple[dict[str, Any], dict[str, Any]]:
     return old, {name: value + 1 for name, value in old.items()}
 
 
-class FaultyFileSystem(FileSystem):
-    """Torch's file system, whose streams fail at the `at`-th call of `call`, counted over all files and threads.
-
-    Later calls fail too, unless it is to fail `once`.
-    """
-
-    def __init__(self, call: str, at: int, error: int = errno.ENOSPC, once: bool = False) -> None:
-        self._lock = threading.Lock()
-        self._call, self._at, self._error, self._once = call, at, error, once
-        self.calls = 0
-
-    def count(self, call: str) -> None:
-        if call != self._call:
-            return
-        with self._lock:
-            self.calls += 1
-            fails = self.calls == self._at if self._once else self.calls >= self._at
-        if fails:
-            raise OSError(self._error, "fault injected")
-
-    @contextmanager
-    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        with super().create_stream(path, mode) as stream:
-            if "w" not in mode:
-                yield stream
-                return
-            self.count("open")
-            yield FaultyStream(stream, self)
-            self.count("close")
-
-
 class FaultyStream:
-    def __init__(self, stream: Any, system: FaultyFileSystem) -> None:
+    def __init__(self, stream: Any, system: FaultyFiles) -> None:
         self._stream, self._system = stream, system
 
     def write(self, data: Any) -> int:
@@ -76,12 +46,46 @@ class FaultyStream:
         return int(self._stream.fileno())
 
 
+class FaultyFiles:
+    """The data files of saves while it is `patched` in: they fail at the `at`-th call of `call`, counted over all files
+    and threads. Later calls fail too, unless it is to fail `once`.
+    """
+
+    stream: type[FaultyStream] = FaultyStream
+
+    def __init__(self, call: str, at: int, error: int = errno.ENOSPC, once: bool = False) -> None:
+        self._lock = threading.Lock()
+        self._call, self._at, self._error, self._once = call, at, error, once
+        self.calls = 0
+
+    def count(self, call: str) -> None:
+        if call != self._call:
+            return
+        with self._lock:
+            self.calls += 1
+            fails = self.calls == self._at if self._once else self.calls >= self._at
+        if fails:
+            raise OSError(self._error, "fault injected")
+
+    def patched(self) -> Any:
+        create = Storage.create
+
+        @contextmanager
+        def creating(storage: Storage, name: str) -> Iterator[Any]:
+            with create(storage, name) as stream:
+                self.count("open")
+                yield self.stream(stream, self)
+                self.count("close")
+
+        return patch.object(Storage, "create", creating)
+
+
 def save_faulty(
-    state: dict[str, Any], path: Path, system: FileSystem, chain: Any, threads: int
+    state: dict[str, Any], path: Path, system: FaultyFiles, chain: Any, threads: int
 ) -> BaseException | None:
     writer = streamxf.FileSystemWriter(path, _extensions=chain(), thread_count=threads)
-    writer.fs = system
-    return error_of(lambda: dcp.save(state, storage_writer=writer))
+    with system.patched():
+        return error_of(lambda: dcp.save(state, storage_writer=writer))
 
 
 def assert_unharmed(path: Path, state: dict[str, Any], keys: Any) -> None:
@@ -102,17 +106,17 @@ def test_a_failing_call_fails_the_save(
     codecs = CHAINS[chain]
     keys = KEY if chain == "full chain" else None
     save(old, checkpoint, codecs())
-    probe = FaultyFileSystem(call, at=10**9)
+    probe = FaultyFiles(call, at=10**9)
     assert save_faulty(old, checkpoint, probe, codecs, threads) is None
     assert probe.calls > 0
     tried = range(1, probe.calls + 1) if points == "all" else {1, probe.calls // 2 + 1, probe.calls}
     for at in sorted(tried):
-        system = FaultyFileSystem(call, at, errno.ENOSPC if at % 2 else errno.EIO, once)
+        system = FaultyFiles(call, at, errno.ENOSPC if at % 2 else errno.EIO, once)
         error = save_faulty(new, checkpoint, system, codecs, threads)
         assert isinstance(error, OSError), (at, error)
         assert error.errno in (errno.ENOSPC, errno.EIO)
         assert_unharmed(checkpoint, old, keys)
-    assert save_faulty(new, checkpoint, FaultyFileSystem(call, 10**9), codecs, threads) is None
+    assert save_faulty(new, checkpoint, FaultyFiles(call, 10**9), codecs, threads) is None
     assert_unharmed(checkpoint, new, keys)
 
 
@@ -127,7 +131,7 @@ def test_publishing_that_fails(checkpoint: Path, monkeypatch: pytest.MonkeyPatch
     if fault == "fsync":
         monkeypatch.setattr(disk.os, "fsync", fail)
     elif fault == "replace":
-        monkeypatch.setattr(Path, "replace", fail)
+        monkeypatch.setattr(os, "replace", fail)
     else:
         monkeypatch.setattr(disk, "create", fail)
     error = error_of(lambda: save(new, checkpoint, sync_files=sync))
@@ -157,18 +161,15 @@ class ShortStream(FaultyStream):
         return int(self._stream.write(memoryview(data)[:1000]))
 
 
-class ShortFileSystem(FaultyFileSystem):
-    @contextmanager
-    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        with FileSystem.create_stream(self, path, mode) as stream:
-            yield ShortStream(stream, self)
+class ShortFiles(FaultyFiles):
+    stream = ShortStream
 
 
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("threads", [1, 4])
 def test_short_writes_are_made_good(checkpoint: Path, chain: str, threads: int) -> None:
     old, _ = states()
-    system = ShortFileSystem("", 0)
+    system = ShortFiles("", 0)
     assert save_faulty(old, checkpoint, system, CHAINS[chain], threads) is None
     assert_unharmed(checkpoint, old, KEY if chain == "full chain" else None)
 
@@ -178,18 +179,15 @@ class StuckStream(FaultyStream):
         return 0
 
 
-class StuckFileSystem(FaultyFileSystem):
-    @contextmanager
-    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        with FileSystem.create_stream(self, path, mode) as stream:
-            yield StuckStream(stream, self) if "w" in mode else stream
+class StuckFiles(FaultyFiles):
+    stream = StuckStream
 
 
 @pytest.mark.parametrize("chain", CHAINS)
 def test_a_file_that_takes_nothing_is_an_error_and_no_endless_loop(checkpoint: Path, chain: str) -> None:
     old, new = states()
     save(old, checkpoint)
-    error = save_faulty(new, checkpoint, StuckFileSystem("", 0), CHAINS[chain], 2)
+    error = save_faulty(new, checkpoint, StuckFiles("", 0), CHAINS[chain], 2)
     assert isinstance(error, OSError)
     assert_unharmed(checkpoint, old, KEY)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from dcp.helpers import KEY, Xor, error_of, full_chain
-from dcp.test_write_failures import FaultyFileSystem
+from dcp.test_write_failures import FaultyFiles
 
 import streamxf
 from streamxf import Checksum, FloatZip, ZStandard
@@ -79,8 +79,8 @@ def test_a_copy_in_another_process_saves(tmp_path: Path, progress: Any) -> None:
 def test_a_save_that_fails_is_not_complete(tmp_path: Path, chain: str) -> None:
     recorder = Recorder()
     writer = streamxf.FileSystemWriter(tmp_path, _extensions=CHAINS[chain](), progress=recorder)
-    writer.fs = FaultyFileSystem("write", 2)
-    assert isinstance(error_of(lambda: dcp.save(make_state(), storage_writer=writer)), OSError)
+    with FaultyFiles("write", 2).patched():
+        assert isinstance(error_of(lambda: dcp.save(make_state(), storage_writer=writer)), OSError)
     assert recorder.done < recorder.expected == raw_size(make_state())
 
 

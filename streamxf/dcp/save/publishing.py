@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.metadata import extra_of, items_of, of_index, stored_properties
 from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.session import RECORD_ATTRIBUTE, FileRecord
-from streamxf.errors import AbortedError, ChainError, MetadataError, UnsupportedError
+from streamxf.errors import AbortedError, ChainError, MetadataError, StreamxfError, UnsupportedError
 from streamxf.format import limits
 from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys, steps_of
 from streamxf.format.items import Item, TensorItem, check_apart, check_tiles
@@ -209,8 +208,7 @@ def publish(
     - `check`: called last before the step that publishes, and may raise.
     """
     index, name = made.index, metadata_name(made.index.rank)
-    local = storage.local
-    own = Mount.of(local) if local is not None and os.path.isdir(local) else None
+    own = Mount.of(storage.place) if storage.local is not None and os.path.isdir(storage.place) else None
     elsewhere = {record.path for record in made.records if own and record.place and record.place.is_other_than(own)}
     begun = False
     try:
@@ -262,16 +260,16 @@ def _surely_unpublished(storage: Storage, name: str, data: bytes) -> bool:
 
     The error may have come after the step that publishes, or hide that a server did it, or will do it yet.
     """
-    local = storage.local
-    if local is None:
+    if storage.local is None:
         return False
     try:
-        if not Mount.of(local).of_one_machine:  # which may remember what was there before
+        if not Mount.of(storage.place).of_one_machine:  # which may remember what was there before
             return False
-        return Path(local, name).read_bytes() != data
+        with storage.open(name) as file:
+            return file.read() != data
     except FileNotFoundError:
         return True
-    except OSError:
+    except (OSError, StreamxfError):
         return False
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import IO, Any
 from weakref import finalize
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.checkpoint.disk import Mount
+from streamxf.checkpoint.storage import ENTER, Storage
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import DataFile
 from streamxf.errors import AbortedError, StreamxfError, escaped, located
@@ -60,6 +62,7 @@ class Save:
     The writer id is minted here, for each save, rather than taken from DCP: every rank draws its own ``save_id``, it
     survives into the next save, and cached plans bring back the file names of the first.
 
+    - `storage`: the checkpoint's folder, held open from `enter` to `leave`.
     - `extensions`: renewed for this save.
     - `sync`: whether each file must be on the disk before the save goes on.
     - `place`: where the checkpoint's folder is, once it is there; None if it is not local.
@@ -69,6 +72,7 @@ class Save:
     - `unpublished`: where it is to be published, removes what all ranks wrote if this object goes before.
     """
 
+    storage: Storage
     extensions: Extensions
     block_log2: int
     sync: bool
@@ -84,6 +88,26 @@ class Save:
         self.begun = threading.Lock()
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
         self._failures: list[BaseException] = []  # in the order of time: appending needs no lock
+
+    def enter(self, *, links: bool = True) -> Storage:
+        """Hold a local folder open, whatever is put in its place; AbortedError for a link that is not followed."""
+        if self.storage.folder is None and (local := self.storage.local) is not None:
+            try:
+                descriptor = os.open(local, ENTER if links else ENTER | os.O_NOFOLLOW)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                    raise
+                text = "a link, or a file, was put in the place of this folder, and nothing was saved: find out by whom"
+                raise AbortedError(text, file=self.storage.given) from error
+            self.storage = replace(self.storage, folder=descriptor)
+            self._close = finalize(self, os.close, descriptor)
+            self._close.atexit = False  # threads may still be writing there
+        return self.storage
+
+    def leave(self) -> None:
+        if self.storage.folder is not None:
+            self.storage = replace(self.storage, folder=None)
+            self._close()
 
     def file_name(self, rank: int, number: int) -> str:
         """A name that no other save or process uses."""

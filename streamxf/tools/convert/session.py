@@ -85,7 +85,7 @@ class _Session:
         self._rank = conversion.rank or 0
         local = to.storage.local
         place = Mount.of(local) if local is not None else None
-        self._save = Save(to.extensions.renew(), to.block_log2, sync=True, place=place)
+        self._save = Save(to.storage, to.extensions.renew(), to.block_log2, sync=True, place=place)
         self._done: list[_Finished] = []
 
     def run(self, progress: Progress | None) -> Converted:
