@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.metadata import only_inside
 from streamxf.checkpoint.publish import made_by_saves
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.collector import collector_paused
@@ -20,7 +21,7 @@ from streamxf.formats.contents import SUFFIXES, Contents, Format, sizes_of
 from streamxf.formats.reader import FileReader
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
-from streamxf.wording import many, some
+from streamxf.wording import many
 
 LOOKED_FOR = (
     "a checkpoint of DCP (.metadata, or __0.metadata and so on), *.safetensors, model.safetensors.index.json, "
@@ -76,11 +77,7 @@ def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
     if layout is None:
         links: list[str] = []
         if parts := [part for part in parts_of(storage, links=links) if _is_known(storage.child(part))]:
-            raise NoCheckpointError(
-                f"the folder is not a checkpoint, but has {many(len(parts), 'checkpoint')} in it: {some(parts)}. Name "
-                "one of them; of a training run, `streamxf latest` prints the newest",
-                file=storage.given,
-            )
+            raise only_inside(storage, [part for part in parts if part.rpartition("/")[0] not in parts])
         beside = f"; links to folders are not followed ({some(links)})" if links else ""
         raise NoCheckpointError(f"the folder holds no checkpoint{beside}; looked for {LOOKED_FOR}", file=storage.given)
     return layout

@@ -181,6 +181,17 @@ def test_a_step_of_another_run_stops_a_new_job_and_a_running_one_ignores_it(
     assert complete(run) == ["step-5", "step-9"]
 
 
+def test_with_a_wrong_key_the_reason_is_said_once_and_the_advice_is_not_about_plaintext(tmp_path: Path) -> None:
+    saved_run(tmp_path, 1, 2, 3, keep=None, **KEYED)
+    with pytest.raises(NoCheckpointError) as caught:
+        resumed(tmp_path, chain="zstd+encrypt", keys=streamxf.Key(bytes(range(1, 33))))
+    text = caught.value.message
+    assert "(step-3, step-2, step-1: not verified: " in text
+    assert text.count("not verified") == 1
+    assert "plaintext" not in text
+    assert "Nothing was removed; `streamxf list` shows which there are; " in text
+
+
 # -- encryption turned on --------------------------------------------------------------------------------------------
 
 
