@@ -21,7 +21,7 @@ from streamxf.formats.contents import SUFFIXES, Contents, Format, sizes_of
 from streamxf.formats.reader import FileReader
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
-from streamxf.wording import many
+from streamxf.wording import many, some
 
 LOOKED_FOR = (
     "a checkpoint of DCP (.metadata, or __0.metadata and so on), *.safetensors, model.safetensors.index.json, "
