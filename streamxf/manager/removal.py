@@ -127,16 +127,15 @@ def contents(run: Run, name: str, files: Files) -> list[str]:
     top = {path for path in files if "/" not in path}
     ours = {path for path in top if made_by_writers(path) or is_metadata_name(path)}
     child = run.storage.child(name)
-    with suppress(StreamxfError, FileNotFoundError):
-        for record in top & {COMMIT, REMOVED}:
+    for record in top & {COMMIT, REMOVED}:
+        with suppress(StreamxfError, FileNotFoundError):
             commit, doubt = read(child, record, Commit.of_json, run.authority)
-            if commit is None or commit.run.name != name:
-                continue
-            if not doubt or run.authority.has_published(commit.save_id, name):
+            sure = not doubt or (commit is not None and run.authority.has_published(commit.save_id, name))
+            if commit is not None and commit.run.name == name and sure:
                 ours |= {path for path in commit.files if path in files}
-        if top - ours:
-            for metadata in metadata_among(top):
-                ours |= {path for path in read_metadata(child, metadata, Access(), listing=True).files if path in files}
+    with suppress(StreamxfError, FileNotFoundError):
+        for metadata in metadata_among(top) if top - ours else ():
+            ours |= {path for path in read_metadata(child, metadata, Access(), listing=True).files if path in files}
     return sorted(ours)
 
 

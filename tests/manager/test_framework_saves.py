@@ -140,6 +140,19 @@ def test_a_removal_that_is_killed_is_finished(point: int, tmp_path: Path, monkey
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("file", [REMOVED, ".metadata"])
+def test_garbage_beside_a_commit_record_keeps_no_files(file: str, tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, keep=1) as manager:
+        folder = Path(manager.begin(3))
+        (folder / "parts").mkdir()
+        (folder / "parts" / "weights").write_text("weights")
+        manager.commit(3)
+        manager.wait()
+        (folder / file).write_bytes(b"\xff" * 2**21)
+        save(manager, 6)
+    assert not folder.exists()
+
+
 def test_nothing_beside_metadata_hides_it(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager:
         save(manager, 3)

@@ -26,6 +26,10 @@ from streamxf.wording import many, some
 _BESIDE = re.compile(
     r"(optim|lr_|sched|scaler|rng|random|train(er|ing)?_|loops|callbacks|data_?load|sampler|metric|hparams|hyper_param)"
 )
+# What optimizers call their tensors, beside counters of steps.
+_MOMENTS = re.compile(
+    r"(.*\.)?(exp_avg|exp_avg_sq|max_exp_avg_sq|exp_inf|momentum_buffer|square_avg|grad_avg|acc_delta)"
+)
 # Modules in which torch.compile, FSDP and activation checkpointing wrap others.
 _WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _PARALLEL = "module."  # of DistributedDataParallel
@@ -80,7 +84,7 @@ def model_in(items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...
     tensors = {name: item for name, item in items.items() if isinstance(item, TensorItem)}
     model = {name: item.path or (name,) for name, item in tensors.items() if not _is_beside(item.path or (name,))}
     depth = 0
-    while model:
+    while any(tensors[name].shape for name in model):
         groups = {path[depth] if len(path) > depth + 1 else None for path in model.values()}
         if len(groups) > 1 or None in groups:
             break
@@ -104,4 +108,4 @@ def model_in(items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...
 
 def _is_beside(path: Path) -> bool:
     steps = path[:-1] if len(path) > 1 else (str(path[0]).partition(".")[0],) if "." in str(path[0]) else ()
-    return any(_BESIDE.match(str(step)) for step in steps)
+    return any(_BESIDE.match(str(step)) for step in steps) or _MOMENTS.fullmatch(str(path[-1])) is not None
