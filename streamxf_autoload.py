@@ -36,7 +36,5 @@ def _warn_of(name: str) -> None:
 
     for near in get_close_matches(name.removeprefix("STREAMXF_"), _SUFFIXES, 1):
         with suppress(OSError, ValueError):  # a stream that is full or closed stops nobody's import
-            text = (
-                f"streamxf: warning: the variable {name!r:.80} is not one of streamxf's; STREAMXF_{near} may be meant"
-            )
-            print(text, file=sys.stderr)
+            said = f"the variable {name!r:.80} is not one of streamxf's; STREAMXF_{near} may be meant"
+            print(f"streamxf: warning: {said}", file=sys.stderr)
