@@ -1,16 +1,24 @@
 """torch calls `install` when it is imported, by its entry-point group ``torch.backends``.
 
-This is a module beside the package, and asks for nothing but two variables, because an error in it stops the import of
+This is a module beside the package, and asks for nothing but variables, because an error in it stops the import of
 torch. A broken installation of streamxf, or a folder of that name that is found first, must not do that to anybody who
-has set neither.
+has set neither ``STREAMXF_CHAIN`` nor ``STREAMXF_KEYS``.
 """
 
 import os
+import sys
+
+_SUFFIXES = ("CHAIN", "KERNEL", "KEYS", "PASSPHRASE", "SKIP", "STRICT", "TRACEBACK", "WORKERS")
+KNOWN = [f"STREAMXF_{suffix}" for suffix in _SUFFIXES]
 
 
 def install() -> None:
     """Install what ``STREAMXF_CHAIN`` and ``STREAMXF_KEYS`` ask for, if they do."""
-    if not os.environ.get("STREAMXF_CHAIN") and not os.environ.get("STREAMXF_KEYS"):
+    keys = os.environ.get("STREAMXF_KEYS", "")
+    for name in os.environ:
+        if name.startswith("STREAMXF_") and name not in KNOWN and f"env:{name}" not in keys.split():
+            _warn_of(name)
+    if not os.environ.get("STREAMXF_CHAIN") and not keys:
         return
     try:
         from streamxf.environment import install_from_environment
@@ -19,3 +27,13 @@ def install() -> None:
     except Exception as error:  # torch would show how to turn this off, and everything be saved unencrypted
         text = f"{type(error).__name__}: {error}"
         raise SystemExit(f"streamxf: STREAMXF_CHAIN or STREAMXF_KEYS is set, and streamxf fails: {text}") from None
+
+
+def _warn_of(name: str) -> None:
+    """Say that a variable is none of streamxf's: misspelt, it would leave checkpoints unencrypted."""
+    from contextlib import suppress
+    from difflib import get_close_matches
+
+    meant = "".join(f"; {near} may be meant" for near in get_close_matches(name, KNOWN, 1))
+    with suppress(OSError, ValueError):  # a stream that is full or closed stops nobody's import
+        print(f"streamxf: warning: the variable {name!r:.80} is unknown, and does nothing{meant}", file=sys.stderr)

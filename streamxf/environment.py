@@ -46,7 +46,7 @@ def install_from_environment() -> None:
             install(Chain.parse(text, locations[:1] or None), keys=locations or None)
     except StreamxfError as error:
         what = "every save and load" if text else "every load"
-        error.message = f"{variable} cannot be used: {error.message}"
+        error.message = f"{variable} cannot be used: {error.message.replace(' in keys=', f' in {KEYS_VARIABLE}')}"
         if os.environ.get(STRICT_VARIABLE, "0") not in ("", "0"):
             raise SystemExit(f"streamxf: {error}") from None
         refuse(error, writers=bool(text))

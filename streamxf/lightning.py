@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import chain_and_ring
 from streamxf.checkpoint.removal import remove_file_or_folder
-from streamxf.errors import ContainerError, ParameterError, located
+from streamxf.errors import ContainerError, ParameterError, StreamxfError, located
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.keys import KeysLike
 from streamxf.plainfile import encoded, reading
@@ -121,7 +121,7 @@ def _explain(saving: Any) -> None:
             return load(path_or_url, *args, **kwargs)
         except Exception as error:
             if isinstance(path_or_url, str | os.PathLike):
-                with suppress(OSError), reading(path_or_url) as file:
+                with suppress(OSError, StreamxfError), reading(path_or_url) as file:
                     if file.read(len(PLAIN_MAGIC)) == PLAIN_MAGIC:
                         error.add_note(
                             "ChainCheckpointIO wrote this file, and load_from_checkpoint does not use plugins: pass it "

@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 
 from streamxf.buffers import Writable, flat_view
 from streamxf.chain import Chain
-from streamxf.checkpoint.storage import is_url
+from streamxf.checkpoint.storage import Storage, is_url
 from streamxf.stream.plain import Draft
 from streamxf.stream.plain import open as open_plain
 
@@ -30,14 +30,9 @@ def encoded(path: str | os.PathLike[str], chain: Chain) -> Iterator[tuple[IO[byt
 
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """The bytes that are stored there."""
-    if is_url(path):
-        filesystem, name = _storage_of(path)
-        opened = filesystem.open(name, "rb")
-    else:
-        opened = open(path, "rb")  # noqa: SIM115 - closed below
-    with opened as file:
-        yield file
+    """The bytes that are stored there. Raises as `Storage.open`."""
+    with Storage.of(path).open() as file:
+        yield file.raw
 
 
 class _Digested:

@@ -24,6 +24,7 @@ import stat
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable
+from types import FunctionType
 from typing import IO, Any
 
 from streamxf.errors import ParameterError, PolicyError, StreamxfError
@@ -125,9 +126,9 @@ class Steps:
             raise TooMuch("its pickle makes something out of proportion to what is stored")
 
     def charge(self, value: Any, depth: int = 0) -> None:
-        """Count what hashing or copying a value takes; of a tuple, each part as often as it is in there."""
+        """Count what hashing or copying a value takes; each part of a tuple or frozenset as often as it is there."""
         kind = type(value)
-        if isinstance(value, tuple):
+        if isinstance(value, tuple | frozenset):
             if depth == _MAX_DEPTH:
                 raise TooMuch(f"its tuples are nested deeper than {_MAX_DEPTH}")
             for item in value:
@@ -136,6 +137,8 @@ class Steps:
             self.spend(1 + len(value) // ELEMENT)
         elif kind is int:
             self.spend(1 + value.bit_length() // (8 * ELEMENT))
+        elif isinstance(kind.__hash__, FunctionType):  # which may hash anything that it holds
+            raise TooMuch(f"its pickle has a {kind.__name__} where it may be hashed")
         else:
             self.spend(1 + len(value) if kind in _CONTAINERS else 1)
 

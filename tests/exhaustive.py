@@ -11,7 +11,7 @@ from zlib import crc32
 
 import pytest
 
-_DAY = "STREAMXF_EXHAUSTIVE_DAY"
+_DAY = "EXHAUSTIVE_DAY"
 
 
 class Exhaustive:

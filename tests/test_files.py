@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import stat
 from pathlib import Path
@@ -16,6 +17,35 @@ from streamxf.cli.__main__ import main
 from streamxf.errors import MetadataError
 from streamxf.files import NotRegular, aim, create, open_regular
 from streamxf.formats.opening import contents_of, open_source
+from streamxf.lightning import ChainCheckpointIO
+from streamxf.plainfile import reading
+
+# Where the name is the system's, the package's own, or was just made; and streamxf.open, which is given a file by name
+# and may be given a pipe.
+OPENS_BY_ITSELF = {"files.py", "checkpoint/disk.py", "checkpoint/small.py", "cli/run.py", "stream/plain.py"}
+OPENS_BY_ITSELF |= {"tools/inspect/page/page.py"}
+
+
+def test_nothing_else_opens_what_others_may_have_put_there() -> None:
+    package = Path(streamxf.__file__).parent
+    found = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = node.func if isinstance(node, ast.Call) else None
+            bare = isinstance(called, ast.Name) and called.id in ("open", "_builtin_open")
+            if bare or (isinstance(called, ast.Attribute) and called.attr in ("read_bytes", "read_text")):
+                found.add(str(path.relative_to(package)))
+    assert found == OPENS_BY_ITSELF
+
+
+@pytest.mark.timeout(60)
+def test_a_plain_file_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", f"file://{tmp_path}/pipe"):
+        with pytest.raises(MetadataError, match="not a regular file"), reading(path):
+            """It is not opened."""
+        with pytest.raises(MetadataError, match="not a regular file"):
+            ChainCheckpointIO("floatzip").load_checkpoint(path)
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a device"])

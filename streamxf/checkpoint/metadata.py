@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,9 +22,11 @@ from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.pair import VerifyKey
 from streamxf.keys.vouchers import Vouchers
 from streamxf.proportion import check_whole
+from streamxf.wording import many, some
 
 _SHOWN = 8
-
+_OF_OTHERS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+_OF_ANY = (".metadata", ".distcp", *_OF_OTHERS)
 
 _SLIP = ".slip"  # what conversions write beside a data file that is finished, until all are
 
@@ -37,8 +39,8 @@ def unfinished(names: Collection[str]) -> str | None:
         return None
     return (
         "there is no checkpoint here yet: a pack, transcode or salvage to this folder was interrupted, or is at work. "
-        f"{len(finished):,} of the {len(data):,} data files that are here are finished. "
-        "Repeat it to resume from there and to publish the checkpoint; to give it up, delete the folder"
+        f"Finished: {len(finished):,} of {many(len(data), 'data file')}. Repeat it to resume from there and to "
+        "publish the checkpoint; to give it up, delete the folder"
     )
 
 
@@ -53,7 +55,8 @@ def resumable(leftovers: Collection[str]) -> list[str]:
     ]
 
 
-def no_metadata(names: Collection[str], folder: str, rank: int | None = None) -> MetadataError:
+def no_metadata(storage: Storage, names: Collection[str], rank: int | None = None) -> MetadataError:
+    folder = storage.given
     if (text := unfinished(names)) is not None:
         return NoCheckpointError(text, file=folder)
     ranks = sorted(name for name in names if name.startswith("__") and name.endswith(".metadata"))
@@ -71,7 +74,29 @@ def no_metadata(names: Collection[str], folder: str, rank: int | None = None) ->
             "`streamxf salvage --without-metadata`",
             file=folder,
         )
-    return NoCheckpointError("there is no checkpoint in the folder, or no such folder", file=folder)
+    text = "there is no checkpoint in the folder, or no such folder"
+    if below := _below(storage):
+        return only_inside(storage, below)
+    if others := sorted(name for name in names if name.endswith(_OF_OTHERS)):
+        text = f"the folder is not a checkpoint of DCP; it has files of other formats: {some(others)}"
+    return NoCheckpointError(text, file=folder)
+
+
+def only_inside(storage: Storage, parts: Sequence[str]) -> NoCheckpointError:
+    """The error for a folder that was named instead of one of the checkpoints in it."""
+    return NoCheckpointError(
+        f"the folder is not a checkpoint, but has {many(len(parts), 'checkpoint')} in it: {some(parts)}. Name one of "
+        "them; of a training run, `streamxf latest` prints the newest",
+        file=storage.given,
+    )
+
+
+def _below(storage: Storage) -> list[str]:
+    """The folders in a folder that hold files of checkpoints, as in that of a run."""
+    with suppress(OSError):
+        found = sorted(name for name in storage.folders() if name[0] != ".")
+        return [name for name in found if any(file.endswith(_OF_ANY) for file in storage.child(name).names(()))]
+    return []
 
 
 def no_file(path: str) -> MetadataError:
@@ -250,7 +275,7 @@ def metadata_files(storage: Storage) -> list[str]:
         raise NoCheckpointError("this is a file, and a DCP checkpoint is a folder", file=storage.given) from None
     found = metadata_among(names)
     if not found:
-        raise no_metadata(names, os.fspath(storage.given))
+        raise no_metadata(storage, names)
     return found
 
 

@@ -68,14 +68,7 @@ def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
 # -- unpickling ----------------------------------------------------------------------------------------------
 
 
-class _Sealed(type):
-    """A class that a pickle cannot change."""
-
-    def __setattr__(cls, name: str, value: object) -> NoReturn:
-        raise MetadataError("the metadata changes a class: it is hostile")
-
-
-class _Record(metaclass=_Sealed):
+class _Record:
     __slots__ = ("state",)
 
     def __setstate__(self, state: object) -> None:
@@ -94,20 +87,8 @@ class _MemoryFormat(NamedTuple):
     value: int
 
 
-class _Callable:
-    """Stands for something that a pickle calls; made for each file, so that what a pickle does to it does not last."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._call(*arguments)
-
-
 _CLASSES = {
-    name: _Sealed(name, (_Record,), {"__slots__": ()})
+    name: type(name, (_Record,), {"__slots__": ()})
     for name in (
         *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
         *("MetadataIndex", "StorageMeta", "TensorProperties", "_StorageInfo"),
@@ -144,13 +125,14 @@ _MODULES = dict.fromkeys(_CLASSES, _DCP) | {
 
 
 class _StockUnpickler(CountingUnpickler):
+    records = (_Record,)
     on_purpose = (MetadataError,)
 
     def find_class(self, module: str, name: str) -> Any:
         if module.startswith(_FIRST):
             module = f"torch.distributed.checkpoint.{module.removeprefix(_FIRST)}"
         if (call := _CALLS.get((module, name))) is not None:
-            return _Callable(call)
+            return call
         if module == "torch" and (name in ITEMSIZES or name in WITHOUT_ELEMENTS):
             return _Dtype(name)
         if _MODULES.get(name) == module or (module, name) == (_SHARDED, "TensorProperties"):

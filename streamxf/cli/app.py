@@ -18,7 +18,7 @@ PANELS = {
     "Training runs": ("list", "latest", "forget"),
     "Convert": ("pack", "unpack", "transcode"),
     "Keys": ("keygen", "rekey", "recipients"),
-    "Choose a chain": ("tune", "bench", "codecs", "demo"),
+    "Choose a chain": ("tune", "codecs", "demo"),
 }
 COMMANDS = [name for panel in PANELS.values() for name in panel]
 

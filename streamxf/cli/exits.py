@@ -54,6 +54,8 @@ def line_of(error: BaseException) -> str:
     return printable(" ".join("; ".join(filter(None, parts)).split()), LINE)
 
 
+_IN_PYTHON = (" (max_expansion)", "; pass it as signer=", ". A KeyRing holds keys and trusted signers together")
+
 OPTIONS: ContextVar[Mapping[str, str]] = ContextVar("OPTIONS")
 """Those of the command that runs, by the names of the library's arguments."""
 
@@ -68,8 +70,14 @@ def with_options(text: str) -> str:
     text = re.sub(
         rf"\((?:{name})(?:, (?:{name}))*\)", lambda found: re.sub(r"\w+", lambda one: options[one[0]], found[0]), text
     )
+    known = name or "(?!)"
+    text = re.sub(rf"(?<!\S)({known})\[(\d+)\]", lambda found: f"{options[found[1]]} number {int(found[2]) + 1}", text)
+    text = re.sub(rf"(?<![\w./:-])({known})=(?=['\"\d-])", lambda found: f"{options[found[1]]} ", text)
+    text = re.sub(rf"(?<![\w./:-])({known})=(?=$|[\s,;)])", lambda found: options[found[1]], text)
     text = re.sub(rf"(?<![\w./-])({unmistakable})(?:=(?:True)?)?(?![\w./=[-])", lambda found: options[found[1]], text)
-    return text.replace(" (max_expansion)", "")  # where the command has no option for it
+    for hint in _IN_PYTHON:  # what the command has no option for
+        text = text.replace(hint, "")
+    return text
 
 
 def root_of(error: BaseException) -> BaseException:

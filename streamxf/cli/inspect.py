@@ -10,6 +10,7 @@ import typer
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import UnsupportedError
+from streamxf.files import open_regular
 from streamxf.format.items import TensorItem
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def _branch(module: Module, depth: int | None) -> dict[str, Any]:
 def _check_page(file: str) -> None:
     """Refuse to write over anything but an older page, before anything is read."""
     if os.path.isfile(file) and os.path.getsize(file):
-        with open(file, "rb") as old:
+        with open_regular(file) as old:
             if old.read(len(_PAGE)) != _PAGE:
                 raise FileExistsError(17, "the file exists and is not an HTML page; it was not replaced", file)
 

@@ -24,6 +24,8 @@ def list(run: options.Run, run_id: options.RunId = None, json: options.Json = Fa
     Own ones say that they belong to this run, under this name; unclaimed ones name no run, as those that no
     CheckpointManager saved; foreign ones name another run or folder, since they were copied or renamed, and are never
     resumed from by themselves. Unfinished ones belong to a save that is under way, or was killed. Nothing is verified.
+
+    Checkpoints of other formats are listed where there is no complete one of DCP, as latest takes them only then.
     """
     from streamxf.checkpoint.storage import Storage
     from streamxf.manager.holds import held

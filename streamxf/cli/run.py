@@ -9,9 +9,9 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from typer.exceptions import TyperException
@@ -43,7 +43,8 @@ def run(arguments: list[str]) -> int:
     """Run a command; returns the exit code. What goes wrong is one line on stderr, or JSON on stdout with --json."""
     _open_closed()
     interrupts = Interrupts()
-    with interrupts.watched(), warnings.catch_warnings():
+    output: Any = _Output(sys.stdout)
+    with interrupts.watched(), warnings.catch_warnings(), redirect_stdout(output):
         warnings.showwarning = _warn
         # DCP says it of every save and load in a single process
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -69,7 +70,7 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
                 return error.exit_code
             context = getattr(error, "ctx", None)
             named = context.command_path if context is not None else command
-            text = error.format_message().rstrip(".")
+            text = error.format_message().rstrip(".").replace("Value error, ", "")
             text = printable(f"{text[:1].lower()}{text[1:]} (see {named} --help)", LINE)
             return _fail(named, text, "Usage", USAGE, arguments)
         except BrokenPipeError:
@@ -85,13 +86,19 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
                 return _fail(command, printable(text, LINE), "Interrupted", interrupts.exit_code, arguments)
             return _failed(command, cause, arguments)
     except BrokenPipeError:  # the reader of the output has gone, as in `streamxf inspect ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return PIPE_CLOSED
+
+
+def _discard(stream: TextIO) -> None:
+    """Drop what could not be written: Python would fail to write it once more when it exits, and change the code."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _options_of(command: Any) -> dict[str, str]:
     found = {each.name: each.opts[0] for each in command.params if each.opts[0][0] == "-"} if command else {}
-    return found | ({"keys": found["key"]} if "key" in found else {})
+    rules = {name.removeprefix("keep_"): option for name, option in found.items() if name.startswith("keep_")}
+    return rules | found | ({"keys": found["key"]} if "key" in found else {})
 
 
 def _failed(command: str, error: BaseException, arguments: list[str]) -> int:
@@ -121,8 +128,11 @@ def _fail(
             raise
         except OSError:
             """A full disk, say; the line on stderr is still to come."""
-    with suppress(OSError):  # the exit code is all that is left then
+    try:
         _say(f"{command}: {text}")
+        sys.stderr.flush()
+    except OSError:  # the exit code is all that is left then
+        _discard(sys.stderr)
     return code
 
 
@@ -146,6 +156,28 @@ def _warn(message: Warning | str, category: type[Warning], *place: object, **mor
 def _say(text: str) -> None:
     """One line on stderr; at a terminal, as many as it takes to end each between words."""
     print(wrapped(text, sys.stderr), file=sys.stderr)
+
+
+class _Output:
+    """Standard output, with errors that say so: what was to be done may be, and not printed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._stream, name)
+        return self._named()(found) if name in ("write", "flush") else found
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                _discard(self._stream)
+                error.filename = "standard output"
+                error.add_note("all but the output may be complete")
+            raise
 
 
 class Interrupts:

@@ -90,7 +90,8 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 
 def _paragraphs(table: Table) -> Iterator[str]:
-    """The rows of a table: the first cell, and under it the others behind their headings."""
+    """The rows of a table: the first cell, and under it the others behind their headings; above all, its heading."""
+    yield str(table.columns[0].header)
     for first, *others in zip(*(column.cells for column in table.columns), strict=True):
         yield str(first)
         named = zip((column.header for column in table.columns[1:]), others, strict=True)

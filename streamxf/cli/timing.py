@@ -1,4 +1,4 @@
-"""Saves and loads of one state dict by several writers in turn, and what they took; what ``bench`` saves and loads."""
+"""Saves and loads of one state dict by several writers in turn, and what they took; and what ``tune --runs`` saves."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.reading import Box
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ParameterError
+from streamxf.files import open_regular
 from streamxf.format.items import TensorItem
 from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing
@@ -108,7 +109,7 @@ def _forget(path: Path) -> None:
     if not hasattr(os, "posix_fadvise"):
         return
     for file in path.iterdir():
-        with file.open("rb") as stream, suppress(OSError):  # some file systems keep no cache
+        with suppress(OSError), open_regular(file) as stream:  # some file systems keep no cache
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 

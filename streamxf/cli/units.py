@@ -35,7 +35,7 @@ def count(text: str) -> int:
     if text in ("unlimited", "-1"):
         return -1
     if not re.fullmatch("0*[1-9][0-9]*", text, re.ASCII):
-        raise typer.BadParameter(f"{text!r:.40} is not a count; write a number from 1, or unlimited")
+        raise typer.BadParameter(f"{text!r:.40} is not a count; write a number from 1, or unlimited (or -1)")
     return int(text)
 
 

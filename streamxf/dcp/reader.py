@@ -219,7 +219,7 @@ def _why_missing(storage: Storage, rank: int | None) -> str:
     try:
         if rank is None:
             return "there is no .metadata"
-        return no_metadata(storage.names(), storage.given, rank).message
+        return no_metadata(storage, storage.names(), rank).message
     except Exception as error:  # of whatever class; that the metadata is missing stays the news
         return f"there is none, and its folder cannot be listed ({type(error).__name__}: {error})"
 

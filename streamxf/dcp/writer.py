@@ -233,7 +233,8 @@ class ChainWriterMixin(StorageMixin):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the save: its metadata in one step, then remove what the previous save left."""
         save = self._under_way
-        if save.unpublished is not None and save.unpublished.detach() is None:  # the interpreter is about to exit
+        waiting, save.unpublished = save.unpublished, None
+        if waiting is not None and waiting.detach() is None:  # the interpreter is about to exit
             raise AbortedError("this save was given up, and its files were removed; it was not published")
         save_id, self._coming = self._coming_id(), None
         rank = None if self.use_collectives else self.rank

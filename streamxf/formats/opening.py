@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.metadata import only_inside
 from streamxf.checkpoint.publish import made_by_saves
 from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.collector import collector_paused
@@ -73,13 +75,11 @@ def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
     with located(file=storage.given):
         layout = huggingface.layout_of(storage.names(()))
     if layout is None:
-        if parts := [part for part in parts_of(storage) if _is_known(storage.child(part))]:
-            raise NoCheckpointError(
-                f"the folder is not a checkpoint, but has {many(len(parts), 'checkpoint')} in it: {some(parts)}. Name "
-                "one of them; of a training run, `streamxf latest` prints the newest",
-                file=storage.given,
-            )
-        raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.given)
+        links: list[str] = []
+        if parts := [part for part in parts_of(storage, links=links) if _is_known(storage.child(part))]:
+            raise only_inside(storage, [part for part in parts if part.rpartition("/")[0] not in parts])
+        beside = f"; links to folders are not followed ({some(links)})" if links else ""
+        raise NoCheckpointError(f"the folder holds no checkpoint{beside}; looked for {LOOKED_FOR}", file=storage.given)
     return layout
 
 
@@ -92,9 +92,10 @@ def _is_known(place: Storage) -> bool:
     return False
 
 
-def parts_of(storage: Storage, depth: int = 2) -> list[str]:
+def parts_of(storage: Storage, depth: int = 2, links: list[str] | None = None) -> list[str]:
     """Where the checkpoints in a folder are, such as a Trainer's or a run: their paths in it, ``""`` for the folder's
-    own files, and the other files whose suffix is that of one. Folders are looked into to a `depth`.
+    own files, and the other files whose suffix is that of one. Folders are looked into to a `depth`; links to folders
+    are not, which can lead back here, and are added to `links`, with their whole paths.
     """
     if not storage.is_folder():
         return []
@@ -109,12 +110,13 @@ def parts_of(storage: Storage, depth: int = 2) -> list[str]:
         for name in names
         if name.endswith(tuple(SUFFIXES)) and not (layout is not None and huggingface.is_weights(name, layout))
     ]
-    below = [
-        f"{folder}/{part}".rstrip("/")
-        for folder in (sorted(storage.folders()) if depth else ())
-        if folder[0] != "."
-        for part in parts_of(storage.child(folder), depth - 1)
-    ]
+    below: list[str] = []
+    for folder in sorted(storage.folders()) if depth else ():
+        if storage.local is not None and os.path.islink(storage.inner(folder)):
+            if links is not None:
+                links.append(storage.full(folder))
+        elif folder[0] != ".":
+            below += [f"{folder}/{part}".rstrip("/") for part in parts_of(storage.child(folder), depth - 1, links)]
     return [*own, *below, *files]
 
 

@@ -70,7 +70,9 @@ class FileReader(BoxReader):
                 self._loaded = file, self._load(file)
             value = self._loaded[1]
             for step in item.path or ():
-                value = value[step] if isinstance(step, int) else {str(key): each for key, each in value.items()}[step]
+                if not isinstance(step, int) and step not in value:  # its key is no string
+                    value = {str(key): each for key, each in value.items()}
+                value = value[step]
             return value
 
     def close(self) -> None:

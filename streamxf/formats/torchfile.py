@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 from streamxf.checkpoint.storage import StoredFile
@@ -60,10 +61,11 @@ def _described(flat: Mapping[str, tuple[Path, Any]], begins: Mapping[str, int], 
     items: dict[str, Item] = {}
     strides: dict[str, tuple[int, ...]] = {}
     objects: dict[str, Any] = {}
+    plain: dict[int, bool] = {}
     for name, (path, value) in flat.items():
         if not isinstance(value, StoredTensor):
             items[name] = ObjectItem(name, Place(file, pickled_at, 0, ()), path)
-            if _is_plain(value):
+            if _is_plain(value, plain):
                 objects[name] = value
             continue
         if not value.is_row_major:
@@ -73,20 +75,15 @@ def _described(flat: Mapping[str, tuple[Path, Any]], begins: Mapping[str, int], 
     return Shard(items, strides, objects)
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether an object is what it was when it was saved: of scalars, lists, tuples and dicts alone."""
-    seen: set[int] = set()
-    left = [value]
-    while left:
-        each = left.pop()
-        if type(each) in _SCALARS:
-            continue
-        if type(each) not in (list, tuple, dict):
-            return False
-        if id(each) not in seen:
-            seen.add(id(each))
-            left += [*each.keys(), *each.values()] if isinstance(each, dict) else each
-    return True
+def _is_plain(value: Any, known: dict[int, bool]) -> bool:
+    """Whether an object is what it was when it was saved: of scalars, lists, tuples and dicts alone, none in itself."""
+    if type(value) in _SCALARS or type(value) not in (list, tuple, dict):
+        return type(value) in _SCALARS
+    if id(value) not in known:
+        known[id(value)] = False  # in case it holds itself
+        inner = chain(value.keys(), value.values()) if isinstance(value, dict) else value
+        known[id(value)] = all(_is_plain(each, known) for each in inner)
+    return known[id(value)]
 
 
 def _flattened(root: Any, size: int) -> dict[str, tuple[Path, Any]]:

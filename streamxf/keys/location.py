@@ -113,7 +113,7 @@ def find(location: Location) -> KeyProvider | SigningKey | VerifyKey:
     if not colon or scheme not in places():
         begin = f"{guess} A" if (guess := _guess(text)) else "a"
         raise ParameterError(
-            f"{begin} key is 32 bytes, not a string (see bytes.fromhex, base64); a string is a location: "
+            f"{begin} key is 32 bytes, not a string; a string is a location: "
             "'file:PATH', 'env:VARIABLE', 'aws-kms:ARN', or that of an installed provider. This one begins with "
             "none of " + ", ".join(places())
         )

@@ -9,8 +9,9 @@ from typing import Any
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import Note, seal_note
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.errors import KeyMissingError, KeyServiceError, StreamxfError
+from streamxf.errors import KeyMissingError, KeyServiceError, ParameterError, StreamxfError
 from streamxf.keys import VerifyKey
+from streamxf.wording import some
 
 BLIND = "no key here can verify it"
 
@@ -45,6 +46,8 @@ class Authority:
         self._trust: Iterable[VerifyKey] = access.keys.trust
         if encryption is not None and encryption.signer is not None and not self.reads:
             self._trust = (encryption.signer.verify_key,)
+        if encryption is not None and self.reads:
+            _check_resumes(encryption, access)
         if encryption is None and (vouching := [key for key in access.keys if key.vouches]):
             encryption = Encrypt(vouching)
         self._encryption = encryption
@@ -102,3 +105,14 @@ class Authority:
         if self._session is None or self._session[0] != os.getpid():
             self._session = os.getpid(), encryption.renew()
         return seal_note(content, self._session[1])
+
+
+def _check_resumes(encryption: Encrypt, access: Access) -> None:
+    """Raise ParameterError if the job, started again, could not read what it saved, and would go on from before it."""
+    given = [key for key in access.keys if key.unwraps]
+    if {(key.kind, key.id) for key in given}.isdisjoint((key.kind, key.id) for key in encryption.recipients):
+        raise ParameterError(
+            f"the chain encrypts to {some(key.id for key in encryption.recipients)}, and keys= reads "
+            f"{some(key.id for key in given)} alone: a second start could not resume from what this one saves. Give "
+            "both keys, as in keys=[new, old]"
+        )

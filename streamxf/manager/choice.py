@@ -26,6 +26,7 @@ from streamxf.manager.listing import Run
 from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.rows import FOLDER
 from streamxf.tuning.sample import StoredTensors, take_sample
+from streamxf.wording import some
 
 Verify = Literal["none", "sample", "whole"]
 Part = tuple[int, int]
@@ -35,7 +36,7 @@ ALL: Part = (0, 1)
 ANY = -1  # ranks, whose number does not matter
 SKIP = "STREAMXF_SKIP"
 
-_UNVERIFIED, _FOREIGN = "not verified: ", "foreign: "
+_FOREIGN, _DAMAGE = "foreign: ", "verify found damage: "
 _TEXT = 500  # characters of a reason
 _SMALL = 2**30  # bytes up to which a sample is all
 _PIECE = 2**20
@@ -55,6 +56,14 @@ class Choice:
     check: Verify = "none"
     run_id: str | None = None
     skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def why(self) -> str:
+        """Why they were skipped, each reason once."""
+        names: dict[str, list[str]] = {}
+        for name, reason in self.skipped.items():
+            names.setdefault(reason, []).append(name)
+        return "; ".join(f"{some(each)}: {reason}" for reason, each in list(names.items())[:20])
 
 
 class Chooser:
@@ -137,18 +146,16 @@ class Chooser:
 
     def _none(self, found: Choice, name: str | None) -> NoCheckpointError:
         what = "no checkpoint" if name is None else f"no checkpoint of step {numbers_in(name)[-1]}"
-        shown = [f"{each}: {reason}" for each, reason in list(found.skipped.items())[:20]]
         advice = ["`streamxf list` shows which there are"]
         if any(_FOREIGN in reason for reason in found.skipped.values()):
             advice.append("resume(state, step=N, foreign=True) loads one that is foreign")
-        if any(_UNVERIFIED in reason for reason in found.skipped.values()):
+        if any("is not encrypted" in reason for reason in found.skipped.values()):
             advice.append("to begin encrypting a run, resume(state, plaintext=True) loads what is not encrypted")
-        if shown:
+        if found.skipped:
             advice.append("`streamxf salvage` shows what is left of a damaged one; to start over, use an empty folder")
-        why = f" ({'; '.join(shown)})" if shown else ""
-        return NoCheckpointError(
-            f"{what} can be resumed from{why}. Nothing was removed. " + ". ".join(advice), file=self._run.storage.given
-        )
+        why = f" ({found.why})" if found.skipped else ""
+        text = f"{what} can be resumed from{why}. Nothing was removed; {'; '.join(advice)}"
+        return NoCheckpointError(text, file=self._run.storage.given)
 
 
 def by_metric(records: Sequence[Record], metric: str, mode: str) -> list[Record]:
@@ -195,7 +202,7 @@ def _fit(
         if record.name in os.environ.get(SKIP, "").split(","):
             skipped[record.name] = f"{SKIP} names it"
         elif not record.verified:
-            skipped[record.name] = f"{_UNVERIFIED}{record.note}"
+            skipped[record.name] = f"not verified: {record.note}"
         elif record.kind == "foreign" and not foreign:
             skipped[record.name] = f"{_FOREIGN}{record.note}"
         else:
@@ -227,7 +234,8 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, rank
     except Exception as error:
         if not is_damage(error):
             raise
-        return f"{type(error).__name__}: {error}"[:_TEXT]
+        text = str(error)
+        return (text if text.startswith(_DAMAGE) else f"{type(error).__name__}: {text}")[:_TEXT]
     return None
 
 
@@ -253,7 +261,7 @@ def _check_published(place: Storage, authority: Authority, check: Verify, part: 
 
         report = verify_at(place, access, part=part)
         if not report.ok:
-            raise ContainerError(f"verify found damage: {report.damaged[0]}")
+            raise ContainerError(f"{_DAMAGE}{report.damaged[0]}")
     with Checkpoint.at(place, access, listing=stored or check == "none") as checkpoint:
         if missing := contents_of(checkpoint).incomplete:
             raise MetadataError(f"not there in the size that the metadata gives: {', '.join(missing[:3])}")
@@ -265,19 +273,18 @@ def _check_commit(run: Run, record: Record, place: Storage, files: Files, check:
     """What a framework wrote: all sizes, and the digests of a part of the files, where they are known by now."""
     commit = committed(place, files, run.authority)
     check_alone(place, files, commit, run.authority)
+    if run.authority.strict and (bare := commit.without_digests()):
+        raise MetadataError(f"its commit record has no digest of {some(bare)}, so nothing authenticates what is there")
     digests = {path: file.sha256 for path, file in commit.files.items() if file.sha256 is not None}
-    found, lost = run.supplements(place, files, commit.save_id)
-    for each in found:
+    for each in run.supplements(place, files, commit.save_id)[0]:
         digests |= each.sha256
-    if lost and run.authority.strict:
-        raise MetadataError("what became known of it later cannot be read, so its digests may be missing")
     if check == "none":
         return
     for number, (path, digest) in enumerate(sorted(digests.items())):
         if number % part[1] == part[0] and digest_of(place, path) != digest:
             raise ContainerError("the SHA-256 of the file is not that which was committed", file=place.full(path))
     if part[0] == 0:  # what DCP wrote below has checksums of its own
-        for path in commit.files.keys() - digests.keys():
+        for path in commit.files if run.authority.strict else commit.files.keys() - digests.keys():
             folder, _, name = path.rpartition("/")
             if is_metadata_name(name):
                 how = check if commit.files[path].checksum is None else "sample"

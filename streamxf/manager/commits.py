@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, TypeVar
 
-from streamxf.checkpoint.metadata import metadata_among
+from streamxf.checkpoint.metadata import is_metadata_name, metadata_among
 from streamxf.checkpoint.notes import parse_note
-from streamxf.checkpoint.publish import RUN_FILE
+from streamxf.checkpoint.publish import RUN_FILE, made_by_writers
 from streamxf.checkpoint.small import read_small
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError
@@ -53,6 +53,17 @@ class Commit:
             for path, file in self.files.items()
         ]
         return {"save_id": self.save_id, "run": self.run.to_json(), "files": files}
+
+    def without_digests(self) -> list[str]:
+        """The files of whose contents neither it nor a store tells, nor metadata of DCP beside them."""
+        of_dcp = {path[: -len(name)] for path in self.files if is_metadata_name(name := path.rpartition("/")[2])}
+
+        def is_told(path: str) -> bool:
+            folder, slash, name = path.rpartition("/")
+            return folder + slash in of_dcp and bool(is_metadata_name(name) or made_by_writers(name))
+
+        bare = (path for path, file in self.files.items() if file.sha256 is None and file.checksum is None)
+        return [path for path in bare if not is_told(path)]
 
     @classmethod
     def of_json(cls, content: Any) -> Self:

@@ -135,12 +135,12 @@ def recorded_rules(run: Run, *, dry_run: bool) -> Retention:
     """Those of the job, as the newest checkpoint that counts has them."""
     if not (dry_run or run.authority.strict):
         raise ParameterError(
-            "without keys anybody can have written the rules in a checkpoint: give keep=, or dry_run=True"
+            "without keys anybody can have written the rules in a checkpoint: give rules, or dry_run=True"
         )
     for record in reversed(records_of(run)):
         if record.counts and (rules := run.rules(record.name)) is not None:
             return Retention.of_json(rules)
-    raise ParameterError("nothing says what is to stay: no checkpoint has recorded rules, so give keep=")
+    raise ParameterError("nothing says what is to stay: no checkpoint has recorded rules, so give some")
 
 
 @dataclass

@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.storage import Storage, storage_errors
-from streamxf.errors import ContainerError, DescriptorError, MetadataError, NoCheckpointError, StreamxfError, is_damage
+from streamxf.errors import DAMAGE, NoCheckpointError, StreamxfError, is_damage
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.manager.authority import Authority
 from streamxf.manager.choice import Choice, Verify, by_metric, check_ranks, check_verify, committed, newest
 from streamxf.manager.commits import COMMIT, REMOVED, SAVING
-from streamxf.manager.listing import Run, check_folder, records_of, run_of
-from streamxf.manager.record import Record, is_numbered
+from streamxf.manager.listing import Run, check_folder, of_other_formats, records_of, run_of
+from streamxf.manager.record import Record
 
 
 def latest(
@@ -86,8 +86,7 @@ def latest(
             return None
     choice = latest_in(run, verify, best=None if best is None else (best, mode), ranks=ranks)
     if choice.record is None and choice.skipped:
-        why = "; ".join(f"{name}: {reason}" for name, reason in list(choice.skipped.items())[:20])
-        raise NoCheckpointError(f"no checkpoint can be resumed from ({why})", file=storage.given)
+        raise NoCheckpointError(f"no checkpoint can be resumed from ({choice.why})", file=storage.given)
     return None if choice.record is None else storage.full(choice.record.name)
 
 
@@ -144,29 +143,21 @@ def is_complete(
                     committed(storage, files, run.authority)
                     return True
             check_ranks(names, ranks)
-            return _has_all_files(storage)
+            with open_source(storage, listing=True) as source:
+                return not contents_of(source).incomplete
         except (OSError, StreamxfError) as error:
             if not is_damage(error):
                 raise
             return False
 
 
-def _has_all_files(place: Storage) -> bool:
-    with open_source(place, listing=True) as source:
-        return not contents_of(source).incomplete
-
-
 def _of_other_formats(run: Run, records: Collection[Record], verify: Verify) -> Choice:
-    """The newest folder of another format, which says nothing of itself."""
     from streamxf.tools.verify.verify import verify_at
 
     choice = Choice()
-    names = {name for name in run.storage.folders() if is_numbered(name)} - {each.name for each in records}
-    for record in sorted(map(Record, names), key=lambda each: each.order, reverse=True):
-        place = run.place(record.name)
-        with suppress(NoCheckpointError, MetadataError, ContainerError, DescriptorError, FileNotFoundError):
-            if not run.files(record.name) or not _has_all_files(place):  # a name that is not literal has none
-                continue
+    for record in of_other_formats(run, records):
+        with suppress(*DAMAGE, FileNotFoundError):
+            place = run.place(record.name)
             report = None if verify == "none" else verify_at(place, run.authority.access, only_dcp=False)
             if report is None or report.ok:
                 choice.record = record

@@ -8,19 +8,28 @@ import re
 import shlex
 import stat
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import GLOBAL, metadata_among, read_metadata
+from streamxf.checkpoint.metadata import GLOBAL, is_metadata_name, metadata_among, read_metadata
 from streamxf.checkpoint.publish import RUN_FILE, made_by_saves, written_in
 from streamxf.checkpoint.removal import files_of, files_of_many
 from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.collector import collector_paused
-from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, StreamxfError, UnsupportedError, escaped
-from streamxf.formats.opening import parts_of
+from streamxf.errors import (
+    DAMAGE,
+    MetadataError,
+    NoCheckpointError,
+    ParameterError,
+    StreamxfError,
+    UnsupportedError,
+    escaped,
+)
+from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.authority import Authority
 from streamxf.manager.commits import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
 from streamxf.manager.record import Kind, Record, is_numbered, numbers_in, series_of
@@ -42,7 +51,7 @@ class Run:
 
     def __init__(self, storage: Storage, authority: Authority | None = None, run_id: str | None = None) -> None:
         if run_id is not None and not re.fullmatch("[0-9a-f]{32}", run_id):
-            raise ParameterError(f"run_id={run_id!r:.80}: it has 32 hexadecimal digits, as list_checkpoints shows them")
+            raise ParameterError(f"run_id={run_id!r:.80}: that of a run has 32 hexadecimal digits")
         self.storage = storage
         self.authority = authority or Authority(Access())
         self.run_id = run_id
@@ -286,9 +295,6 @@ class Run:
             if look.facts is None and SAVING in top:
                 mark = self._begun(where.child(name), name)
                 return replace(look, begun=mark.run if mark is not None and mark.framework else "")
-            if look.facts is None and REMOVED in top:  # a framework's, of which the commit record is gone already
-                going = self._committed(where.child(name), files, REMOVED)
-                look = look if going.problem or going.doubt else going
             return self._supplemented(where.child(name), files, look)
         if REMOVED in top:
             return self._committed(where.child(name), files, REMOVED)
@@ -337,6 +343,8 @@ class Run:
             return self._problem(look, error)
         if commit is None:
             return replace(look, doubt=doubt)
+        if REMOVED in files and any(is_metadata_name(path) and path not in files for path in commit.files):
+            look = replace(look, state="removing")  # which takes metadata away first
         size = sum(file.size for file in commit.files.values())
         if self.authority.has_published(commit.save_id, place.name):
             doubt = ""
@@ -401,9 +409,9 @@ def list_checkpoints(
 ) -> list[Record]:
     """The checkpoints in a run's folder, the oldest first: those that are complete, and those that are not.
 
-    Nothing is verified, and no key is needed: each is what it says of itself. Folders that hold nothing of a DCP
-    checkpoint, and were not committed to a `CheckpointManager`, are left out, and so are hidden ones, and those without
-    a number in their names.
+    Nothing is verified, and no key is needed: each is what it says of itself. Hidden folders, and those without a
+    number in their names, are left out. Folders of other formats, such as Hugging Face's, are listed where there are no
+    complete checkpoints of DCP and none that were committed to a `CheckpointManager`.
 
     Parameters
     ----------
@@ -424,7 +432,9 @@ def list_checkpoints(
     """
     storage = Storage.of(run, storage_options)
     with storage_errors(storage.given):
-        return records_of(Run(storage, run_id=run_id))
+        records = records_of(named := Run(storage, run_id=run_id))
+        others = [] if any(each.complete for each in records) else of_other_formats(named, records)
+        return sorted([*records, *others], key=lambda record: record.order)
 
 
 def records_of(run: Run) -> list[Record]:
@@ -442,6 +452,19 @@ def records_of(run: Run) -> list[Record]:
         f"{shlex.quote(run_of(storage)[0])}` shows what is there",
         file=storage.given,
     )
+
+
+def of_other_formats(run: Run, records: Collection[Record]) -> Iterator[Record]:
+    """The whole checkpoints of other formats, which say nothing of themselves, besides `records`; the newest first."""
+    names = {name for name in run.storage.folders() if is_numbered(name)} - {each.name for each in records}
+    for record in sorted(map(Record, names), key=lambda each: each.order, reverse=True):
+        with suppress(*DAMAGE, FileNotFoundError):
+            if not run.files(record.name):  # a name that is not literal has none
+                continue
+            with open_source(run.place(record.name), listing=True) as source:
+                found = contents_of(source)
+            if not found.incomplete:
+                yield replace(record, bytes=sum(found.files.values()), note=str(found.format))
 
 
 def run_of(checkpoint: Storage) -> tuple[str, str]:

@@ -101,10 +101,11 @@ def _remove_unchanged(
 
 def _order(run: Run, record: Record, files: Files, everything: bool) -> tuple[list[str], list[str]]:
     """What is removed first, so that no checkpoint is there any more, and what then. The commit record of a framework
-    is put aside for that time, before all others: it alone says which files are its own.
+    is put aside for that time, since it alone says which files are its own; it goes after DCP's metadata, which by
+    itself would pass for a checkpoint.
     """
     name = record.name
-    first = sorted((path for path in files if path == COMMIT or is_metadata_name(path)), key=COMMIT.__ne__)
+    first = sorted((path for path in files if path == COMMIT or is_metadata_name(path)), key=COMMIT.__eq__)
     ours = contents(run, name, files)
     rest = _in_order({*(files if everything else ours)}.difference(first), ours)
     if COMMIT in files:
@@ -126,16 +127,15 @@ def contents(run: Run, name: str, files: Files) -> list[str]:
     top = {path for path in files if "/" not in path}
     ours = {path for path in top if made_by_writers(path) or is_metadata_name(path)}
     child = run.storage.child(name)
-    with suppress(StreamxfError, FileNotFoundError):
-        for record in top & {COMMIT, REMOVED}:
+    for record in top & {COMMIT, REMOVED}:
+        with suppress(StreamxfError, FileNotFoundError):
             commit, doubt = read(child, record, Commit.of_json, run.authority)
-            if commit is None or commit.run.name != name:
-                continue
-            if not doubt or run.authority.has_published(commit.save_id, name):
+            sure = not doubt or (commit is not None and run.authority.has_published(commit.save_id, name))
+            if commit is not None and commit.run.name == name and sure:
                 ours |= {path for path in commit.files if path in files}
-        if top - ours:
-            for metadata in metadata_among(top):
-                ours |= {path for path in read_metadata(child, metadata, Access(), listing=True).files if path in files}
+    with suppress(StreamxfError, FileNotFoundError):
+        for metadata in metadata_among(top) if top - ours else ():
+            ours |= {path for path in read_metadata(child, metadata, Access(), listing=True).files if path in files}
     return sorted(ours)
 
 

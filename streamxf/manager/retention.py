@@ -22,6 +22,7 @@ _CALENDAR: dict[str, Callable[[datetime], Hashable]] = {
     "yearly": lambda at: at.year,
 }
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+_NO_RULE = "no rule removes it"
 _ALL = "all"  # recorded for -1
 _AHEAD = 86_400.0  # seconds by which a clock may be ahead of this one's
 _UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -150,7 +151,8 @@ class Retention:
         reasons: dict[str, tuple[str, ...]] = {each.name: () for each in complete}
         for reason, record in self._kept(complete[::-1]):
             reasons[record.name] += (reason,)
-        if complete and not reasons[complete[-1].name]:
+        limited = self.max_age is not None or self.max_bytes is not None
+        if complete and (not reasons[complete[-1].name] or (limited and reasons[complete[-1].name] == (_NO_RULE,))):
             reasons[complete[-1].name] = ("newest",)
         if self.max_age is not None and (newest := complete[-1].time if complete else None) is not None:
             for record in self._droppable([each for each in complete[:-1] if reasons[each.name]], complete):
@@ -179,7 +181,7 @@ class Retention:
     def _kept(self, records: Sequence[Record]) -> Iterator[tuple[str, Record]]:
         """What each rule keeps, and the rule in words; the records are from the newest to the oldest."""
         if replace(self, max_bytes=None, max_age=None).keeps_all:
-            yield from (("no rule removes it", record) for record in records)
+            yield from ((_NO_RULE, record) for record in records)
         yield from ((_counted("last", self.last), record) for record in records[: _end(self.last)])
         if self.every is not None:
             word = f"every {self.every:,} steps" if self.every > 1 else "every step"

@@ -18,7 +18,6 @@ from streamxf.checkpoint.metadata import (
     rank_of,
     read_metadata,
     resumable,
-    unfinished,
 )
 from streamxf.checkpoint.publish import DAY, RUN_FILE, leftovers, locked, made_by_writers, settled
 from streamxf.checkpoint.publish import rank_of as rank_in
@@ -198,10 +197,10 @@ def _metadata_files(storage: Storage) -> list[str]:
             raise UnsupportedError("this is a file, and not a checkpoint's folder", file=storage.given)
         return metadata_files(storage)
     except FileNotFoundError:
-        raise no_metadata((), storage.given) from None
+        raise no_metadata(storage, ()) from None
     except MetadataError as error:
         reason = "Nothing was removed"
-        if not unfinished(storage.names(())):
+        if not isinstance(error, NoCheckpointError):
             reason += (
                 ": its files may be what is left of a checkpoint. If you know that no save to it was ever published, "
                 "save to it again, which removes them in time, or delete the folder"

@@ -7,9 +7,8 @@ that remember what they were given.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NoReturn, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 from streamxf.collector import collector_paused
 from streamxf.format.items import ITEMSIZES
@@ -35,7 +34,7 @@ STORAGES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
     """A plain tensor whose elements are in a record of the archive; its first one at `start`, in bytes."""
 
@@ -80,14 +79,7 @@ class Size(tuple[Any, ...]):
     __slots__ = ()
 
 
-class _Frozen(type):
-    """A class that a pickle cannot change."""
-
-    def __setattr__(cls, name: str, value: object) -> NoReturn:
-        raise NotSavedByTorch("its pickle changes a class")
-
-
-class Foreign(metaclass=_Frozen):
+class Foreign:
     """Something that only its own class, or torch, can make: `name`, a class or function with its module."""
 
     __slots__ = ()
@@ -107,7 +99,7 @@ class Foreign(metaclass=_Frozen):
 
 
 def _foreign(name: str) -> type[Foreign]:
-    return _Frozen(name, (Foreign,), {"__slots__": (), "name": name})  # type: ignore[return-value]
+    return type(name, (Foreign,), {"__slots__": (), "name": name})
 
 
 @collector_paused()
@@ -129,14 +121,14 @@ def read_outline(pickled: bytes, sizes: dict[str, int]) -> Any:
     return root
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Storage:
     dtype: str
     record: str
     size: int
 
 
-class _Mapping(dict[Any, Any], metaclass=_Frozen):
+class _Mapping(dict[Any, Any]):
     """An OrderedDict. It may have state, which is of no interest: state dicts of modules carry their version there."""
 
     __slots__ = ()
@@ -146,20 +138,11 @@ class _Mapping(dict[Any, Any], metaclass=_Frozen):
     def __setstate__(self, state: object) -> None: ...
 
 
-@dataclass(eq=False, slots=True)
-class _Call:
-    """Stands for a function; made for each file, so that what a pickle does to it does not last."""
-
-    call: Callable[..., Any] = field(repr=False)
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.call(*arguments)
-
-
 _CLASS = 128  # elements that making a class takes
 
 
 class _Unpickler(CountingUnpickler):
+    records = (Foreign, _Mapping)
     on_purpose = (NotSavedByTorch,)
 
     def __init__(self, pickled: bytes, sizes: dict[str, int]) -> None:
@@ -176,17 +159,17 @@ class _Unpickler(CountingUnpickler):
             case "torch.storage", "UntypedStorage":
                 return Dtype("uint8")
             case "torch", "Size":
-                return _Call(Size)
+                return Size
             case "collections", "OrderedDict":
                 return _Mapping
             case "_codecs", "encode":
-                return _Call(_latin1)
+                return _latin1
             case "torch._utils", "_rebuild_tensor_v2":
-                return _Call(self._tensor)
+                return self._tensor
             case "torch._utils", "_rebuild_tensor_v3":
-                return _Call(self._typed_tensor)
+                return self._typed_tensor
             case "torch._utils", "_rebuild_parameter":
-                return _Call(lambda data, *rest: data)
+                return lambda data, *rest: data
         name = f"{module:.200}.{name:.200}"
         if name not in self._foreign:
             self.steps.spend(_CLASS)

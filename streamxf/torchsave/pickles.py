@@ -24,10 +24,12 @@ Actions = dict[int, Callable[[Any], None]]
 class CountingUnpickler(_Unpickler):  # type: ignore[misc]
     """One pass over a pickle of protocol 2 or later; `stored` is what it takes in storage, in bytes.
 
-    Subclasses define `find_class` and `persistent_load`; `actions`, by opcode, are all that a pickle may do.
+    Subclasses define `find_class` and `persistent_load`; `actions`, by opcode, are all that a pickle may do. It may set
+    the state of `records` alone, whose classes expect anything there, and change nothing else that was made.
     """
 
     actions: Actions
+    records: tuple[type[Any], ...] = ()
     on_purpose: tuple[type[Exception], ...] = ()
 
     def __init__(self, pickled: bytes, stored: int | None = None) -> None:
@@ -79,6 +81,12 @@ class CountingUnpickler(_Unpickler):  # type: ignore[misc]
         self.steps.charge(arguments)
         self.stack[-1] = self.stack[-1].__new__(self.stack[-1], *arguments)
 
+    def _build(self) -> None:
+        state, target = self.stack.pop(), self.stack[-1]
+        if not isinstance(target, self.records):
+            raise TooMuch("its pickle changes something after it was made")
+        target.__setstate__(state)
+
     def _fill_dict(self, items: list[Any]) -> None:
         target = self.stack[-1]
         for at in range(0, len(items), 2):
@@ -93,7 +101,8 @@ class CountingUnpickler(_Unpickler):  # type: ignore[misc]
 
     def _freeze(self) -> None:
         self.steps.spend(_WEIGHTS[pickle.EMPTY_SET[0]])
-        self.append(frozenset(self.steps.set_of(self.pop_mark())))
+        items = self.steps.set_of(self.pop_mark())  # which replaces `append`
+        self.append(frozenset(items))
 
 
 # Those of protocols 2 to 5, without extension codes and buffers outside of the pickle, and without bytearrays, of which
@@ -115,7 +124,7 @@ ACTIONS: Actions = {
     pickle.MEMOIZE[0]: CountingUnpickler._memoize,
     pickle.REDUCE[0]: CountingUnpickler._reduce,
     pickle.NEWOBJ[0]: CountingUnpickler._new,
-    pickle.BUILD[0]: _Unpickler.load_build,
+    pickle.BUILD[0]: CountingUnpickler._build,
     pickle.SETITEM[0]: lambda unpickler: unpickler._fill_dict([unpickler.stack.pop(-2), unpickler.stack.pop()]),
     pickle.SETITEMS[0]: lambda unpickler: unpickler._fill_dict(unpickler.pop_mark()),
     pickle.ADDITEMS[0]: CountingUnpickler._fill_set,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from streamxf.chain import Chain
 from streamxf.format.header import Header
@@ -97,11 +98,13 @@ def overhead(chain: Chain, parts: Sequence[Part]) -> int:
     return len(parts) * (header + FOOTER_BYTES) + identities + blocks * each
 
 
-def choose(estimates: Sequence[Estimate]) -> int:
-    """The number of the estimate to recommend: of those whose save is about as fast as the fastest, the smallest."""
-    limit = CLOSE * min(each.save_seconds for each in estimates)
-    close = [number for number, each in enumerate(estimates) if each.save_seconds <= limit]
-    return min(close, key=lambda number: (estimates[number].stored_bytes, estimates[number].save_seconds, number))
+def choose(figures: Sequence[Any]) -> int:
+    """The number of the one to recommend: of those whose save is about as fast as the fastest, the smallest. Each has
+    `save_seconds` and `stored_bytes`.
+    """
+    limit = CLOSE * min(each.save_seconds for each in figures)
+    close = [number for number, each in enumerate(figures) if each.save_seconds <= limit]
+    return min(close, key=lambda number: (figures[number].stored_bytes, figures[number].save_seconds, number))
 
 
 def reason(estimates: Sequence[Estimate], chosen: int) -> str:

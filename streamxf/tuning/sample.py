@@ -4,6 +4,7 @@ these pieces are read, checked as in any load.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import stat
@@ -17,6 +18,7 @@ import numpy as np
 
 from streamxf.checkpoint.reading import Box, BoxReader
 from streamxf.errors import ParameterError
+from streamxf.files import open_regular
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
@@ -166,7 +168,7 @@ class RawFile:
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
         found = []
-        with open(self._path, "rb") as file:
+        with io.BufferedReader(open_regular(self._path)) as file:
             for span in spans:
                 file.seek(span.offset[0])
                 found.append(file.read(span.lengths[0]))

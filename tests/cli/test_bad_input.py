@@ -78,7 +78,7 @@ CASES = [
     # nothing there
     *(Case(on("nothing", command), 2, "there is no file or folder 'nothing'") for command in READING),
     Case("diff  plain  nothing", 2, "there is no file or folder 'nothing'"),
-    Case("bench  nothing", 2, "nothing"),
+    Case("tune  nothing  --runs  1", 2, "nothing"),
     *(Case(command.format("nothing"), 2, "there is no file or folder 'nothing'") for command in ON_RUNS),
     *(Case(command.format("memory://nothing/there"), 2, "there is no such") for command in ON_RUNS),
     *(Case(on("memory://nothing/there", command), 2, "there is no") for command in ("inspect", "verify", "clean")),

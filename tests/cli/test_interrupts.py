@@ -91,11 +91,13 @@ def one_line(command: str) -> str:
 @pytest.mark.parametrize(
     ("number", "code", "wait"), [(signal.SIGINT, 130, 0.5), (signal.SIGTERM, 143, 0.1), (signal.SIGHUP, 129, 0.2)]
 )
-def test_bench_removes_what_it_made(tmp_path: Path, number: int, code: int, wait: float):
+def test_tune_removes_what_it_saved(tmp_path: Path, number: int, code: int, wait: float):
     disk = tmp_path / "disk"
     disk.mkdir()
-    done = interrupted(["bench", "--at", disk, "--size", "64MiB", *SLOW], lambda _: any(disk.iterdir()), number, wait)
-    assert done == (code, one_line("bench"))
+    done = interrupted(
+        ["tune", "--at", disk, "--runs", "3", "--size", "64MiB", *SLOW], lambda _: any(disk.iterdir()), number, wait
+    )
+    assert done == (code, one_line("tune"))
     assert not list(disk.iterdir())
 
 

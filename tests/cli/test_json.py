@@ -101,8 +101,8 @@ def test_every_field_is_used_and_every_name_is_a_field():
         "recipients encrypted",
         "recipients file.sxf --key file:test.key",
         "tune model.safetensors --bandwidth 1GB/s --chain zstd",
-        "bench --at . --size 64KiB --runs 1 --chain zstd",
-        "bench model.safetensors --at . --size 1KiB --runs 1 --chain zstd",
+        "tune --at . --size 64KiB --runs 1 --chain zstd",
+        "tune model.safetensors --at . --size 1KiB --runs 1 --chain zstd",
         "codecs",
     ],
 )

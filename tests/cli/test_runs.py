@@ -174,6 +174,18 @@ def test_a_run_may_have_other_files_beside_its_checkpoints(run: Run, folder: Pat
     assert run("latest", folder).out == f"{folder}/step-1000\n"
 
 
+def test_list_shows_what_latest_takes_of_another_format(run: Run, tmp_path: Path):
+    for name in ("run/checkpoint-12", "run/checkpoint-7"):
+        checkpoint_of_a_framework(tmp_path / name, "Trainer")
+    (tmp_path / "run" / "logs-1").mkdir()
+    found = run("list", tmp_path / "run", "--json").json["checkpoints"]
+    assert [(each["name"], each["kind"], each["note"]) for each in found] == [
+        ("checkpoint-7", "unclaimed", "Hugging Face"),
+        ("checkpoint-12", "unclaimed", "Hugging Face"),
+    ]
+    assert run("latest", tmp_path / "run").out == f"{tmp_path}/run/checkpoint-12\n"
+
+
 # -- latest ----------------------------------------------------------------------------------------
 
 
@@ -187,7 +199,7 @@ def test_latest_passes_over_what_is_damaged(run: Run, folder: Path):
     (folder / "step-300" / ".metadata").write_bytes(b"")
     done = run("latest", folder)
     assert (done.code, done.out) == (0, f"{folder}/step-200\n")
-    assert "step-1000 is passed over: " in done.err
+    assert "step-1000 is passed over: verify found damage: " in done.err
     assert "step-300 is passed over: " in done.err
     facts = run("latest", folder, "--json", "--verify", "whole").json
     assert facts["latest"] == f"{folder}/step-200"

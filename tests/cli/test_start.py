@@ -99,7 +99,7 @@ def test_verifying_a_small_file_imports_little(tmp_path: Path):
     done = python(
         "import sys; from streamxf.cli.__main__ import main\n"
         f"assert main(['verify', {str(tmp_path / 'small.sxf')!r}]) == 0\n"
-        "needless = {'torch', 'numpy', 'asyncio', 'fsspec', 'rich', 'streamxf.cli.bench'} & set(sys.modules)\n"
+        "needless = {'torch', 'numpy', 'asyncio', 'fsspec', 'rich', 'streamxf.cli.tune'} & set(sys.modules)\n"
         "assert not needless, needless\n"
     )
     assert (done.returncode, done.stderr) == (0, "")

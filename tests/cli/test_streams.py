@@ -37,7 +37,11 @@ def test_a_checkpoint_is_whole_though_a_stream_is_closed(folder: Path, streams: 
 @pytest.mark.parametrize("options", ["", "--json"])
 def test_what_cannot_be_printed_is_a_failure(folder: Path, options: str):
     code, _, shown = in_shell(folder, f"inspect a.safetensors {options}", ">/dev/full")
-    assert (code, shown) == (1, "streamxf inspect: No space left on device\n")
+    lost = "standard output: No space left on device; all but the output may be complete\n"
+    assert (code, shown) == (1, f"streamxf inspect: {lost}")
+    code, _, shown = in_shell(folder, f"pack a.safetensors packed {options}", ">/dev/full")
+    assert (code, shown) == (1, f"streamxf pack: {lost}")
+    assert streamxf.verify(folder / "packed").ok
 
 
 @pytest.mark.parametrize("streams", [">&-", ">/dev/full"])

@@ -1,4 +1,4 @@
-"""``streamxf tune`` and ``streamxf bench``."""
+"""``streamxf tune``, by estimates and by saves and loads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer import BadParameter
 from cli.command import Done, Run
 from streamxf.cli import show, timing, units
 from streamxf.cli.__main__ import main
-from streamxf.cli.candidates import chart
+from streamxf.cli.tune import chart
 from streamxf.keys import KeyRing
 from streamxf.tuning.bandwidth import measure_bandwidth
 
@@ -32,7 +32,7 @@ def charts_of(done: Done) -> list[str]:
     return [line for line in done.out.splitlines() if "█" in line or "▏" in line]
 
 
-# -- tune ------------------------------------------------------------------------------------------
+# -- estimates -------------------------------------------------------------------------------------
 
 
 def test_slow_storage_wants_the_smallest(run: Run, weights: Path):
@@ -86,7 +86,7 @@ def test_encryption_is_tried_for_all_or_none(run: Run, encrypted: Path, key_file
         ["--at", "/no/such/folder"],
     ],
 )
-def test_what_tune_cannot_begin_with(run: Run, weights: Path, arguments: list[str]):
+def test_what_an_estimate_cannot_begin_with(run: Run, weights: Path, arguments: list[str]):
     done = run("tune", weights, *arguments)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
 
@@ -113,13 +113,13 @@ def test_the_bandwidth_is_that_of_what_was_written(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-# -- bench -----------------------------------------------------------------------------------------
+# -- saves and loads -------------------------------------------------------------------------------
 
 
 def test_it_saves_loads_and_leaves_nothing(run: Run, weights: Path, tmp_path: Path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    done = run("bench", weights, "--at", disk, "--runs", 1, *FEW, "--chain", "zstd+encrypt", "--json")
+    done = run("tune", weights, "--at", disk, "--runs", 1, *FEW, "--chain", "zstd+encrypt", "--json")
     assert done.code == 0
     assert done.json["good"]
     assert (done.json["items"], done.json["raw_bytes"]) == (5, 5 * 2**19)
@@ -130,7 +130,7 @@ def test_it_saves_loads_and_leaves_nothing(run: Run, weights: Path, tmp_path: Pa
 
 
 def test_random_weights_and_what_people_see(run: Run, tmp_path: Path):
-    done = run("bench", "--at", tmp_path, "--size", "1MiB", "--runs", 1, *FEW)
+    done = run("tune", "--at", tmp_path, "--size", "1MiB", "--runs", 1, *FEW)
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("1.0 MiB of random weights in 1 tensor")
     assert len(charts_of(done)) == 4
@@ -140,17 +140,29 @@ def test_random_weights_and_what_people_see(run: Run, tmp_path: Path):
 
 def test_a_load_that_gives_something_else_is_a_failure(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(timing, "same_bits", lambda *_: False)
-    done = run("bench", "--at", tmp_path, "--size", "1MiB", "--runs", 1, "--chain", "lz4")
+    done = run("tune", "--at", tmp_path, "--size", "1MiB", "--runs", 1, "--chain", "lz4")
     assert done.code == 1
     assert "NOT IDENTICAL AFTER A LOAD by lz4:level=0" in done.out
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--at", "/no/such/folder"], ["--size", "0"], ["--size", "much"], ["--runs", "0"], ["no such file"]]
+    "arguments",
+    [
+        *(
+            ["--at", "/no/such/folder", "--runs", "1"],
+            ["--size", "0", "--runs", "1"],
+            ["--size", "much", "--runs", "1"],
+        ),
+        *(["--runs", "0"], ["no such file", "--runs", "1"], ["--runs", "1", "--bandwidth", "1GB/s"]),
+        *(["--runs", "1", "--workers", "2"], ["--size", "1MB"], ["--threads", "2"], []),
+    ],
+    ids=" ".join,
 )
-def test_what_bench_cannot_begin_with(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]):
+def test_what_cannot_be_saved_and_loaded(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+):
     monkeypatch.chdir(tmp_path)
-    done = run("bench", *arguments)
+    done = run("tune", *arguments)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert not list(tmp_path.iterdir())
 
@@ -235,7 +247,7 @@ def test_a_chart_where_only_ascii_can_be_printed(monkeypatch: pytest.MonkeyPatch
     assert "#" in line
 
 
-@pytest.mark.parametrize("command", [["tune", "--bandwidth", "1GB/s"], ["bench", "--runs", "1", "--at", "."]], ids=str)
+@pytest.mark.parametrize("command", [["tune", "--bandwidth", "1GB/s"], ["tune", "--runs", "1", "--at", "."]], ids=str)
 def test_who_shows_progress_is_told_of_all_of_it(weights: Path, tmp_path: Path, monkeypatch, command: list[str]):
     monkeypatch.chdir(tmp_path)
     told = []

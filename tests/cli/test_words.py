@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import streamxf
 from cli.command import Run
+from streamxf.cli import show
 
 
 def test_a_load_that_fails_names_commands(run: Run, plain: Path, encrypted: Path, key_file: Path):
@@ -36,3 +43,71 @@ def test_what_is_salvaged_replaces_nothing(run: Run, plain: Path, tmp_path: Path
 def test_diff_says_how_one_of_two_is_opened(run: Run, plain: Path, encrypted: Path, key_file: Path):
     assert "--plain-a or --plain-b" in run("diff", encrypted, plain, "--key", f"file:{key_file}").err
     assert not run("diff", encrypted, plain, "--key", f"file:{key_file}", "--plain-b").err
+
+
+@pytest.mark.parametrize(
+    "command", ["clean {} --yes", "recipients {}", "rekey {} --key file:k --to file:k", "transcode {} to"]
+)
+def test_where_only_checkpoints_inside_will_do_they_are_named(
+    run: Run, tmp_path: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch, command: str
+):
+    monkeypatch.chdir(tmp_path)
+    key_file.rename("k")
+    for step in (10, 20):
+        save({"weight": torch.ones(3)}, checkpoint_id=f"run/step-{step}")
+    Path("hf/checkpoint-12").mkdir(parents=True)
+    torch.save({}, "hf/checkpoint-12/optimizer.pt")
+    before = sorted(tmp_path.rglob("*"))
+    for place, named in {
+        "run": "2 checkpoints in it: step-10, step-20. Name one of them",
+        "hf": "1 checkpoint in it: checkpoint-12. Name one of them",
+        "hf/checkpoint-12": "not a checkpoint of DCP; it has files of other formats: optimizer.pt",
+    }.items():
+        done = run(*command.format(place).split())
+        assert done.code == 2
+        assert named in done.err
+        assert "delete the folder" not in done.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("list run --run-id deadbeef", "--run-id 'deadbeef': "),
+        ("forget run --keep-every 0 --yes", "--keep-every 0: it is a number of steps, from 1"),
+        ("forget run --keep-last 0 --yes", "a number from 1, or unlimited (or -1)"),
+        ("forget run --yes", "give rules, or --dry-run"),
+        ("forget run --keep-last 1 --extras del", "'del' is not one of "),
+        ("verify run/step-10 --key file:signer", "--key number 1: "),
+        ("verify run/step-10 --key me", "key is 32 bytes, not a string; a string is a location"),
+    ],
+)
+def test_errors_speak_of_options_and_not_of_python(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, says: str
+):
+    monkeypatch.chdir(tmp_path)
+    save({"weight": torch.ones(3)}, checkpoint_id="run/step-10")
+    streamxf.write_key("signer", streamxf.SigningKey.generate())
+    done = run(*command.split())
+    assert done.code == 2
+    assert says in done.err
+    words = ("list_checkpoints", "every=", "keep=", "signer=", "keys[", "KeyRing", "fromhex", "Value error")
+    assert not [word for word in words if word in done.err]
+
+
+def test_a_narrow_terminal_has_the_heading_of_what_is_named():
+    out = show.console()
+    out.width = 40
+    made = show.table("largest", "dtype", "shape")
+    show.row(made, show.ItemName("w" * 30), "float32", "1000000000 x 10")
+    with out.capture() as captured:
+        out.print(made)
+    assert captured.get().split()[:2] == ["largest", "w" * 30]
+
+
+def test_of_a_trainers_folder_a_file_in_a_checkpoint_is_no_other(run: Run, tmp_path: Path):
+    checkpoint = tmp_path / "hf" / "checkpoint-12"
+    checkpoint.mkdir(parents=True)
+    save_file({"weight": torch.ones(3)}, checkpoint / "model.safetensors")
+    torch.save({}, checkpoint / "optimizer.pt")
+    assert "has 1 checkpoint in it: checkpoint-12. Name one" in run("inspect", tmp_path / "hf").err

@@ -11,6 +11,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
+from streamxf.dcp.save.space import _refuse
+from streamxf.errors import NoSpaceError
 
 from .helpers import KEY, OTHER_KEY, data_files, full_chain, load, save
 
@@ -69,6 +71,7 @@ def test_why_there_is_no_metadata(saved: Path, remote: bool) -> None:
         return str(caught.value)
 
     assert "there is no checkpoint in the folder, or no such folder: '" in told(saved / "nowhere")
+    assert "has 1 checkpoint in it: checkpoint. Name one of them" in told(saved.parent)
     whole = (saved / ".metadata").read_bytes()
     (saved / ".metadata").unlink()
     assert "the folder has data files and no metadata at all" in told(saved)
@@ -86,3 +89,8 @@ def test_a_folder_that_cannot_be_listed(saved: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("streamxf.checkpoint.storage.Storage.names", listed)
     (saved / ".metadata").unlink()
     assert "its folder cannot be listed (PermissionError: somebody forbids it)" in told_by(saved)
+
+
+def test_where_room_is_short_by_a_few_bytes_both_numbers_are_exact() -> None:
+    with pytest.raises(NoSpaceError, match=r"at least 1,000,002 bytes .* 1,000,001 bytes are free. A checkpoint that"):
+        _refuse("there", 1_000_002, 1_000_001, "")

@@ -6,6 +6,7 @@ The entry point is that of pyproject.toml, in a package of the same name that is
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -16,6 +17,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
+from streamxf_autoload import KNOWN
 
 from .helpers import KEY, stored_chain
 
@@ -85,6 +87,27 @@ def test_without_a_chain_nothing_else_is_imported(value: str | None, installed: 
     assert ran.stdout.strip() == "['streamxf_autoload']", ran.stderr
 
 
+def test_a_misspelt_variable_is_named_and_stops_nothing(installed: Path, tmp_path: Path) -> None:
+    known = dict.fromkeys(sorted(KNOWN), "")
+    named = {"STREAMXF_TEST_KEY": bytes(range(32)).hex(), "STREAMXF_KEYS": "env:STREAMXF_TEST_KEY"}
+    told = run(installed, "-c", "import torch", **{**known, **named}).stderr
+    assert not [name for name in (*known, *named) if f"'{name}'" in told]
+    ran = run(installed, "-c", "import torch", STREAMXF_CHIAN="encrypt", STREAMXF_QX="1")
+    assert ran.returncode == 0
+    assert "'STREAMXF_QX' is unknown, and does nothing" in ran.stderr
+    assert "'STREAMXF_CHIAN' is unknown, and does nothing; STREAMXF_CHAIN may be meant\n" in ran.stderr
+    with open("/dev/full", "w") as full:
+        path = os.pathsep.join(map(str, (installed, ROOT)))
+        environment = {**os.environ, "PYTHONPATH": path, "STREAMXF_CHIAN": "encrypt"}
+        assert subprocess.run([sys.executable, "-uc", "import torch"], env=environment, stderr=full).returncode == 0
+
+
+def test_every_variable_is_known() -> None:
+    sources = map(Path.read_text, ROOT.glob("streamxf/**/*.py"))
+    read = {name for text in sources for name in re.findall(r"\bSTREAMXF_[A-Z_]+", text)} - {"STREAMXF_"}
+    assert sorted(read) == sorted(KNOWN)
+
+
 def test_a_broken_streamxf_stops_the_import_of_torch_only_with_a_chain(installed: Path, tmp_path: Path) -> None:
     """As a folder of that name is, from which Python is started."""
     (tmp_path / "streamxf").mkdir()
@@ -98,7 +121,10 @@ def test_a_broken_streamxf_stops_the_import_of_torch_only_with_a_chain(installed
     )
 
 
-WRONG = [("floatzip+encrypt", None, "chain text: 'encrypt' needs"), (" ", None, "it names no codecs")]
+WRONG = [
+    ("floatzip+encrypt", None, "chain text: 'encrypt' needs exactly one key in STREAMXF_KEYS"),
+    (" ", None, "it names no codecs"),
+]
 WRONG += [("zstd+encrypt", "file:/nowhere/key", "No such file"), ("zstd", "nonsense", "")]
 
 TRYING = """

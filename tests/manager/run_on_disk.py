@@ -131,7 +131,8 @@ class RunOnDisk(RuleBasedStateMachine):
         """Whether a complete checkpoint is, as far as names tell."""
         found = self.place.below(name)
         wanted = ".streamxf-commit" if name in self.committed else ".metadata"
-        return wanted in found or (self.place.local and self.place.path(name).is_symlink())
+        going = ".streamxf-removed" in found and ".metadata" in self.files.get(name, ()) and ".metadata" not in found
+        return (wanted in found and not going) or (self.place.local and self.place.path(name).is_symlink())
 
     def read_now(self) -> set[str]:
         """The names that somebody holds."""

@@ -100,6 +100,17 @@ def test_keys_beside_an_installed_chain_are_for_reading(tmp_path: Path):
         CheckpointManager(tmp_path, keys=private)
 
 
+def test_what_it_saves_it_can_read(tmp_path: Path):
+    """Or each start would go back to before the first save with the new key."""
+    old, new = streamxf.Key.generate(), streamxf.Key.generate()
+    with pytest.raises(
+        ParameterError, match=rf"encrypts to {new.id}, and keys= reads {old.id} alone.*keys=\[new, old\]"
+    ):
+        CheckpointManager(tmp_path, chain=[streamxf.Encrypt(new)], keys=old)
+    with CheckpointManager(tmp_path, chain=[streamxf.Encrypt(new)], keys=[new, old]):
+        """The way to change keys."""
+
+
 def test_who_only_encrypts_resumes_from_no_plaintext(tmp_path: Path):
     saved_run(tmp_path, 3)
     chain = [streamxf.Encrypt(streamxf.PrivateKey.generate().public, signer=streamxf.SigningKey.generate())]

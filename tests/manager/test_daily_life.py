@@ -22,6 +22,7 @@ from dcp.s3_server import storage as s3_options
 import streamxf
 from streamxf.errors import AbortedError, KeyMissingError, NoCheckpointError, ParameterError
 from streamxf.format.run import RunFacts
+from streamxf.manager.commits import Commit
 from streamxf.manager.forget import forget
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
@@ -178,6 +179,17 @@ def test_a_step_of_another_run_stops_a_new_job_and_a_running_one_ignores_it(
         saved_run(run, 5, keep=1, **options)
     saved_run(run, 5, keep=1, run_id=ids["step-4"], **options)
     assert complete(run) == ["step-5", "step-9"]
+
+
+def test_with_a_wrong_key_the_reason_is_said_once_and_the_advice_is_not_about_plaintext(tmp_path: Path) -> None:
+    saved_run(tmp_path, 1, 2, 3, keep=None, **KEYED)
+    with pytest.raises(NoCheckpointError) as caught:
+        resumed(tmp_path, chain="zstd+encrypt", keys=streamxf.Key(bytes(range(1, 33))))
+    text = caught.value.message
+    assert "(step-3, step-2, step-1: not verified: " in text
+    assert text.count("not verified") == 1
+    assert "plaintext" not in text
+    assert "Nothing was removed; `streamxf list` shows which there are; " in text
 
 
 # -- encryption turned on --------------------------------------------------------------------------------------------
@@ -381,7 +393,7 @@ def framework_saves(manager: CheckpointManager, step: int, data: bytes, **known:
 
 
 def test_a_flipped_bit_is_found_in_what_a_framework_wrote(tmp_path: Path, options: dict[str, Any]) -> None:
-    """By digests that a thread computes in the background."""
+    """By digests: without keys a thread computes them in the background."""
     with CheckpointManager(tmp_path, **options) as manager:
         for step in (1, 2):
             framework_saves(manager, step, os.urandom(100_000))
@@ -398,6 +410,24 @@ def test_a_flipped_bit_is_found_in_what_a_framework_wrote(tmp_path: Path, option
         framework_saves(manager, 3, b"weights")
         manager.wait()
         assert manager.latest() == str(tmp_path / "step-3")
+
+
+def test_with_keys_the_digests_are_there_from_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or whoever takes a later note of them away could change the weights."""
+    with CheckpointManager(tmp_path, **KEYED) as manager:
+        for step in (1, 2):
+            framework_saves(manager, step, b"weights")
+        monkeypatch.setattr(Commit, "without_digests", lambda self: [])
+        framework_saves(manager, 3, b"weights")
+    monkeypatch.undo()
+    (tmp_path / "step-2" / "model.bin").write_bytes(b"weighty")
+    for step in (1, 2, 3):
+        for note in (tmp_path / f"step-{step}").glob(".streamxf-note-*"):
+            note.unlink()
+    with CheckpointManager(tmp_path, **KEYED) as manager:
+        assert manager.latest() == str(tmp_path / "step-1")
+        assert "SHA-256" in manager.skipped["step-2"]
+        assert "no digest of model.bin" in manager.skipped["step-3"]
 
 
 def test_a_digest_that_the_plug_in_gave_counts(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,26 +114,51 @@ def test_metadata_does_not_complete_what_was_not_committed(tmp_path: Path) -> No
     assert not (tmp_path / "step-6").exists()
 
 
-def test_metadata_does_not_complete_what_is_being_removed(tmp_path: Path) -> None:
-    """A removal takes the commit record away first, and puts it aside; then it may be killed."""
+@pytest.mark.parametrize("point", range(1, 6))
+def test_a_removal_that_is_killed_is_finished(point: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is gone by then: what is left is no checkpoint, neither of the framework nor of DCP."""
     with CheckpointManager(tmp_path) as manager:
         folder = Path(manager.begin(3))
         publish(folder)
         (folder / "weights").write_text("weights")
         manager.commit(3)
         save(manager, 6)
-    (folder / COMMIT).rename(folder / REMOVED)
-    assert kinds(tmp_path) == {"step-3": "removing", "step-6": "own"}
-    with CheckpointManager(tmp_path) as manager:
+    unlink, calls = os.unlink, itertools.count(1)
+
+    def unlink_until_killed(path: Any, *args: Any, **options: Any) -> None:
+        if path in os.listdir(folder) and next(calls) == point:
+            raise KeyboardInterrupt
+        unlink(path, *args, **options)
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(os, "unlink", unlink_until_killed)
+        streamxf.forget(tmp_path, keep=1)
+    assert kinds(tmp_path) == {"step-3": "own" if point == 1 else "removing", "step-6": "own"}
+    with CheckpointManager(tmp_path, keep=2) as manager:
         save(manager, 9)
     assert kinds(tmp_path) == {"step-6": "own", "step-9": "own"}
     assert not folder.exists()
 
 
-def test_what_cannot_be_read_hides_no_metadata(tmp_path: Path) -> None:
-    publish(tmp_path / "step-3")
-    (tmp_path / "step-3" / REMOVED).write_text("no commit record")
-    assert kinds(tmp_path) == {"step-3": "unclaimed"}
+@pytest.mark.parametrize("file", [REMOVED, ".metadata"])
+def test_garbage_beside_a_commit_record_keeps_no_files(file: str, tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, keep=1) as manager:
+        folder = Path(manager.begin(3))
+        (folder / "parts").mkdir()
+        (folder / "parts" / "weights").write_text("weights")
+        manager.commit(3)
+        manager.wait()
+        (folder / file).write_bytes(b"\xff" * 2**21)
+        save(manager, 6)
+    assert not folder.exists()
+
+
+def test_nothing_beside_metadata_hides_it(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        save(manager, 3)
+    publish(tmp_path / "step-6")
+    (tmp_path / "step-3" / COMMIT).rename(tmp_path / "step-6" / REMOVED)
+    assert kinds(tmp_path)["step-6"] == "unclaimed"
 
 
 def test_the_run_of_a_job_that_was_killed_in_its_first_save_goes_on(tmp_path: Path) -> None:

@@ -104,7 +104,8 @@ class Histories(Adversary):
         if self.is_blocked(f"{name}/.streamxf-saving"):
             return
         facts = self.begin(step, {}, framework=True)
-        old = {path: what for path, what in self.place.below(name).items() if WRITERS.fullmatch(path)}
+        old = {path: what for path, what in self.place.below(name).items() if isinstance(what, bytes)}
+        old = {path: what for path, what in old.items() if WRITERS.fullmatch(path)}
         self.now += 60
         self.saves += 1
         made, _ = checkpoint(self.keys, self.saves, None)

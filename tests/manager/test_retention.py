@@ -62,6 +62,7 @@ def staying(found: list[Record], **rules: Any) -> list[int]:
         ({"within": 7200}, {400: ("within 2 h",), 500: ("within 2 h",), 600: ("within 2 h",)}),
         ({"within": 7199.9}, {500: ("within 2 h",), 600: ("within 2 h",)}),
         ({}, dict.fromkeys(range(100, 700, 100), ("no rule removes it",))),
+        ({"max_bytes": 1}, {600: ("newest",)}),
         ({"steps": []}, dict.fromkeys(range(100, 700, 100), ("no rule removes it",))),
         ({"mode": "max"}, dict.fromkeys(range(100, 700, 100), ("no rule removes it",))),
         # any one rule is enough, and all of them are named

@@ -146,9 +146,10 @@ def check_copy(
 
 
 def _refuse(folder: str | os.PathLike[str], needed: int, free: int, whose: str) -> None:
+    shown = [_shown(size) if _shown(needed) != _shown(free) else f"{size:,} bytes" for size in (needed, free)]
     raise NoSpaceError(
-        f"the disk is too full for this save: at least {_shown(needed)} are to be written to it{whose}, and "
-        f"{_shown(free)} are free. The checkpoint that is there stays until the new one is published, so both need "
+        f"the disk is too full for this save: at least {shown[0]} are to be written to it{whose}, and "
+        f"{shown[1]} are free. A checkpoint that is there stays until the new one is published, so both need "
         "space. Nothing was written. Make room (`streamxf forget` removes checkpoints by rules, `streamxf clean` what "
         "failed saves left), or save elsewhere",
         file=os.fspath(folder),

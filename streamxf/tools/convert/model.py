@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, cast
@@ -25,6 +26,10 @@ from streamxf.wording import many, some
 _BESIDE = re.compile(
     r"(optim|lr_|sched|scaler|rng|random|train(er|ing)?_|loops|callbacks|data_?load|sampler|metric|hparams|hyper_param)"
 )
+# What optimizers call their tensors, beside counters of steps.
+_MOMENTS = re.compile(
+    r"(.*\.)?(exp_avg|exp_avg_sq|max_exp_avg_sq|exp_inf|momentum_buffer|square_avg|grad_avg|acc_delta)"
+)
 # Modules in which torch.compile, FSDP and activation checkpointing wrap others.
 _WRAPPERS = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _PARALLEL = "module."  # of DistributedDataParallel
@@ -35,7 +40,7 @@ def open_model(storage: Storage, access: Access) -> BoxReader:
     file in it. Raises ParameterError if several parts may, and as `open_source`.
     """
     if storage.is_folder():
-        found = parts_of(storage)  # files beside a checkpoint's own are no model
+        found = dict.fromkeys(parts_of(storage))  # files beside a checkpoint's own are no model
         parts = [part for part in found if "/" not in part or part.rpartition("/")[0] not in found]
         parts = [part for part in parts if not _BESIDE.match(part.rpartition("/")[2])]
         if len(parts) > 1 and "" not in parts:
@@ -79,27 +84,28 @@ def model_in(items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...
     tensors = {name: item for name, item in items.items() if isinstance(item, TensorItem)}
     model = {name: item.path or (name,) for name, item in tensors.items() if not _is_beside(item.path or (name,))}
     depth = 0
-    while model:
-        groups = {path[: depth + 1] if len(path) > depth + 1 else path[:depth] for path in model.values()}
-        if len(groups) > 1 or len(next(iter(groups))) == depth:
+    while any(tensors[name].shape for name in model):
+        groups = {path[depth] if len(path) > depth + 1 else None for path in model.values()}
+        if len(groups) > 1 or None in groups:
             break
         depth += 1
     else:
         raise ParameterError("there are no tensors but those of optimizers and the like")
     if depth == 0 and len(groups) > 1:
-        listed = some(repr(f"{group[0]}." if group else "") for group in sorted(groups))
+        listed = some(sorted(repr("" if step is None else f"{step}.") for step in groups))
         raise ParameterError(f"the model may be in {many(len(groups), 'state dict')}, {listed}: choose one (prefix)")
     named = {name: _WRAPPERS.sub("", ".".join(map(str, path[depth:]))) for name, path in model.items()}
     if all(text.startswith(_PARALLEL) for text in named.values()):
         named = {name: text.removeprefix(_PARALLEL) for name, text in named.items()}
     if len(set(named.values())) < len(named):
         raise ParameterError("two tensors have the same name without those of what wraps the model: leave model out")
-    left = [str((item.path or (name,))[0]).partition(".")[0] for name, item in items.items() if name not in named]
-    beside = tuple(f"{first} ({many(left.count(first), 'item')})" for first in dict.fromkeys(left))
+    others = (str((item.path or (name,))[0]) for name, item in items.items() if name not in named)
+    left = Counter(first.partition(".")[0] for first in others)
+    beside = tuple(f"{first} ({many(count, 'item')})" for first, count in left.items())
     prefix = "".join(f"{step}." for step in next(iter(model.values()))[:depth])
     return {text: tensors[name] for name, text in named.items()}, beside, prefix
 
 
 def _is_beside(path: Path) -> bool:
     steps = path[:-1] if len(path) > 1 else (str(path[0]).partition(".")[0],) if "." in str(path[0]) else ()
-    return any(_BESIDE.match(str(step)) for step in steps)
+    return any(_BESIDE.match(str(step)) for step in steps) or _MOMENTS.fullmatch(str(path[-1])) is not None

@@ -128,8 +128,8 @@ class _Session:
         except BaseException as error:
             if self._done:
                 error.add_note(
-                    f"nothing was published; {len(self._done)} of {len(self._files)} data files are finished and stay, "
-                    "so repeat it to resume"
+                    f"nothing was published; finished data files, which stay: {len(self._done)} of "
+                    f"{len(self._files)}; repeat it to resume"
                 )
             elif isinstance(error, KeyboardInterrupt):
                 error.add_note("nothing was published, and no data file is finished: repeating it starts over")

@@ -36,11 +36,16 @@ class Tree:
         if not storage.is_folder():
             with storage.open() as file:
                 return cls(storage, False, {storage.name: file.size})
-        found = dict(sorted(_walk(storage.local) if storage.local is not None else _find(storage)))
-        full = {path.rpartition("/")[0] for path in found}  # folders that are not empty
-        files = {path: what for path, what in found.items() if isinstance(what, int)}
-        others = (path for path in found if path not in files and path not in full)
-        return cls(storage, True, files, tuple(f"{printable(path, 200)} ({found[path]})" for path in others))
+        found = dict(_walk(storage.local) if storage.local is not None else _find(storage))
+        full = {path.rpartition("/")[0] for path in found}
+        files: dict[str, int] = {}
+        left_out = []
+        for path, what in sorted(found.items()):
+            if isinstance(what, int) and path not in full:
+                files[path] = what
+            elif isinstance(what, int) or path not in full:  # an object may have a name that others have as a folder
+                left_out.append(f"{printable(path, 200)} ({_STRANGE if isinstance(what, int) else what})")
+        return cls(storage, True, files, tuple(left_out))
 
     def notes(self) -> tuple[str, ...]:
         """What a report says of `left_out`, if there is any."""

@@ -11,6 +11,7 @@ from typing import Any
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.checkpoint.storage import Storage
+from streamxf.errors import DAMAGE
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.opening import is_checkpoint, open_source
 from streamxf.formats.reader import FileReader
@@ -83,21 +84,26 @@ def diff(
     storages = [Storage.of(path, storage_options) for path in (first, second)]
     sides: dict[int, BoxReader] = {}
     origins: dict[int, Origin] = {}
+    unknown: dict[int, str] = {}
     with ExitStack() as stack:
         # checkpoints first: what was packed says what has to be read of the folder that it is compared with
         for number in sorted((0, 1), key=lambda number: not is_checkpoint(storages[number])):
             packed = next(iter(origins.values()), None)
             side = _opened(storages[number], packed, access if encrypted[number] else plain)
             sides[number] = stack.enter_context(side)
-            if (origin := origin_of(side)) is not None:
-                origins[number] = origin
+            try:
+                if (origin := origin_of(side)) is not None:
+                    origins[number] = origin
+            except DAMAGE as error:
+                unknown[number] = f"{storages[number].given}: what else was packed, since this cannot be read: {error}"
         files = len(origins) == 2 and all(origin.is_folder for origin in origins.values())
         given = storages[0].given, storages[1].given
         options: Any = {"only": only, "prefixes": prefixes, "values": values, "files": files, "progress": progress}
         found = compare(sides[0], sides[1], given, **options)
-        if only or any(prefixes):
-            return found
-        left = [_not_compared(storages[number], sides[number], origins.get(number), files) for number in (0, 1)]
+        left = [unknown.get(number, "") for number in (0, 1)]
+        if not only and not any(prefixes):
+            for number in {0, 1} - unknown.keys():
+                left[number] = _not_compared(storages[number], sides[number], origins.get(number), files)
         return replace(found, not_compared=tuple(text for text in left if text))
 
 

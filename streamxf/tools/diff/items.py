@@ -12,6 +12,7 @@ from streamxf.descriptor import shorten
 from streamxf.errors import KeyMissingError, KeyServiceError, ParameterError, PolicyError, StreamxfError, WrongKeyError
 from streamxf.format.items import Item, TensorItem
 from streamxf.formats.contents import chosen
+from streamxf.formats.reader import FileReader
 from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.convert.origin import is_kept
@@ -75,6 +76,10 @@ class _Comparison:
     def __init__(self, first: BoxReader, second: BoxReader, values: bool) -> None:
         self._first, self._second, self._values = first, second, values
         self._again = first.budget.renewed()
+        # parts of objects by their ids, where readers keep these
+        self._known: set[int] | None = (
+            set() if isinstance(first, FileReader) and isinstance(second, FileReader) else None
+        )
         self.removed: list[str] = []
         self.added: list[str] = []
         self.changed: dict[str, Change] = {}
@@ -100,7 +105,7 @@ class _Comparison:
         def change() -> Change | None:
             one = _of_the("first", self._first.load_object, in_first)
             other = _of_the("second", self._second.load_object, in_second)
-            text = difference_of(one, other, self._again)
+            text = difference_of(one, other, self._again, self._known)
             return None if text is None else Change(name, (None, None), ((), ()), text=text)
 
         self._compare(name, change)

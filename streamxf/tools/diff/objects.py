@@ -24,15 +24,15 @@ class Incomparable(Exception):
     """Two objects of which it cannot be said whether they are equal; says why."""
 
 
-def difference_of(first: Any, second: Any, budget: Budget | None = None) -> str | None:
+def difference_of(first: Any, second: Any, budget: Budget | None = None, known: set[int] | None = None) -> str | None:
     """The first place where two objects differ, in words; None if they are the same. Raises Incomparable; `budget` pays
-    for whatever is compared more often than it is stored.
+    for whatever is compared more often than it is stored, also with others of the same `known`, if these live on.
 
     Dicts are the same whatever their order, and so is any mapping with the same entries; a list is not a tuple, and 1
     is not 1.0. A NaN is the same as a NaN, and tensors and arrays are if they are bit for bit.
     """
     try:
-        return _ObjectComparison(budget or Budget(MAX_EXPANSION, 0)).difference(first, second, "")
+        return _ObjectComparison(budget or Budget(MAX_EXPANSION, 0), known).difference(first, second, "")
     except RecursionError:
         raise Incomparable("it is nested too deeply") from None
 
@@ -42,9 +42,9 @@ class _ObjectComparison:
     with something else is bounded, since there may be as many pairs as the square of the parts.
     """
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, known: set[int] | None) -> None:
         self._pairs: set[tuple[int, int]] = set()
-        self._known: set[int] = set()
+        self._known: set[int] = set() if known is None else known
         self._storages: set[int] = set()
         self._budget = budget
 

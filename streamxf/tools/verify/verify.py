@@ -123,19 +123,23 @@ def verify(
     named = require is not None or expect_save_id is not None
     storage = Storage.of(path, storage_options)
     parts: list[str] = []
+    links: list[str] = []
     with storage_errors(storage.given), suppress(FileNotFoundError):  # of which `verify_at` says more
-        parts = [] if named else parts_of(storage)
-    if parts in ([], [""]):
+        parts = [] if named else parts_of(storage, links=links)
+    if parts in ([], [""]) and not links:
         return verify_at(storage, access, progress, only_dcp=named)
-    return _verify_parts(storage, parts, access, progress)
+    inner = (link.removeprefix(f"{storage.given.rstrip('/')}/") for link in links)
+    unchecked = [f"{link}: a link to a folder, which is not followed" for link in inner]
+    return _verify_parts(storage, parts, unchecked, access, progress)
 
 
-def _verify_parts(storage: Storage, parts: list[str], access: Access, progress: Progress | None) -> VerifyReport:
+def _verify_parts(
+    storage: Storage, parts: list[str], unchecked: list[str], access: Access, progress: Progress | None
+) -> VerifyReport:
     """Check each checkpoint and file in a folder. With keys, those that streamxf encrypts have to be encrypted; what
     has another format is checked as without, and listed, unless nothing else is there.
     """
     begin, reports, strangers = perf_counter(), {}, []
-    unchecked: list[str] = []
     folders: set[str] = set()
     places = {part: storage.child(part) if part else storage for part in parts}
     keyed = [part for part, place in places.items() if _may_be_encrypted(place)]

@@ -24,9 +24,11 @@ from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
 from streamxf import engine
+from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.keys import Key
 from streamxf.tools.convert.pack import pack
+from streamxf.tools.convert.tree import Tree
 from streamxf.tools.convert.unpack import unpack
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
@@ -456,6 +458,17 @@ def test_through_urls(folder, tmp_path):
         assert contents(tmp_path / "of a URL") == plain
     finally:
         memory.rm("/folders", recursive=True)
+
+
+def test_an_object_with_the_name_of_a_folder_is_left_out(monkeypatch):
+    """As object stores allow: no folder could have both."""
+    memory = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(memory), "store", {})
+    memory.pipe_file("/folders/run/a/b", b"b")
+    both = {f"/folders/run/{path}": {"type": "file", "size": 1} for path in ("a", "a/b")}
+    monkeypatch.setattr(type(memory), "find", lambda *_, **__: both)
+    tree = Tree.of(Storage.of("memory://folders/run"))
+    assert (tree.files, tree.left_out) == ({"a/b": 1}, ("a (a name that cannot be restored everywhere)",))
 
 
 @pytest.mark.s3

@@ -82,6 +82,19 @@ def test_several_candidates_are_listed(tmp_path: Path):
         streamxf.unpack(tmp_path / "both", tmp_path / "no.safetensors", model=True, only=["nothing.*", "optimizer"])
 
 
+def test_what_has_no_model_is_an_error(tmp_path: Path):
+    module = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.ones(3)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    dcp({"optimizer": optimizer.state_dict(), "step": torch.tensor(3)}, tmp_path / "no model")
+    for source in ("optimizer.pt", "no model"):
+        with pytest.raises(ParameterError, match=r"there are no tensors but those of optimizers"):
+            streamxf.unpack(tmp_path / source, tmp_path / "model.safetensors", model=True)
+    assert not (tmp_path / "model.safetensors").exists()
+
+
 def test_a_run_lists_its_checkpoints(tmp_path: Path):
     for step in (5, 10):
         torchtitan(tmp_path / "run" / f"step-{step}")

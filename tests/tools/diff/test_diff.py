@@ -17,6 +17,7 @@ from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 import streamxf
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError
 from streamxf.keys.file import write_key
+from streamxf.tools.convert.origin import ITEM
 from streamxf.tools.diff.diff import diff
 
 
@@ -230,3 +231,18 @@ def test_hostile_names_do_not_reach_the_terminal(run, tmp_path):
     out = run("diff", tmp_path / "a.pt", tmp_path / "b.pt").out
     assert "\x1b[2J" not in out
     assert out.count(r"[red]\x1b[2J\nx") == 3
+
+
+def test_where_the_record_of_what_was_packed_is_gone_items_are_compared(run, tmp_path):
+    model = tmp_path / "model.safetensors"
+    save_file({f"w{number}": torch.randn(5000) for number in range(4)}, model)
+    for name in ("one", "other"):
+        streamxf.pack(model, tmp_path / name, chain="zstd", file_size=20_000)
+    with streamxf.Checkpoint(tmp_path / "one") as checkpoint:
+        (place,) = checkpoint.items[ITEM].places
+    (tmp_path / "one" / place.file).unlink()
+    for first, second in (("one", "other"), ("other", "one")):
+        found = diff(tmp_path / first, tmp_path / second)
+        assert found.equal >= 3
+        (text,) = found.not_compared
+        assert text.startswith(f"{tmp_path}/one: what else was packed, since this cannot be read: the file that holds")

@@ -10,7 +10,7 @@ from saved_by import FOLDERS, MODEL, dcp, lightning_with_fsdp, torchtitan, train
 import streamxf
 from streamxf.checkpoint.storage import Storage
 from streamxf.errors import NoCheckpointError, PolicyError
-from streamxf.formats.opening import parts_of
+from streamxf.formats.opening import open_source, parts_of
 from streamxf.keys import Key
 
 
@@ -86,3 +86,36 @@ def test_a_part_that_cannot_be_opened_is_damage(tmp_path: Path):
     (tmp_path / "checkpoint-12" / "optimizer.pt").symlink_to("nowhere")
     (damage,) = streamxf.verify(tmp_path / "checkpoint-12").damaged
     assert (damage.file, damage.error) == ("optimizer.pt", "FileNotFoundError")
+
+
+@pytest.mark.timeout(60)
+def test_links_to_folders_are_named_and_not_followed(tmp_path: Path):
+    """Each of these leads to all of them."""
+    torchtitan(tmp_path / "step-5")
+    for number in range(300):
+        (tmp_path / f"link{number}").symlink_to(".")
+    report = streamxf.verify(tmp_path)
+    assert len(report.save_ids) == 1
+    assert len([text for text in report.unchecked if "a link to a folder" in text]) == 300
+    assert "link7: a link to a folder, which is not followed" in report.unchecked
+    with pytest.raises(NoCheckpointError, match="has 1 checkpoint in it: step-5"):
+        open_source(Storage.of(tmp_path))
+
+
+def test_a_link_beside_the_files_of_a_checkpoint_is_named(tmp_path: Path):
+    torchtitan(tmp_path / "step-5")
+    (tmp_path / "step-5" / "more").symlink_to(tmp_path)
+    report = streamxf.verify(tmp_path / "step-5")
+    assert len(report.save_ids) == 1
+    assert "more: a link to a folder, which is not followed" in report.unchecked
+
+
+def test_a_folder_of_links_alone_holds_no_checkpoint(tmp_path: Path):
+    torchtitan(tmp_path / "step-5")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "best").symlink_to(tmp_path / "step-5")
+    with pytest.raises(NoCheckpointError, match="best: a link to a folder, which is not followed"):
+        streamxf.verify(tmp_path / "run")
+    with pytest.raises(NoCheckpointError, match=r"links to folders are not followed \(.*/run/best\)"):
+        open_source(Storage.of(tmp_path / "run"))
+    assert streamxf.verify(tmp_path / "run" / "best").ok
