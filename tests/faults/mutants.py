@@ -27,10 +27,10 @@ def _only(wanted: Callable[[int], bool]) -> Callable[[int], None]:
     return fsync
 
 
-def _unlink_then_rename(source: Any, target: Any) -> None:
+def _unlink_then_rename(source: Any, target: Any, *, src_dir_fd: int | None, dst_dir_fd: int | None) -> None:
     with suppress(FileNotFoundError):
-        os.unlink(target)
-    _replace(source, target)
+        os.unlink(target, dir_fd=dst_dir_fd)
+    _replace(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
 
 def _no_answer(_: Any) -> Any:
