@@ -99,7 +99,7 @@ class Budget:
 FREE_STEPS = 2**19
 """Steps that are allowed however little was read: a quarter of a second, or less."""
 
-ELEMENT = 64  # bytes that count as an element
+ELEMENT = 32  # bytes that count as an element
 _MAX_DEPTH = 64  # of tuples, which are hashed on the processor's stack
 _FEW = 64  # keys of a dict or set, whose hashes may be equal
 _CONTAINERS = (list, dict, set, frozenset, OrderedDict, Counter)

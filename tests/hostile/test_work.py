@@ -215,7 +215,7 @@ def test_a_text_that_is_copied_many_times() -> None:
     pickled = (
         b"\x80\x02](c_codecs\nencode\nq\x00X" + MIB.to_bytes(4, "little") + b"x" * MIB + b"q\x01X\x06\0\0\0latin1q\x02"
     )
-    with memory_below(128 * MIB), pytest.raises(NotSavedByTorch, match="out of proportion"):
+    with memory_below(64 * MIB), pytest.raises(NotSavedByTorch, match="out of proportion"):
         read_outline(pickled + b"h\x00h\x01h\x02\x86R" * 100_000 + b"e.", {})
 
 
