@@ -34,6 +34,7 @@ def _warn_of(name: str) -> None:
     from contextlib import suppress
     from difflib import get_close_matches
 
-    meant = "".join(f"; {near} may be meant" for near in get_close_matches(name, KNOWN, 1))
-    with suppress(OSError, ValueError):  # a stream that is full or closed stops nobody's import
-        print(f"streamxf: warning: the variable {name!r:.80} is unknown, and does nothing{meant}", file=sys.stderr)
+    for near in get_close_matches(name.removeprefix("STREAMXF_"), _SUFFIXES, 1):
+        with suppress(OSError, ValueError):  # a stream that is full or closed stops nobody's import
+            said = f"the variable {name!r:.80} is not one of streamxf's; STREAMXF_{near} may be meant"
+            print(f"streamxf: warning: {said}", file=sys.stderr)
