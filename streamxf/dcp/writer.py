@@ -197,7 +197,6 @@ class ChainWriterMixin(StorageMixin):
         one = self.single_file_per_rank
         buckets = split_by_size_and_type(self.thread_count, plan.items) if one else [[item] for item in plan.items]
         files = [(save.file_name(self.rank or 0, number), items) for number, items in enumerate(filter(None, buckets))]
-
         versions = tensor_versions(plan, planner)
         begin = perf_counter()
         try:
