@@ -177,6 +177,7 @@ class ChainWriterMixin(StorageMixin):
         check_index(plans, self.thread_count if self.single_file_per_rank else None, save.extensions.hashed)
         others = {plan.storage_data.save.hex() for plan in plans if isinstance(plan.storage_data, RoomNote)}
         own, rank = save.writer_id.hex(), None if self.use_collectives else self.rank
+        save.alone = len(plans) == 1
         save.unpublished = finalize(save, remove_unpublished, save.storage, own, others, rank, os.getpid())
         return share_room(plans)
 
@@ -193,16 +194,15 @@ class ChainWriterMixin(StorageMixin):
             )
         storage = save.enter()
         local = storage.local
-        if local is not None:
-            save.place = Mount.of(storage.place)
-            check_room(local, plan, planner, save.extensions, self._block_log2, save.writer_id)
         one = self.single_file_per_rank
         buckets = split_by_size_and_type(self.thread_count, plan.items) if one else [[item] for item in plan.items]
         files = [(save.file_name(self.rank or 0, number), items) for number, items in enumerate(filter(None, buckets))]
-
         versions = tensor_versions(plan, planner)
         begin = perf_counter()
         try:
+            if local is not None:
+                save.place = Mount.of(storage.place)
+                check_room(local, plan, planner, save.extensions, self._block_log2, save.writer_id)
             with shown(self._progress, "Saving") as save.progress:
                 if save.progress is not None:
                     save.progress.expect(sum(map(planned_bytes, plan.items)))
@@ -219,6 +219,9 @@ class ChainWriterMixin(StorageMixin):
             left = storage.remove(name for name, _ in files)  # those that were finished, too
             for name, reason in left.items():
                 error.add_note(f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}")
+            if save.alone and save.unpublished is not None and not left:  # nothing is left to remove later
+                save.unpublished.detach()
+                save.leave()
             raise
         finally:
             if not self._publishes:

@@ -69,6 +69,7 @@ class Save:
     - `report`: what was written, once all of it is.
     - `meter`: what all threads of the save count in.
     - `begun`: taken when writing begins.
+    - `alone`: whether no other rank writes to it.
     - `unpublished`: where it is to be published, removes what all ranks wrote if this object goes before.
     """
 
@@ -81,6 +82,7 @@ class Save:
     report: SaveReport | None = None
     progress: Progress | None = None
     unpublished: finalize[..., Save] | None = None
+    alone: bool = False
 
     def __post_init__(self) -> None:
         self.modules = tuple(self.extensions.providers())
