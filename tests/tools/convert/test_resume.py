@@ -217,7 +217,9 @@ def test_whoever_reads_what_is_not_finished_is_told_what_it_is(tmp_path, source,
     stop_midway(source, target)
     before = sorted(path.name for path in target.iterdir())
     count = len(data_files(target))
-    with pytest.raises(NoCheckpointError, match=rf"interrupted, or is at work\. {count} of the {count} .* Repeat it"):
+    with pytest.raises(
+        NoCheckpointError, match=rf"interrupted, or is at work\. Finished: {count} of {count} .* Repeat it"
+    ):
         CALLS[call](target)
     assert sorted(path.name for path in target.iterdir()) == before
 

@@ -376,7 +376,9 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     file.write_bytes(bytes(100))
     for path in (file, f"file://{file}"):
         untouched(lambda path=path: streamxf.rekey(path, KEY, OTHER_KEY), tmp_path, UnsupportedError, "this file is")
-    for path in (tmp_path, tmp_path / "missing", f"memory://{uuid.uuid4().hex}"):
+    with refused(MetadataError, "files of other formats: tensors.safetensors"):
+        streamxf.rekey(tmp_path, KEY, OTHER_KEY)
+    for path in (tmp_path / "missing", f"memory://{uuid.uuid4().hex}"):
         with refused(MetadataError, "no checkpoint"):
             streamxf.rekey(path, KEY, OTHER_KEY)
 
