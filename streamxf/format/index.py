@@ -252,15 +252,13 @@ class _Reader:
 
     def _files(self, entries: list[Any]) -> dict[str, File]:
         files: dict[str, File] = {}
+        members = {"path", "size", "writer"} if self._chain else {"path", "size", "writer", "crc32c"}
         for entry in entries:
-            exact(entry, {"path", "size", "writer"}, frozenset({"crc32c"}), "a file")
+            exact(entry, members, _NONE, "a file")
             path = check_path(entry["path"])
             if path in files:
                 bad("a file is named twice")
-            crc = entry.get("crc32c")
-            if (crc is None) != bool(self._chain):
-                bad("a file's crc32c")
-            number = None if crc is None else int(digits(crc, 8, "a file's crc32c"), 16)
+            number = None if self._chain else int(digits(entry["crc32c"], 8, "a file's crc32c"), 16)
             writer = integer(entry["writer"], "a file's writer", len(self._writers) - 1)
             files[path] = File(integer(entry["size"], "a file's size"), writer, number)
             self._paths.append(path)

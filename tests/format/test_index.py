@@ -274,6 +274,13 @@ def test_any_change_is_judged_alike(start: dict[str, Any], data: st.DataObject) 
     assert (own is None) == (reference is None), (own, reference)
 
 
+def test_a_file_in_a_chain_has_no_crc_not_even_null() -> None:
+    index = copy.deepcopy(EXAMPLE)
+    index["files"][0]["crc32c"] = None
+    packed = pack_index(index)
+    assert refusal(packed) and refusal_by_reference(packed)
+
+
 def test_the_examples_are_right() -> None:
     for example in (EXAMPLE, HASHED, BARE):
         packed = pack_index(example)
