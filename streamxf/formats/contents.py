@@ -91,12 +91,14 @@ class Shard:
     - `items`: in the file's own order. A tensor has one chunk. The place of an object names its file and no more.
     - `strides`: of the tensors that are not stored row-major, in elements.
     - `objects`: the values of objects that are plain data; only torch can load the others.
+    - `weights`: about how many bytes each object takes by itself. Objects of a file may share their parts.
     - `metadata`: the file's own, as safetensors' ``__metadata__``.
     """
 
     items: dict[str, Item]
     strides: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     objects: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, int] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -40,6 +40,7 @@ class FileReader(BoxReader):
         self._access = access
         self._files = OpenFiles(open_file or (lambda name: self._place(name).open()), local=storage.local is not None)
         self._loaded: tuple[str, Any] | None = None
+        self._named: dict[int, Mapping[str, Any]] = {}
 
     @cached_property
     def budget(self) -> Budget:
@@ -67,16 +68,22 @@ class FileReader(BoxReader):
             return objects[name]
         with located(file=self.full(file), item=name):
             if self._loaded is None or self._loaded[0] != file:
-                self._loaded = file, self._load(file)
+                self._loaded, self._named = (file, self._load(file)), {}
             value = self._loaded[1]
             for step in item.path or ():
                 if not isinstance(step, int) and step not in value:  # its key is no string
-                    value = {str(key): each for key, each in value.items()}
+                    value = self._by_names(value)
                 value = value[step]
             return value
 
+    def _by_names(self, value: Mapping[Any, Any]) -> Mapping[str, Any]:
+        """A dict of the file that was loaded, its keys as text."""
+        if id(value) not in self._named:
+            self._named[id(value)] = {str(key): each for key, each in value.items()}
+        return self._named[id(value)]
+
     def close(self) -> None:
-        self._loaded = None
+        self._loaded, self._named = None, {}
         self._files.close()
 
     def _held(self, name: str) -> int:

@@ -20,7 +20,7 @@ from streamxf.torchsave.outline import Foreign, StoredTensor, read_outline
 MAX_RECORDS = 2**20
 """Storages in a file, and a few records more."""
 
-_PLACE = 64  # characters that an entry of a dict or a list counts for, besides its name
+_PLACE = 64  # bytes, or characters, that an entry of a dict or a list counts for, besides its name
 _LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save's before version 1.6: a pickle of a magic number
 _OF_TORCHSCRIPT = "constants.pkl"
 _TAIL = 2**20  # bytes in which a TorchScript archive names that record
@@ -61,10 +61,13 @@ def _described(flat: Mapping[str, tuple[Path, Any]], begins: Mapping[str, int], 
     items: dict[str, Item] = {}
     strides: dict[str, tuple[int, ...]] = {}
     objects: dict[str, Any] = {}
+    weights: dict[str, int] = {}
     plain: dict[int, bool] = {}
+    known: dict[int, int] = {}
     for name, (path, value) in flat.items():
         if not isinstance(value, StoredTensor):
             items[name] = ObjectItem(name, Place(file, pickled_at, 0, ()), path)
+            weights[name] = _weight(value, known)
             if _is_plain(value, plain):
                 objects[name] = value
             continue
@@ -72,7 +75,23 @@ def _described(flat: Mapping[str, tuple[Path, Any]], begins: Mapping[str, int], 
             strides[name] = value.strides
         at = begins[value.record] + (value.start if value.extent else 0)
         items[name] = whole_tensor(name, value.dtype, value.shape, file, at, value.extent, path)
-    return Shard(items, strides, objects)
+    return Shard(items, strides, objects, weights)
+
+
+def _weight(value: Any, known: dict[int, int]) -> int:
+    """About how many bytes an object takes, each of its parts as often as it is there; `known` are those of others."""
+    if isinstance(value, StoredTensor):
+        return value.extent
+    if isinstance(value, str | bytes):
+        return _PLACE + len(value)
+    inner = value.parts if isinstance(value, Foreign) else value
+    if not isinstance(inner, list | tuple | dict | set | frozenset):
+        return _PLACE
+    if id(value) not in known:
+        known[id(value)] = 0  # in case it holds itself
+        parts = chain(inner.keys(), inner.values()) if isinstance(inner, dict) else inner
+        known[id(value)] = _PLACE + sum(_weight(each, known) for each in parts)
+    return known[id(value)]
 
 
 def _is_plain(value: Any, known: dict[int, bool]) -> bool:

@@ -80,20 +80,26 @@ class Size(tuple[Any, ...]):
 
 
 class Foreign:
-    """Something that only its own class, or torch, can make: `name`, a class or function with its module."""
+    """Something that only its own class, or torch, can make: `name`, a class or function with its module. `parts` is
+    what it is made of and filled with.
+    """
 
-    __slots__ = ()
+    __slots__ = ("parts",)
     name: ClassVar[str] = ""
+    parts: list[object]
 
     def __new__(cls, *arguments: object, **named: object) -> Self:
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        made.parts = [*arguments, *named.values()]
+        return made
 
-    def __init__(self, *arguments: object, **named: object) -> None:
-        """Neither what it is made of nor what it is filled with is of interest."""
+    def __init__(self, *arguments: object, **named: object) -> None: ...
 
-    def __setstate__(self, state: object) -> None: ...
+    def __setstate__(self, state: object) -> None:
+        self.parts.append(state)
 
-    def __setitem__(self, key: object, value: object) -> None: ...
+    def __setitem__(self, key: object, value: object) -> None:
+        self.parts += key, value
 
     append = extend = __setstate__
 
@@ -129,7 +135,7 @@ class _Storage:
 
 
 class _Mapping(dict[Any, Any]):
-    """An OrderedDict. It may have state, which is of no interest: state dicts of modules carry their version there."""
+    """An OrderedDict. It may have state, which is left out: state dicts of modules carry their version there."""
 
     __slots__ = ()
 

@@ -382,9 +382,9 @@ def as_file(path: Path, root: bytes) -> Path:
 
 
 def shared_list(path: Path, count: int, last: bytes = b"") -> Path:
-    """Entries that are one list, or lists of it alone: `count` of each."""
+    """A list, and entries that are that list, or lists of it alone: `count` of each."""
     body = b"".join(b"X\6\0\0\0%06xh\0X\6\0\0\0%06x]h\0a" % (2 * number, 2 * number + 1) for number in range(count))
-    return as_file(path, b"](" + b"K\1" * count + last + b"eq\0" + b"0}(" + body + b"u.")
+    return as_file(path, b"}(X\4\0\0\0list](" + b"K\1" * count + last + b"eq\0" + body + b"u.")
 
 
 @pytest.mark.timeout(60)
@@ -392,7 +392,7 @@ def shared_list(path: Path, count: int, last: bytes = b"") -> Path:
 def test_a_list_that_many_entries_share_is_looked_through_once(tmp_path: Path, last: bytes) -> None:
     count = 30_000
     with open_source(Storage.of(shared_list(tmp_path / "a.pt", count, last))) as reader:
-        assert len(reader.items) == 2 * count
+        assert len(reader.items) == 2 * count + 1
 
 
 def test_an_object_that_holds_itself_is_not_taken_for_plain(tmp_path: Path) -> None:
@@ -407,9 +407,34 @@ def test_an_object_that_holds_itself_is_not_taken_for_plain(tmp_path: Path) -> N
 def test_a_list_that_many_entries_share_is_compared_a_few_times(tmp_path: Path) -> None:
     paths = [shared_list(tmp_path / name, 4000) for name in ("a.pt", "b.pt")]
     found = diff(*paths)
-    assert found.equal + len(found.incomparable) == 8000
+    assert found.equal + len(found.incomparable) == 8001
     assert all("shared so often" in reason for reason in found.incomparable.values())
     assert found.incomparable
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("last", [b"", b"ctorch\nSize\n(K\1K\2t\x85R"], ids=["plain", "not plain"])
+def test_a_list_that_many_entries_share_is_packed_a_few_times(tmp_path: Path, last: bytes) -> None:
+    path = shared_list(tmp_path / "a.pt", 4000, last)
+    with pytest.raises(PolicyError, match=r"the object would take .* besides .* out of proportion") as caught:
+        pack(path, tmp_path / "packed")
+    assert caught.value.item
+    assert not (tmp_path / "packed").exists()
+
+
+def test_an_objects_weight_has_its_parts_as_often_as_they_are_there(tmp_path: Path) -> None:
+    shared = [1] * 1000
+    torch.save(
+        {"a": shared, "b": (shared, shared), "c": "x" * 500, "d": {1, 2}, "e": (torch.ones(64),)}, tmp_path / "a.pt"
+    )
+    with open_source(Storage.of(tmp_path / "a.pt")) as reader:
+        assert isinstance(reader, FileReader)
+        weights = reader.shards["a.pt"].weights
+    assert weights["a"] > 1000
+    assert weights["b"] == 2 * weights["a"] + 64
+    assert 500 < weights["c"] < weights["a"]
+    assert weights["d"] > 2 * 64
+    assert weights["e"] >= 256
 
 
 @pytest.mark.timeout(60)

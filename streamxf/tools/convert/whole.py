@@ -70,7 +70,13 @@ class Whole(FileReader):
         return Elements(BareBlocks(FileSlice(pieces, 0, item.size)), 0, 1, item.shape)
 
     def load_object(self, name: str) -> Any:
-        return self.origin.to_plain() if name == ITEM else super().load_object(name)
+        """An object, which is written by itself, with what it shares with others."""
+        if name == ITEM:
+            return self.origin.to_plain()
+        for place in self.items[name].places:
+            weight = self.shards[place.file].weights.get(name, 0)
+            self.budget.spend_once(name, weight, "the object", file=self.full(place.file), item=name)
+        return super().load_object(name)
 
 
 class _Pieces:
