@@ -29,7 +29,6 @@ def clean(
     min_age: Annotated[
         float | None,
         typer.Option(
-            "--min-age",
             metavar="TIME",
             parser=units.seconds,
             help="The minimum age of a leftover: 90s, 30m, 2h, 1d. By default 0 where a lock keeps saves away, and "

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,6 +15,8 @@ from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import ParameterError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from streamxf.manager.listing import Run
     from streamxf.manager.retention import Retention
 
@@ -25,46 +27,35 @@ EXAMPLES = (
 )
 
 
+def _newest(name: str, short: str, text: str) -> Any:
+    return typer.Option(name, short, metavar="N", parser=units.count, help=text)
+
+
+def _limit(parser: Callable[[str], object], metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, parser=parser, help=text)
+
+
 def forget(
     run: options.Run,
     keep_last: Annotated[
-        int | None,
-        typer.Option(
-            "--keep-last", "-l", metavar="N", parser=units.count, help="Keep the newest N by their steps, or unlimited."
-        ),
+        int | None, _newest("--keep-last", "-l", "Keep the newest N by their steps, or unlimited.")
     ] = None,
     keep_hourly: Annotated[
         int | None,
-        typer.Option(
+        _newest(
             "--keep-hourly",
             "-H",
-            metavar="N",
-            parser=units.count,
-            help="Keep the newest of each of the last N hours, in UTC, that have checkpoints. While there are fewer of "
+            "Keep the newest of each of the last N hours, in UTC, that have checkpoints. While there are fewer of "
             "these, keep the oldest checkpoint, too.",
         ),
     ] = None,
-    keep_daily: Annotated[
-        int | None, typer.Option("--keep-daily", "-d", metavar="N", parser=units.count, help="The same for days.")
-    ] = None,
-    keep_weekly: Annotated[
-        int | None,
-        typer.Option("--keep-weekly", "-w", metavar="N", parser=units.count, help="The same for weeks, from Monday."),
-    ] = None,
-    keep_monthly: Annotated[
-        int | None, typer.Option("--keep-monthly", "-m", metavar="N", parser=units.count, help="The same for months.")
-    ] = None,
-    keep_yearly: Annotated[
-        int | None, typer.Option("--keep-yearly", "-y", metavar="N", parser=units.count, help="The same for years.")
-    ] = None,
+    keep_daily: Annotated[int | None, _newest("--keep-daily", "-d", "The same for days.")] = None,
+    keep_weekly: Annotated[int | None, _newest("--keep-weekly", "-w", "The same for weeks, from Monday.")] = None,
+    keep_monthly: Annotated[int | None, _newest("--keep-monthly", "-m", "The same for months.")] = None,
+    keep_yearly: Annotated[int | None, _newest("--keep-yearly", "-y", "The same for years.")] = None,
     keep_within: Annotated[
         float | None,
-        typer.Option(
-            "--keep-within",
-            metavar="TIME",
-            parser=units.seconds,
-            help="Keep what was saved within this time before the newest: 30m, 2h, 7d.",
-        ),
+        _limit(units.seconds, "TIME", "Keep what was saved within this time before the newest: 30m, 2h, 7d."),
     ] = None,
     keep_every: Annotated[
         int | None, typer.Option("--keep-every", metavar="K", help="Keep steps that K divides, for ever.")
@@ -74,13 +65,7 @@ def forget(
         typer.Option("--keep-step", metavar="STEP", help="Keep this step for ever; may be given several times."),
     ] = None,
     keep_best: Annotated[
-        int | None,
-        typer.Option(
-            "--keep-best",
-            metavar="N",
-            parser=units.count,
-            help="Keep the N with the best values of --metric, or unlimited.",
-        ),
+        int | None, _limit(units.count, "N", "Keep the N with the best values of --metric, or unlimited.")
     ] = None,
     metric: Annotated[
         str | None, typer.Option(metavar="NAME", help="What --keep-best compares; streamxf list shows the names.")
@@ -93,22 +78,20 @@ def forget(
     ] = None,
     max_size: Annotated[
         int | None,
-        typer.Option(
-            "--max-size",
-            metavar="SIZE",
-            parser=units.size,
-            help="Remove the oldest until the rest takes at most this, 2TB for one; the best last, and never what is "
-            "kept for ever.",
+        _limit(
+            units.size,
+            "SIZE",
+            "Remove the oldest until the rest takes at most this, 2TB for one; the best last, and never what is kept "
+            "for ever.",
         ),
     ] = None,
     max_age: Annotated[
         float | None,
-        typer.Option(
-            "--max-age",
-            metavar="TIME",
-            parser=units.seconds,
-            help="Remove what was saved longer than this before the newest, 30d for one, whatever else keeps it but "
-            "--keep-every and --keep-step.",
+        _limit(
+            units.seconds,
+            "TIME",
+            "Remove what was saved longer than this before the newest, 30d for one, unless --keep-every or --keep-step "
+            "keeps it.",
         ),
     ] = None,
     extras: Annotated[

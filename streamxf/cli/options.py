@@ -124,7 +124,6 @@ Target = Annotated[
 Chain = Annotated[
     str | None,
     typer.Option(
-        "--chain",
         metavar="CHAIN",
         autocompletion=codecs_behind,
         help="The codecs to store with, such as floatzip, zstd:level=3+checksum or floatzip+encrypt; '' for none. By "
@@ -136,15 +135,12 @@ EncryptTo = Annotated[
 ]
 Only = Annotated[
     list[str] | None,
-    typer.Option(
-        "--only", metavar="PATTERN", help="Only items whose names match, as '*.weight'; may be given several times."
-    ),
+    typer.Option(metavar="PATTERN", help="Only items whose names match, as '*.weight'; may be given several times."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing checkpoint.")]
 FileSize = Annotated[
     str,
     typer.Option(
-        "--file-size",
         metavar="SIZE",
         help="Bytes in one data file, before the chain: at most as much is done again after a kill.",
     ),
@@ -166,7 +162,6 @@ Unsigned = Annotated[
 Require = Annotated[
     Literal["published", "bound", "encrypted"] | None,
     typer.Option(
-        "--require",
         metavar="LEVEL",
         help="The weakest item that is acceptable with keys: published, which is the default, bound or encrypted.",
     ),
@@ -179,7 +174,6 @@ SaveIds = Annotated[list[str] | None, typer.Option("--expect-save-id", metavar="
 MaxExpansion = Annotated[
     int,
     typer.Option(
-        "--max-expansion",
         metavar="N",
         min=1,
         help="How many times as much as is stored may be decoded, compared or printed; 256 MiB is always allowed. A "
@@ -191,7 +185,6 @@ Yes = Annotated[bool, typer.Option("--yes", help="Remove without asking.")]
 Verify = Annotated[
     Literal["none", "sample", "whole"],
     typer.Option(
-        "--verify",
         metavar="HOW",
         help="What has to be intact for a checkpoint to count as good: its metadata and the sizes of its files, a "
         "sample of its tensors as well, or all of it.",
@@ -200,7 +193,6 @@ Verify = Annotated[
 RunId = Annotated[
     str | None,
     typer.Option(
-        "--run-id",
         metavar="ID",
         help="Which run is meant, if the folder holds checkpoints of several; streamxf list --json shows the ids.",
     ),

@@ -44,7 +44,6 @@ def salvage(
     writer_id: Annotated[
         list[str] | None,
         typer.Option(
-            "--writer-id",
             metavar="ID",
             help="With --without-metadata: the 32 digits in the names of files that belong to the save, if there are "
             "files of several.",

@@ -76,7 +76,6 @@ def tune(
     chain: Annotated[
         list[str] | None,
         typer.Option(
-            "--chain",
             metavar="CHAIN",
             autocompletion=options.codecs_behind,
             help="A chain to try, such as floatzip or zstd:level=3+checksum+encrypt; '' for none. May be given several "

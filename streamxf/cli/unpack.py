@@ -24,7 +24,6 @@ def unpack(
     format: Annotated[
         Literal["safetensors", "torch", "huggingface", "dcp"] | None,
         typer.Option(
-            "--format",
             metavar="FORMAT",
             help="safetensors, torch, huggingface, or dcp, a checkpoint that torch's own reader loads. By default what "
             "TARGET ends in (.safetensors; .pt, .pth, .bin, .ckpt), else what was packed if that was a file or a "

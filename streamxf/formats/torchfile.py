@@ -62,13 +62,12 @@ def _described(flat: Mapping[str, tuple[Path, Any]], begins: Mapping[str, int], 
     strides: dict[str, tuple[int, ...]] = {}
     objects: dict[str, Any] = {}
     weights: dict[str, int] = {}
-    plain: dict[int, bool] = {}
-    known: dict[int, int] = {}
+    known: dict[int, tuple[int, bool]] = {}
     for name, (path, value) in flat.items():
         if not isinstance(value, StoredTensor):
             items[name] = ObjectItem(name, Place(file, pickled_at, 0, ()), path)
-            weights[name] = _weight(value, known)
-            if _is_plain(value, plain):
+            weights[name], is_plain = _measured(value, known)
+            if is_plain:
                 objects[name] = value
             continue
         if not value.is_row_major:
@@ -78,30 +77,22 @@ def _described(flat: Mapping[str, tuple[Path, Any]], begins: Mapping[str, int], 
     return Shard(items, strides, objects, weights)
 
 
-def _weight(value: Any, known: dict[int, int]) -> int:
-    """About how many bytes an object takes, each of its parts as often as it is there; `known` are those of others."""
+def _measured(value: Any, known: dict[int, tuple[int, bool]]) -> tuple[int, bool]:
+    """About how many bytes an object takes, each of its parts as often as it is there; and whether it is what it was
+    when it was saved: of scalars, lists, tuples and dicts alone, none in itself. `known` are containers.
+    """
     if isinstance(value, StoredTensor):
-        return value.extent
-    if isinstance(value, str | bytes):
-        return _PLACE + len(value)
+        return value.extent, False
     inner = value.parts if isinstance(value, Foreign) else value
     if not isinstance(inner, list | tuple | dict | set | frozenset):
-        return _PLACE
+        return _PLACE + (len(value) if isinstance(value, str | bytes) else 0), type(value) in _SCALARS
     if id(value) not in known:
-        known[id(value)] = 0  # in case it holds itself
-        parts = chain(inner.keys(), inner.values()) if isinstance(inner, dict) else inner
-        known[id(value)] = _PLACE + sum(_weight(each, known) for each in parts)
-    return known[id(value)]
-
-
-def _is_plain(value: Any, known: dict[int, bool]) -> bool:
-    """Whether an object is what it was when it was saved: of scalars, lists, tuples and dicts alone, none in itself."""
-    if type(value) in _SCALARS or type(value) not in (list, tuple, dict):
-        return type(value) in _SCALARS
-    if id(value) not in known:
-        known[id(value)] = False  # in case it holds itself
-        inner = chain(value.keys(), value.values()) if isinstance(value, dict) else value
-        known[id(value)] = all(_is_plain(each, known) for each in inner)
+        known[id(value)] = 0, False  # in case it holds itself
+        weight, plain = _PLACE, type(value) in (list, tuple, dict)
+        for each in chain(inner.keys(), inner.values()) if isinstance(inner, dict) else inner:
+            more, is_plain = _measured(each, known)
+            weight, plain = weight + more, plain and is_plain
+        known[id(value)] = weight, plain
     return known[id(value)]
 
 
