@@ -21,9 +21,9 @@ EXAMPLES = ("streamxf list /checkpoints/run-7", "streamxf list s3://bucket/run-7
 def list(run: options.Run, run_id: options.RunId = None, json: options.Json = False) -> int:
     """List the checkpoints of a training run, the oldest first.
 
-    Own ones say that they belong to this run, under this name; unclaimed ones name no run, as those that no
-    CheckpointManager saved; foreign ones name another run or folder, since they were copied or renamed, and are never
-    resumed from by themselves. Unfinished ones belong to a save that is under way, or was killed. Nothing is verified.
+    Own checkpoints name this run and their folder; unclaimed ones name no run, since no CheckpointManager saved them;
+    foreign ones name another run or folder, since they were copied or renamed, and are never resumed from by
+    themselves. Unfinished ones belong to a save that is under way, or was killed. Nothing is verified.
 
     Checkpoints of other formats are listed where there is no complete one of DCP, as latest takes them only then.
     """
