@@ -1,4 +1,4 @@
-"""docs/examples/keras_fit.py, killed, damaged and resumed; and the `.weights.h5` files of docs/frameworks/keras.md."""
+"""docs/examples/keras_fit.py, killed, damaged and resumed; and the `.weights.h5` files of docs/frameworks.md."""
 
 from __future__ import annotations
 
