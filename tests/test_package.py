@@ -25,7 +25,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("setuptools")
     folder = tmp_path_factory.mktemp("source")
     copy = folder / "copy"
-    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.so", "build", "*.egg-info", "site", "images", "corpus")
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.so", "build", "*.egg-info", "site", "images")
     shutil.copytree(ROOT, copy, ignore=ignored)
     build = f"import setuptools.build_meta as backend; backend.build_sdist({str(folder)!r})"
     subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, capture_output=True)

@@ -316,7 +316,7 @@ def test_every_kind_of_plane_that_does_not_exist() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_what_the_fuzzer_makes_of_payloads(seed: int) -> None:
     target, choose = find("floatzip"), random.Random(seed)
-    known = [*target.seeds(), *(file.read_bytes() for file in corpus_of("floatzip")), *PAYLOADS[:4]]
+    known = [*target.seeds(), *corpus_of("floatzip").values(), *PAYLOADS[:4]]
 
     def havoc(data: bytes) -> bytes:
         at = choose.randint(0, len(data))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from fuzz.target import CORPUS, NAMES, find
+from fuzz.target import NAMES, corpus_of, find, keep
 
 # MiB; a process that fuzzes has torch in it, two decoders, and what eight blocks of 16 MiB take on their way.
 RSS_MIB = 3072
@@ -36,17 +35,17 @@ def fuzz(name: str, seconds: int, findings: Path, corpus: Path | None, merge: bo
     """Fuzz one target; return whether nothing was found."""
     with tempfile.TemporaryDirectory() as scratch:
         grown = corpus / name if corpus is not None else Path(scratch) / "grown"
-        seeds = Path(scratch) / "seeds"
-        for folder in (grown, seeds, findings, CORPUS / name):
+        known = Path(scratch) / "known"
+        for folder in (grown, known, findings):
             folder.mkdir(parents=True, exist_ok=True)
-        for number, seed in enumerate(find(name).seeds()):
-            (seeds / f"{number:03}").write_bytes(seed)
-        ran = _atheris(name, [f"-max_total_time={seconds}", f"-artifact_prefix={findings}/{name}-"], grown, seeds)
+        for number, data in enumerate([*find(name).seeds(), *corpus_of(name).values()]):
+            (known / f"{number:03}").write_bytes(data)
+        ran = _atheris(name, [f"-max_total_time={seconds}", f"-artifact_prefix={findings}/{name}-"], grown, known)
         found = ran.returncode != 0
         print(f"{name}: {_summary(ran.stderr)}" + (f"\n{ran.stdout[-4000:]}{ran.stderr[-4000:]}" if found else ""))
         sys.stdout.flush()
         if merge and not found:
-            _keep_smallest(name, Path(scratch) / "smallest", grown, seeds)
+            _keep_smallest(name, Path(scratch) / "smallest", grown, known)
         return not found
 
 
@@ -56,8 +55,7 @@ def _keep_smallest(name: str, smallest: Path, *more: Path) -> None:
     _atheris(name, ["-set_cover_merge=1"], smallest, *more).check_returncode()
     if not any(smallest.iterdir()):
         raise RuntimeError(f"{name}: libFuzzer kept nothing of the corpus")
-    shutil.rmtree(CORPUS / name)
-    shutil.copytree(smallest, CORPUS / name)
+    keep(name, [file.read_bytes() for file in smallest.iterdir()])
 
 
 def _atheris(name: str, arguments: list[str], *corpora: Path) -> subprocess.CompletedProcess[str]:
@@ -69,8 +67,7 @@ def _atheris(name: str, arguments: list[str], *corpora: Path) -> subprocess.Comp
         f"-max_len={find(name).max_len}",
         "-print_final_stats=1",
     ]
-    folders = [str(folder) for folder in dict.fromkeys([*corpora, CORPUS / name])]
-    command = [sys.executable, "-m", "fuzz.process", name, *limits, *arguments, *folders]
+    command = [sys.executable, "-m", "fuzz.process", name, *limits, *arguments, *map(str, corpora)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

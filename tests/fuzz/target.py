@@ -1,8 +1,11 @@
-"""What a target is made of, and how it is found by its name."""
+"""What a target is made of, how it is found by its name, and its corpus: ``corpus/NAME.tar.xz``, an input a member."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import random
+import tarfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
@@ -62,6 +65,16 @@ def find(name: str) -> Target:
     return found
 
 
-def corpus_of(name: str) -> list[Path]:
-    """The files of a target's corpus."""
-    return sorted((CORPUS / name).iterdir())
+def corpus_of(name: str) -> dict[str, bytes]:
+    """The inputs of a target's corpus, each under the name that libFuzzer gave it."""
+    with tarfile.open(CORPUS / f"{name}.tar.xz") as archive:
+        return {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+
+
+def keep(name: str, inputs: Iterable[bytes]) -> None:
+    """Make `inputs` the corpus of a target."""
+    with tarfile.open(CORPUS / f"{name}.tar.xz", "w:xz", preset=9) as archive:
+        for called, data in sorted((hashlib.sha1(each).hexdigest(), each) for each in inputs):
+            member = tarfile.TarInfo(called)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
