@@ -6,10 +6,19 @@ import copy
 import json
 from typing import Any
 
-from recipes.checkpoints import BASE, PIECES, SIGNED, World, content_of, put
-from recipes.notes import RUN
-from recipes.vector import NOTHING, Reader, Vector, holding
+from sealing import secret
 
+from recipes.vector import NOTHING, Reader, Vector, holding
+from recipes.world import BASE, PIECES, SIGNED, World, content_of, put
+
+RUN = {
+    "run": secret("run").hex()[:32],
+    "name": "step-7",
+    "step": 7,
+    "time": 1_700_000_000_123,
+    "rules": {"last": 3, "metric": "loss"},
+    "metrics": {"loss": "0.25"},
+}
 _LIMIT = 65536
 _METRICS = {
     **{"nan": "nan", "inf": "inf", "-inf": "-inf", "zero": "0.0", "-zero": "-0.0", "tenth": "0.1", "one": "1.0"},
