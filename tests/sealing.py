@@ -12,18 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, Suite
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.keywrap import aes_key_wrap
 from forge import HASHED, KEYED, Parts, frame_of, prefix_of, seal_of
 
 ENCRYPT = "streamxf.encrypt/1"
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(32, 64))
-X25519, HYBRID, KMS = "hpke-x25519", "hpke-mlkem768-x25519", "aws-kms"
 
 
 def secret(name: str) -> bytes:
@@ -32,10 +28,9 @@ def secret(name: str) -> bytes:
 
 
 DEK, OTHER_DEK, SALT = secret("data key"), secret("another data key"), secret("salt")
-READER, STRANGER = secret("private key"), secret("private key of another")
+READER = secret("private key")
 SIGNER = Ed25519PrivateKey.from_private_bytes(secret("signer"))
-OTHER_SIGNER = Ed25519PrivateKey.from_private_bytes(secret("another signer"))
-TRUSTED, OTHER_TRUSTED = (signer.public_key().public_bytes_raw() for signer in (SIGNER, OTHER_SIGNER))
+TRUSTED = SIGNER.public_key().public_bytes_raw()
 
 
 def hkdf(material: bytes, info: bytes, length: int = 32, salt: bytes = b"") -> bytes:
@@ -66,22 +61,6 @@ def entry(name: str, data: bytes) -> str:
 def aes_wrap(key: bytes = KEY, dek: bytes = DEK) -> str:
     """The entry for a secret of 32 bytes."""
     return entry(f"aeskw:{key_id(key)}", aes_key_wrap(hkdf(key, b"streamxf/1 wrap"), dek))
-
-
-def hpke_wrap(kind: str, to: bytes = READER, dek: bytes = DEK, named: bytes | None = None) -> tuple[str, bytes]:
-    """What stands before the last colon of an entry by HPKE, and the bytes. `named` is another id in its `info`."""
-    if kind == X25519:
-        private: X25519PrivateKey | MLKEM768X25519PrivateKey = X25519PrivateKey.from_private_bytes(to)
-        raw = private.public_key().public_bytes_raw()
-    else:
-        expanded = hashlib.shake_256(to).digest(96)
-        lattice = MLKEM768PrivateKey.from_seed_bytes(expanded[:64])
-        curve = X25519PrivateKey.from_private_bytes(expanded[64:])
-        private = MLKEM768X25519PrivateKey(lattice, curve)
-        raw = lattice.public_key().public_bytes_raw() + curve.public_key().public_bytes_raw()
-    suite = Suite({X25519: KEM.X25519, HYBRID: KEM.MLKEM768_X25519}[kind], KDF.HKDF_SHA256, AEAD.AES_256_GCM)
-    info = b"streamxf/1 hpke" + (dek_id(dek) if named is None else named)
-    return f"{kind}:{key_id(raw, kind)}", suite.encrypt(dek, private.public_key(), info)
 
 
 def wrapped(entries: Sequence[str] = (), dek: bytes = DEK) -> str:
