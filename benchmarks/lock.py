@@ -24,9 +24,9 @@ from benchmarks.dcp_sides import BLOCK_SIZE, KEY, empty_target, full_chain
 from benchmarks.harness import MIB, Phases, Rounds, Settings, alternate
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.spread import Spread
-from streamxf.checkpoint.storage import Storage
 from streamxf.codecs import encrypt
 from streamxf.codecs.floatzip import kernel
+from streamxf.storage.storage import Storage
 
 GOAL = 50.0  # microseconds
 WORKERS = (8, 16, 64)

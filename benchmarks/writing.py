@@ -23,8 +23,8 @@ from streamxf import Chain
 from streamxf.buffers import write_all
 from streamxf.engine import Pipeline
 from streamxf.format.header import Identity, Kind
+from streamxf.storage.synced import SyncedFile
 from streamxf.stream.encoder import ContainerEncoder, Encoded, MemorySource
-from streamxf.synced import SyncedFile
 
 PRESENT = "writeback begun every 4 MiB, one file"
 ALIGNMENT = 4096

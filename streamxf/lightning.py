@@ -12,12 +12,12 @@ from typing import IO, Any, cast
 
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import chain_and_ring
-from streamxf.checkpoint.removal import remove_file_or_folder
 from streamxf.errors import ContainerError, ParameterError, StreamxfError, located
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.keys import KeysLike
 from streamxf.plainfile import encoded, reading
 from streamxf.registry import CodecRegistry
+from streamxf.storage.removal import remove_file_or_folder
 from streamxf.stream.plain import read_file, unencrypted
 
 _PICKLE = b"\x80"  # how files of torch.save begin: those from before torch 1.6, and those of today

@@ -19,12 +19,12 @@ from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import access_for, chain_and_ring
 from streamxf.checkpoint.checkpoint import Checkpoint, ObjectHandle, TensorHandle, as_torch
 from streamxf.checkpoint.metadata import GLOBAL
-from streamxf.checkpoint.storage import Storage, is_url
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError
 from streamxf.format.index import from_json, to_json
 from streamxf.format.items import ITEMSIZES
 from streamxf.keys import KeysLike
+from streamxf.storage.storage import Storage, is_url
 from streamxf.wording import some
 
 _STOCK = "_METADATA"  # the tree of what orbax itself has saved

@@ -12,7 +12,7 @@ from typing_extensions import Buffer
 
 from streamxf.buffers import Writable, flat_view
 from streamxf.chain import Chain
-from streamxf.checkpoint.storage import Storage, is_url
+from streamxf.storage.storage import Storage, is_url
 from streamxf.stream.plain import Draft
 from streamxf.stream.plain import open as open_plain
 

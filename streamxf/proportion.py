@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable
@@ -28,7 +27,6 @@ from types import FunctionType
 from typing import IO, Any
 
 from streamxf.errors import ParameterError, PolicyError, StreamxfError
-from streamxf.files import open_regular
 from streamxf.wording import size_text
 
 MAX_EXPANSION = 64
@@ -201,26 +199,12 @@ def held_bytes(file: Any, size: int) -> int:
         descriptor: int = file.fileno()
     except (AttributeError, OSError, ValueError):
         return size
-    allocated = _allocated(os.fstat(descriptor))
+    allocated = allocated_bytes(os.fstat(descriptor))
     return size if allocated is None or allocated >= size else max(allocated, _data_in(descriptor, size))
 
 
-def held_at(path: str) -> int:
-    """The same of a local file; 0 if it is not a regular file, or cannot be read."""
-    try:
-        facts = os.stat(path)
-        if not stat.S_ISREG(facts.st_mode):
-            return 0
-        allocated = _allocated(facts)
-        if allocated is None or allocated >= facts.st_size:
-            return facts.st_size
-        with open_regular(path) as file:
-            return held_bytes(file, facts.st_size)
-    except (OSError, ValueError):
-        return 0
-
-
-def _allocated(facts: os.stat_result) -> int | None:
+def allocated_bytes(facts: os.stat_result) -> int | None:
+    """What a file takes on its disk; None where the system does not say."""
     blocks: int | None = getattr(facts, "st_blocks", None)
     return None if blocks is None else 512 * blocks
 

@@ -13,14 +13,14 @@ from streamxf.checkpoint.elements import Array, Elements
 from streamxf.checkpoint.metadata import merged, metadata_files, metadata_name, no_file, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import Box, BoxReader, empty_array
-from streamxf.checkpoint.storage import OpenFiles, Storage
 from streamxf.errors import ParameterError, UnsupportedError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.proportion import MAX_EXPANSION, Budget
 from streamxf.registry import CodecRegistry
+from streamxf.storage.storage import OpenFiles, Storage
+from streamxf.stream.blocks import Blocks
 from streamxf.stream.reader import read_all
-from streamxf.stream.source import Blocks
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from streamxf.buffers import scratches
 from streamxf.errors import UnsupportedError
 from streamxf.format.items import ITEMSIZES, TensorItem
-from streamxf.stream.source import Blocks
+from streamxf.stream.blocks import Blocks
 
 if TYPE_CHECKING:
     import numpy.typing as npt

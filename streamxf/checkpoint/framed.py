@@ -17,8 +17,9 @@ from typing import Any
 from streamxf.checkpoint.elements import Array, Elements, boxes_of_run, unsigned
 from streamxf.errors import MetadataError, PolicyError, UnsupportedError
 from streamxf.proportion import most
+from streamxf.storage.source import FileSlice
+from streamxf.stream.blocks import Blocks, MemoryBlocks
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import Blocks, FileSlice, MemoryBlocks
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.outline import StoredTensor, read_outline
 

@@ -13,7 +13,6 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, itemsize_of
 from streamxf.checkpoint.framed import framed_elements
 from streamxf.checkpoint.metadata import Metadata
-from streamxf.checkpoint.storage import StoredFile
 from streamxf.coder import StreamCoder
 from streamxf.descriptor import ENCRYPT, Descriptor, shorten
 from streamxf.errors import (
@@ -34,9 +33,11 @@ from streamxf.keys.envelope import DataKey
 from streamxf.proportion import Budget
 from streamxf.registry import providers_in, what_to_install
 from streamxf.report import Meter
+from streamxf.storage.source import FileSlice
+from streamxf.storage.storage import StoredFile
+from streamxf.stream.blocks import BareBlocks, Blocks, MemoryBlocks
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import BareBlocks, Blocks, FileSlice, MemoryBlocks
 
 RAW_SLACK = 2**20  # bytes that torch.save's framing may add to a tensor; twice its own, for subclasses of several parts
 

@@ -6,9 +6,9 @@ import os
 import re
 from contextlib import suppress
 
-from streamxf.checkpoint.small import put_small, small_names
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import DAMAGE, IdentityError, escaped
+from streamxf.storage.small import put_small, small_names
+from streamxf.storage.storage import Storage
 
 NOTES = ".streamxf"
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)

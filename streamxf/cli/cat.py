@@ -54,7 +54,7 @@ def cat(
 
 
 def _opened(path: str, stack: ExitStack) -> IO[bytes] | Any:
-    from streamxf.checkpoint.storage import Storage
+    from streamxf.storage.storage import Storage
 
     if path == "-":
         given: Any = sys.stdin.buffer

@@ -134,11 +134,11 @@ def forget(
     A removal that was killed leaves nothing that could be resumed from by mistake; the next one finishes it.
     """
     from streamxf.checkpoint.access import Access
-    from streamxf.checkpoint.storage import Storage, storage_errors
     from streamxf.manager.authority import Authority
     from streamxf.manager.forget import forget_in, recorded_rules
     from streamxf.manager.listing import Run
     from streamxf.manager.retention import Retention
+    from streamxf.storage.storage import Storage, storage_errors
 
     if (keep_best is None) != (metric is None):
         raise ParameterError("--keep-best N and --metric NAME go together")

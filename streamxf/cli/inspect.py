@@ -10,8 +10,8 @@ import typer
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import UnsupportedError
-from streamxf.files import open_regular
 from streamxf.format.items import TensorItem
+from streamxf.storage.files import open_regular
 
 if TYPE_CHECKING:
     from streamxf.tools.inspect.plain import PlainSummary
@@ -128,10 +128,10 @@ def inspect(
 
 def _plain(path: str, access: options.Access) -> PlainSummary | None:
     """What is in a file that streamxf.open wrote; None if it is not one."""
-    from streamxf.checkpoint.storage import Storage
     from streamxf.formats.contents import Format
     from streamxf.formats.opening import kind_of
     from streamxf.keys import KeyRing
+    from streamxf.storage.storage import Storage
     from streamxf.tools.inspect.plain import PlainSummary
 
     storage = Storage.of(path)

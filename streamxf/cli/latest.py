@@ -44,10 +44,10 @@ def latest(
     over, and why. The exit code is 1 if there is none.
     """
     from streamxf.checkpoint.access import Access
-    from streamxf.checkpoint.storage import Storage
     from streamxf.manager.authority import Authority
     from streamxf.manager.latest import latest_in
     from streamxf.manager.listing import Run
+    from streamxf.storage.storage import Storage
 
     storage = Storage.of(run)
     access = Access.of(**keys)

@@ -27,9 +27,9 @@ def list(run: options.Run, run_id: options.RunId = None, json: options.Json = Fa
 
     Checkpoints of other formats are listed where there is no complete one of DCP, as latest takes them only then.
     """
-    from streamxf.checkpoint.storage import Storage
     from streamxf.manager.holds import held
     from streamxf.manager.listing import list_checkpoints
+    from streamxf.storage.storage import Storage
 
     found = list_checkpoints(run, run_id=run_id)
     readers = held(Storage.of(run))

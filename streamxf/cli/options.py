@@ -25,7 +25,7 @@ PROMPT = "prompt"
 
 def existing(path: str) -> str:
     """Refuse a local path where nothing is; storage elsewhere is asked by the command itself."""
-    from streamxf.checkpoint.storage import is_url
+    from streamxf.storage.storage import is_url
 
     if not is_url(path) and not os.path.lexists(path):
         raise typer.BadParameter(f"there is no file or folder {path!r}")

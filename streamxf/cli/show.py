@@ -200,8 +200,8 @@ def _pieces(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def budget_for(max_expansion: int, *paths: str) -> Budget:
     """What may be printed of the checkpoints at these paths."""
-    from streamxf.checkpoint.storage import Storage
     from streamxf.proportion import Budget
+    from streamxf.storage.storage import Storage
 
     stored = 0
     for storage in map(Storage.of, paths):

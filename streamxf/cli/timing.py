@@ -19,13 +19,13 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.reading import Box
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ParameterError
-from streamxf.files import open_regular
 from streamxf.format.items import TensorItem
 from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress
+from streamxf.storage.files import open_regular
+from streamxf.storage.storage import Storage
 
 State = dict[str, torch.Tensor]
 

@@ -26,9 +26,9 @@ from streamxf.format.items import ObjectItem, Place
 from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.keys import KeysLike
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.storage.source import FileSlice
 from streamxf.stream.container import BlockReader
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import FileSlice
 from streamxf.torch_private import ExtensionRegistry, StorageReaderTransforms, StorageWriterTransforms
 
 T = TypeVar("T")

@@ -22,9 +22,9 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 import torch.distributed as dist
 
 from streamxf.bar import ProgressBar, check_installed
-from streamxf.checkpoint.storage import Storage, check_local
 from streamxf.errors import ForeignError, ParameterError, StreamxfError
 from streamxf.progress import Progress
+from streamxf.storage.storage import Storage, check_local
 
 P = ParamSpec("P")
 T = TypeVar("T")

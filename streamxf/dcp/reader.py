@@ -20,7 +20,6 @@ from streamxf.chain import Chain
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Require, SaveIds
 from streamxf.checkpoint.metadata import metadata_name, no_metadata, read_metadata
-from streamxf.checkpoint.storage import Storage
 from streamxf.checkpoint.suspicion import note_damage
 from streamxf.collector import collector_paused
 from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
@@ -39,6 +38,7 @@ from streamxf.errors import (
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.report import LoadReport
+from streamxf.storage.storage import Storage
 from streamxf.torch_private import ExtensionRegistry
 from streamxf.wording import some
 

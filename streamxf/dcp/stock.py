@@ -18,10 +18,11 @@ from streamxf.coder import StreamCoder
 from streamxf.dcp.frame import frame_of
 from streamxf.errors import AbortedError, IdentityError, UnsupportedError
 from streamxf.format.header import Header, Kind
+from streamxf.storage.source import FileSlice
+from streamxf.stream.blocks import Blocks
 from streamxf.stream.container import BlockReader, read_header, stream_info
 from streamxf.stream.encoder import ContainerEncoder
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import Blocks, FileSlice
 from streamxf.stream.writer import StreamWriter
 from streamxf.torch_private import extensions_of_the_asking_writer
 

@@ -20,9 +20,8 @@ from torch.futures import Future
 
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import chain_and_ring
-from streamxf.checkpoint.disk import Mount, missing_folders, sync_folder, sync_names_of
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name
-from streamxf.checkpoint.publish import check_free, locked, remove_leftovers
+from streamxf.checkpoint.publish import check_free, remove_leftovers
 from streamxf.codecs.floatzip import FloatZip
 from streamxf.dcp.background import Background, changed_text, give_way, tensor_versions, with_copies
 from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
@@ -36,6 +35,8 @@ from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.report import SaveReport
+from streamxf.storage.disk import Mount, missing_folders, sync_folder, sync_names_of
+from streamxf.storage.lock import locked
 from streamxf.stream.encoder import block_log2_of
 from streamxf.torch_private import split_by_size_and_type
 

@@ -9,9 +9,9 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from typing import Any
 
-from streamxf.checkpoint.storage import StoredFile
 from streamxf.errors import MetadataError
 from streamxf.format.items import Chunk, Item, Path, Place, TensorItem
+from streamxf.storage.storage import StoredFile
 
 OpenFile = Callable[[str], AbstractContextManager[StoredFile]]
 

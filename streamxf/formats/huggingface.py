@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamxf.checkpoint.storage import Storage
 from streamxf.collector import collector_paused
 from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError, located, redacted
@@ -20,6 +19,7 @@ from streamxf.format.items import Item, TensorItem, check_path
 from streamxf.formats import safetensors, torchfile
 from streamxf.formats.contents import Contents, Format, Shard, sizes_of
 from streamxf.proportion import check_whole
+from streamxf.storage.storage import Storage
 from streamxf.wording import many, some
 
 MAX_INDEX = 100_000_000

@@ -11,7 +11,6 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import only_inside
 from streamxf.checkpoint.publish import made_by_saves
-from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.collector import collector_paused
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import NoCheckpointError, StreamxfError, UnsupportedError, located, redacted
@@ -21,6 +20,7 @@ from streamxf.formats.contents import SUFFIXES, Contents, Format, sizes_of
 from streamxf.formats.reader import FileReader
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
+from streamxf.storage.storage import Storage, StoredFile
 from streamxf.wording import many, some
 
 LOOKED_FOR = (

@@ -10,12 +10,12 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, itemsize_of
 from streamxf.checkpoint.framed import strided_elements
 from streamxf.checkpoint.reading import BoxReader
-from streamxf.checkpoint.storage import OpenFiles, Storage
 from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.formats.contents import FOLDERS, Contents, OpenFile, Shard
 from streamxf.proportion import Budget
-from streamxf.stream.source import BareBlocks
+from streamxf.storage.storage import OpenFiles, Storage
+from streamxf.stream.blocks import BareBlocks
 
 
 class FileReader(BoxReader):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from streamxf.checkpoint.storage import StoredFile
 from streamxf.collector import collector_paused
 from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError
@@ -13,6 +12,7 @@ from streamxf.format.items import TensorItem, elements_size
 from streamxf.format.limits import MAX_INT, MAX_NDIM
 from streamxf.formats.contents import Shard, whole_tensor
 from streamxf.proportion import check_head
+from streamxf.storage.storage import StoredFile
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000

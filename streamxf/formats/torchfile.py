@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
-from streamxf.checkpoint.storage import StoredFile
 from streamxf.collector import collector_paused
 from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError
@@ -14,6 +13,7 @@ from streamxf.format.items import Item, ObjectItem, Path, Place
 from streamxf.format.limits import MAX_STEPS
 from streamxf.formats.contents import Shard, whole_tensor
 from streamxf.proportion import FREE_WHOLE, MAX_EXPANSION
+from streamxf.storage.storage import StoredFile
 from streamxf.torchsave.archive import PICKLE, Archive, NotSavedByTorch
 from streamxf.torchsave.outline import Foreign, StoredTensor, read_outline
 

@@ -12,11 +12,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.inside import opened, walk
 from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, rank_of
-from streamxf.checkpoint.removal import remove_entry
-from streamxf.checkpoint.small import small_names
-from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, escaped, is_damage
 from streamxf.formats.opening import contents_of
 from streamxf.manager.authority import Authority
@@ -25,6 +21,10 @@ from streamxf.manager.holds import has_no_place, holding
 from streamxf.manager.listing import Run
 from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.rows import FOLDER
+from streamxf.storage.inside import opened, walk
+from streamxf.storage.removal import remove_entry
+from streamxf.storage.small import small_names
+from streamxf.storage.storage import Storage, storage_errors
 from streamxf.tuning.sample import StoredTensors, take_sample
 from streamxf.wording import some
 

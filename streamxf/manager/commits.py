@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, Self, TypeVar
 from streamxf.checkpoint.metadata import is_metadata_name, metadata_among
 from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.publish import RUN_FILE, made_by_writers
-from streamxf.checkpoint.small import read_small
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError
 from streamxf.format import fields
 from streamxf.format.items import check_path
 from streamxf.format.limits import MAX_NOTE, MAX_NUMBER
 from streamxf.format.run import RunFacts, metrics_json, metrics_of
 from streamxf.manager.authority import Authority
+from streamxf.storage.small import read_small
+from streamxf.storage.storage import Storage
 
 COMMIT, SAVING, REMOVED = ".streamxf-commit", ".streamxf-saving", ".streamxf-removed"
 SUPPLEMENT = re.compile(r"\.streamxf-note-[0-9a-f]{8}", re.ASCII)

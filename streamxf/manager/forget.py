@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import ParameterError
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.manager.authority import Authority
@@ -20,6 +19,7 @@ from streamxf.manager.record import Record
 from streamxf.manager.removal import finish, remove_checkpoints
 from streamxf.manager.retention import Retention, settled
 from streamxf.manager.sessions import Sessions
+from streamxf.storage.storage import Storage, storage_errors
 from streamxf.wording import listed, many, size_text
 
 _NEWEST = "the newest that verifies"

@@ -18,17 +18,17 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from streamxf.checkpoint.inside import NOT_THERE
 from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.publish import DAY
-from streamxf.checkpoint.removal import remove_entry
-from streamxf.checkpoint.small import MOST_BYTES, put_small, small_files, small_names
-from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError
 from streamxf.manager.authority import Authority
 from streamxf.manager.listing import Run, run_of
 from streamxf.manager.rows import FOLDER
 from streamxf.manager.sessions import is_held
+from streamxf.storage.inside import NOT_THERE
+from streamxf.storage.removal import remove_entry
+from streamxf.storage.small import MOST_BYTES, put_small, small_files, small_names
+from streamxf.storage.storage import Storage, storage_errors
 
 _HOLDS = f"{FOLDER}/holds"
 _HOLD = re.compile(

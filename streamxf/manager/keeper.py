@@ -11,11 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from streamxf.checkpoint.disk import Volume
 from streamxf.checkpoint.metadata import is_metadata_name
 from streamxf.checkpoint.publish import made_by_saves
-from streamxf.checkpoint.removal import files_of, remove_entry, remove_tree
-from streamxf.checkpoint.small import put_small
 from streamxf.errors import MetadataError, NoCheckpointError, escaped
 from streamxf.format.run import RunFacts
 from streamxf.manager.choice import Verify, check_alone, checksum_of, digest_of
@@ -39,6 +36,9 @@ from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.removal import contents, finish, leftovers
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
+from streamxf.storage.disk import Volume
+from streamxf.storage.removal import files_of, remove_entry, remove_tree
+from streamxf.storage.small import put_small
 from streamxf.wording import many, size_text, some
 
 _MARGIN = 1.05  # of the last save's size, for the next one

@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.errors import DAMAGE, NoCheckpointError, StreamxfError, is_damage
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
@@ -17,6 +16,7 @@ from streamxf.manager.choice import Choice, Verify, by_metric, check_ranks, chec
 from streamxf.manager.commits import COMMIT, REMOVED, SAVING
 from streamxf.manager.listing import Run, check_folder, of_other_formats, records_of, run_of
 from streamxf.manager.record import Record
+from streamxf.storage.storage import Storage, storage_errors
 
 
 def latest(

@@ -17,8 +17,6 @@ from typing import Any
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import GLOBAL, is_metadata_name, metadata_among, read_metadata
 from streamxf.checkpoint.publish import RUN_FILE, made_by_saves, written_in
-from streamxf.checkpoint.removal import files_of, files_of_many
-from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.collector import collector_paused
 from streamxf.errors import (
     DAMAGE,
@@ -34,6 +32,8 @@ from streamxf.manager.authority import Authority
 from streamxf.manager.commits import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
 from streamxf.manager.record import Kind, Record, is_numbered, numbers_in, series_of
 from streamxf.manager.rows import ANY, Look, RowCache
+from streamxf.storage.removal import files_of, files_of_many
+from streamxf.storage.storage import Storage, storage_errors
 
 _OF_CHECKPOINTS = {COMMIT, SAVING, REMOVED, "scheduler.pt", "scheduler.bin"}  # of frameworks, that is
 _AT_ONCE = 16  # folders of an object store that are looked at

@@ -25,7 +25,6 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from streamxf.chain import ChainLike
-from streamxf.checkpoint.storage import Storage, is_url
 from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
 from streamxf.dcp.install import chain_and_access
 from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader
@@ -42,6 +41,7 @@ from streamxf.manager.notices import Notices
 from streamxf.manager.record import Record, numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import SaveTimer, Schedule
+from streamxf.storage.storage import Storage, is_url
 
 T = TypeVar("T")
 

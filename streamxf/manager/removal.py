@@ -12,9 +12,7 @@ from typing import NamedTuple
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, read_metadata
-from streamxf.checkpoint.publish import DAY, lock, made_by_saves, made_by_writers
-from streamxf.checkpoint.removal import files_of, files_of_many, remove_entry, remove_tree, remove_trees
-from streamxf.checkpoint.small import put_small, read_small
+from streamxf.checkpoint.publish import DAY, made_by_saves, made_by_writers
 from streamxf.errors import StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
 from streamxf.manager.commits import COMMIT, REMOVED, SAVING, Commit, Files, Saving, read, written_since
@@ -23,6 +21,9 @@ from streamxf.manager.listing import Run
 from streamxf.manager.record import Record, series_of
 from streamxf.manager.rows import FOLDER
 from streamxf.manager.sessions import Sessions, is_held
+from streamxf.storage.lock import lock
+from streamxf.storage.removal import files_of, files_of_many, remove_entry, remove_tree, remove_trees
+from streamxf.storage.small import put_small, read_small
 from streamxf.wording import many
 
 _AT_ONCE = 1000  # checkpoints in an object store between two looks at who reads them

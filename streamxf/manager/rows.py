@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from streamxf.checkpoint.notes import parse_note
-from streamxf.checkpoint.removal import remove_entry
-from streamxf.checkpoint.small import MOST_BYTES, put_small, small_files
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import StreamxfError
 from streamxf.format.run import RunFacts
 from streamxf.manager.authority import Authority
+from streamxf.storage.removal import remove_entry
+from streamxf.storage.small import MOST_BYTES, put_small, small_files
+from streamxf.storage.storage import Storage
 
 FOLDER = ".streamxf"
 

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import IO, Any
 from weakref import WeakValueDictionary
 
-from streamxf.checkpoint.inside import opened
 from streamxf.checkpoint.notes import parse_note
-from streamxf.checkpoint.removal import remove_entry
-from streamxf.checkpoint.small import MOST_BYTES, put_small, small_files
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError, MetadataError, escaped
 from streamxf.manager.authority import Authority
 from streamxf.manager.commits import digits, natural, parsed
 from streamxf.manager.rows import FOLDER
+from streamxf.storage.inside import opened
+from streamxf.storage.removal import remove_entry
+from streamxf.storage.small import MOST_BYTES, put_small, small_files
+from streamxf.storage.storage import Storage
 from streamxf.wording import time_text
 
 _PREFIX, _LOCK = "session-", ".lock"

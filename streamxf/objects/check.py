@@ -25,7 +25,7 @@ from streamxf.errors import ParameterError
 from streamxf.objects import calls
 from streamxf.objects.stand_ins import BYTES_IO, Array, Bytes, DType, group_of
 from streamxf.proportion import ELEMENT, Steps, TooMuch
-from streamxf.stream.source import ForkLock
+from streamxf.storage.source import ForkLock
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.pickles import ACTIONS, CountingUnpickler
 

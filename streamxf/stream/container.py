@@ -20,7 +20,7 @@ from streamxf.format.limits import FOOTER_BYTES, HEADER_FIXED_BYTES
 from streamxf.keys.envelope import DataKey
 from streamxf.registry import CodecRegistry, Provider
 from streamxf.report import Meter
-from streamxf.stream.source import FileSlice
+from streamxf.storage.source import FileSlice
 
 CheckSize = Callable[[int], None]
 

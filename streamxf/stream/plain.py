@@ -21,7 +21,6 @@ from streamxf.codecs.encrypt import Encrypt
 from streamxf.coder import StreamCoder
 from streamxf.descriptor import Descriptor
 from streamxf.errors import ContainerError, ParameterError, PolicyError, located
-from streamxf.files import aim, create
 from streamxf.format.container import End
 from streamxf.format.header import Header
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
@@ -40,13 +39,14 @@ from streamxf.keys import KeyRing, KeysLike
 from streamxf.keys.envelope import DataKey
 from streamxf.keys.vouchers import Vouchers
 from streamxf.registry import CodecRegistry
+from streamxf.storage.files import aim, create
+from streamxf.storage.source import FileSlice
+from streamxf.storage.synced import SyncedFile
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.encoder import ContainerEncoder, block_log2_of
 from streamxf.stream.pipe import PipeReader
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import FileSlice
 from streamxf.stream.writer import StreamWriter
-from streamxf.synced import SyncedFile
 
 
 class Draft:

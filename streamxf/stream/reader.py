@@ -14,7 +14,8 @@ from streamxf.buffers import flat_view
 from streamxf.engine import Pipeline
 from streamxf.errors import StreamxfError
 from streamxf.report import Meter
-from streamxf.stream.source import Blocks, ForkLock, MemoryBlocks
+from streamxf.storage.source import ForkLock
+from streamxf.stream.blocks import Blocks, MemoryBlocks
 
 _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them
 _READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size

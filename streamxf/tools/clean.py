@@ -19,11 +19,12 @@ from streamxf.checkpoint.metadata import (
     read_metadata,
     resumable,
 )
-from streamxf.checkpoint.publish import DAY, RUN_FILE, leftovers, locked, made_by_writers, settled
+from streamxf.checkpoint.publish import DAY, RUN_FILE, leftovers, made_by_writers, settled
 from streamxf.checkpoint.publish import rank_of as rank_in
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
 from streamxf.keys import KeysLike, TrustLike
+from streamxf.storage.lock import locked
+from streamxf.storage.storage import Storage
 from streamxf.wording import listed, many, size_text
 
 

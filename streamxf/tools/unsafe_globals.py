@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.storage import Storage
 from streamxf.format.items import ObjectItem
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.objects.check import needs_of, shown
+from streamxf.storage.storage import Storage
 from streamxf.stream.reader import read_all
 
 if TYPE_CHECKING:

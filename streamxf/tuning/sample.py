@@ -18,10 +18,10 @@ import numpy as np
 
 from streamxf.checkpoint.reading import Box, BoxReader
 from streamxf.errors import ParameterError
-from streamxf.files import open_regular
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
+from streamxf.storage.files import open_regular
 
 BLOCK_BYTES = 1 << DEFAULT_BLOCK_LOG2  # that is how the writers cut streams
 BLOCKS = 24

@@ -11,7 +11,6 @@ from typing import Any
 
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.storage import Storage
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.codecs.floatzip import FloatZip
@@ -22,6 +21,7 @@ from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.progress import Progress
+from streamxf.storage.storage import Storage
 from streamxf.tuning.estimate import Recommendation, choose, estimate, reason
 from streamxf.tuning.measure import measure
 from streamxf.tuning.sample import RawFile, Sampled, StoredTensors, take_sample

@@ -14,10 +14,10 @@ from streamxf import Checksum, Encrypt, Key, KeyRing, PrivateKey, SigningKey, ZS
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import access_for, chain_and_ring, ring_for
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import KeyMissingError, ParameterError, PolicyError
 from streamxf.keys import ring as rings
+from streamxf.storage.storage import Storage
 from tests.dcp.helpers import refused
 
 KEY, OTHER = Key(bytes(range(32))), Key(bytes(range(4, 36)))

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from streamxf.checkpoint import disk, publish
-from streamxf.checkpoint.disk import Mount
+from streamxf.checkpoint import publish
 from streamxf.checkpoint.publish import DAY, settled
-from streamxf.checkpoint.storage import LOCK, Storage
 from streamxf.errors import AbortedError
+from streamxf.storage import disk, lock
+from streamxf.storage.disk import Mount
+from streamxf.storage.storage import LOCK, Storage
 
 OLD = time.time() - 2 * 86_400
 
@@ -44,10 +45,10 @@ def test_mounts() -> None:
 
 def test_a_lock_on_a_network_file_system_is_one_machines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "mounted", lambda _: ("nfs4", "server:/export"))
-    monkeypatch.setattr(publish, "PATIENCE", 0.0)
-    with publish.locked(Storage.of(folder)) as alone:
+    monkeypatch.setattr(lock, "PATIENCE", 0.0)
+    with lock.locked(Storage.of(folder)) as alone:
         assert not alone
-        with pytest.raises(AbortedError), publish.locked(Storage.of(folder)):
+        with pytest.raises(AbortedError), lock.locked(Storage.of(folder)):
             pass  # it is held all the same
 
 
@@ -58,7 +59,7 @@ def test_two_threads_wait_for_each_other(folder: Path) -> None:
 
     def hold() -> None:
         for _ in range(20):
-            with publish.locked(Storage.of(folder)):
+            with lock.locked(Storage.of(folder)):
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()
@@ -75,20 +76,20 @@ def test_two_threads_wait_for_each_other(folder: Path) -> None:
 def test_who_waits_for_a_folder_that_is_moved_away_locks_the_new_one(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flock = publish.fcntl.flock
+    flock = lock.fcntl.flock
     locked: list[tuple[int, int]] = []
 
     def note(descriptor: int, operation: int) -> None:
         flock(descriptor, operation)
-        if operation != publish.fcntl.LOCK_UN:
+        if operation != lock.fcntl.LOCK_UN:
             if not locked:  # now that it is locked
                 folder.rename(tmp_path / "moved away")
                 folder.mkdir()
             facts = os.fstat(descriptor)
             locked.append((facts.st_dev, facts.st_ino))
 
-    monkeypatch.setattr(publish.fcntl, "flock", note)
-    with publish.locked(Storage.of(folder)) as alone:
+    monkeypatch.setattr(lock.fcntl, "flock", note)
+    with lock.locked(Storage.of(folder)) as alone:
         assert alone
         facts = (folder / LOCK).stat()
         assert locked[-1] == (facts.st_dev, facts.st_ino)
@@ -98,7 +99,7 @@ def test_who_waits_for_a_folder_that_is_moved_away_locks_the_new_one(
 
 
 def test_who_waits_for_a_file_that_is_unlinked_locks_the_new_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flock = publish.fcntl.flock
+    flock = lock.fcntl.flock
     calls = []
 
     def note(descriptor: int, operation: int) -> None:
@@ -107,19 +108,19 @@ def test_who_waits_for_a_file_that_is_unlinked_locks_the_new_one(folder: Path, m
             (folder / LOCK).unlink()
         calls.append(operation)
 
-    monkeypatch.setattr(publish.fcntl, "flock", note)
-    with publish.locked(Storage.of(folder)):
-        assert calls.count(publish.fcntl.LOCK_EX | publish.fcntl.LOCK_NB) == 2
+    monkeypatch.setattr(lock.fcntl, "flock", note)
+    with lock.locked(Storage.of(folder)):
+        assert calls.count(lock.fcntl.LOCK_EX | lock.fcntl.LOCK_NB) == 2
         assert os.listdir(folder) == [LOCK]
     assert not os.listdir(folder)
 
 
 def test_who_may_only_read_cannot_keep_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "PATIENCE", 0.0)
+    monkeypatch.setattr(lock, "PATIENCE", 0.0)
     reader = os.open(folder, os.O_RDONLY)
-    publish.fcntl.flock(reader, publish.fcntl.LOCK_EX)
+    lock.fcntl.flock(reader, lock.fcntl.LOCK_EX)
     try:
-        with publish.locked(Storage.of(folder)) as alone:
+        with lock.locked(Storage.of(folder)) as alone:
             assert alone
     finally:
         os.close(reader)
@@ -130,7 +131,7 @@ def test_the_file_is_for_those_who_may_write_to_the_folder(folder: Path, mode: i
     folder.chmod(mode)
     before = os.umask(0o077)
     try:
-        with publish.locked(Storage.of(folder)):
+        with lock.locked(Storage.of(folder)):
             assert (folder / LOCK).stat().st_mode & 0o777 == wanted
     finally:
         os.umask(before)
@@ -147,7 +148,7 @@ def test_what_is_no_lock_counts_as_none(folder: Path, tmp_path: Path, kind: str)
         os.mkfifo(folder / LOCK)
     else:
         (folder / LOCK).symlink_to(victim if kind == "link" else tmp_path / "nowhere")
-    with publish.locked(Storage.of(folder)) as alone:
+    with lock.locked(Storage.of(folder)) as alone:
         assert not alone
     assert os.listdir(folder) == [LOCK]
     assert victim.stat().st_mode & 0o777 == 0o644
@@ -166,7 +167,7 @@ def test_where_its_file_cannot_be_made_there_is_none(
         return real(path, flags, *given, **options)
 
     monkeypatch.setattr(os, "open", refuse)
-    with publish.locked(Storage.of(folder)) as alone:
+    with lock.locked(Storage.of(folder)) as alone:
         assert not alone
 
 
@@ -174,8 +175,8 @@ def test_where_there_are_no_locks_no_file_stays(folder: Path, monkeypatch: pytes
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "injected")
 
-    monkeypatch.setattr(publish.fcntl, "flock", refuse)
-    with publish.locked(Storage.of(folder)) as alone:
+    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    with lock.locked(Storage.of(folder)) as alone:
         assert not alone
         assert not os.listdir(folder)
 
@@ -183,7 +184,7 @@ def test_where_there_are_no_locks_no_file_stays(folder: Path, monkeypatch: pytes
 def test_a_file_of_a_process_that_was_killed_is_taken_over(folder: Path) -> None:
     (folder / LOCK).touch(0o600)
     assert Storage.of(folder).names() == {}
-    with publish.locked(Storage.of(folder)) as alone:
+    with lock.locked(Storage.of(folder)) as alone:
         assert alone
     assert not os.listdir(folder)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from streamxf.checkpoint.storage import Storage
 from streamxf.checkpoint.suspicion import note_damage, suspect
 from streamxf.errors import BlockError, IdentityError, KeyMissingError, PolicyError, StreamxfError, WrongKeyError
+from streamxf.storage.storage import Storage
 
 ID = "0123456789abcdef" * 2
 NOTE = f".streamxf/damage-{ID}"

@@ -18,10 +18,10 @@ from cli.command import Run
 from cli.conftest import flip_bit
 from cli.terminal import at_terminal
 from streamxf import Key, Retention
-from streamxf.checkpoint import removal
 from streamxf.format.run import RunFacts
 from streamxf.manager.holds import hold
 from streamxf.manager.listing import list_checkpoints
+from streamxf.storage import removal
 
 DAY = 86400
 RUN_IS = "the run is the folder that it lies in: `streamxf list"

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import streamxf
-from streamxf.checkpoint.storage import Storage
+from streamxf.storage.storage import Storage
 
 from .foreign_errors import NeedsTwo, StoreError
 from .helpers import KEY, Told, full_chain, index_of

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.checkpoint.storage import Storage
+from streamxf.storage.storage import Storage
 
 from .helpers import KEY, assert_same, full_chain, load_with
 

@@ -25,8 +25,8 @@ from torch.distributed.fsdp import fully_shard
 
 import streamxf
 from streamxf import engine
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import StreamxfError
+from streamxf.storage.storage import Storage
 
 from .helpers import KEY, OTHER_KEY, full_chain, raw_bytes
 from .process_groups import join_group, start_ranks

@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.planner import SavePlanner
 
 import streamxf
 from streamxf import Checksum
-from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.save.datafile import DataFile
 from streamxf.errors import AbortedError, CodecError
+from streamxf.storage.storage import Storage
 
 from .foreign_errors import MADE, NeedsTwo
 from .helpers import assert_same, full_chain, index_of, load, save, since, unwrapped

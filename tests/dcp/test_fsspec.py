@@ -12,8 +12,8 @@ import pytest
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ContainerError, MetadataError, PolicyError, StreamxfError, UnsupportedError
+from streamxf.storage.storage import Storage
 
 from .fsspec_checks import assert_only_the_save_remains, check_round_trips, load_from, save_to
 from .helpers import KEY, assert_same, error_of, full_chain, refused

@@ -19,8 +19,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError
+from streamxf.storage.storage import Storage
 
 from .helpers import assert_same, full_chain, index_of, load, save
 from .rank_scenarios import run_ranks

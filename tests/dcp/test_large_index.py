@@ -188,8 +188,8 @@ def test_a_save_that_cannot_be_prepared_leaves_nothing(checkpoint: Path, monkeyp
             save_shards(checkpoint, states)
     assert set(checkpoint.iterdir()) == before
     with monkeypatch.context() as patch:
-        patch.setattr("streamxf.checkpoint.publish.PATIENCE", 0.0)
-        with streamxf.checkpoint.publish.locked(streamxf.checkpoint.storage.Storage.of(checkpoint)):
+        patch.setattr("streamxf.storage.lock.PATIENCE", 0.0)
+        with streamxf.storage.lock.locked(streamxf.storage.storage.Storage.of(checkpoint)):
             with pytest.raises(AbortedError, match="another process is publishing"):
                 save_shards(checkpoint, states)
             before.add(checkpoint / ".streamxf.lock")

@@ -17,10 +17,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 
 import streamxf
-from streamxf.checkpoint import disk
-from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.dcp import writer as writer_module
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError
+from streamxf.storage import disk
+from streamxf.storage.storage import Storage, StoredFile
 
 from .helpers import assert_same, data_files, error_of, index_of, load, refused, save
 from .shards import Planner, save_shards

@@ -17,10 +17,10 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 
 import streamxf
-from streamxf.checkpoint import disk, publish
-from streamxf.checkpoint.storage import Storage
 from streamxf.dcp import writer as writer_module
 from streamxf.errors import AbortedError, ContainerError
+from streamxf.storage import disk, lock
+from streamxf.storage.storage import Storage
 
 from .helpers import assert_same, data_files, error_of, full_chain, index_of, load, refused, save
 from .process_groups import start_ranks
@@ -227,8 +227,8 @@ def test_a_file_that_is_not_as_it_was_written_is_not_published(
 
 def test_a_lock_that_somebody_keeps(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(state_of(0), checkpoint)
-    monkeypatch.setattr(publish, "PATIENCE", 0.05)
-    with publish.locked(Storage.of(checkpoint)) as alone:
+    monkeypatch.setattr(lock, "PATIENCE", 0.05)
+    with lock.locked(Storage.of(checkpoint)) as alone:
         assert alone
         with refused(AbortedError, "another process"):
             save(state_of(1), checkpoint)

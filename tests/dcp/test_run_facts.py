@@ -17,9 +17,9 @@ from streamxf import Encrypt, FloatZip, PrivateKey, SigningKey
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata, read_metadata
 from streamxf.checkpoint.notes import seal_note
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError
 from streamxf.format.run import RunFacts
+from streamxf.storage.storage import Storage
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.transcode import transcode
 from streamxf.tools.convert.unpack import unpack

@@ -17,11 +17,11 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import streamxf
-from streamxf.checkpoint.disk import Volume
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save import space
 from streamxf.dcp.save.space import RoomNote, check_room, note_room, share_room
 from streamxf.errors import NoSpaceError
+from streamxf.storage.disk import Volume
 
 from .helpers import KEY
 

@@ -25,10 +25,10 @@ from streamxf.dcp.save import sources
 from streamxf.dcp.save.sources import SMALL, DeviceSource, Ring, Staging, source_of
 from streamxf.engine import Pipeline
 from streamxf.errors import UnsupportedError
+from streamxf.storage.source import FileSlice
 from streamxf.stream.container import BlockReader, read_header, stream_info
 from streamxf.stream.encoder import ByteSource, ContainerEncoder, Encoded, MemorySource
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import FileSlice
 
 from .helpers import KEY, assert_same, error_of, full_chain, load, save
 

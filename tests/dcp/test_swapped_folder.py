@@ -15,9 +15,9 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import CheckpointManager
-from streamxf.checkpoint.publish import locked
 from streamxf.dcp.save.session import Save
 from streamxf.errors import AbortedError
+from streamxf.storage.lock import locked
 
 from .helpers import KEY, assert_same, error_of, full_chain, load, refused, save
 

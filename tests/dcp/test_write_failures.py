@@ -16,8 +16,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.checkpoint import disk
-from streamxf.checkpoint.storage import Storage
+from streamxf.storage import disk
+from streamxf.storage.storage import Storage
 
 from .helpers import KEY, assert_same, error_of, full_chain, index_of, load, save
 

@@ -32,9 +32,9 @@ import streamxf
 from faults import forks
 from faults.full_disk import NotPermitted
 from faults.trials import Tally
-from streamxf.checkpoint.storage import Storage
 from streamxf.manager.commits import SAVING, SUPPLEMENT
 from streamxf.manager.holds import held
+from streamxf.storage.storage import Storage
 
 RANKS = 2
 STEPS = 100

@@ -28,7 +28,7 @@ from faults.subjects import NEW, OLD, Subject, codecs, state_of
 from faults.trials import Tally
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.checkpoint.storage import Storage
+from streamxf.storage.storage import Storage
 
 PUBLISHES = ("PutObject", "CopyObject", "CompleteMultipartUpload")
 FOR_GOOD = 10**6

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from streamxf.checkpoint.reading import Box, boxes_of
-from streamxf.checkpoint.storage import Storage
 from streamxf.format.items import TensorItem
 from streamxf.formats.opening import open_source
+from streamxf.storage.storage import Storage
 
 
 def peak() -> int:

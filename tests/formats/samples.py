@@ -18,11 +18,11 @@ from safetensors.torch import save_file
 import streamxf
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
-from streamxf.checkpoint.storage import Storage
 from streamxf.format.items import TensorItem
 from streamxf.formats import opening
 from streamxf.formats.contents import Contents
 from streamxf.formats.opening import Source
+from streamxf.storage.storage import Storage
 
 FLOATS = "float16 bfloat16 float32 float64 complex64"
 FP8 = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"

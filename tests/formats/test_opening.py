@@ -15,7 +15,6 @@ import torch
 from dcp.helpers import KEY, OTHER_KEY, assert_same
 
 import streamxf
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import (
     ContainerError,
     KeyMissingError,
@@ -26,6 +25,7 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.formats.contents import Format
+from streamxf.storage.storage import Storage
 
 from .samples import WRITERS, contents_at, keys_of, noise, open_at, whole, written
 
@@ -240,7 +240,7 @@ def test_reading_tensors_needs_no_torch(tmp_path: Path, kind: str) -> None:
 import sys, streamxf
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.reading import boxes_of
-from streamxf.checkpoint.storage import Storage
+from streamxf.storage.storage import Storage
 from streamxf.formats.opening import contents_of, open_source
 with open_source(Storage.of({str(path)!r}), Access.of({keys})) as reader:
     assert len(contents_of(reader).items) == 2

@@ -32,9 +32,9 @@ from fuzz.pickles import change_pickle
 from fuzz.target import Havoc, Target
 from fuzz.target_checkpoint import loaded_into
 from streamxf.checkpoint.reading import boxes_of
-from streamxf.checkpoint.storage import Storage
 from streamxf.format.items import ObjectItem
 from streamxf.formats.opening import open_source
+from streamxf.storage.storage import Storage
 
 TENSOR = torch.arange(6.0).reshape(2, 3)
 

@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 
 from streamxf import diff, pack
 from streamxf.checkpoint.stock import read_stock
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError, PolicyError
 from streamxf.format.index import from_json
 from streamxf.format.items import Chunk, Place, TensorItem, check_apart, check_offsets, check_tiles
@@ -29,6 +28,7 @@ from streamxf.formats.opening import open_source
 from streamxf.formats.reader import FileReader
 from streamxf.objects.check import Check
 from streamxf.proportion import Steps, TooMuch
+from streamxf.storage.storage import Storage
 from streamxf.tools.convert.model import model_in
 from streamxf.tools.diff.objects import Incomparable, difference_of
 from streamxf.tools.inspect.tree import MAX_DEPTH, Module, tree_of

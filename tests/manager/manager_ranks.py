@@ -15,12 +15,12 @@ from dcp.rank_scenarios import sharded_state
 from torch.distributed.checkpoint.api import CheckpointException
 
 from streamxf.checkpoint.notes import parse_note
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import NoCheckpointError
 from streamxf.manager.commits import COMMIT
 from streamxf.manager.keeper import Keeper
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
+from streamxf.storage.storage import Storage
 
 from .runs import complete, damage
 

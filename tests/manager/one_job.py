@@ -9,8 +9,8 @@ from typing import Any
 
 import streamxf
 from manager.runs import state_at
-from streamxf.checkpoint.storage import Storage
 from streamxf.manager.manager import CheckpointManager
+from streamxf.storage.storage import Storage
 
 
 def main(what: str, run: str, said: str, keyed: str) -> None:

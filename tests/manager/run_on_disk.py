@@ -15,7 +15,6 @@ from manager.canned import Files, checkpoint, data_of, keying
 from manager.model import DAY, Folder, Model
 from manager.places import Disk, Objects
 from manager.points import Killed, Points, kill
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import NoCheckpointError
 from streamxf.format.run import RunFacts
 from streamxf.manager.forget import ForgetReport, forget_in
@@ -23,6 +22,7 @@ from streamxf.manager.holds import holding
 from streamxf.manager.keeper import Keeper
 from streamxf.manager.listing import Run
 from streamxf.manager.retention import Retention
+from streamxf.storage.storage import Storage
 
 NOON = 1_700_000_000
 EVERY_CHECK = {"none", "sample", "whole"}

@@ -14,10 +14,10 @@ from dcp.helpers import stored_chain
 import streamxf
 from streamxf import CheckpointManager, Retention, forget, hold
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import KeyMissingError, NoCheckpointError, ParameterError
 from streamxf.manager.authority import Authority
 from streamxf.manager.sessions import Sessions
+from streamxf.storage.storage import Storage
 
 from .runs import blank, complete, is_at, saved_run, state_at
 

@@ -12,10 +12,10 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from streamxf.checkpoint.storage import Storage
 from streamxf.manager import manager as module
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
+from streamxf.storage.storage import Storage
 
 from .runs import blank, complete, is_at, state_at, unsaveable
 

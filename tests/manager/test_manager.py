@@ -17,7 +17,6 @@ from dcp.helpers import stored_chain
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import NoCheckpointError, ParameterError
 from streamxf.manager import holds
 from streamxf.manager import keeper as module
@@ -28,6 +27,7 @@ from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Schedule
 from streamxf.manager.sessions import Sessions
+from streamxf.storage.storage import Storage
 
 from .runs import blank, complete, is_at, saved_run, state_at, unsaveable
 

@@ -16,7 +16,6 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import KeyMissingError, NoCheckpointError
 from streamxf.manager import choice
 from streamxf.manager import holds as module_of_holds
@@ -27,6 +26,7 @@ from streamxf.manager.holds import held, hold
 from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
+from streamxf.storage.storage import Storage
 
 from .runs import blank, complete, damage, is_at, resumed, saved_run, state_at
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError
 from streamxf.manager import sessions as module
 from streamxf.manager.authority import Authority
 from streamxf.manager.sessions import Sessions
+from streamxf.storage.storage import Storage
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from streamxf.checkpoint.storage import Storage
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
+from streamxf.storage.storage import Storage
 
 from .points import no_locks
 from .runs import blank, is_at, state_at

@@ -17,7 +17,7 @@ import torch
 from dcp.fsspec_checks import assert_only_the_save_remains, fsspec_files, load_from, save_to
 from dcp.helpers import assert_same, error_of
 
-from streamxf.checkpoint.storage import Storage
+from streamxf.storage.storage import Storage
 
 SECONDS = 120.0  # far above what anything here takes
 

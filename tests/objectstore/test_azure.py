@@ -20,8 +20,8 @@ from dcp.fsspec_checks import assert_only_the_save_remains, check_round_trips, f
 from dcp.helpers import assert_same
 from dcp.s3_server import free_ports
 
-from streamxf.checkpoint.storage import Storage
-from streamxf.transfer.conditional import ReplacedMeanwhile
+from streamxf.storage.multipart import ReplacedMeanwhile
+from streamxf.storage.storage import Storage
 
 from .emulators import SECONDS, Meeting, check_failing_save, emulated, just_before_the_put, large_state, state_of
 

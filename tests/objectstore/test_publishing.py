@@ -14,8 +14,8 @@ from dcp.helpers import KEY, OTHER_KEY, assert_same, error_of, refused
 from dcp.s3_server import storage
 
 import streamxf
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError, MetadataError, NoCheckpointError
+from streamxf.storage.storage import Storage
 
 from .control import Proxy
 from .emulators import just_before_the_put, state_of

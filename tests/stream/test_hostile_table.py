@@ -13,9 +13,9 @@ import streamxf
 from streamxf.errors import ContainerError
 from streamxf.format.container import NEED_DATA, Block, ContainerParser
 from streamxf.format.header import Header
+from streamxf.storage.source import FileSlice
 from streamxf.stream import container
 from streamxf.stream.container import BlockReader, CheckSize, read_header
-from streamxf.stream.source import FileSlice
 
 BLOCK = 2**16
 HEADER = Header(16, (), bytes(32))

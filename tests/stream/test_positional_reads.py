@@ -17,7 +17,7 @@ from samples import BLOCK, FULL, KEY, data_of, encode
 import streamxf
 from streamxf.buffers import Scratch
 from streamxf.errors import ContainerError
-from streamxf.stream.source import READ_WHOLE, FileSlice, Timed, access_to
+from streamxf.storage.source import READ_WHOLE, FileSlice, Timed, access_to
 
 DATA = data_of(9 * BLOCK + 77)
 FILE = encode(DATA, FULL)

@@ -11,11 +11,11 @@ import torch
 
 from streamxf.checkpoint.elements import Elements, unsigned
 from streamxf.checkpoint.reading import BoxReader
-from streamxf.checkpoint.storage import Storage
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.formats.contents import Contents, Format
 from streamxf.proportion import Budget
-from streamxf.stream.source import MemoryBlocks
+from streamxf.storage.storage import Storage
+from streamxf.stream.blocks import MemoryBlocks
 
 NOWHERE = Place("memory", 0, 0, ())
 

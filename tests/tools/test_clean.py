@@ -15,7 +15,6 @@ from dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, loa
 from dcp.test_publishing import LEFTOVERS, NOT_OURS, plant, state_of
 
 import streamxf
-from streamxf.checkpoint.storage import LOCK
 from streamxf.errors import (
     KeyMissingError,
     MetadataError,
@@ -24,6 +23,7 @@ from streamxf.errors import (
     StreamxfError,
     WrongKeyError,
 )
+from streamxf.storage.storage import LOCK
 
 CHAINS: dict[str, Callable[[], list[Any]]] = {"no chain": list, "full chain": full_chain}
 

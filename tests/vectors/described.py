@@ -25,9 +25,9 @@ from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.keys import Key, KeyRing, PrivateKey, VerifyKey
 from streamxf.keys.envelope import DataKey
 from streamxf.registry import CodecRegistry
+from streamxf.storage.source import FileSlice
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import FileSlice
 
 V1 = Path(__file__).parent / "v1"
 SUBJECTS = ("plain", "container", "checkpoint", "note", "key")

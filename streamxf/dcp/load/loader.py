@@ -33,7 +33,6 @@ from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import cut
-from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.dcp.load.target import Target
 from streamxf.engine import Pipeline
 from streamxf.errors import DAMAGE, MetadataError, StreamxfError, UnsupportedError, escaped
@@ -41,10 +40,12 @@ from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import held_bytes
 from streamxf.report import Meter
+from streamxf.storage.fetch import FetchedFile
+from streamxf.storage.source import READ_WHOLE, Counted, FileSlice, Timed
+from streamxf.storage.storage import Storage, StoredFile
+from streamxf.stream.blocks import Blocks
 from streamxf.stream.reader import StreamReader, read_all
-from streamxf.stream.source import READ_WHOLE, Blocks, Counted, FileSlice, Timed
 from streamxf.torch_private import narrow_tensor_by_index, set_element
-from streamxf.transfer.fetch import FetchedFile
 
 PIECE_BYTES = 4 * 2**20
 _AHEAD = 2**20  # bytes of small items that are read at once

@@ -24,8 +24,8 @@ from streamxf.errors import StreamxfError, UnsupportedError
 from streamxf.format.header import Identity, Kind
 from streamxf.progress import Progress, Share
 from streamxf.report import Meter
+from streamxf.storage.synced import SyncedFile
 from streamxf.stream.encoder import ByteSource, ContainerEncoder, Encoded, MemorySource
-from streamxf.synced import SyncedFile
 from streamxf.torch_private import StorageInfo
 
 # Bytes; a block below this is encoded on the spot: a worker would spend longer on waking up than on the block.

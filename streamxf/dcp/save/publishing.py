@@ -19,10 +19,8 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
-from streamxf.checkpoint.disk import Mount
 from streamxf.checkpoint.metadata import metadata_name
 from streamxf.checkpoint.publish import OWN_FILE, check_free, check_present, files_of, find_leftovers
-from streamxf.checkpoint.storage import Storage
 from streamxf.collector import collector_paused
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.metadata import extra_of, items_of, of_index, stored_properties
@@ -35,7 +33,9 @@ from streamxf.format.items import Item, TensorItem, check_apart, check_tiles
 from streamxf.format.run import RunFacts
 from streamxf.keys.envelope import Envelope
 from streamxf.proportion import Steps
-from streamxf.transfer.conditional import ReplacedMeanwhile
+from streamxf.storage.disk import Mount
+from streamxf.storage.multipart import ReplacedMeanwhile
+from streamxf.storage.storage import Storage
 from streamxf.version import __version__
 
 _ATTEMPTS = 10  # at publishing while others do, where no lock keeps them apart

@@ -17,8 +17,6 @@ import torch
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from streamxf.checkpoint.disk import Mount
-from streamxf.checkpoint.storage import ENTER, Storage
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import DataFile
 from streamxf.errors import AbortedError, StreamxfError, escaped, located
@@ -26,6 +24,8 @@ from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.objects.check import quick_needs, shown
 from streamxf.progress import Progress
 from streamxf.report import Meter, SaveReport
+from streamxf.storage.disk import Mount
+from streamxf.storage.storage import ENTER, Storage
 from streamxf.threads import side_by_side
 from streamxf.torchsave.archive import NotSavedByTorch
 

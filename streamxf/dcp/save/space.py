@@ -24,12 +24,12 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
-from streamxf.checkpoint.disk import Volume
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import identity_of, planned_bytes
 from streamxf.dcp.save.sources import has_elements, memory_of
 from streamxf.errors import NoSpaceError
 from streamxf.format.header import Kind
+from streamxf.storage.disk import Volume
 
 SAMPLE_BYTES = 1 << 24
 MAX_SAMPLES, MIN_SAMPLES = 16, 8

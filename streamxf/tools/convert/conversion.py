@@ -19,10 +19,8 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.disk import missing_folders, sync_names_of
 from streamxf.checkpoint.metadata import is_metadata_name
 from streamxf.checkpoint.opening import Wanted
-from streamxf.checkpoint.storage import Storage
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.dcp.extensions import Extensions
@@ -36,6 +34,8 @@ from streamxf.format.items import MAX_RANK_CHUNKS, Item, TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike, SignerLike
+from streamxf.storage.disk import missing_folders, sync_names_of
+from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import block_log2_of
 from streamxf.version import __version__
 

@@ -10,16 +10,16 @@ from typing import IO, cast
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.reading import BoxReader
-from streamxf.checkpoint.storage import Storage, StoredFile
 from streamxf.errors import NoCheckpointError, ParameterError, located
 from streamxf.format.items import Item, Path, TensorItem
 from streamxf.formats import torchfile
 from streamxf.formats.contents import Contents, Format
 from streamxf.formats.opening import format_of, open_source, parts_of
 from streamxf.formats.reader import FileReader
+from streamxf.storage.source import access_to
+from streamxf.storage.storage import Storage, StoredFile
 from streamxf.stream import open as open_plain
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import access_to
 from streamxf.wording import many, some
 
 # How names begin of what jobs save beside a model: accelerate's, Lightning's, the Trainer's and torchtitan's.

@@ -17,7 +17,6 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import GLOBAL
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.publish import made_by_writers
-from streamxf.checkpoint.storage import Storage, is_url
 from streamxf.dcp.save.sources import Streamed
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.format.header import Kind
@@ -27,6 +26,7 @@ from streamxf.formats.opening import is_checkpoint
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.storage.storage import Storage, is_url
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Data, Destination, check_same, refuse_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert

@@ -20,10 +20,9 @@ from typing import NamedTuple
 import torch
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.disk import Mount
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.opening import Wanted
-from streamxf.checkpoint.publish import SLIP, locked, remove_leftovers
+from streamxf.checkpoint.publish import SLIP, remove_leftovers
 from streamxf.dcp.metadata import places_of
 from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.publishing import assemble, publish
@@ -34,6 +33,8 @@ from streamxf.errors import ParameterError, StreamxfError
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place
 from streamxf.progress import Progress
+from streamxf.storage.disk import Mount
+from streamxf.storage.lock import locked
 from streamxf.tools.convert.conversion import Conversion, Destination, Part, wanted_of
 from streamxf.tools.convert.result import Converted
 from streamxf.wording import many

@@ -17,7 +17,6 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.framed import find_framed
 from streamxf.checkpoint.metadata import Metadata, metadata_files
 from streamxf.checkpoint.opening import Wanted
-from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.save.sources import Streamed
 from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.header import Kind
@@ -26,9 +25,10 @@ from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.storage.storage import Storage
+from streamxf.stream.blocks import BareBlocks, Blocks
 from streamxf.stream.encoder import Load
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import BareBlocks, Blocks
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Destination, check_same, refuse_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert

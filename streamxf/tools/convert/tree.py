@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from streamxf.checkpoint.storage import Storage
 from streamxf.format.limits import MAX_PATH
+from streamxf.storage.storage import Storage
 from streamxf.wording import printable, some
 
 _EMPTY = "an empty folder"

@@ -8,7 +8,6 @@ from time import perf_counter
 from typing import Any, Literal
 
 from streamxf.checkpoint.access import Access, Require
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ParameterError
 from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
@@ -16,6 +15,7 @@ from streamxf.formats.opening import open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.storage.storage import Storage
 from streamxf.tools.convert.model import open_model
 from streamxf.tools.convert.origin import origin_of
 from streamxf.tools.convert.plan import SHARD_SIZE, format_of_name, fresh, restored

@@ -17,7 +17,6 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Elements, contiguous_strides
 from streamxf.checkpoint.framed import find_framed
-from streamxf.checkpoint.storage import StoredFile
 from streamxf.errors import (
     NoCheckpointError,
     ParameterError,
@@ -33,8 +32,10 @@ from streamxf.formats.contents import SUFFIXES, Contents, Format, Shard, whole_t
 from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_source
 from streamxf.formats.reader import FileReader
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.storage.source import FileSlice, PositionalFile
+from streamxf.storage.storage import StoredFile
+from streamxf.stream.blocks import BareBlocks
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import BareBlocks, FileSlice, PositionalFile
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, Placed, is_kept, rest_of
 from streamxf.tools.convert.tree import Tree, is_inside
 from streamxf.wording import many, printable, some

@@ -15,16 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from streamxf.buffers import write_all
-from streamxf.checkpoint.disk import Volume, missing_folders, sync_folder, sync_names_of
-from streamxf.checkpoint.publish import locked
 from streamxf.checkpoint.reading import BoxReader
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import NoSpaceError, redacted
-from streamxf.files import aim
 from streamxf.formats.huggingface import INDEX, layout_of
 from streamxf.formats.opening import OF_DCP
 from streamxf.progress import Progress, Shares
-from streamxf.synced import SyncedFile
+from streamxf.storage.disk import Volume, missing_folders, sync_folder, sync_names_of
+from streamxf.storage.files import aim
+from streamxf.storage.lock import locked
+from streamxf.storage.storage import Storage
+from streamxf.storage.synced import SyncedFile
 from streamxf.tools.convert.plan import Plan, pieces
 from streamxf.wording import size_text
 

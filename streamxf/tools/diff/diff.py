@@ -10,7 +10,6 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.reading import BoxReader
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import DAMAGE
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.opening import is_checkpoint, open_source
@@ -18,6 +17,7 @@ from streamxf.formats.reader import FileReader
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.storage.storage import Storage
 from streamxf.tools.convert.origin import Origin, origin_of
 from streamxf.tools.convert.tree import Tree
 from streamxf.tools.convert.whole import Whole, open_whole

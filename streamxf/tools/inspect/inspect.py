@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamxf.checkpoint.access import Access, Require
-from streamxf.checkpoint.storage import Storage
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.storage.storage import Storage
 from streamxf.tools.inspect.summary import Summary, Values
 
 

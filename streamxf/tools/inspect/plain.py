@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import located, redacted
 from streamxf.formats.contents import Format
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
+from streamxf.storage.storage import Storage
 from streamxf.stream.container import BlockReader
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.plain import open as open_plain

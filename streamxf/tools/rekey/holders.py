@@ -12,8 +12,6 @@ from typing import Any
 from streamxf.buffers import write_all
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import GLOBAL, MAX_METADATA, metadata_files, metadata_in, rank_of, read_sections
-from streamxf.checkpoint.publish import locked
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import (
     AuthenticationError,
     ContainerError,
@@ -23,16 +21,18 @@ from streamxf.errors import (
     PolicyError,
     UnsupportedError,
 )
-from streamxf.files import open_regular
 from streamxf.format.index import Index, Sections, Trailer, pack, pack_keys
 from streamxf.format.limits import PLAIN_MAGIC, TRAILER_BYTES
 from streamxf.format.plain import pack_prefix, pack_seal
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
+from streamxf.storage.files import open_regular
+from streamxf.storage.lock import locked
+from streamxf.storage.multipart import ReplacedMeanwhile
+from streamxf.storage.source import FileSlice
+from streamxf.storage.storage import Storage
 from streamxf.stream.plain import Draft, PlainParts
-from streamxf.stream.source import FileSlice
 from streamxf.tools.rekey.recipients import KeySet, Opened
-from streamxf.transfer.conditional import ReplacedMeanwhile
 
 _STEP = 16 * 2**20  # bytes of a plain file that are copied at a time
 

@@ -30,7 +30,6 @@ from streamxf.checkpoint.nesting import MAX_LISTS, list_lengths
 from streamxf.checkpoint.opening import ItemOpener, Wanted, streams_of
 from streamxf.checkpoint.publish import OWN_FILE, TORCH_FILE
 from streamxf.checkpoint.reading import run_jobs
-from streamxf.checkpoint.storage import OpenFiles, Storage, storage_errors
 from streamxf.errors import (
     ContainerError,
     IdentityError,
@@ -47,8 +46,10 @@ from streamxf.errors import (
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Path, TensorItem
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget
+from streamxf.storage.source import Counted
+from streamxf.storage.storage import OpenFiles, Storage, storage_errors
+from streamxf.stream.blocks import Blocks, MemoryBlocks
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import Blocks, Counted, MemoryBlocks
 from streamxf.tools.framed import check_records, load_framed
 from streamxf.tools.salvage.rebuild import rebuild, writer_of
 from streamxf.tools.salvage.result import Lost

@@ -15,7 +15,6 @@ from streamxf.checkpoint.metadata import GLOBAL, MAX_METADATA, Metadata
 from streamxf.checkpoint.opening import ItemOpener
 from streamxf.checkpoint.publish import OWN_FILE
 from streamxf.checkpoint.scan import Found, Gap, scan
-from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.descriptor import ENCRYPT, parse_parameters
 from streamxf.errors import (
     AuthenticationError,
@@ -35,7 +34,8 @@ from streamxf.format.limits import TRAILER_BYTES
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget, check_whole, held_bytes, most
-from streamxf.stream.source import Counted
+from streamxf.storage.source import Counted
+from streamxf.storage.storage import Storage, storage_errors
 from streamxf.tools.salvage.result import Lost
 from streamxf.wording import many, some
 

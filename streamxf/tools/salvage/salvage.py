@@ -15,7 +15,6 @@ import torch
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.opening import Wanted
-from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.extensions import access_with
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError
@@ -23,6 +22,7 @@ from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.storage.storage import Storage
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Destination, refuse_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert

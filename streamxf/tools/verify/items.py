@@ -10,7 +10,6 @@ import crc32c
 from streamxf.checkpoint.framed import find_framed
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.scan import Found, scan
-from streamxf.checkpoint.storage import StoredFile
 from streamxf.coder import StreamCoder
 from streamxf.descriptor import Descriptor, shorten
 from streamxf.engine import Pipeline
@@ -28,9 +27,10 @@ from streamxf.format.index import File
 from streamxf.format.items import TensorItem
 from streamxf.proportion import Budget
 from streamxf.registry import NOT_AT_HAND
+from streamxf.storage.storage import StoredFile
+from streamxf.stream.blocks import MemoryBlocks
 from streamxf.stream.container import ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import MemoryBlocks
 from streamxf.tools.framed import check_records, load_framed
 from streamxf.tools.verify.reading import Call, Outcome, check_blocks, note, pieces_of
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Notes

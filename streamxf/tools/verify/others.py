@@ -11,7 +11,6 @@ from functools import reduce
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.storage import Storage, StoredFile, storage_errors
 from streamxf.coder import StreamCoder
 from streamxf.engine import Pipeline
 from streamxf.errors import (
@@ -30,10 +29,12 @@ from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, open_layout
 from streamxf.registry import NOT_AT_HAND
+from streamxf.storage.source import Counted
+from streamxf.storage.storage import Storage, StoredFile, storage_errors
+from streamxf.stream.blocks import BareBlocks
 from streamxf.stream.container import read_header
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.reader import StreamReader
-from streamxf.stream.source import BareBlocks, Counted
 from streamxf.tools.verify.reading import Call, Outcome, check_along_heads, check_blocks, note, pieces_of
 from streamxf.tools.verify.report import Findings, Notes
 from streamxf.torchsave.archive import Archive, NotSavedByTorch

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from streamxf.buffers import Scratch
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.scan import walk
-from streamxf.checkpoint.storage import Storage, StoredFile, storage_errors
 from streamxf.coder import StreamCoder
 from streamxf.engine import Pipeline
 from streamxf.errors import BlockError, ContainerError, StreamxfError
@@ -22,8 +21,9 @@ from streamxf.format.container import Block, ContainerParser
 from streamxf.format.header import Header
 from streamxf.progress import Progress, Share
 from streamxf.proportion import held_bytes
+from streamxf.storage.source import Counted, FileSlice, PositionalFile
+from streamxf.storage.storage import Storage, StoredFile, storage_errors
 from streamxf.stream.container import BlockReader
-from streamxf.stream.source import Counted, FileSlice, PositionalFile
 from streamxf.tools.verify.report import Findings, Notes
 
 _STEP = 2**20

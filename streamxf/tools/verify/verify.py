@@ -17,7 +17,6 @@ from streamxf.checkpoint.metadata import GLOBAL, Metadata, metadata_among, rank_
 from streamxf.checkpoint.opening import ItemOpener, Wanted, streams_of
 from streamxf.checkpoint.publish import made_by_saves
 from streamxf.checkpoint.publish import rank_of as rank_in
-from streamxf.checkpoint.storage import Storage, storage_errors
 from streamxf.collector import collector_paused
 from streamxf.errors import (
     NOT_DAMAGE,
@@ -37,6 +36,7 @@ from streamxf.formats.opening import format_of, is_checkpoint, parts_of
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.storage.storage import Storage, storage_errors
 from streamxf.threads import side_by_side
 from streamxf.tools.verify.items import FileCheck
 from streamxf.tools.verify.others import check_file, check_folder

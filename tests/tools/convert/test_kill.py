@@ -15,8 +15,8 @@ from tools.convert.states import assert_same, assert_whole, data_files, loaded, 
 from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
-from streamxf.checkpoint.storage import Storage
 from streamxf.dcp.save.datafile import DataFile
+from streamxf.storage.storage import Storage
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.transcode import transcode
 from streamxf.tools.convert.unpack import unpack

@@ -24,9 +24,9 @@ from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
 from streamxf import engine
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.keys import Key
+from streamxf.storage.storage import Storage
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.tree import Tree
 from streamxf.tools.convert.unpack import unpack

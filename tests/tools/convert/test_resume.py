@@ -18,10 +18,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import NoCheckpointError, NoSpaceError, StreamxfError
 from streamxf.formats.opening import open_source
 from streamxf.keys import Key, PrivateKey
+from streamxf.storage.storage import Storage
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.transcode import transcode
 

@@ -14,8 +14,8 @@ from tools.convert.child import STEPS, Child, kills
 from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import AbortedError, ContainerError, NoSpaceError
+from streamxf.storage.storage import Storage
 from streamxf.tools.convert import writing
 from streamxf.tools.convert.unpack import unpack
 

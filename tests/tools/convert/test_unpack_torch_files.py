@@ -15,9 +15,9 @@ from tools.convert.states import loaded
 from torch.distributed.checkpoint import DefaultSavePlanner, save
 
 import streamxf
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import MetadataError
 from streamxf.formats.opening import open_source
+from streamxf.storage.storage import Storage
 from streamxf.tools.convert.origin import ITEM
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack

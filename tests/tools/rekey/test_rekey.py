@@ -43,7 +43,6 @@ from torch.distributed.checkpoint import filesystem
 
 import streamxf
 from streamxf import Encrypt, Key, KeyRing, Recipient, ZStandard
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import (
     AuthenticationError,
     KeyMissingError,
@@ -56,6 +55,7 @@ from streamxf.errors import (
 )
 from streamxf.format.index import pack
 from streamxf.keys.envelope import MAX_RECIPIENTS, Entry
+from streamxf.storage.storage import Storage
 from streamxf.tools.rekey import holders
 
 

@@ -17,9 +17,9 @@ from rekeying import KEY, OTHER_KEY
 from rekeying import opens as opens_one
 
 import streamxf
-from streamxf.checkpoint.publish import locked
-from streamxf.checkpoint.storage import LOCK, Storage
 from streamxf.errors import StreamxfError
+from streamxf.storage.lock import locked
+from streamxf.storage.storage import LOCK, Storage
 
 # without lstat, whose failures os.path.realpath ignores
 CALLS = [(os, name) for name in ("open", "stat", "fstat", "fsync", "fchmod", "fchown", "close", "scandir", "replace")]

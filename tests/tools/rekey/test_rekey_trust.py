@@ -17,7 +17,6 @@ from rekeying import SHORT as PRIVATE
 
 import streamxf
 from streamxf import Encrypt, KeyProvider, KeyRing
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import (
     AuthenticationError,
     KeyMissingError,
@@ -28,6 +27,7 @@ from streamxf.errors import (
 from streamxf.format.index import pack
 from streamxf.keys.envelope import Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
+from streamxf.storage.storage import Storage
 from streamxf.tools.rekey.holders import MetadataFiles
 
 

@@ -37,10 +37,10 @@ import streamxf
 from streamxf import Checksum, FloatZip, ZStandard, salvage
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import IdentityError, KeyMissingError, ParameterError, PolicyError
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.limits import MAX_STEP
+from streamxf.storage.storage import Storage
 
 Chain = Callable[[], list[Any]]
 CHAINS: dict[str, Chain] = {

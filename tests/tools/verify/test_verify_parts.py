@@ -8,10 +8,10 @@ import pytest
 from saved_by import FOLDERS, MODEL, dcp, lightning_with_fsdp, torchtitan, trainer, trainer_with_fsdp
 
 import streamxf
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import NoCheckpointError, PolicyError
 from streamxf.formats.opening import open_source, parts_of
 from streamxf.keys import Key
+from streamxf.storage.storage import Storage
 
 
 def flip(path: Path) -> None:

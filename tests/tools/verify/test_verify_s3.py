@@ -18,9 +18,9 @@ import streamxf
 from streamxf import Checksum, Encrypt, FloatZip
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.checkpoint.storage import Storage
 from streamxf.errors import StreamxfError
 from streamxf.format.items import Place
+from streamxf.storage.storage import Storage
 from streamxf.tools.verify.reading import GuardedAccess
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]

@@ -14,8 +14,8 @@ from fsspec.asyn import AsyncFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamxf.transfer import fetch
-from streamxf.transfer.fetch import FetchedFile
+from streamxf.storage import fetch
+from streamxf.storage.fetch import FetchedFile
 
 DATA = random.Random(5).randbytes(40_000)
 
@@ -47,7 +47,7 @@ class Store(AsyncFileSystem):  # type: ignore[misc]
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setattr("streamxf.transfer.calls._PAUSE", 0.001)
+    monkeypatch.setattr("streamxf.storage.calls._PAUSE", 0.001)
     return Store()
 
 

@@ -1,6 +1,4 @@
-"""Where a reader's bytes come from: a run of bytes inside a seekable file, read by position; and streams that are read
-block by block.
-"""
+"""Where a reader's bytes come from: a run of bytes inside a seekable file, read by position."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ import io
 import os
 import threading
 from collections.abc import Callable
-from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -115,23 +112,6 @@ def access_to(file: Any) -> PositionalFile:
     return _Positioned(file)
 
 
-class Timed:
-    def __init__(self, access: PositionalFile, add: Callable[[float], None]) -> None:
-        self._access = access
-        self._add = add
-        self.parallel = access.parallel
-
-    def read_into(self, position: int, out: memoryview) -> int:
-        start = perf_counter()
-        try:
-            return self._access.read_into(position, out)
-        finally:
-            self._add(perf_counter() - start)
-
-    def expect(self, start: int, stop: int) -> None:
-        self._access.expect(start, stop)
-
-
 class FileSlice:
     """`length` bytes of a file from `offset`, by default up to its end, read by position from any thread. A small slice
     is read whole, once; `whole` is the slice, if it was read already. Slices that several threads read at the same
@@ -212,16 +192,34 @@ class FileSlice:
             )
 
 
-_STEP = 16 * 2**20  # bytes of a long read after which it is reported
+class _Observed:
+    """An access that gives what it measures to `add`, in the thread that reads."""
 
-
-class Counted:
-    """An access that tells `add` how many bytes were read, in the thread that reads, also while a long read goes on."""
-
-    def __init__(self, access: PositionalFile, add: Callable[[int], None]) -> None:
+    def __init__(self, access: PositionalFile, add: Callable[[Any], None]) -> None:
         self._access = access
         self._add = add
         self.parallel = access.parallel
+
+    def expect(self, start: int, stop: int) -> None:
+        self._access.expect(start, stop)
+
+
+class Timed(_Observed):
+    """The seconds that each read took."""
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        start = perf_counter()
+        try:
+            return self._access.read_into(position, out)
+        finally:
+            self._add(perf_counter() - start)
+
+
+_STEP = 16 * 2**20  # bytes of a long read after which it is reported
+
+
+class Counted(_Observed):
+    """How many bytes were read, also while a long read goes on."""
 
     def read_into(self, position: int, out: memoryview) -> int:
         done = 0
@@ -233,69 +231,3 @@ class Counted:
             if count < len(piece):  # the file ends here
                 break
         return done
-
-    def expect(self, start: int, stop: int) -> None:
-        self._access.expect(start, stop)
-
-
-_BARE_BLOCK = 2**20
-
-
-class Blocks(Protocol):
-    """A stream, readable block by block from any thread; all blocks but the last have `block_size` bytes."""
-
-    size: int
-    block_size: int
-    count: int
-
-    def size_of(self, index: int) -> int: ...
-
-    def expect(self, first: int, stop: int) -> None:
-        """Take note that the blocks from `first` to `stop` will be read next."""
-
-    def decoder(self, index: int) -> Callable[[memoryview], None]:
-        """What fills memory of exactly that size with the block; any thread may call it, once."""
-
-
-class BareBlocks:
-    def __init__(self, source: FileSlice) -> None:
-        self.size = source.length
-        self.block_size = _BARE_BLOCK
-        self.count = max(1, -(-self.size // _BARE_BLOCK))
-        self._source = source
-
-    def size_of(self, index: int) -> int:
-        return min(self.block_size, self.size - index * self.block_size)
-
-    def expect(self, first: int, stop: int) -> None:
-        self._source.expect(first * self.block_size, min(self.size, stop * self.block_size))
-
-    def decoder(self, index: int) -> Callable[[memoryview], None]:
-        start = index * self.block_size
-        return self.range(start, start + self.size_of(index))
-
-    def range(self, start: int, stop: int) -> Callable[[memoryview], None]:
-        if self._source.parallel:
-            return partial(self._source.read_into, start)
-        return partial(_copy, self._source.read_at(start, stop - start))
-
-
-class MemoryBlocks:
-    def __init__(self, data: memoryview) -> None:
-        self.size = len(data)
-        self.block_size = len(data) or 1
-        self.count = 1
-        self.data = data
-
-    def size_of(self, index: int) -> int:
-        return self.size
-
-    def expect(self, first: int, stop: int) -> None:
-        """They are in memory."""
-
-    def decoder(self, index: int) -> Callable[[memoryview], None]:
-        return partial(_copy, self.data)
-
-
-def _copy(data: bytes | memoryview, out: memoryview) -> None:
-    out[:] = data

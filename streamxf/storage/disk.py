@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from streamxf.buffers import write_all
-from streamxf.checkpoint.inside import open_folder
-from streamxf.files import create
+from streamxf.storage.files import create
+from streamxf.storage.inside import open_folder
 
 SHARED = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "beegfs"})
 """Mounted from the same source, they are the same on every host, and number their folders alike."""

@@ -15,8 +15,9 @@ from dcp.s3_server import storage as s3_options
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from streamxf.checkpoint import inside, removal
-from streamxf.checkpoint.removal import (
+from streamxf.errors import MetadataError, ParameterError
+from streamxf.storage import inside, removal
+from streamxf.storage.removal import (
     check_component,
     files_of,
     files_of_many,
@@ -25,8 +26,7 @@ from streamxf.checkpoint.removal import (
     remove_tree,
     remove_trees,
 )
-from streamxf.checkpoint.storage import LOCK, Storage
-from streamxf.errors import MetadataError, ParameterError
+from streamxf.storage.storage import LOCK, Storage
 
 FILES = [".metadata", "__0_0.distcp", "extra/rng.pt"]
 

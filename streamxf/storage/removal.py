@@ -15,22 +15,12 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from streamxf.checkpoint.disk import ONE_PUT
-from streamxf.checkpoint.inside import MOST, NOT_THERE, check_component, components, opened, walk
-from streamxf.checkpoint.storage import LOCK, Storage
 from streamxf.errors import ParameterError
 from streamxf.format.items import check_path
-from streamxf.transfer.removal import remove_files
-
-__all__ = [
-    "check_component",
-    "files_of",
-    "files_of_many",
-    "remove_entry",
-    "remove_file_or_folder",
-    "remove_tree",
-    "remove_trees",
-]
+from streamxf.storage.deletion import remove_files
+from streamxf.storage.disk import ONE_PUT
+from streamxf.storage.inside import MOST, NOT_THERE, check_component, components, opened, walk
+from streamxf.storage.storage import LOCK, Storage
 
 _log = logging.getLogger(__name__)
 

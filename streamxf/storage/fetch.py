@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from streamxf.transfer.calls import begun
+from streamxf.storage.calls import begun
 
 RANGE_BYTES = 8 * 2**20
 AHEAD_BYTES = 48 * 2**20  # under way or in memory

@@ -11,8 +11,8 @@ from fsspec.asyn import AsyncFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamxf.transfer import upload
-from streamxf.transfer.upload import Upload
+from streamxf.storage import upload
+from streamxf.storage.upload import Upload
 
 PART = 1000
 
@@ -66,7 +66,7 @@ class Store:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "PART_BYTES", PART)
-    monkeypatch.setattr("streamxf.transfer.calls._PAUSE", 0.001)
+    monkeypatch.setattr("streamxf.storage.calls._PAUSE", 0.001)
 
 
 FILESYSTEM = AsyncFileSystem()

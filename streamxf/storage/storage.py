@@ -11,12 +11,10 @@ import re
 import stat
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
-from streamxf.checkpoint.disk import ONE_PUT, RENAMES, Check, put_local, put_renamed
-from streamxf.checkpoint.inside import FOLDER, components, opened
 from streamxf.errors import (
     ContainerError,
     ForeignError,
@@ -26,14 +24,14 @@ from streamxf.errors import (
     UnsupportedError,
     redacted,
 )
-from streamxf.files import create, open_regular
-from streamxf.proportion import held_at
-from streamxf.stream.source import FileSlice, PositionalFile, access_to
-from streamxf.transfer.calls import is_asynchronous
-from streamxf.transfer.conditional import put_over, stamp_of
-from streamxf.transfer.fetch import FetchedFile
-from streamxf.transfer.multipart import PendingUpload, abort_upload, pending_uploads
-from streamxf.transfer.upload import creating
+from streamxf.storage.calls import is_asynchronous
+from streamxf.storage.disk import ONE_PUT, RENAMES, Check, put_local, put_renamed
+from streamxf.storage.fetch import FetchedFile
+from streamxf.storage.files import create, held_at, open_regular
+from streamxf.storage.inside import FOLDER, components, opened
+from streamxf.storage.multipart import PendingUpload, abort_upload, pending_uploads, put_over, stamp_of
+from streamxf.storage.source import FileSlice, PositionalFile, access_to
+from streamxf.storage.upload import creating
 
 LOCK = ".streamxf.lock"
 """Held while something is published into a folder. No part of what lies there: `Storage.names` leaves it out."""
@@ -147,10 +145,7 @@ class Storage:
     @property
     def protocol(self) -> str:
         """The protocol of the storage below all layers of fsspec's: ``file``, ``s3``, ..."""
-        found = "file"
-        for _, _, names in self._layers():
-            found = names[0]
-        return found
+        return ["file", *(names[0] for _, _, names in self._layers())][-1]
 
     @property
     def is_cached(self) -> bool:
@@ -277,11 +272,8 @@ class Storage:
             if self.local_path(name) is not None or not is_asynchronous(self.filesystem):
                 yield StoredFile(self.full(name), size, raw, access_to(raw))
                 return
-            fetched = FetchedFile(self.filesystem, self.inner(name), size)
-            try:
+            with closing(FetchedFile(self.filesystem, self.inner(name), size)) as fetched:
                 yield StoredFile(self.full(name), size, raw, fetched, fetched)
-            finally:
-                fetched.close()
 
     @contextmanager
     def create(self, name: str = "") -> Iterator[IO[bytes]]:

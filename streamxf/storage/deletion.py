@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from streamxf.transfer.calls import begun, is_asynchronous
+from streamxf.storage.calls import begun, is_asynchronous
 
 _BATCH = 1000  # keys, as many as S3 takes in a request
 _UNDER_WAY = 16

@@ -8,6 +8,8 @@ import os
 import stat
 from pathlib import Path
 
+from streamxf.proportion import allocated_bytes, held_bytes
+
 _NOT_WAITING = os.O_NOCTTY | os.O_NONBLOCK
 
 
@@ -44,6 +46,21 @@ def create(path: str | Path, like: Path | None = None, folder: int | None = None
             file.close()
             raise
     return file
+
+
+def held_at(path: str) -> int:
+    """`held_bytes` of a local file; 0 if it is not a regular file, or cannot be read."""
+    try:
+        facts = os.stat(path)
+        if not stat.S_ISREG(facts.st_mode):
+            return 0
+        allocated = allocated_bytes(facts)
+        if allocated is None or allocated >= facts.st_size:
+            return facts.st_size
+        with open_regular(path) as file:
+            return held_bytes(file, facts.st_size)
+    except (OSError, ValueError):
+        return 0
 
 
 def aim(path: str | os.PathLike[str]) -> Path:

@@ -14,12 +14,11 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from streamxf.checkpoint.disk import ONE_PUT, draft_of, noted, sync_folder
-from streamxf.checkpoint.inside import NO_LINK, NOT_THERE, components, opened
-from streamxf.checkpoint.storage import LOCK, Storage
-from streamxf.transfer.calls import begun, is_asynchronous
-from streamxf.transfer.conditional import ReplacedMeanwhile, put_over
-from streamxf.transfer.multipart import ABSENT, multipart_of
+from streamxf.storage.calls import begun, is_asynchronous
+from streamxf.storage.disk import ONE_PUT, draft_of, noted, sync_folder
+from streamxf.storage.inside import NO_LINK, NOT_THERE, components, opened
+from streamxf.storage.multipart import ABSENT, ReplacedMeanwhile, multipart_of, put_over
+from streamxf.storage.storage import LOCK, Storage
 
 MOST_BYTES = 2**20  # of one file
 MOST_IN_ALL = 64 * 2**20  # of all in a folder

@@ -8,7 +8,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from streamxf.checkpoint.storage import Storage
+from streamxf.storage.storage import Storage
 
 
 @pytest.fixture

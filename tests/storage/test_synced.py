@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from streamxf import synced
 from streamxf.buffers import write_all
-from streamxf.synced import SyncedFile
+from streamxf.storage import synced
+from streamxf.storage.synced import SyncedFile
 
 MIB = 2**20
 

@@ -14,10 +14,10 @@ import pytest
 from dcp.s3_server import storage as s3_options
 from fsspec.implementations.local import LocalFileSystem
 
-from streamxf.checkpoint import small
-from streamxf.checkpoint.small import put_small, read_small, small_files, small_names
-from streamxf.checkpoint.storage import LOCK, Storage
 from streamxf.errors import ParameterError
+from streamxf.storage import small
+from streamxf.storage.small import put_small, read_small, small_files, small_names
+from streamxf.storage.storage import LOCK, Storage
 
 
 class Linked(LocalFileSystem):  # type: ignore[misc]
@@ -180,8 +180,8 @@ def test_what_is_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     os.symlink("/dev/zero", tmp_path / "device")
     code = f"""
 import resource
-from streamxf.checkpoint.small import read_small, small_files, small_names
-from streamxf.checkpoint.storage import Storage
+from streamxf.storage.small import read_small, small_files, small_names
+from streamxf.storage.storage import Storage
 resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
 storage = Storage.of({os.fspath(tmp_path)!r})
 for name in ("pipe", "folder", "hole", "device", "pipe/more"):

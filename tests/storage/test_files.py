@@ -12,17 +12,17 @@ import torch
 from safetensors.torch import save_file
 
 import streamxf
-from streamxf.checkpoint.storage import Storage
 from streamxf.cli.__main__ import main
 from streamxf.errors import MetadataError
-from streamxf.files import NotRegular, aim, create, open_regular
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.lightning import ChainCheckpointIO
 from streamxf.plainfile import reading
+from streamxf.storage.files import NotRegular, aim, create, open_regular
+from streamxf.storage.storage import Storage
 
 # Where the name is the system's, the package's own, or was just made; and streamxf.open, which is given a file by name
 # and may be given a pipe.
-OPENS_BY_ITSELF = {"files.py", "checkpoint/disk.py", "checkpoint/small.py", "cli/run.py", "stream/plain.py"}
+OPENS_BY_ITSELF = {"storage/files.py", "storage/disk.py", "storage/small.py", "cli/run.py", "stream/plain.py"}
 OPENS_BY_ITSELF |= {"tools/inspect/page/page.py"}
 
 

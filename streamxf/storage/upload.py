@@ -11,8 +11,8 @@ from typing import IO, Any, cast
 from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view
-from streamxf.transfer.calls import begun, made
-from streamxf.transfer.multipart import Multipart, multipart_of
+from streamxf.storage.calls import begun, made
+from streamxf.storage.multipart import Multipart, multipart_of
 
 PART_BYTES = 8 * 2**20
 _UNDER_WAY = 4  # parts; each takes its bytes of memory, as does the one that is being filled
@@ -116,18 +116,12 @@ def creating(filesystem: Any, path: str) -> Iterator[IO[bytes]]:
         with Upload(filesystem, multipart) as upload:
             yield cast("IO[bytes]", upload)
         return
-    stream: Any = None
+    stream = filesystem.open(path, "wb")
     try:
-        with filesystem.open(path, "wb") as stream:
-            try:
-                yield stream
-            except BaseException as error:
-                opened, stream = stream, None
-                _discard(filesystem, path, opened, error)
-                raise
+        yield stream
+        stream.close()
     except BaseException as error:
-        if stream is not None:  # it could not be closed
-            _discard(filesystem, path, stream, error)
+        _discard(filesystem, path, stream, error)
         raise
 
 

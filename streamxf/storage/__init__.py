@@ -1,0 +1,1 @@
+"""Where checkpoints lie: local folders and whatever fsspec reads, object stores above all."""

@@ -1,0 +1,141 @@
+"""The advisory lock of a folder: one process publishes, writes or cleans up there at a time."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from streamxf.errors import AbortedError
+from streamxf.storage.disk import Mount
+from streamxf.storage.inside import NO_LINK, open_folder
+from streamxf.storage.storage import LOCK, Storage
+
+PATIENCE = 300.0  # seconds: what removes a hundred thousand files over a network may take minutes
+
+_HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES})
+_NO_LOCK = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ELOOP, errno.EISDIR, errno.ENXIO}
+)
+_LONGEST_PAUSE = 0.25
+
+
+@contextmanager
+def locked(storage: Storage, patience: float | None = None) -> Iterator[bool]:
+    """`lock` the folder; yields whether no other process can publish to it meanwhile. On a network file system the lock
+    keeps apart the processes of one machine only: there two saves that publish into one folder at the same moment are
+    not kept apart.
+    """
+    with lock(storage, patience) as held:
+        yield held and storage.local is not None and Mount.of(storage.place).of_one_machine
+
+
+@contextmanager
+def lock(storage: Storage, patience: float | None = None) -> Iterator[bool]:
+    """Hold the folder's advisory lock, once it is free; yields whether there is one. Raises AbortedError if another
+    process keeps it for longer than `patience` seconds, by default `PATIENCE`.
+
+    It is the lock of a file that only those can open who may write to the folder: anybody who may read the folder could
+    hold that of the folder itself. The lock ends with the process that holds it, however that ends; the file goes with
+    it, unless the process is killed. Object stores have none, nor has a folder that cannot be written to.
+    """
+    seconds = PATIENCE if patience is None else patience
+    held = _acquire(storage.local, storage.place, seconds) if storage.local is not None else None
+    try:
+        yield held is not None
+    finally:
+        if held is not None:
+            _release(*held, unlock=True)
+
+
+def _acquire(path: str, place: str | int, patience: float) -> tuple[int, int] | None:
+    """The descriptors of the folder and of its lock's file; None where there are no locks."""
+    end = time.monotonic() + patience
+    pause = 0.001
+    while True:
+        try:
+            folder = open_folder(place)
+        except (PermissionError, FileNotFoundError, NotADirectoryError):
+            return None  # a writable folder need not be readable; if there is none, others say so
+        descriptor, free, kept = None, None, False
+        try:
+            if (descriptor := _lock_file(folder)) is not None:
+                free = _try_lock(descriptor)
+            if descriptor is None or free is None:
+                return None
+            if free and is_still(descriptor, LOCK, folder) and (place != path or is_still(folder, path)):
+                kept = True
+                return folder, descriptor
+        finally:
+            if not kept:
+                _release(folder, descriptor, unlock=free is not False)
+        if not free and time.monotonic() > end:
+            raise AbortedError(
+                f"another process is publishing to {path}, or writing or cleaning up there"
+                f"{f', and has been for {patience:.0f} seconds' if patience else ''}; nothing was changed. Wait until "
+                "it is done, or stop it, and try again"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _lock_file(folder: int) -> int | None:
+    """Open the lock's file, which is made if there is none; None where that cannot be, or it is no regular file."""
+    flags = os.O_RDWR | NO_LINK | os.O_NONBLOCK
+    try:
+        try:
+            descriptor = os.open(LOCK, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+        except FileExistsError:
+            descriptor = os.open(LOCK, flags, dir_fd=folder)
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return descriptor
+            os.close(descriptor)
+            return None
+    except FileNotFoundError:  # its holder was done, or the folder is gone
+        return _lock_file(folder) if os.fstat(folder).st_nlink else None
+    except OSError as error:
+        if error.errno in _NO_LOCK:
+            return None
+        raise
+    facts = os.fstat(folder)
+    if facts.st_mode & stat.S_IWGRP:
+        with suppress(OSError):  # in a group of which this user is no member, it stays this user's
+            os.fchown(descriptor, -1, facts.st_gid)
+            os.fchmod(descriptor, 0o660)
+    return descriptor
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """Whether it was free; None if there are no locks on its file system."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in _HELD else None
+    return True
+
+
+def _release(folder: int, descriptor: int | None, unlock: bool) -> None:
+    try:
+        # not if the folder was removed, or cannot be written to by now: whoever comes next takes the file
+        with suppress(OSError):
+            if unlock and descriptor is not None and is_still(descriptor, LOCK, folder):
+                os.unlink(LOCK, dir_fd=folder)
+    finally:
+        if descriptor is not None:
+            with suppress(OSError):  # there are no locks
+                if unlock:
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may still have the descriptor
+            os.close(descriptor)
+        os.close(folder)
+
+
+def is_still(descriptor: int, name: str, folder: int | None = None) -> bool:
+    """Whether what is open still has its name: who waited may hold the lock of a file or of a folder that is gone."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=folder, follow_symlinks=folder is None))
+    except FileNotFoundError:
+        return False
