@@ -24,7 +24,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TOGETHER = "from top to bottom"
 LANGUAGES = {"python", "sh", "text", "toml", "yaml", "json"}
 # what a page makes with a tool of the shell and then uses in Python
-SHELL = {"docs/keys.md": "openssl"}
+SHELL = {"docs/security.md": "openssl"}
 # files that a page shows, and the tests that run them
 SCRIPTS = {"train.py": "keys/test_write_only_nodes.py", "evaluate.py": "keys/test_write_only_nodes.py"}
 

@@ -13,7 +13,7 @@ class KeyProvider(ABC):
     """A key-encryption key, wherever it is kept: it wraps and unwraps data keys, and may vouch for contents.
 
     Third parties derive from this class, and register it in the entry-point group ``streamxf.key_providers`` if
-    locations (``vault:transit/training``) should lead to it. docs/keys.md shows how.
+    locations (``vault:transit/training``) should lead to it. docs/security.md shows how.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""``make torture``: every fault at every point, and the tables of docs/reliability.md."""
+"""``make torture``: every fault at every point, and the tables of docs/guarantees.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code on docs/keys.md, for the tests that run it."""
+"""The code on docs/security.md, for the tests that run it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "keys.md"
+PAGE = ROOT / "docs" / "security.md"
 ARN = "arn:aws:kms:eu-west-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 
 _FENCE = re.compile(

@@ -1,4 +1,4 @@
-"""The provider and the policy that docs/keys.md shows. Its Python runs in test_pages.py, its scripts in
+"""The provider and the policy that docs/security.md shows. Its Python runs in test_pages.py, its scripts in
 test_write_only_nodes.py.
 """
 

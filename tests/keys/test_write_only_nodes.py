@@ -1,6 +1,6 @@
 """A process without any key that reads writes and signs a checkpoint for two recipients; either key reads it elsewhere.
 
-The code is that of docs/keys.md. The node's folder has what its process may have: a public key and a signing key.
+The code is that of docs/security.md. The node's folder has what its process may have: a public key and a signing key.
 """
 
 from __future__ import annotations
