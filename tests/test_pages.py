@@ -1,4 +1,5 @@
-"""The Python of README.md and of every page of docs/ runs as it stands, in an empty folder.
+"""The Python of README.md and of every page of docs/ runs as it stands, in an empty folder; and names in their text are
+those of the source.
 
 A page whose blocks build on one another says so, and they run in its order; on any other page each runs by itself.
 Blocks with a title are files, which the tests of their pages compare with the repository's own, or run as processes.
@@ -6,16 +7,20 @@ Blocks with a title are files, which the tests of their pages compare with the r
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_layers import LAYERS
 
 import streamxf
 
@@ -129,3 +134,114 @@ def test_every_name_of_the_reference_can_be_imported_from_streamxf():
     for place in places:
         home, _, name = place.rpartition(".")
         assert getattr(streamxf, name) is getattr(import_module(home), name), place
+
+
+# -- what the text says about the source -----------------------------------------------------------------
+
+DESIGN = ROOT / "docs" / "design.md"
+SPAN = re.compile(r"`([^`]+)`")
+OWN = ("streamxf/", "tests/", "docs/", "benchmarks/")
+PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(py|c|md|json|toml|yml))")
+
+
+def spans_of(page: Path) -> set[str]:
+    """What stands in backticks, but for blocks of code."""
+    return {" ".join(span.split()) for span in SPAN.findall(FENCE.sub("", page.read_text()))}
+
+
+def literals() -> str:
+    """Everything that could have a name of streamxf's as a string: codecs, loggers, groups of entry points."""
+    return "\n".join(path.read_text() for path in [*(ROOT / "streamxf").rglob("*.py"), ROOT / "pyproject.toml"])
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module or an attribute of one; modules that need other packages are not imported."""
+    if find_spec_of(name):
+        return True
+    home, _, attribute = name.rpartition(".")
+    try:
+        return hasattr(import_module(home), attribute)
+    except ModuleNotFoundError as error:
+        if (error.name or "streamxf").startswith("streamxf"):
+            return False
+        source = (ROOT / home.replace(".", "/")).with_suffix(".py").read_text()
+        return re.search(rf"^(class|def) {attribute}\b", source, re.MULTILINE) is not None
+
+
+def find_spec_of(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ModuleNotFoundError, ImportError):
+        return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_paths_of_the_repository_exist(page: Path):
+    spans = {span for span in spans_of(page) if PATH.fullmatch(span)}
+    for span in spans:
+        if span.startswith(OWN) and not span.startswith("benchmarks/results/"):  # what a run leaves
+            assert (ROOT / span).exists(), f"{page.name}: there is no {span}"
+
+
+def test_design_names_files_that_exist():
+    homes = (ROOT, ROOT / "streamxf")
+    for span in spans_of(DESIGN):
+        if PATH.fullmatch(span):
+            assert any((home / span).exists() for home in homes), f"design.md: there is no {span}"
+
+
+def test_design_has_the_layers_of_the_source():
+    rows = re.findall(
+        r"^\| (`[^|]+`) \| ", DESIGN.read_text().partition("## Layers")[2].partition("## ")[0], re.MULTILINE
+    )
+    shown = [sorted(name.removesuffix("/").removesuffix(".py") for name in SPAN.findall(row)) for row in rows]
+    assert shown[::-1] == [sorted(layer) for layer in LAYERS], "the table in docs/design.md, from top to bottom"
+
+
+def test_design_names_what_the_source_defines():
+    known = set(re.findall(r"\w+", literals()))
+    text = DESIGN.read_text().partition("## Traps")[0]  # where the names are other libraries'
+    names = {span.removesuffix("()") for span in SPAN.findall(text) if re.fullmatch(r"\w+(\(\))?", span)}
+    unknown = sorted(names - known)
+    assert names
+    assert not unknown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_names_of_streamxf_exist(page: Path):
+    source = literals()
+    for name in {
+        name for span in spans_of(page) for name in re.findall(r"(?<![\w./-])streamxf(?:\.[a-zA-Z_]\w*)+", span)
+    }:
+        known = f'"{name}"' in source or f'"{name}.' in source or exists(name)
+        assert known, f"{page.name}: there is no {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_calls_in_the_text_have_arguments_that_exist(page: Path):
+    for span in spans_of(page):
+        for name, keyword in keywords_of(span):
+            parameters = inspect.signature(getattr(streamxf, name)).parameters.values()
+            names = {parameter.name for parameter in parameters}
+            assert keyword in names or any(each.kind == each.VAR_KEYWORD for each in parameters), f"{page.name}: {span}"
+
+
+def keywords_of(span: str) -> Iterator[tuple[str, str]]:
+    """The keyword arguments of calls of streamxf's public names, in a span that is Python."""
+    try:
+        tree = ast.parse(span.replace("...", "None"))
+    except SyntaxError:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).removeprefix("streamxf.")
+            if name in streamxf.__all__ and name.isidentifier():
+                yield from ((name, each.arg) for each in node.keywords if each.arg is not None)
+
+
+def test_targets_of_make_exist():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for span in spans_of(page):
+            if (named := re.match(r"(?:\w+=\w+ )?make ([\w-]+)", span)) is not None:
+                assert named[1] in targets, f"{page.name}: {span}"
