@@ -41,9 +41,6 @@ class DataKey(Uncopied):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DataKey) and hmac.compare_digest(self.secret, other.secret)
 
-    def __hash__(self) -> int:
-        return hash(self.id)
-
     def __repr__(self) -> str:
         return "DataKey()"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from samples import KEY
@@ -9,6 +11,7 @@ from samples import KEY
 from streamxf import Encrypt
 from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.errors import AuthenticationError, CodecError
+from streamxf.keys.envelope import DataKey
 
 STREAM = StreamInfo(1 << 16, bytes(32), b"h" * 32)
 PLAIN = b"a secret message   " * 10
@@ -82,3 +85,27 @@ def test_streams_have_keys_of_their_own(codec):
     assert codec.data_key.stream_keys(b"s" * 32, b"h" * 32) != base
     assert codec.data_key.stream_keys(bytes(32), b"i" * 32) != base
     assert codec.renew().data_key.stream_keys(bytes(32), b"h" * 32) != base
+
+
+def test_threads_that_save_at_once_share_one_data_key(codec, monkeypatch):
+    """The first is still drawing when the other asks."""
+    draw = DataKey.draw
+    drawn: list[DataKey] = []
+    wrapped: list[str] = []
+    another = threading.Event()
+    other = threading.Thread(target=lambda: wrapped.append(codec.wrapped))
+
+    def slowly() -> DataKey:
+        drawn.append(draw())
+        if len(drawn) > 1:
+            another.set()
+            return drawn[1]
+        other.start()
+        another.wait(0.2)  # for a second draw, which nothing announces that does not happen
+        return drawn[0]
+
+    monkeypatch.setattr(DataKey, "draw", slowly)
+    wrapped.append(codec.wrapped)
+    other.join(60)
+    assert len(drawn) == 1
+    assert wrapped == [codec.wrapped] * 2

@@ -257,6 +257,23 @@ def test_foreign_extensions_of_a_tensor_of_many_blocks(checkpoint: Path) -> None
     assert_same(load_with(state, attached), state)
 
 
+class Careless(Xor):
+    """Leaves it to others to close what it writes to."""
+
+    def transform_to(self, output: Any) -> Any:
+        stream = super().transform_to(output)
+        stream.close = lambda: None
+        return stream
+
+
+@pytest.mark.parametrize("tail", ["zstd", "zstd+checksum+encrypt"])
+def test_a_foreign_stream_need_not_close_what_it_writes_to(checkpoint: Path, state: dict[str, Any], tail: str) -> None:
+    save(state, checkpoint, [Careless(), *CHAINS[tail]])
+    registry = streamxf.Registry()
+    registry.register(Xor)
+    assert_same(load(state, checkpoint, keys_for(CHAINS[tail]), _extension_registry=registry), state)
+
+
 def test_a_foreign_extension_does_see_the_data_first(checkpoint: Path) -> None:
     """Compressing what is XORed with itself twice gives the same; so look at what the codec behind it was given."""
     text = "a" * 5000

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.planner import LoadPlan
 import streamxf
 from streamxf.errors import MetadataError
 
-from .helpers import KEY, assert_same, blank, save
+from .helpers import KEY, assert_same, blank, refused, save
 
 STATE = {"w": torch.arange(6.0), "n": 3}
 
@@ -130,3 +130,26 @@ def test_ranks_of_which_one_reads_a_save_of_torch_are_stopped(tmp_path: Path) ->
         plans.append(reader.prepare_local_plan(LoadPlan([])))
     with pytest.raises(MetadataError, match="different saves"):
         reader.prepare_global_plan(plans)
+
+
+class AsksForMore(DefaultLoadPlanner):
+    """Its plan has a part of a tensor that was never saved."""
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        items = [
+            replace(item, storage_index=replace(item.storage_index, offset=torch.Size([1]), index=index))
+            for item in super().finish_plan(central_plan).items
+            if item.storage_index.fqn == "w"
+            for index in (None, 0, 7)
+        ]
+        return replace(central_plan, items=items)
+
+
+def test_a_part_that_the_metadata_does_not_have(tmp_path: Path) -> None:
+    save(STATE, tmp_path)
+    with refused(MetadataError, "does not describe this part", "w"):
+        dcp.load(
+            blank(STATE),
+            storage_reader=streamxf.FileSystemReader(tmp_path, keys=KEY),
+            planner=AsksForMore(),
+        )

@@ -255,6 +255,27 @@ def test_cancel_waits_for_what_runs():
     assert done.is_set()
 
 
+def test_an_interrupt_of_cancel_is_raised_when_nothing_runs(monkeypatch):
+    done, goes_on = threading.Event(), threading.Event()
+    real = Job.wait
+    interrupts = [KeyboardInterrupt("first"), KeyboardInterrupt("second")]
+
+    def wait(job: Job[Any]) -> None:
+        if interrupts:
+            raise interrupts.pop(0)
+        goes_on.set()
+        real(job)
+
+    monkeypatch.setattr(Job, "wait", wait)
+    pipeline: Pipeline[Any] = Pipeline()
+    pipeline.submit(lambda: goes_on.wait(60) and done.set(), 1)
+    eventually(lambda: pipeline._flying[0]._begun)
+    with pytest.raises(KeyboardInterrupt, match="second"):
+        pipeline.cancel()
+    assert done.is_set()
+    assert len(pipeline) == 0
+
+
 def test_a_stream_may_be_dropped_within_one_of_its_own_jobs(own_engine):
     """The garbage collector runs in whatever thread happens to allocate, so also in a worker."""
     finished = threading.Event()

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 COMMON = """
-import faulthandler, gc, io, os, random, signal, time
+import faulthandler, gc, io, os, random, signal, sys, time
 import streamxf
 from streamxf.engine import shared
 
@@ -19,8 +19,18 @@ faulthandler.dump_traceback_later(500, exit=True)
 class Stop(BaseException):
     pass
 
+came = lost = 0
+
 def stop(*_):
+    global came
+    came += 1
     raise Stop
+
+def lose(unraisable):  # in a finalizer, from which nothing can be raised
+    global lost
+    lost += isinstance(unraisable.exc_value, Stop)
+
+sys.unraisablehook = lose
 
 signal.signal(signal.SIGALRM, stop)
 data = os.urandom(1 << 16) * 64
@@ -49,6 +59,7 @@ def interrupted(action):
     return False
 
 def check(hits):
+    assert hits == came - lost, "an interrupt was swallowed"
     assert hits > 20, f"only {hits} interrupts came in time"
     gc.collect()
     deadline = time.monotonic() + 60

@@ -144,3 +144,10 @@ def test_a_footer_of_another_size(size: int) -> None:
 def test_a_stream_of_one_block(raw_size: int) -> None:
     tail, _ = pack_tail(DIGEST, [START + 8], [], raw_size)
     assert read_tail(tail, START + 8 + len(tail)).raw_size == raw_size
+
+
+@pytest.mark.parametrize("blocks", [2**32 - 1, 2**32 - 2])
+def test_a_footer_of_the_most_blocks(blocks: int) -> None:
+    """Whether they are there is seen by the container's size."""
+    sizes = struct.pack("<QQI", blocks * BLOCK, 0, blocks)
+    assert Footer.parse(sizes + crc_of(sizes) + b"\n\x1a\r\nFXS\xd3", BLOCK).blocks == blocks

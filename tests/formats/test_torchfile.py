@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import collections
 import io
 import os
@@ -185,6 +186,16 @@ class Calls:
         return os.mkdir, (str(self.path),)
 
 
+class Encodes:
+    """Text that a pickle has encoded, as protocol 2 does with bytes: those are in Latin-1."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __reduce__(self) -> Any:
+        return codecs.encode, self.arguments
+
+
 def of(value: Callable[[], Any]) -> Callable[[Path], None]:
     return lambda path: torch.save(value(), path)
 
@@ -250,6 +261,8 @@ BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str, str | Non
     "a dict in itself": (of(inside_itself), UnsupportedError, "nested too deeply", None),
     "a dict as deep as a well": (deeper_than_the_stack, UnsupportedError, "nested too deeply", None),
     "names that meet": (of(lambda: {"a.b": BASE, "a": {"b": BASE}}), UnsupportedError, "two of the file's items", None),
+    "another encoding": (of(lambda: {"a": Encodes("a", "utf-8")}), ContainerError, "other than bytes", None),
+    "no text to encode": (of(lambda: {"a": Encodes(b"a", "latin1")}), ContainerError, "other than bytes", None),
     "a key without a name": (of(lambda: {frozenset([1]): BASE}), UnsupportedError, "neither a string", None),
     "a key of too many digits": (of(lambda: {10**5000: BASE}), UnsupportedError, "key without a name", None),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from dcp.helpers import KEY, Xor, blank, data_files, error_of, full_chain, save
 from dcp.writers import save_as_ranks
 from tools.verify.remote import url_of
 from torch.distributed.checkpoint._extension import ExtensionRegistry, ZStandard
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan
 
 import streamxf
 from streamxf import Checksum, FloatZip
@@ -62,6 +65,24 @@ def test_a_load(tmp_path: Path, chain: str) -> None:
     for number in (1, 2):
         dcp.load(blank(make_state()), storage_reader=reader)
         assert recorder.done == recorder.expected == number * loaded_size(tmp_path, KEYS.get(chain))
+
+
+class FirstHalf(DefaultLoadPlanner):
+    """Reads that of a tensor."""
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        (item,) = super().finish_plan(central_plan).items
+        return replace(central_plan, items=[replace(item, lengths=torch.Size([item.lengths[0] // 2]))])
+
+
+def test_a_load_of_the_half_that_takes_less_room(tmp_path: Path) -> None:
+    state = {"w": torch.cat([torch.zeros(500_000), torch.randn(500_000)])}
+    save(state, tmp_path, [FloatZip()], block_size=1 << 16)
+    recorder, target = Recorder(), blank(state)
+    reader = streamxf.FileSystemReader(tmp_path, progress=recorder)
+    dcp.load(target, storage_reader=reader, planner=FirstHalf())
+    assert torch.equal(target["w"][:500_000], state["w"][:500_000])
+    assert recorder.done == recorder.expected == stored_size(tmp_path) // 2
 
 
 @pytest.mark.parametrize("extensions", [[], [ZStandard()]], ids=["plain", "zstd"])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
 from pathlib import Path
 
 import pytest
-from samples import KEY
+from samples import KEY, data_of, encode
 
 import streamxf
-from streamxf.errors import ParameterError
+from streamxf.errors import ContainerError, ParameterError
+from streamxf.stream.plain import Draft
 
 
 def write(path: str | Path) -> None:
@@ -84,3 +86,32 @@ def test_the_wrong_direction() -> None:
         writer.read()
     with streamxf.open(io.BytesIO(streamxf.encode(b"data"))) as reader, pytest.raises(io.UnsupportedOperation):
         reader.write(b"data")
+
+
+def test_what_closing_finds_is_raised_before_anything_is_replaced(tmp_path: Path) -> None:
+    """As network file systems have it, whose writes fail late."""
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    draft = Draft(path)
+    draft.file.write(b"new")
+    raw = draft._raw
+
+    class Full:
+        def close(self) -> None:
+            raw.close()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    draft._raw = Full()  # type: ignore[assignment]
+    with pytest.raises(OSError, match="No space left"):
+        draft.finish(True)
+    assert path.read_bytes() == b"old"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_file_that_is_refused_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(encode(data_of(100))[:-1])
+    with pytest.raises(ContainerError) as caught:
+        streamxf.open(path, keys=KEY)
+    assert caught.value.__traceback__ is not None  # whose frames keep the file
+    assert str(path) not in {os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")}

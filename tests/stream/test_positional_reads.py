@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forge import prefix_of
 from samples import BLOCK, FULL, KEY, data_of, encode
 
 import streamxf
 from streamxf.buffers import Scratch
 from streamxf.errors import ContainerError
 from streamxf.storage.source import READ_WHOLE, FileSlice, Timed, access_to
+from streamxf.stream.container import BlockReader, read_header
 
 DATA = data_of(9 * BLOCK + 77)
 FILE = encode(DATA, FULL)
@@ -200,3 +202,17 @@ def test_a_forked_child_reads_while_its_parent_does(tmp_path: Path) -> None:
     path = tmp_path / "file.sxf"
     path.write_bytes(FILE)
     subprocess.run([sys.executable, "-W", "ignore", "-c", FORK, str(path)], check=True, timeout=60)
+
+
+def test_blocks_are_announced_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = FileSlice(io.BytesIO(encode(DATA, [streamxf.ZStandard()])), len(prefix_of()))
+    blocks = BlockReader(source, read_header(source), None)
+    announced: list[tuple[int, int]] = []
+    monkeypatch.setattr(FileSlice, "expect", lambda self, *span: announced.append(span))
+    blocks.expect(0, 1)
+    blocks.expect(1, 3)
+    blocks.expect(3, blocks.count)
+    sizes = [blocks.stored_size_of(number) for number in range(blocks.count)]
+    begin = blocks.header.size
+    ends = [begin + sum(sizes[:number]) for number in range(blocks.count + 1)]
+    assert announced == [(begin, ends[1]), (ends[1], ends[3]), (ends[3], ends[-1])]

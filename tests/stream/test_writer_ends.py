@@ -17,7 +17,8 @@ from samples import BLOCK, FULL, KEY, READERS, data_of, encode
 
 import streamxf
 from streamxf import engine
-from streamxf.errors import AbortedError, ParameterError, StreamxfError
+from streamxf.errors import AbortedError, ContainerError, ParameterError, StreamxfError
+from streamxf.stream.encoder import ContainerEncoder
 from streamxf.stream.writer import StreamWriter
 
 DATA = data_of(5 * BLOCK + 7)
@@ -261,3 +262,11 @@ def test_each_file_has_a_salt_and_a_data_key_of_its_own():
     first, second = encode(b"same", FULL), encode(b"same", FULL)
     assert first != second
     assert len({first[12:500], second[12:500]}) == 2
+
+
+def test_the_most_blocks():
+    encoder = ContainerEncoder(streamxf.Chain([]), block_log2=16)
+    encoder._blocks = 2**32 - 2
+    encoder.job(lambda: b"", 0, last=False)
+    with pytest.raises(ContainerError, match="more blocks than a container may hold"):
+        encoder.job(lambda: b"", 0, last=True)

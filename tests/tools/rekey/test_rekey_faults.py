@@ -13,11 +13,12 @@ import pytest
 from dcp.fsspec_checks import load_from, save_to
 from dcp.helpers import assert_same, load, refused, save
 from dcp.writers import save_as_ranks
-from rekeying import KEY, OTHER_KEY
+from rekeying import KEY, OTHER_KEY, untouched
 from rekeying import opens as opens_one
 
 import streamxf
-from streamxf.errors import StreamxfError
+from streamxf.errors import MetadataError, StreamxfError
+from streamxf.format.index import pack_keys
 from streamxf.storage.lock import locked
 from streamxf.storage.storage import LOCK, Storage
 
@@ -169,3 +170,13 @@ def test_an_object_store_that_fails(state: dict[str, Any], monkeypatch: pytest.M
         assert_same(load_from(url, state, keys=OTHER_KEY), state)
     finally:
         memory.rm(url, recursive=True)
+
+
+def test_keys_that_would_not_be_read_back_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save({"n": 1}, tmp_path)
+
+    def pack_others(wrapped: str, vouchers: str, others: list[str]) -> bytes:
+        return pack_keys(wrapped, f"mac={'0' * 64}{vouchers[68:]}", others)
+
+    monkeypatch.setattr("streamxf.tools.rekey.holders.pack_keys", pack_others)
+    untouched(lambda: streamxf.rekey(tmp_path, KEY, OTHER_KEY), tmp_path, MetadataError, "cannot be replaced")
