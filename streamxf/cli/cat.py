@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from typing import IO, Annotated, Any
-
-import typer
+from typing import IO, Any
 
 from streamxf.cli import options
 from streamxf.cli.exits import FINE
@@ -22,15 +20,11 @@ _STEP = 16 * 2**20  # bytes: as many blocks as keep the workers busy
 
 
 def cat(
-    path: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE",
-            callback=lambda path: path if path == "-" else options.existing(path),
-            show_default=False,
-            help="A file that streamxf.open wrote, or its URL; - is the standard input.",
-        ),
-    ],
+    path: str = options.argument(
+        "FILE",
+        "A file that streamxf.open wrote, or its URL; - is the standard input.",
+        callback=lambda path: path if path == "-" else options.existing(path),
+    ),
     *,
     keys: options.Keys,
 ) -> int:

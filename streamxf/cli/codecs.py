@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any
 
-from streamxf.cli import options, show
+from streamxf.cli import show
 from streamxf.cli.exits import FAILED, FINE, line_of
 from streamxf.version import __version__
 from streamxf.wording import printable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = ("streamxf codecs",)
 
 
-def codecs(json: options.Json = False) -> int:
+def codecs(*, out: show.Output) -> int:
     """List the codecs and key providers that are installed, the packages that they come from, and whether they load.
 
     Loading imports the packages of third parties in this process. The column "runs" says whether FloatZip's compiled
@@ -34,7 +34,7 @@ def codecs(json: options.Json = False) -> int:
         {"name": scheme, "from": _from(location.packages(scheme)), "problem": _loaded(location.maker, scheme)[1]}
         for scheme in location.places()
     ]
-    if json:
+    if out.json:
         show.as_json({"codecs": found, "key_providers": keys})
     else:
         _print(found, keys)
@@ -81,18 +81,19 @@ def _parameters(cls: type[Codec]) -> dict[str, Any]:
 
 
 def _print(found: list[dict[str, Any]], keys: list[dict[str, Any]]) -> None:
-    out = show.console()
-    codecs = show.table("codec", "version", "role", "runs", "parameters", "from", right=["version"])
+    codecs = show.Table(
+        "codec", "version", "role", "runs", "parameters", "from", right=["version"], fold=["parameters", "from"]
+    )
     for each in found:
         parameters = (each["parameters"] or {}).items()
         text = ", ".join(name if value is None else f"{name}={value}" for name, value in parameters)
         what = (each["name"], str(each["version"] or ""), each["role"] or "", each["implementation"] or "")
-        show.row(codecs, *what, text, ", ".join(each["from"]))
-    out.print(codecs)
-    places = show.table("keys from", "from")
+        codecs.row(*what, text, ", ".join(each["from"]))
+    codecs.print()
+    places = show.Table("keys from", "from")
     for each in keys:
-        show.row(places, f"{each['name']}:", ", ".join(each["from"]))
-    out.print(places)
+        places.row(f"{each['name']}:", ", ".join(each["from"]))
+    places.print()
     for each in (*found, *keys):
         if each["problem"] is not None:
-            out.print(f"does not load: {printable(each['name'])}: {each['problem']}")
+            show.say(f"does not load: {printable(each['name'])}: {each['problem']}")

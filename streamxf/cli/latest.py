@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Annotated
 
-import typer
-
-from streamxf.cli import options, show
+from streamxf.cli import options, show, units
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import escaped
 from streamxf.wording import printable
@@ -21,22 +18,17 @@ EXAMPLES = (
 
 
 def latest(
-    run: options.Run,
-    verify: options.Verify = "sample",
-    best: Annotated[
-        str | None,
-        typer.Option(
-            metavar="METRIC[:max]",
-            help="Not the newest, but the one with the lowest value of this metric, or with METRIC:max the highest.",
-        ),
-    ] = None,
+    run: str = options.RUN,
+    verify: options.Verify = options.VERIFY,
+    best: str | None = options.value(
+        "METRIC[:max]",
+        "Not the newest, but the one with the lowest value of this metric, or with METRIC:max the highest.",
+    ),
     *,
     keys: options.Keys,
-    ranks: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="How many ranks saved, where each has metadata of its own.")
-    ] = None,
-    run_id: options.RunId = None,
-    json: options.Json = False,
+    ranks: int | None = options.value("N", "How many ranks saved, where each has metadata of its own.", min=1),
+    run_id: str | None = options.RUN_ID,
+    out: show.Output,
 ) -> int:
     """Print the path of the newest checkpoint of a run that can be resumed from.
 
@@ -51,13 +43,10 @@ def latest(
 
     storage = Storage.of(run)
     access = Access.of(**keys)
-    wanted = None
-    if best is not None:
-        metric, _, mode = best.rpartition(":")
-        wanted = (metric, mode) if metric and mode in ("min", "max") else (best, "min")
+    wanted = None if best is None else units.metric(best)
     choice = latest_in(Run(storage, Authority(access), run_id), verify, best=wanted, ranks=ranks)
     path = None if choice.record is None else storage.full(choice.record.name)
-    if json:
+    if out.json:
         show.as_json({"path": run, "latest": path, "skipped": choice.skipped})
     elif path is not None:
         print(escaped(path))

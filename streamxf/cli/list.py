@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES = ("streamxf list /checkpoints/run-7", "streamxf list s3://bucket/run-7 --json")
 
 
-def list(run: options.Run, run_id: options.RunId = None, json: options.Json = False) -> int:
+def list(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: show.Output) -> int:
     """List the checkpoints of a training run, the oldest first.
 
     Own checkpoints name this run and their folder; unclaimed ones name no run, since no CheckpointManager saved them;
@@ -33,12 +33,12 @@ def list(run: options.Run, run_id: options.RunId = None, json: options.Json = Fa
 
     found = list_checkpoints(run, run_id=run_id)
     readers = held(Storage.of(run))
-    if json:
+    if out.json:
         show.as_json({"path": run, "checkpoints": [_as_dict(record) for record in found], "in_use": readers})
     elif found:
         _print(found, readers)
     else:
-        show.console().print("there are no checkpoints")
+        show.say("there are no checkpoints")
     return FINE
 
 
@@ -56,26 +56,23 @@ def _as_dict(record: Record) -> dict[str, Any]:
 
 
 def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
-    table = show.table("name", "step", "saved", "age", "size", "metrics", "kind", right=["step", "age", "size"])
-    table.columns[2].no_wrap = True
+    headings = ("name", "step", "saved", "age", "size", "metrics", "kind")
+    table = show.Table(*headings, right=("step", "age", "size"), fold=("name", "metrics", "kind"))
     now = time.time()
     for each in found:
-        show.row(
-            table,
-            show.ItemName(each.name),
+        notes = (each.kind, each.link and f"link to {each.link}", each.note, readers.get(each.name))
+        table.row(
+            each.name,
             f"{each.step:,}",
             "" if each.time is None else _moment(each.time),
             "" if each.time is None else time_text(now - each.time),
             "" if each.bytes is None else size_text(each.bytes),
             ", ".join(f"{name} {value:.4g}" for name, value in (each.metrics or {}).items()),
-            "; ".join(
-                filter(None, (each.kind, each.link and f"link to {each.link}", each.note, readers.get(each.name)))
-            ),
+            "; ".join(filter(None, notes)),
         )
+    table.print()
     complete = [each for each in found if each.complete]
-    out = show.console()
-    out.print(table)
-    out.print(f"{many(len(complete), 'complete checkpoint')}, {size_text(sum(each.bytes or 0 for each in complete))}")
+    show.say(f"{many(len(complete), 'complete checkpoint')}, {size_text(sum(each.bytes or 0 for each in complete))}")
 
 
 def _moment(seconds: float) -> str:

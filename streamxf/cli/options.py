@@ -1,4 +1,5 @@
-"""Arguments and options that several commands have, so that each has one name, one help text and one meaning.
+"""Arguments and options: how a command declares its own, and those that several have, so that each has one name, one
+help text and one meaning.
 
 Keys are given by their locations, never on the command line, where other users could read them.
 """
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from getpass import getpass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 
@@ -23,13 +24,7 @@ PASSPHRASE_VARIABLE = "STREAMXF_PASSPHRASE"
 PROMPT = "prompt"
 
 
-def existing(path: str) -> str:
-    """Refuse a local path where nothing is; storage elsewhere is asked by the command itself."""
-    from streamxf.storage.storage import is_url
-
-    if not is_url(path) and not os.path.lexists(path):
-        raise typer.BadParameter(f"there is no file or folder {path!r}")
-    return path
+# -- keys ------------------------------------------------------------------------------------------
 
 
 def key(location: str) -> Any:
@@ -85,9 +80,36 @@ def _asked(question: str, why: str) -> str:
     return answer
 
 
-def location(*names: str, help: str, **more: Any) -> Any:
-    """An option that takes the location of a key, for an argument that takes the key."""
-    return typer.Option(*names, parser=key, metavar="LOCATION", help=help, **more)
+# -- declarations ----------------------------------------------------------------------------------
+
+
+def argument(metavar: str, text: str, default: Any = ..., **more: Any) -> Any:
+    """A parameter that is given by its position."""
+    return typer.Argument(default, metavar=metavar, help=text, show_default=False, **more)
+
+
+def flag(text: str, *short: str) -> Any:
+    """An option without a value. Options bear the names of their parameters, and may have a `short` one, too."""
+    return typer.Option(False, *short, help=text)
+
+
+def value(metavar: str, text: str, default: Any = None, **more: Any) -> Any:
+    """An option with a value; one whose parameter is a list may be given several times."""
+    return typer.Option(default, metavar=metavar, help=text, **more)
+
+
+def location(text: str, *names: str, default: Any = None, **more: Any) -> Any:
+    """An option with the location of a key, for an argument that takes the key."""
+    return typer.Option(default, *names, metavar="LOCATION", help=text, **{"parser": key, **more})
+
+
+def existing(path: str | None) -> str | None:
+    """Refuse a local path where nothing is; storage elsewhere is asked by the command itself."""
+    from streamxf.storage.storage import is_url
+
+    if path and not is_url(path) and not os.path.lexists(path):
+        raise typer.BadParameter(f"there is no file or folder {path!r}")
+    return path
 
 
 def codecs_behind(incomplete: str) -> list[str]:
@@ -99,104 +121,36 @@ def codecs_behind(incomplete: str) -> list[str]:
     return [f"{before}{plus}{name}" for name in names if name.startswith(begun)]
 
 
-Path = Annotated[
-    str,
-    typer.Argument(
-        metavar="PATH",
-        callback=existing,
-        show_default=False,
-        help="A checkpoint's folder or file, or its URL (s3://...; options of the storage come from fsspec's own "
-        "configuration, FSSPEC_S3_ENDPOINT_URL for one).",
-    ),
-]
-Run = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN",
-        callback=existing,
-        show_default=False,
-        help="A training run's folder, with a folder for each checkpoint, or its URL.",
-    ),
-]
-Target = Annotated[
-    str, typer.Argument(metavar="TARGET", show_default=False, help="The new checkpoint's folder, or its URL.")
-]
-Chain = Annotated[
-    str | None,
-    typer.Option(
-        metavar="CHAIN",
-        autocompletion=codecs_behind,
-        help="The codecs to store with, such as floatzip, zstd:level=3+checksum or floatzip+encrypt; '' for none. By "
-        "default floatzip, and with --encrypt-to floatzip+encrypt. streamxf codecs lists them.",
-    ),
-]
-EncryptTo = Annotated[
-    list[Any] | None, location("--encrypt-to", help="A key that may read what is written; may be given several times.")
-]
-Only = Annotated[
-    list[str] | None,
-    typer.Option(metavar="PATTERN", help="Only items whose names match, as '*.weight'; may be given several times."),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing checkpoint.")]
-FileSize = Annotated[
-    str,
-    typer.Option(
-        metavar="SIZE",
-        help="Bytes in one data file, before the chain: at most as much is done again after a kill.",
-    ),
-]
-Key = Annotated[
-    list[Any] | None,
-    location(
-        "--key",
-        "-k",
-        envvar=KEYS_VARIABLE,
-        help="Where a key is: file:PATH, env:VARIABLE, aws-kms:ARN, a location of an installed provider, or prompt. "
-        "May be given several times. Never the key itself: other users could read it.",
-    ),
-]
-Trust = Annotated[list[Any] | None, location("--trust", help="The public key of a trusted signer (file:..., env:...).")]
-Unsigned = Annotated[
-    bool, typer.Option("--allow-unsigned", help="Accept what a private key opens without a signature.")
-]
-Require = Annotated[
-    Literal["published", "bound", "encrypted"] | None,
-    typer.Option(
-        metavar="LEVEL",
-        help="The weakest item that is acceptable with keys: published, which is the default, bound or encrypted.",
-    ),
-]
-Signer = Annotated[Any, location("--signer", help="The signing key that vouches for it (file:..., env:...).")]
-Vouch = Annotated[
-    bool, typer.Option("--vouch", help="Vouch for a checkpoint that anyone could have written, since it is not signed.")
-]
-SaveIds = Annotated[list[str] | None, typer.Option("--expect-save-id", metavar="ID", help="The only acceptable save.")]
-MaxExpansion = Annotated[
-    int,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="How many times as much as is stored may be decoded, compared or printed; 256 MiB is always allowed. A "
-        "checkpoint that is nearly all zeros may need more.",
-    ),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Remove nothing; list what would be removed.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Remove without asking.")]
-Verify = Annotated[
-    Literal["none", "sample", "whole"],
-    typer.Option(
-        metavar="HOW",
-        help="What has to be intact for a checkpoint to count as good: its metadata and the sizes of its files, a "
-        "sample of its tensors as well, or all of it.",
-    ),
-]
-RunId = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ID",
-        help="Which run is meant, if the folder holds checkpoints of several; streamxf list --json shows the ids.",
-    ),
-]
+PATH = argument(
+    "PATH",
+    "A checkpoint's folder or file, or its URL (s3://...; options of the storage come from fsspec's own "
+    "configuration, FSSPEC_S3_ENDPOINT_URL for one).",
+    callback=existing,
+)
+RUN = argument("RUN", "A training run's folder, with a folder for each checkpoint, or its URL.", callback=existing)
+TARGET = argument("TARGET", "The new checkpoint's folder, or its URL.")
+ONLY = value("PATTERN", "Only items whose names match, as '*.weight'; may be given several times.")
+OVERWRITE = flag("Replace an existing checkpoint.")
+FILE_SIZE = value(
+    "SIZE", "Bytes in one data file, before the chain: at most as much is done again after a kill.", "256MiB"
+)
+SAVE_IDS = value("ID", "The only acceptable save.")
+DRY_RUN = flag("Remove nothing; list what would be removed.", "--dry-run", "-n")
+YES = flag("Remove without asking.")
+VERIFY = value(
+    "HOW",
+    "What has to be intact for a checkpoint to count as good: its metadata and the sizes of its files, a sample of its "
+    "tensors as well, or all of it.",
+    "sample",
+)
+Verify = Literal["none", "sample", "whole"]
+RUN_ID = value(
+    "ID", "Which run is meant, if the folder holds checkpoints of several; streamxf list --json shows the ids."
+)
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
 Access = dict[str, Any]
 """What reads a checkpoint, for the library's arguments: stands for the options in `_GROUPS`."""
 Written = dict[str, Any]
@@ -205,35 +159,84 @@ Keys = dict[str, Any]
 """The same of keys alone, and of whose signatures count."""
 Terms = dict[str, Any]
 """The same of what recipients are changed with."""
-_KEYS: dict[str, tuple[Any, Any]] = {"key": (Key, None), "trust": (Trust, None), "allow_unsigned": (Unsigned, False)}
-_GROUPS = {
-    "access": {**_KEYS, "require": (Require, None), "max_expansion": (MaxExpansion, MAX_EXPANSION)},
+Several = list[Any] | None
+_SIGNER = (Any, location("The signing key that vouches for it (file:..., env:...)."))
+_KEYS: dict[str, tuple[Any, Any]] = {
+    "key": (
+        Several,
+        location(
+            "Where a key is: file:PATH, env:VARIABLE, aws-kms:ARN, a location of an installed provider, or prompt. "
+            "May be given several times. Never the key itself: other users could read it.",
+            "--key",
+            "-k",
+            envvar=KEYS_VARIABLE,
+        ),
+    ),
+    "trust": (Several, location("The public key of a trusted signer (file:..., env:...).")),
+    "allow_unsigned": (bool, flag("Accept what a private key opens without a signature.")),
+}
+_GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
     "keys": _KEYS,
-    "terms": {**_KEYS, "signer": (Signer, None), "vouch": (Vouch, False), "expect_save_id": (SaveIds, None)},
-    "written": {"chain": (Chain, None), "encrypt_to": (EncryptTo, None), "signer": (Signer, None)},
+    "access": {
+        **_KEYS,
+        "require": (
+            Literal["published", "bound", "encrypted"] | None,
+            value("LEVEL", "Minimum protection to accept with keys: published, the default, bound or encrypted."),
+        ),
+        "max_expansion": (
+            int,
+            value(
+                "N",
+                "How many times as much as is stored may be decoded, compared or printed; 256 MiB is always allowed. A "
+                "checkpoint that is nearly all zeros may need more.",
+                MAX_EXPANSION,
+                min=1,
+            ),
+        ),
+    },
+    "terms": {
+        **_KEYS,
+        "signer": _SIGNER,
+        "vouch": (bool, flag("Vouch for a checkpoint that anyone could have written, since it is not signed.")),
+        "expect_save_id": (list[str] | None, SAVE_IDS),
+    },
+    "written": {
+        "chain": (
+            str | None,
+            value(
+                "CHAIN",
+                "The codecs to store with, such as floatzip, zstd:level=3+checksum or floatzip+encrypt; '' for none. "
+                "By default floatzip, and with --encrypt-to floatzip+encrypt. streamxf codecs lists them.",
+                autocompletion=codecs_behind,
+            ),
+        ),
+        "encrypt_to": (Several, location("A key that may read what is written; may be given several times.")),
+        "signer": _SIGNER,
+    },
+    "out": {"json": (bool, flag("Print JSON, for scripts; progress is not shown."))},
 }
 
 
 def expanded(command: Callable[..., int]) -> Callable[..., int]:
     """A command with the options that its parameters in `_GROUPS` stand for."""
+    from streamxf.cli.show import Output
+
     signature = inspect.signature(command, eval_str=True)
+    groups = {name: _GROUPS[name] for name in signature.parameters if name in _GROUPS}
     parameters: list[inspect.Parameter] = []
     for each in signature.parameters.values():
-        group = _GROUPS.get(each.name, {each.name: (each.annotation, each.default)})
-        parameters += [
-            inspect.Parameter(name, each.KEYWORD_ONLY, annotation=annotation, default=default)
-            for name, (annotation, default) in group.items()
-        ]
+        for name, (kind, default) in groups.get(each.name, {each.name: (each.annotation, each.default)}).items():
+            if kind is bool and not default.param_decls:
+                default.param_decls = (f"--{name.replace('_', '-')}",)  # else typer adds its opposite, --no-...
+            parameters.append(inspect.Parameter(name, each.KEYWORD_ONLY, annotation=kind, default=default))
 
     @wraps(command)
     def run(**given: Any) -> int:
-        for name in _GROUPS.keys() & signature.parameters.keys():
-            given[name] = {("keys" if option == "key" else option): given.pop(option) for option in _GROUPS[name]}
+        for name, group in groups.items():
+            facts = {("keys" if option == "key" else option): given.pop(option) for option in group}
+            given[name] = Output(**facts) if name == "out" else facts
         return command(**given)
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts; progress is not shown.")]

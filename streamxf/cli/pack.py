@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from streamxf.cli import options, show, units
-from streamxf.cli.exits import FINE
+from streamxf.cli import options, units
+from streamxf.cli.show import Output
 
 EXAMPLES = (
     "streamxf pack model.safetensors /checkpoints/model",
@@ -16,14 +16,14 @@ EXAMPLES = (
 
 
 def pack(
-    source: options.Path,
-    target: options.Target,
+    source: str = options.PATH,
+    target: str = options.TARGET,
     *,
     written: options.Written,
-    overwrite: options.Overwrite = False,
-    file_size: options.FileSize = "256MiB",
+    overwrite: bool = options.OVERWRITE,
+    file_size: str = options.FILE_SIZE,
     access: options.Access,
-    json: options.Json = False,
+    out: Output,
 ) -> int:
     """Write a .safetensors or torch.save file, a folder or a stock DCP checkpoint as a checkpoint of streamxf.
 
@@ -36,18 +36,7 @@ def pack(
     """
     from streamxf.tools.convert.pack import pack as write
 
-    with show.progress("Packing", json) as bar:
-        done = write(
-            source,
-            target,
-            overwrite=overwrite,
-            **written,
-            **access,
-            file_size=units.size(file_size),
-            progress=bar,
-        )
-    if json:
-        show.as_json({"target": target, **asdict(done)})
-    else:
-        show.console().print(str(done))
-    return FINE
+    with out.progress("Packing") as bar:
+        size = units.size(file_size)
+        done = write(source, target, overwrite=overwrite, **written, **access, file_size=size, progress=bar)
+    return out.result({"target": target, **asdict(done)}, str(done))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from streamxf.cli import options, show
-from streamxf.cli.exits import FINE
+from streamxf.cli import options
+from streamxf.cli.show import Output
 from streamxf.errors import KeyMissingError
 from streamxf.keys.derive import is_key_id
 
@@ -20,17 +18,14 @@ EXAMPLES = (
 
 
 def recipients(
-    path: options.Path,
-    add: Annotated[
-        list[Any] | None, options.location("--add", help="A recipient to add; may be given several times.")
-    ] = None,
-    remove: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ID", help="A recipient to remove: the id as listed, or the location of the key."),
-    ] = None,
+    path: str = options.PATH,
+    add: list[Any] | None = options.location("A recipient to add; may be given several times."),
+    remove: list[str] | None = options.value(
+        "ID", "A recipient to remove: the id as listed, or the location of the key."
+    ),
     *,
     terms: options.Terms,
-    json: options.Json = False,
+    out: Output,
 ) -> int:
     """List who may read a checkpoint or a file, and add or remove recipients.
 
@@ -49,9 +44,6 @@ def recipients(
     for entry in less:
         remove_recipient(path, key, entry, **terms)
     found = listed(path, key, **terms)
-    if json:
-        signers = [signer for signer in found.signers if signer is not None]
-        show.as_json({"path": path, **asdict(found), "signers": signers, "unsigned": None in found.signers})
-    else:
-        show.console().print(str(found))
-    return FINE
+    signers = [signer for signer in found.signers if signer is not None]
+    facts = {"path": path, **asdict(found), "signers": signers, "unsigned": None in found.signers}
+    return out.result(facts, str(found))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from streamxf.cli import options, show
-from streamxf.cli.exits import FINE
+from streamxf.cli import options
+from streamxf.cli.show import Output
 from streamxf.errors import KeyMissingError
 
 EXAMPLES = (
@@ -15,14 +15,11 @@ EXAMPLES = (
 
 
 def rekey(
-    path: options.Path,
-    to: Annotated[
-        list[Any],
-        options.location("--to", help="Who may read from now on; may be given several times.", show_default=False),
-    ],
+    path: str = options.PATH,
+    to: list[Any] = options.location("Who may read from now on; may be given several times.", default=...),
     *,
     terms: options.Terms,
-    json: options.Json = False,
+    out: Output,
 ) -> int:
     """Encrypt a checkpoint or a file for other keys, and for no one else.
 
@@ -36,9 +33,5 @@ def rekey(
     if key is None:
         raise KeyMissingError("pass the key that opens the checkpoint now: --key file:PATH")
     written = change(path, key, to, **terms)
-    if json:
-        show.as_json({"path": path, "rewritten": written})
-    else:
-        said = f"rewritten: {', '.join(written)}" if written else "nothing changed: it is already for these keys alone"
-        show.console().print(said)
-    return FINE
+    said = f"rewritten: {', '.join(written)}" if written else "nothing changed: it is already for these keys alone"
+    return out.result({"path": path, "rewritten": written}, said)

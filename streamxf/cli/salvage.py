@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
-
-import typer
 
 from streamxf.cli import options, show
-from streamxf.cli.exits import FAILED, FINE
+from streamxf.cli.exits import FAILED
 from streamxf.errors import ParameterError
 
 EXAMPLES = (
@@ -18,42 +15,25 @@ EXAMPLES = (
 
 
 def salvage(
-    path: options.Path,
-    target: options.Target,
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Include tensors of which only some shards are intact: the rest is zero.")
-    ] = False,
-    rank: Annotated[
-        int | None,
-        typer.Option("--rank", min=0, metavar="N", help="Whose metadata to use, where each rank has its own."),
-    ] = None,
-    merge_ranks: Annotated[
-        bool,
-        typer.Option(
-            "--merge-ranks", help="Where each rank has metadata of its own: you know that all belong to one save."
-        ),
-    ] = False,
-    without_metadata: Annotated[
-        bool,
-        typer.Option(
-            "--without-metadata",
-            help="Find items in the data files, if the metadata cannot be used. You then vouch that no data file is "
-            "missing, and that none was added.",
-        ),
-    ] = False,
-    writer_id: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ID",
-            help="With --without-metadata: the 32 digits in the names of files that belong to the save, if there are "
-            "files of several.",
-        ),
-    ] = None,
+    path: str = options.PATH,
+    target: str = options.TARGET,
+    partial: bool = options.flag("Include tensors of which only some shards are intact: the rest is zero."),
+    rank: int | None = options.value("N", "Whose metadata to use, where each rank has its own.", min=0),
+    merge_ranks: bool = options.flag("Where each rank has metadata of its own: you know that all belong to one save."),
+    without_metadata: bool = options.flag(
+        "Find items in the data files, if the metadata cannot be used. You then vouch that no data file is missing, "
+        "and that none was added."
+    ),
+    writer_id: list[str] | None = options.value(
+        "ID",
+        "With --without-metadata: the 32 digits in the names of files that belong to the save, if there are files of "
+        "several.",
+    ),
     *,
     written: options.Written,
     access: options.Access,
-    expect_save_id: options.SaveIds = None,
-    json: options.Json = False,
+    expect_save_id: list[str] | None = options.SAVE_IDS,
+    out: show.Output,
 ) -> int:
     """Save the intact items of a damaged checkpoint as a new one, and list what is lost.
 
@@ -66,7 +46,7 @@ def salvage(
         raise ParameterError(
             "--writer-id goes with --without-metadata; otherwise the metadata says which files belong to the save"
         )
-    with show.progress("Salvaging", json) as bar:
+    with out.progress("Salvaging") as bar:
         found, copy = salvage_to(
             path,
             target,
@@ -79,8 +59,9 @@ def salvage(
             without_metadata=writer_id or without_metadata,
             progress=bar,
         )
-    if json:
-        facts = {
+    text = f"{found}\n" + (f"nothing was written to {target}" if copy is None else f"{target}: {copy}")
+    code = out.report(
+        lambda: {
             "path": path,
             "target": target,
             "loaded": found.loaded,
@@ -89,9 +70,10 @@ def salvage(
             "unchecked": found.unchecked,
             "save_ids": list(dict.fromkeys(found.save_ids.values())),
             "written": None if copy is None else asdict(copy),
-        }
-        show.as_json(facts, show.budget_for(access["max_expansion"], path))
-    else:
-        show.report(str(found), not found.damaged)
-        show.console().print(f"nothing was written to {target}" if copy is None else f"{target}: {copy}")
-    return FAILED if found.damaged or copy is None else FINE
+        },
+        text,
+        not found.damaged,
+        access["max_expansion"],
+        path,
+    )
+    return code if copy is not None else FAILED

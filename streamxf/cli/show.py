@@ -8,20 +8,16 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from streamxf.cli.exits import with_options
+from streamxf.cli.exits import FAILED, FINE, with_options
+from streamxf.errors import ParameterError
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.measure import Measurement
-    from rich.table import Table
-    from rich.text import Text
-
     from streamxf.progress import Progress
     from streamxf.proportion import Budget
     from streamxf.tools.salvage.result import Lost
@@ -32,6 +28,66 @@ JSON_VERSION = 1
 
 _INDENTED = 2**20
 _PIPED_WIDTH = 10_000  # nothing is folded or cut for a program that reads
+_PIECE = re.compile(r"[^ ./_:+-]*[ ./_:+-]+|[^ ./_:+-]+")  # where a cell may be folded: behind a dot or the like
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the result of a command goes, whose option ``--json`` says so."""
+
+    json: bool
+
+    def progress(self, title: str) -> AbstractContextManager[Progress | None]:
+        """A bar, which appears on a terminal after a second; nothing with --json."""
+        if self.json:
+            return nullcontext()
+        from streamxf.bar import ProgressBar
+
+        return ProgressBar(title)
+
+    def result(self, facts: Mapping[str, Any], text: str) -> int:
+        """Print what a command did, as JSON or text; returns the exit code."""
+        if self.json:
+            as_json(facts)
+        else:
+            say(text)
+        return FINE
+
+    def report(self, facts: Callable[[], Mapping[str, Any]], text: str, good: bool, limit: int, *paths: str) -> int:
+        """The same of a report, whose first line is a verdict; `limit` is the --max-expansion of the `paths`."""
+        if self.json:
+            as_json(facts(), budget_for(limit, *paths))
+        else:
+            verdict(text, good)
+        return FINE if good else FAILED
+
+    def asks(self, *decided: bool) -> bool:
+        """Whether it has to be asked before anything is removed: unless an option has decided that.
+
+        Raises ParameterError where nobody can be asked.
+        """
+        if any(decided):
+            return False
+        if self.json or not sys.stdin.isatty():
+            raise ParameterError(
+                "nothing is removed without confirmation: --yes removes, --dry-run lists what would be removed"
+            )
+        return True
+
+    def confirmed(self, report: str, number: int) -> bool:
+        """Show what would be removed, and ask whether it is to be."""
+        import typer
+
+        say(report)
+        agreed = typer.confirm(f"Remove {'it' if number == 1 else 'them'}?")
+        if not agreed:
+            say("nothing was removed")
+        return agreed
+
+
+def width() -> int:
+    """Of the terminal; endless where there is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED_WIDTH
 
 
 def wrapped(text: str, stream: TextIO) -> str:
@@ -40,116 +96,31 @@ def wrapped(text: str, stream: TextIO) -> str:
     """
     if not stream.isatty():
         return text
-    width = shutil.get_terminal_size().columns
+    columns = shutil.get_terminal_size().columns
     return "\n".join(
-        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) if len(line) > width else line
+        textwrap.fill(line, columns, break_long_words=False, break_on_hyphens=False) if len(line) > columns else line
         for line in text.split("\n")
     )
 
 
-def console() -> Console:
-    """The console of stdout: as wide as the terminal, or endless and without colours where there is none.
-
-    Lines end between words. A word that is longer than a line stays whole, so that a path can be copied. A table for
-    which there is no room becomes a paragraph for each row.
-    """
-    from rich.console import Console
-    from rich.measure import Measurement
-    from rich.table import Table
-
-    class Words(Console):
-        def print(self, *objects: Any, **options: Any) -> None:
-            if len(objects) == 1 and isinstance(objects[0], Table):
-                (table,) = objects
-                endless = self.options.update(max_width=_PIPED_WIDTH)
-                for each in table.columns:  # else rich breaks words
-                    each.min_width = max(
-                        Measurement.get(self, endless, cell).minimum for cell in (each.header, *each.cells)
-                    )
-                if Measurement.get(self, endless, table).minimum > self.width:
-                    objects = ("\n".join(["", *_paragraphs(table), ""]),)
-            if all(isinstance(each, str) for each in objects):
-                options["soft_wrap"] = True
-                objects = tuple(wrapped(each, sys.stdout) for each in objects)
-            super().print(*objects, **options)
-
-    width = None if sys.stdout.isatty() else _PIPED_WIDTH
-    return Words(markup=False, highlight=False, emoji=False, width=width)
-
-
-def table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """An empty table in the look of all commands; the headings in `right` stand over numbers."""
-    from rich import box
-    from rich.table import Table
-
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in columns:
-        number = heading in right
-        made.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=number)
-    return made
-
-
-def _paragraphs(table: Table) -> Iterator[str]:
-    """The rows of a table: the first cell, and under it the others behind their headings; above all, its heading."""
-    yield str(table.columns[0].header)
-    for first, *others in zip(*(column.cells for column in table.columns), strict=True):
-        yield str(first)
-        named = zip((column.header for column in table.columns[1:]), others, strict=True)
-        yield textwrap.indent("\n".join(f"{heading}: {cell}" for heading, cell in named if str(cell)), "  ")
-
-
-class ItemName:
-    """A table's cell for an item's name: where it is too long for a line it is folded behind a dot or the like."""
-
-    def __init__(self, text: str, style: str = "") -> None:
-        self._style = style
-        self._text = printable(text)
-        self._pieces = re.findall(r"[^./_:-]*[./_:-]+|[^./_:-]+", self._text)
-
-    def __str__(self) -> str:
-        return self._text
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        from rich.cells import cell_len
-        from rich.measure import Measurement
-
-        lengths = list(map(cell_len, self._pieces))
-        return Measurement(max(lengths, default=0), sum(lengths))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        from rich.cells import cell_len
+def say(text: str, style: str = "", *, wrap: bool = True) -> None:
+    """Print lines; at a terminal they end between words, and have a style of rich's."""
+    text = wrapped(text, sys.stdout) if wrap else text
+    if style and sys.stdout.isatty():
+        from rich.console import Console
         from rich.text import Text
 
-        line = ""
-        for piece in self._pieces:
-            if line and cell_len(line + piece) > options.max_width:
-                yield Text(line, self._style)
-                line = ""
-            line += piece
-        yield Text(line, self._style, overflow="fold")
-
-
-def row(table: Table, *cells: str | RenderableType, style: str = "") -> None:
-    """Add a row to a table; strings may have anything in them."""
-    from rich.text import Text
-
-    shown = (Text(printable(cell), style) if isinstance(cell, str) else cell for cell in cells)
-    table.add_row(*shown, style=style)
-
-
-def report(text: str, good: bool) -> None:
-    """Print the text of a report, whose first line is a verdict."""
-    text = with_options(text)
-    if not sys.stdout.isatty():
+        Console(highlight=False).print(Text(text, style), soft_wrap=True)
+    else:
         print(text)
-        return
-    from rich.text import Text
 
-    verdict, _, rest = text.partition("\n")
-    out = console()
-    out.print(Text(wrapped(verdict, sys.stdout), style="bold green" if good else "bold red"), soft_wrap=True)
+
+def verdict(text: str, good: bool) -> None:
+    """Print the text of a report, whose first line is a verdict."""
+    first, _, rest = with_options(text).partition("\n")
+    say(first, "bold green" if good else "bold red")
     if rest:
-        out.print(rest)
+        say(rest)
 
 
 def can_show(characters: str) -> bool:
@@ -161,13 +132,86 @@ def can_show(characters: str) -> bool:
     return True
 
 
-def progress(title: str, json: bool) -> AbstractContextManager[Progress | None]:
-    """A bar, which appears on a terminal after a second; nothing with --json."""
-    if json:
-        return nullcontext()
-    from streamxf.bar import ProgressBar
+class Table:
+    """Rows of cells under headings; those in `right` stand over numbers. Cells may have anything in them.
 
-    return ProgressBar(title)
+    On a terminal that is too narrow, cells under the headings in `fold`, by default the first, are folded between words
+    and behind dots. Where that is not enough, each row becomes a paragraph.
+    """
+
+    def __init__(self, *headings: str, right: Collection[str] = (), fold: Collection[str] = ()) -> None:
+        self._headings = headings
+        self._right = [heading in right for heading in headings]
+        self._fold = [heading in (fold or headings[:1]) for heading in headings]
+        self._rows: list[tuple[Sequence[str], str]] = [(headings, "bold")]
+
+    def row(self, *cells: str, style: str = "") -> None:
+        self._rows.append((tuple(map(printable, cells)), style))
+
+    def print(self) -> None:
+        widths = self._widths()
+        if widths is None:
+            say("\n" + "\n".join(self._paragraphs()) + "\n", wrap=False)
+            return
+        print()
+        for number, (cells, style) in enumerate(self._rows):
+            folded = [_folded(cell, limit) for cell, limit in zip(cells, widths, strict=True)]
+            for at in range(max(map(len, folded))):
+                parts = [lines[at] if at < len(lines) else "" for lines in folded]
+                padded = (_padded(*each) for each in zip(parts, widths, self._right, strict=True))
+                say(" " + "  ".join(padded).rstrip(), style, wrap=False)
+            if not number:
+                print(" " + ("─" if can_show("─") else "-") * (sum(widths) + 2 * len(widths) - 2))
+        print()
+
+    def _widths(self) -> list[int] | None:
+        """Of the columns; None if they have no room."""
+        columns = list(zip(*(cells for cells, _ in self._rows), strict=True))
+        widths = [max(map(_cells, column)) for column in columns]
+        least = [
+            max(_cells(piece.rstrip()) for cell in column for piece in _PIECE.findall(cell) or [""])
+            if fold
+            else natural
+            for column, natural, fold in zip(columns, widths, self._fold, strict=True)
+        ]
+        for _ in range(sum(widths) + 2 * len(widths) - 1 - width()):
+            spare = [natural - smallest for natural, smallest in zip(widths, least, strict=True)]
+            if not max(spare):
+                return None
+            widths[spare.index(max(spare))] -= 1
+        return widths
+
+    def _paragraphs(self) -> Iterator[str]:
+        """The rows: the first cell, and under it the others behind their headings; above all, its heading."""
+        yield self._headings[0]
+        for (first, *others), _ in self._rows[1:]:
+            yield first
+            yield from (f"  {name}: {cell}" for name, cell in zip(self._headings[1:], others, strict=True) if cell)
+
+
+def _cells(text: str) -> int:
+    """How many columns of a terminal a text takes: letters of some scripts take two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _padded(text: str, columns: int, right: bool) -> str:
+    blanks = " " * (columns - _cells(text))
+    return blanks + text if right else text + blanks
+
+
+def _folded(text: str, columns: int) -> list[str]:
+    if _cells(text) <= columns:
+        return [text]
+    lines = [""]
+    for piece in _PIECE.findall(text):
+        if _cells((lines[-1] + piece).rstrip()) > columns:
+            lines.append("")
+        lines[-1] += piece
+    return lines
 
 
 def as_json(facts: Mapping[str, Any], budget: Budget | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import statistics
@@ -9,29 +10,34 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
+from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.reading import Box
+from streamxf.dcp.reader import FileSystemReader
+from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import ParameterError
-from streamxf.format.items import TensorItem
+from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress
 from streamxf.storage.files import open_regular
 from streamxf.storage.storage import Storage
+from streamxf.tuning.sample import GOLDEN, box_at
 
 State = dict[str, torch.Tensor]
 
 _SPREAD = 0.02  # of weights as transformers are initialized
 _SQUARE = 4096
-_MOST = 64  # tensors, where these hold enough: many small parts of tensors would take longer than they do whole
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,14 @@ class Side:
     name: str
     writer: Callable[[Path], StorageWriter]
     reader: Callable[[Path], StorageReader]
+
+    @classmethod
+    def of(cls, chain: Chain, **options: Any) -> Side:
+        """streamxf's own, with a chain."""
+        encryption: Any = chain.encryption
+        keys = list(encryption.recipients) if encryption is not None else None
+        writer = partial(FileSystemWriter, _extensions=list(chain), **options)
+        return cls(str(chain), writer, partial(FileSystemReader, keys=keys))
 
 
 @dataclass(frozen=True)
@@ -57,6 +71,18 @@ class Timing:
     load_seconds: float
     correct: bool
 
+    @property
+    def label(self) -> str:
+        return self.side or "no chain"
+
+    @property
+    def save_bytes_per_second(self) -> float:
+        return self.raw_bytes / self.save_seconds
+
+    @property
+    def load_bytes_per_second(self) -> float:
+        return self.raw_bytes / self.load_seconds
+
 
 def measure(
     state: State, sides: Sequence[Side], folder: Path, runs: int, *, progress: Progress | None = None
@@ -64,7 +90,7 @@ def measure(
     """Save and load `state` by every side in turn, `runs` times after one round to warm up.
 
     Loads read from the disk and not from the operating system's cache, as far as it can be asked to forget. What is
-    left in `folder` is each side's last checkpoint, in a folder of the side's number. `progress` is told of raw bytes.
+    left in `folder` is each side's last checkpoint, in a folder of the side's number. `progress` receives raw bytes.
     """
     raw = sum(tensor.nbytes for tensor in state.values())
     if progress is not None:
@@ -114,7 +140,7 @@ def _forget(path: Path) -> None:
 
 
 def portion_of(path: str, keys: KeyRing, size: int, progress: Progress | None = None) -> State:
-    """The first rows of tensors from all over a checkpoint of any format, `size` bytes together or all that there is.
+    """Tensors from all over a checkpoint of any format, `size` bytes together or all that there is.
 
     Raises ParameterError if no tensor has data.
     """
@@ -145,26 +171,13 @@ def random_weights(size: int) -> State:
     }
 
 
-def _chosen(items: list[TensorItem], size: int) -> Iterator[Box]:
-    """The same share of each tensor. The largest one comes last, and gets what rounding to rows left over."""
-    full = [item for item in items if item.size]
-    fewer = full[:: -(-len(full) // _MOST) or 1]
-    if sum(item.size for item in fewer) >= size:
-        full = fewer
-    full.sort(key=lambda item: item.size)
-    left, total = size, sum(item.size for item in full)
-    for item in full:
-        lengths = _lengths(item.shape, left / total)
-        total -= item.size
-        box = Box(item, (0,) * len(lengths), lengths)
-        if box.size <= left:
+def _chosen(items: Sequence[TensorItem], size: int) -> Iterator[Box]:
+    """Tensors from all over a checkpoint, whole as long as they fit; of those that do not, the first elements."""
+    full = [item for item in items if item.size and item.dtype in ITEMSIZES]
+    for number in sorted(range(len(full)), key=lambda number: (number + 1) * GOLDEN % 1):
+        item = full[number]
+        most = min(size // ITEMSIZES[item.dtype], math.prod(item.shape))
+        if most:
+            box = Box(item, *box_at(item.shape, 0, most))
             yield box
-            left -= box.size
-
-
-def _lengths(shape: tuple[int, ...], share: float) -> tuple[int, ...]:
-    """The shape of what is taken of a tensor: as many rows as make up a share of it, and at least a part of one."""
-    if share >= 1 or not shape:
-        return shape
-    rows = int(shape[0] * share)
-    return (rows, *shape[1:]) if rows else (1, *_lengths(shape[1:], share * shape[0]))
+            size -= box.size

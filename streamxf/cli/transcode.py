@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
 
-import typer
-
-from streamxf.cli import options, show, units
-from streamxf.cli.exits import FINE
+from streamxf.cli import options, units
+from streamxf.cli.show import Output
 
 EXAMPLES = (
     "streamxf transcode /checkpoints/step-1000 /archive/step-1000 --chain zstd:level=9+checksum",
@@ -17,19 +14,15 @@ EXAMPLES = (
 
 
 def transcode(
-    source: options.Path,
-    target: Annotated[
-        str | None, typer.Argument(metavar="[TARGET]", show_default=False, help="The copy's folder, or its URL.")
-    ] = None,
+    source: str = options.PATH,
+    target: str | None = options.argument("[TARGET]", "The copy's folder, or its URL.", None),
     *,
     written: options.Written,
-    in_place: Annotated[
-        bool, typer.Option("--in-place", help="Replace the source, once all of the new checkpoint is written.")
-    ] = False,
-    overwrite: options.Overwrite = False,
-    file_size: options.FileSize = "256MiB",
+    in_place: bool = options.flag("Replace the source, once all of the new checkpoint is written."),
+    overwrite: bool = options.OVERWRITE,
+    file_size: str = options.FILE_SIZE,
     access: options.Access,
-    json: options.Json = False,
+    out: Output,
 ) -> int:
     """Copy a DCP checkpoint through another chain.
 
@@ -41,7 +34,7 @@ def transcode(
     """
     from streamxf.tools.convert.transcode import transcode as write
 
-    with show.progress("Transcoding", json) as bar:
+    with out.progress("Transcoding") as bar:
         done = write(
             source,
             target,
@@ -52,8 +45,4 @@ def transcode(
             file_size=units.size(file_size),
             progress=bar,
         )
-    if json:
-        show.as_json({"target": source if target is None else target, **asdict(done)})
-    else:
-        show.console().print(str(done))
-    return FINE
+    return out.result({"target": source if target is None else target, **asdict(done)}, str(done))

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from streamxf.cli import options, show, units
+from streamxf.cli import options, units
 from streamxf.cli.exits import FAILED, FINE
+from streamxf.cli.show import Output, Table, as_json, say
 from streamxf.errors import ParameterError
-from streamxf.wording import many, printable, rate_text, size_text
+from streamxf.wording import many, rate_text, size_text
 
 if TYPE_CHECKING:
     from streamxf.chain import Chain
-    from streamxf.cli.timing import Side, Timing
-    from streamxf.tuning.estimate import Estimate, Recommendation
+    from streamxf.keys import KeyRing
 
 EXAMPLES = (
     "streamxf tune model.safetensors --bandwidth 2GB/s",
@@ -28,69 +26,44 @@ EXAMPLES = (
     "streamxf tune --at /checkpoints --runs 5 --size 1GiB --chain floatzip --chain lz4",
 )
 
-NO_CHAIN = "no chain"
-_WIDTH = 80
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
-_LONGEST_LABEL = 32
 _SIZE = 2**28
+
+DONE = {"save MB/s": "save_bytes_per_second", "load MB/s": "load_bytes_per_second"}
+_CODED = {"encode MB/s": "encode_bytes_per_second", "decode MB/s": "decode_bytes_per_second"}
+_FIGURES = ("stored_bytes", "save_seconds", "load_seconds")
 
 
 def tune(
-    path: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PATH",
-            callback=lambda path: path and options.existing(path),
-            show_default=False,
-            help="A checkpoint of any format, or its URL; with --runs, random weights in bf16 are saved without it.",
-        ),
-    ] = None,
-    bandwidth: Annotated[
-        float | None,
-        typer.Option(
-            metavar="RATE",
-            parser=units.rate,
-            help="Of the storage: 500MB/s, 2GB/s. By default the disk is measured, by writing random data for two "
-            "seconds.",
-        ),
-    ] = None,
-    at: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Whose disk to measure, by default the folder of PATH; with --runs, where to save, in a temporary "
-            "folder, by default in the current one.",
-        ),
-    ] = None,
-    runs: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Save and load by each chain so many times, instead of an estimate."),
-    ] = None,
-    size: Annotated[
-        int | None,
-        typer.Option(metavar="SIZE", parser=units.size, help="With --runs: how much to save; 256MiB if not given."),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="With --runs: the writer's thread_count; 1 if not given.")
-    ] = None,
-    chain: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CHAIN",
-            autocompletion=options.codecs_behind,
-            help="A chain to try, such as floatzip or zstd:level=3+checksum+encrypt; '' for none. May be given several "
-            "times; by default some of each kind.",
-        ),
-    ] = None,
-    encrypt: Annotated[bool, typer.Option("--encrypt", help="Let the default chains encrypt, too.")] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Threads that code; by default as many as there are CPUs."),
-    ] = None,
-    key: options.Key = None,
-    trust: options.Trust = None,
-    allow_unsigned: options.Unsigned = False,
-    json: options.Json = False,
+    path: str | None = options.argument(
+        "PATH",
+        "A checkpoint of any format, or its URL; with --runs, random weights in bf16 are saved without it.",
+        None,
+        callback=options.existing,
+    ),
+    bandwidth: float | None = options.value(
+        "RATE",
+        "Of the storage: 500MB/s, 2GB/s. By default the disk is measured, by writing random data for two seconds.",
+        parser=units.rate,
+    ),
+    at: str | None = options.value(
+        "FOLDER",
+        "Whose disk to measure, by default the folder of PATH; with --runs, where to save, in a temporary folder, by "
+        "default in the current one.",
+    ),
+    runs: int | None = options.value("N", "Save and load by each chain N times, instead of an estimate.", min=1),
+    size: int | None = options.value("SIZE", "With --runs: how much to save; 256MiB if not given.", parser=units.size),
+    threads: int | None = options.value("N", "With --runs: the writer's thread_count; 1 if not given.", min=1),
+    chain: list[str] | None = options.value(
+        "CHAIN",
+        "A chain to try, such as floatzip or zstd:level=3+checksum+encrypt; '' for none. May be given several times; "
+        "by default some of each kind.",
+        autocompletion=options.codecs_behind,
+    ),
+    encrypt: bool = options.flag("Let the default chains encrypt, too."),
+    workers: int | None = options.value("N", "Threads that code; by default as many as there are CPUs.", min=1),
+    *,
+    keys: options.Keys,
+    out: Output,
 ) -> int:
     """Find out which chain suits this data and this storage.
 
@@ -108,12 +81,12 @@ def tune(
         if value is not None:
             raise ParameterError(f"{option} goes {'without' if runs is not None else 'with'} --runs")
     chains = _chains_to_try(chain, encrypt)
-    ring = KeyRing.of(key, trust, allow_unsigned)
+    ring = KeyRing.of(**keys)
     if runs is not None:
-        return _save_and_load(path, at or ".", chains, ring, size or _SIZE, runs, threads or 1, json)
+        return _save_and_load(path, at or ".", chains, ring, size or _SIZE, runs, threads or 1, out)
     if path is None:
         raise ParameterError("there is nothing to estimate: name a checkpoint or file, or save random weights (--runs)")
-    return _estimate(path, at, chains, ring, bandwidth, workers, json)
+    return _estimate(path, at, chains, ring, bandwidth, workers, out)
 
 
 def _chains_to_try(texts: Sequence[str] | None, encrypt: bool) -> list[Chain]:
@@ -131,33 +104,40 @@ def _chains_to_try(texts: Sequence[str] | None, encrypt: bool) -> list[Chain]:
     return [Chain([*codecs, Encrypt(key)] if encrypt else codecs) for codecs in CANDIDATES]
 
 
-# -- estimates -------------------------------------------------------------------------------------------------
-
-
 def _estimate(
-    path: str, at: str | None, chains: list[Chain], keys: Any, bandwidth: float | None, workers: int | None, json: bool
+    path: str,
+    at: str | None,
+    chains: list[Chain],
+    keys: KeyRing,
+    bandwidth: float | None,
+    workers: int | None,
+    out: Output,
 ) -> int:
+    from streamxf.tuning.bandwidth import measure_bandwidth
     from streamxf.tuning.tuner import tune as estimate
 
     if bandwidth is not None and at is not None:
         raise ParameterError("--at measures the bandwidth, and --bandwidth sets it: pass only one of them")
-    rate = bandwidth if bandwidth is not None else _measured(at if at is not None else _folder_of(path), json)
-    with show.progress("Trying chains", json) as bar:
+    rate = bandwidth
+    if rate is None:
+        folder = at if at is not None else _folder_of(path)
+        with out.progress("Measuring the disk") as bar:
+            rate = measure_bandwidth(folder, progress=bar)
+    with out.progress("Trying chains") as bar:
         found = estimate(path, bandwidth=rate, chains=chains, keys=keys, workers=workers, progress=bar)
-    if json:
-        _estimate_as_json(path, found, measured=bandwidth is None)
+    facts = {name: value for name, value in found.to_dict().items() if "/" not in name}
+    candidates = _facts_of([each.chain for each in found.estimates], found.estimates, (*_FIGURES, *_CODED.values()))
+    if out.json:
+        as_json({"path": path, **facts, "bandwidth_measured": bandwidth is None, "candidates": candidates})
         return FINE
-    source = "measured" if bandwidth is None else "as given"
-    show.console().print(
-        f"{size_text(found.raw_bytes)} to storage of {rate_text(found.bandwidth)} ({source}), "
-        f"{many(found.workers, 'worker')}, measured on {size_text(found.sampled_bytes)}"
+    say(
+        f"{size_text(found.raw_bytes)} to storage of {rate_text(found.bandwidth)} "
+        f"({'measured' if bandwidth is None else 'as given'}), {many(found.workers, 'worker')}, measured on "
+        f"{size_text(found.sampled_bytes)}"
     )
-    rows = [
-        (each.chain, each, f"{each.encode_bytes_per_second / 1e9:.2f}", f"{each.decode_bytes_per_second / 1e9:.2f}")
-        for each in found.estimates
-    ]
-    _print_figures(rows, ("encode\nGB/s", "decode\nGB/s"), str(found.chain))
-    show.console().print(found.reason)
+    best = next(each for each in found.estimates if each.chain == str(found.chain))
+    print_figures("chain", found.estimates, _CODED, best)
+    say(f"recommended: {best.label}\n{found.reason}")
     return FINE
 
 
@@ -167,39 +147,10 @@ def _folder_of(path: str) -> str:
     return path if os.path.isdir(path) else os.path.dirname(path) or "."
 
 
-def _measured(folder: str, json: bool) -> float:
-    from streamxf.tuning.bandwidth import measure_bandwidth
-
-    with show.progress("Measuring the disk", json) as bar:
-        return measure_bandwidth(folder, progress=bar)
-
-
-def _estimate_as_json(path: str, found: Recommendation, measured: bool) -> None:
-    fields = ("stored_bytes", "encode_bytes_per_second", "decode_bytes_per_second", "save_seconds", "load_seconds")
-    show.as_json(
-        {
-            "path": path,
-            "chain": str(found.chain),
-            "reason": found.reason,
-            "raw_bytes": found.raw_bytes,
-            "sampled_bytes": found.sampled_bytes,
-            "bandwidth_bytes_per_second": found.bandwidth,
-            "bandwidth_measured": measured,
-            "workers": found.workers,
-            "candidates": [
-                {"chain": each.chain, **{name: getattr(each, name) for name in fields}} for each in found.estimates
-            ],
-        }
-    )
-
-
-# -- saves and loads -------------------------------------------------------------------------------------------
-
-
 def _save_and_load(
-    path: str | None, at: str, chains: list[Chain], keys: Any, size: int, runs: int, threads: int, json: bool
+    path: str | None, at: str, chains: list[Chain], keys: KeyRing, size: int, runs: int, threads: int, out: Output
 ) -> int:
-    from streamxf.cli.timing import measure, portion_of, random_weights
+    from streamxf.cli.timing import Side, measure, portion_of, random_weights
     from streamxf.tuning.estimate import choose
 
     if not os.path.isdir(at):
@@ -207,102 +158,42 @@ def _save_and_load(
     if path is None:
         state = random_weights(size)
     else:
-        with show.progress("Reading", json) as bar:
+        with out.progress("Reading") as bar:
             state = portion_of(path, keys, size, bar)
-    sides = [_side(each, threads) for each in chains]
-    with TemporaryDirectory(prefix="streamxf-tune-", dir=at) as folder, show.progress("Saving", json) as bar:
+    sides = [Side.of(chain, thread_count=threads) for chain in chains]
+    with TemporaryDirectory(prefix="streamxf-tune-", dir=at) as folder, out.progress("Saving") as bar:
         found = measure(state, sides, Path(folder), runs, progress=bar)
     best = found[choose(found)]
-    if json:
-        _timings_as_json(path, at, found, best)
-    else:
-        _print_timings(path, at, found, best, runs)
-    return FINE if all(each.correct for each in found) else FAILED
-
-
-def _timings_as_json(path: str | None, at: str, found: list[Timing], best: Timing) -> None:
-    fields = ("stored_bytes", "save_seconds", "load_seconds", "correct")
-    show.as_json(
-        {
-            "path": path,
-            "at": at,
-            "good": all(each.correct for each in found),
-            "chain": best.side,
-            "raw_bytes": best.raw_bytes,
-            "items": best.items,
-            "candidates": [{"chain": each.side, **{name: getattr(each, name) for name in fields}} for each in found],
-        }
-    )
-
-
-def _print_timings(path: str | None, at: str, found: list[Timing], best: Timing, runs: int) -> None:
-    out = show.console()
-    out.print(
+    good = all(each.correct for each in found)
+    if out.json:
+        facts = {"path": path, "at": at, "good": good, "chain": best.side}
+        facts |= {name: value for name, value in asdict(best).items() if name in ("raw_bytes", "items")}
+        as_json(facts | {"candidates": _facts_of([each.side for each in found], found, (*_FIGURES, "correct"))})
+        return FINE if good else FAILED
+    say(
         f"{size_text(best.raw_bytes)} of {path or 'random weights'} in {many(best.items, 'tensor')}, saved at {at}\n"
         f"Medians of {many(runs, 'run')} of each chain in turn, after one to warm up."
     )
-    rows = []
-    for each in found:
-        save, load = (f"{each.raw_bytes / took / 1e6:,.0f}" for took in (each.save_seconds, each.load_seconds))
-        rows.append((each.side, each, save, load))
-    _print_figures(rows, ("save\nMB/s", "load\nMB/s"), best.side)
+    print_figures("chain", found, DONE, best)
+    say(f"recommended: {best.label}")
     for each in found:
         if not each.correct:
-            out.print(f"NOT IDENTICAL AFTER A LOAD by {each.side or NO_CHAIN}: do not save with it")
+            say(f"NOT IDENTICAL AFTER A LOAD by {each.label}: do not save with it")
+    return FINE if good else FAILED
 
 
-def _side(chain: Chain, threads: int) -> Side:
-    from streamxf.cli.timing import Side
-    from streamxf.dcp.reader import FileSystemReader
-    from streamxf.dcp.writer import FileSystemWriter
-
-    encryption: Any = chain.encryption
-    keys = list(encryption.recipients) if encryption is not None else None
-    return Side(
-        str(chain),
-        partial(FileSystemWriter, thread_count=threads, _extensions=list(chain)),
-        partial(FileSystemReader, keys=keys),
-    )
+def print_figures(heading: str, found: Sequence[Any], rates: Mapping[str, str], best: Any = None) -> None:
+    """A table of sizes, times, and rates by heading and attribute, of timings or estimates; `best` stands out."""
+    numbers = ("stored", "of raw", "save", "load", *rates)
+    table = Table(heading, *numbers, right=numbers)
+    for each in found:
+        times = (f"{took:,.3f} s" for took in (each.save_seconds, each.load_seconds))
+        speeds = (f"{getattr(each, name) / 1e6:,.0f}" for name in rates.values())
+        sizes = size_text(each.stored_bytes), f"{each.stored_bytes / each.raw_bytes:.3f}"
+        table.row(each.label, *sizes, *times, *speeds, style="bold" if each is best else "")
+    table.print()
 
 
-# -- what people see -------------------------------------------------------------------------------------------
-
-
-def _print_figures(
-    found: Sequence[tuple[str, Timing | Estimate, str, str]], speeds: tuple[str, str], best: str
-) -> None:
-    """A table and charts of what chains took, and the one to choose. `found` has a chain, its figures and two speeds,
-    whose headings are `speeds`.
-    """
-    out = show.console()
-    numbers = ("stored", "of raw", *speeds, "save", "load")
-    table = show.table("chain", *numbers, right=numbers)
-    for chain, each, *rates in found:
-        cells = size_text(each.stored_bytes), f"{each.stored_bytes / each.raw_bytes:.3f}", *rates
-        seconds = f"{each.save_seconds:,.3f} s", f"{each.load_seconds:,.3f} s"
-        show.row(table, chain or NO_CHAIN, *cells, *seconds, style="bold" if chain == best else "")
-    out.print(table)
-    width = min(out.width, _WIDTH)
-    out.print("\n".join(chart("seconds to save", [(chain, each.save_seconds) for chain, each, *_ in found], width)))
-    out.print("\n".join(chart("seconds to load", [(chain, each.load_seconds) for chain, each, *_ in found], width)))
-    out.print(f"\nrecommended: {best or NO_CHAIN}")
-
-
-def chart(title: str, bars: Sequence[tuple[str, float]], width: int) -> list[str]:
-    """The lines of a bar chart, none of them longer than `width`: labels, and numbers that are not negative."""
-    labels = [printable(label or NO_CHAIN, _LONGEST_LABEL) for label, _ in bars]
-    values = [f"{value:,.3f}" for _, value in bars]
-    left, right = max(map(len, labels)), max(map(len, values))
-    room = max(8, width - left - right - 4)
-    longest = max(value for _, value in bars) or 1.0
-    drawn = [_drawn(value / longest, room) for _, value in bars]
-    lines = zip(labels, drawn, values, strict=True)
-    return [title, *(f"  {label:<{left}} {bar} {value:>{right}}" for label, bar, value in lines)]
-
-
-def _drawn(share: float, room: int) -> str:
-    """A bar that fills a share of the room."""
-    if not show.can_show(_EIGHTHS):
-        return ("#" * max(1, round(share * room))).ljust(room)
-    whole, eighths = divmod(max(1, round(share * room * 8)), 8)
-    return (_EIGHTHS[8] * whole + (_EIGHTHS[eighths] if eighths else "")).ljust(room)
+def _facts_of(chains: Sequence[str], figures: Sequence[Any], names: Sequence[str]) -> list[dict[str, Any]]:
+    pairs = zip(chains, figures, strict=True)
+    return [{"chain": chain, **{name: getattr(each, name) for name in names}} for chain, each in pairs]

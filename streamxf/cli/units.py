@@ -39,6 +39,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def number(text: str) -> int:
+    """A whole number; raises BadParameter for anything else."""
+    if not re.fullmatch("-?[0-9]{1,18}", text, re.ASCII):
+        raise typer.BadParameter(f"{text!r:.40} is not a whole number")
+    return int(text)
+
+
 def rate(text: str) -> float:
     """``2GB/s`` in bytes per second; raises BadParameter for anything else, for nothing, and without a unit: whether
     ``500`` means MB/s is unknown.
@@ -51,6 +58,12 @@ def rate(text: str) -> float:
             raise typer.BadParameter(f"{text!r:.40} has no unit; write {bare:.20}MB/s or 2GB/s")
         raise typer.BadParameter(f"{text!r:.40} is not a bandwidth; write 500MB/s or 2GB/s")
     return found
+
+
+def metric(text: str) -> tuple[str, str]:
+    """``loss`` or ``accuracy:max``: the name of a metric, and whether lower (min) or higher values are better."""
+    name, _, mode = text.rpartition(":")
+    return (name, mode) if name and mode in ("min", "max") else (text, "min")
 
 
 def _quantity(text: str, units: dict[str, int]) -> float | None:

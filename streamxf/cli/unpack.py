@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
-
-from streamxf.cli import options, show, units
-from streamxf.cli.exits import FINE
+from streamxf.cli import options, units
+from streamxf.cli.show import Output
 
 EXAMPLES = (
     "streamxf unpack run/checkpoint-12 model.safetensors --model",
@@ -19,44 +17,26 @@ EXAMPLES = (
 
 
 def unpack(
-    source: options.Path,
-    target: Annotated[str, typer.Argument(metavar="TARGET", show_default=False, help="What to write, or its URL.")],
-    format: Annotated[
-        Literal["safetensors", "torch", "huggingface", "dcp"] | None,
-        typer.Option(
-            metavar="FORMAT",
-            help="safetensors, torch, huggingface, or dcp, a checkpoint that torch's own reader loads. By default what "
-            "TARGET ends in (.safetensors; .pt, .pth, .bin, .ckpt), else what was packed if that was a file or a "
-            "folder, else a Hugging Face folder.",
-        ),
-    ] = None,
-    only: options.Only = None,
-    prefix: Annotated[
-        str,
-        typer.Option(
-            "--prefix", metavar="TEXT", help="Only items with this prefix, which is removed from their names."
-        ),
-    ] = "",
-    shard_size: Annotated[
-        str, typer.Option("--shard-size", metavar="SIZE", help="Bytes of tensors in one file of a Hugging Face folder.")
-    ] = "5GB",
-    model: Annotated[
-        bool,
-        typer.Option(
-            "--model",
-            help="Only the model's tensors, by the names that the module and from_pretrained know. PATH may be what a "
-            "Trainer, Lightning or torchtitan saved.",
-        ),
-    ] = False,
-    skip_objects: Annotated[
-        bool, typer.Option("--skip-objects", help="Leave out non-tensor objects if the format has no place for them.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing target; of folders only Hugging Face ones.")
-    ] = False,
+    source: str = options.PATH,
+    target: str = options.argument("TARGET", "What to write, or its URL."),
+    format: Literal["safetensors", "torch", "huggingface", "dcp"] | None = options.value(
+        "FORMAT",
+        "safetensors, torch, huggingface, or dcp, a checkpoint that torch's own reader loads. By default what TARGET "
+        "ends in (.safetensors; .pt, .pth, .bin, .ckpt), else what was packed if that was a file or a folder, else a "
+        "Hugging Face folder.",
+    ),
+    only: list[str] | None = options.ONLY,
+    prefix: str = options.value("TEXT", "Only items with this prefix, which is removed from their names.", ""),
+    shard_size: str = options.value("SIZE", "Bytes of tensors in one file of a Hugging Face folder.", "5GB"),
+    model: bool = options.flag(
+        "Only the model's tensors, by the names that the module and from_pretrained know. PATH may be what a Trainer, "
+        "Lightning or torchtitan saved."
+    ),
+    skip_objects: bool = options.flag("Leave out non-tensor objects if the format has no place for them."),
+    overwrite: bool = options.flag("Replace an existing target; of folders only Hugging Face ones."),
     *,
     access: options.Access,
-    json: options.Json = False,
+    out: Output,
 ) -> int:
     """Write a checkpoint as a .safetensors or torch.save file, a Hugging Face folder or a stock DCP checkpoint.
 
@@ -69,7 +49,7 @@ def unpack(
     """
     from streamxf.tools.convert.unpack import unpack as write
 
-    with show.progress("Unpacking", json) as bar:
+    with out.progress("Unpacking") as bar:
         done = write(
             source,
             target,
@@ -83,8 +63,4 @@ def unpack(
             **access,
             progress=bar,
         )
-    if json:
-        show.as_json({"target": target, **asdict(done)})
-    else:
-        show.console().print(str(done))
-    return FINE
+    return out.result({"target": target, **asdict(done)}, str(done))

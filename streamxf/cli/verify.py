@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from streamxf.cli import options, show
-from streamxf.cli.exits import FAILED, FINE
 
 EXAMPLES = (
     "streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key",
@@ -14,7 +13,11 @@ EXAMPLES = (
 
 
 def verify(
-    path: options.Path, *, access: options.Access, expect_save_id: options.SaveIds = None, json: options.Json = False
+    path: str = options.PATH,
+    *,
+    access: options.Access,
+    expect_save_id: list[str] | None = options.SAVE_IDS,
+    out: show.Output,
 ) -> int:
     """Read every byte of a checkpoint or file, and say what is damaged.
 
@@ -26,11 +29,12 @@ def verify(
     """
     from streamxf.tools.verify.verify import verify as check
 
-    with show.progress("Verifying", json) as bar:
+    with out.progress("Verifying") as bar:
         report = check(path, **access, expect_save_id=expect_save_id, progress=bar)
-    if json:
-        facts = {"path": path, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)}
-        show.as_json(facts, show.budget_for(access["max_expansion"], path))
-    else:
-        show.report(str(report), report.ok)
-    return FINE if report.ok else FAILED
+    return out.report(
+        lambda: {"path": path, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)},
+        str(report),
+        report.ok,
+        access["max_expansion"],
+        path,
+    )

@@ -26,7 +26,7 @@ from streamxf.storage.files import open_regular
 BLOCK_BYTES = 1 << DEFAULT_BLOCK_LOG2  # that is how the writers cut streams
 BLOCKS = 24
 
-_GOLDEN = (math.sqrt(5) - 1) / 2
+GOLDEN = (math.sqrt(5) - 1) / 2
 
 Ints = tuple[int, ...]
 
@@ -104,7 +104,7 @@ def spans_in(parts: Sequence[Part]) -> list[Span]:
     hits: dict[tuple[int, Ints, Ints], int] = {}
     for number in range(BLOCKS):
         # Not the middle of each stretch: in a model of 24 equal layers that would be the same tensor every time.
-        within = (number + 1) * _GOLDEN % 1
+        within = (number + 1) * GOLDEN % 1
         position = min(int((number + within) / BLOCKS * total), total - 1)
         index = bisect_right(ends, position)
         part = parts[index]

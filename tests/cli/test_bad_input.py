@@ -31,7 +31,7 @@ READING = (
     "transcode",
     "tune",
 )
-ON_RUNS = ("list  {}", "latest  {}", "forget  {}  --keep-last  1  --yes")
+ON_RUNS = ("list  {}", "latest  {}", "forget  {}  --keep  last=1  --yes")
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def checkpoint_of_a_framework(folder: Path, kind: str) -> None:
         save_file({"weight": torch.ones(3)}, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("command", ["list", "latest", "forget --keep-last 1 --yes", "forget"])
+@pytest.mark.parametrize("command", ["list", "latest", "forget --keep last=1 --yes", "forget"])
 @pytest.mark.parametrize("kind", ["managed", "stock", "Trainer", "FSDP", "Lightning", "committed"])
 def test_of_a_checkpoint_its_run_is_named(run: Run, folder: Path, tmp_path: Path, kind: str, command: str):
     checkpoint = folder / "step-1000" if kind == "managed" else tmp_path / "runs of mine" / "step-12"
@@ -263,29 +263,29 @@ def test_a_path_cannot_steer_the_terminal(run: Run, plain: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "stay"),
     [
-        ("--keep-last 2", [300, 1000]),
-        ("-l 1", [1000]),
-        ("--keep-last unlimited", [100, 200, 300, 1000]),
-        ("-H 2", [300, 1000]),
-        ("-d 3", [200, 300, 1000]),
-        ("-d 5", [100, 200, 300, 1000]),
-        ("-w 1", [1000]),
-        ("-m 1", [1000]),
-        ("-y 1", [1000]),
-        ("-y 2", [100, 1000]),
-        ("--keep-within 1d", [300, 1000]),
-        ("--keep-within 30h", [300, 1000]),
-        ("--keep-last 3 --max-age 36h", [300, 1000]),
+        ("--keep last=2", [300, 1000]),
+        ("--keep last=1", [1000]),
+        ("--keep last=unlimited", [100, 200, 300, 1000]),
+        ("--keep hourly=2", [300, 1000]),
+        ("--keep daily=3", [200, 300, 1000]),
+        ("--keep daily=5", [100, 200, 300, 1000]),
+        ("--keep weekly=1", [1000]),
+        ("--keep monthly=1", [1000]),
+        ("--keep yearly=1", [1000]),
+        ("--keep yearly=2", [100, 1000]),
+        ("--keep within=1d", [300, 1000]),
+        ("--keep within=30h", [300, 1000]),
+        ("--keep last=3 --max-age 36h", [300, 1000]),
         ("--max-age 1W", [100, 200, 300, 1000]),
-        ("--keep-every 100", [100, 200, 300, 1000]),
-        ("--keep-every 200", [200, 1000]),
-        ("--keep-step 100 --keep-step 300", [100, 300, 1000]),
-        ("--keep-best 1 --metric loss", [200, 1000]),
-        ("--keep-best 1 --metric loss --mode max", [1000]),
-        ("--keep-best 2 --metric loss -l 2", [100, 200, 300, 1000]),
+        ("--keep every=100", [100, 200, 300, 1000]),
+        ("--keep every=200", [200, 1000]),
+        ("--keep step=100,step=300", [100, 300, 1000]),
+        ("--keep best=1 --metric loss", [200, 1000]),
+        ("--keep best=1 --metric loss:max", [1000]),
+        ("--keep best=2 --metric loss --keep last=2", [100, 200, 300, 1000]),
         ("--max-size 1B", [1000]),
         ("--max-size 2TB", [100, 200, 300, 1000]),
-        ("--max-size 1B --keep-step 100", [100, 1000]),
+        ("--max-size 1B --keep step=100", [100, 1000]),
     ],
 )
 def test_each_option(run: Run, folder: Path, arguments: str, stay: list[int]):
@@ -302,7 +302,7 @@ def test_each_option(run: Run, folder: Path, arguments: str, stay: list[int]):
 
 
 def test_what_it_prints(run: Run, folder: Path):
-    rules = ["--keep-last", "1", "--keep-best", "1", "--metric", "loss"]
+    rules = ["--keep", "last=1,best=1", "--metric", "loss"]
     done = run("forget", folder, *rules, "--yes")
     assert (done.code, done.err) == (0, "")
     first, *lines = done.out.splitlines()
@@ -320,7 +320,7 @@ def test_without_a_rule_those_of_the_job_are_shown(run: Run, folder: Path):
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[:3] == [
         "the job's own rules: last=1, every=200",
-        *run("forget", folder, "-l", "1", "--keep-every", "200", "--dry-run").out.splitlines()[:2],
+        *run("forget", folder, "--keep", "last=1,every=200", "--dry-run").out.splitlines()[:2],
     ]
     assert run("forget", folder, "--json").json["removed"] == ["step-100", "step-300"]
     assert steps(folder) == [*LOSSES, 1100]
@@ -341,9 +341,9 @@ def test_with_keys_those_of_the_job_are_followed(run: Run, tmp_path: Path, key: 
     done = run("forget", folder, "--yes", "--key", f"file:{key_file}", "--json")
     assert (done.code, done.json["removed"]) == (0, ["step-100", "step-300"])
     assert done.json["reasons"]["step-9000"] == ["not verified"]
-    done = run("forget", folder, "--keep-last", "2", "--yes", "--key", f"file:{key_file}", "--json")
+    done = run("forget", folder, "--keep", "last=2", "--yes", "--key", f"file:{key_file}", "--json")
     assert done.json["removed"] == [], "explicit rules win"
-    rules = ["--keep-last", "1", "--yes", "--run-id", ID]
+    rules = ["--keep", "last=1", "--yes", "--run-id", ID]
     assert run("forget", folder, *rules, "--key", f"file:{key_file}", "--json").json["removed"] == ["step-200"]
     done = run("forget", folder, "--yes", "--unverified", "--key", f"file:{key_file}")
     assert done.code == 2, "rules are never believed unverified"
@@ -358,7 +358,7 @@ def test_without_any_rule_it_refuses(run: Run, tmp_path: Path, plain: Path):
 
 
 def test_a_replay(run: Run, folder: Path):
-    done = run("forget", folder, "--keep-last", "2", "--replay")
+    done = run("forget", folder, "--keep", "last=2", "--replay")
     assert done.code == 0
     table = [line.split() for line in done.out.splitlines() if line.startswith(" step-")]
     assert table == [
@@ -376,7 +376,7 @@ def test_a_replay(run: Run, folder: Path):
 @pytest.mark.parametrize(("extras", "stays"), [("keep", True), ("remove", False)])
 def test_other_files_in_its_folder(run: Run, folder: Path, extras: str, stays: bool):
     (folder / "step-100" / "notes.txt").write_text("mine")
-    assert run("forget", folder, "-l", "3", "--extras", extras, "--yes").code == 0
+    assert run("forget", folder, "--keep", "last=3", "--extras", extras, "--yes").code == 0
     assert (folder / "step-100" / "notes.txt").exists() == stays
     assert not (folder / "step-100" / ".metadata").exists()
 
@@ -384,21 +384,26 @@ def test_other_files_in_its_folder(run: Run, folder: Path, extras: str, stays: b
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("--keep-last 0", "'0' is not a count"),
-        ("--keep-last all", "'all' is not a count"),
-        ("--keep-daily -2", "'-2' is not a count"),
-        ("--keep-every 0", "--keep-every 0: it is a number of steps, from 1"),
-        ("--keep-step -1", "steps="),
-        ("--keep-within 0", "--keep-within 0.0: it is a time, more than 0"),
-        ("--keep-within soon", "is not a time"),
+        ("--keep last=0", "'0' is not a count"),
+        ("--keep last=all", "'all' is not a count"),
+        ("--keep last", "'' is not a count"),
+        ("--keep last=1,last=2", "last is given twice"),
+        ("--keep last=1 --keep last=2", "last is given twice"),
+        ("--keep 3", "'3' is not a rule; write last=3"),
+        ("--keep last=3,", "'' is not a rule"),
+        ("--keep metric=3", "'metric=3' is not a rule"),
+        ("--keep daily=-2", "'-2' is not a count"),
+        ("--keep every=x", "'x' is not a whole number"),
+        ("--keep every=0", "every=0: it is a number of steps, from 1"),
+        ("--keep step=-1", "steps="),
+        ("--keep within=0", "within=0.0: it is a time, more than 0"),
+        ("--keep within=soon", "is not a time"),
         ("--max-size 0", "is not a size"),
-        ("--keep-best 2", "--metric NAME go together"),
-        ("--metric loss --keep-last 1", "--metric NAME go together"),
-        ("--keep-best 2 --metric loss --mode least", "least"),
-        ("--keep-last 1 --verify some", "some"),
-        ("--mode max", "no rules"),
-        ("--extras remove", "no rules"),
-        ("--keep-last 1 --replay", "--replay shows"),
+        ("--keep best=2", "--metric NAME go together"),
+        ("--metric loss --keep last=1", "--metric NAME go together"),
+        ("--keep last=1 --verify some", "some"),
+        ("--extras remove", "no rule"),
+        ("--keep last=1 --replay", "--replay shows"),
         ("--max-age 3x", "is not a time"),
     ],
 )
@@ -411,7 +416,7 @@ def test_what_makes_no_sense(run: Run, folder: Path, arguments: str, says: str):
 
 def test_nothing_is_removed_unasked(run: Run, folder: Path):
     for arguments in ([], ["--json"]):
-        done = run("forget", folder, "--keep-last", "1", *arguments)
+        done = run("forget", folder, "--keep", "last=1", *arguments)
         assert done.code == 2
         assert "--yes" in done.err
     assert steps(folder) == [*LOSSES, 1100]
@@ -419,7 +424,7 @@ def test_nothing_is_removed_unasked(run: Run, folder: Path):
 
 @pytest.mark.parametrize(("typed", "stay"), [("y\n", [1000]), ("n\n", [*LOSSES])])
 def test_at_a_terminal_it_asks(folder: Path, typed: str, stay: list[int]):
-    code, shown = at_terminal(["forget", folder, "-l", "1"], typed)
+    code, shown = at_terminal(["forget", folder, "--keep", "last=1"], typed)
     assert code == 0
     assert "would remove: step-100" in shown
     assert "Remove them? [y/N]" in shown
@@ -429,16 +434,16 @@ def test_at_a_terminal_it_asks(folder: Path, typed: str, stay: list[int]):
 
 def test_what_is_read_stays(run: Run, folder: Path):
     with hold(folder / "step-200"):
-        done = run("forget", folder, "-l", "1", "--yes", "--json")
+        done = run("forget", folder, "--keep", "last=1", "--yes", "--json")
     assert (done.code, list(done.json["in_use"])) == (0, ["step-200"])
     assert steps(folder) == [200, 1000, 1100]
-    assert run("forget", folder, "-l", "1", "--yes", "--json").json["removed"] == ["step-200"]
+    assert run("forget", folder, "--keep", "last=1", "--yes", "--json").json["removed"] == ["step-200"]
 
 
 def test_where_nothing_passes_the_check_nothing_is_removed(run: Run, folder: Path):
     for step in LOSSES:
         flip_bit(folder / f"step-{step}")
-    done = run("forget", folder, "-l", "1", "--yes", "--json")
+    done = run("forget", folder, "--keep", "last=1", "--yes", "--json")
     assert (done.code, done.json["removed"]) == (0, [])
     assert steps(folder) == [*LOSSES, 1100]
 
@@ -451,7 +456,7 @@ def test_a_newest_one_that_is_small_is_verified_in_full(run: Run, tmp_path: Path
         save({"weight": torch.ones(3), "object": ["text" * 2000]}, storage_writer=writer)
     (file,) = (tmp_path / "step-2").glob("*.distcp")
     flip_bit(tmp_path / "step-2", int(file.stat().st_size * place))
-    done = run("forget", tmp_path, "--keep-last", "1", "--yes")
+    done = run("forget", tmp_path, "--keep", "last=1", "--yes")
     assert steps(tmp_path) == [1, 2], done.out
     assert "step-1: the newest that verifies" in done.out
 
@@ -465,11 +470,11 @@ def test_what_cannot_be_removed_is_named(run: Run, folder: Path, monkeypatch: py
         unlink(folder, parts, name)
 
     monkeypatch.setattr(removal, "_unlink", refuse)
-    done = run("forget", folder, "-l", "3", "--yes")
+    done = run("forget", folder, "--keep", "last=3", "--yes")
     assert done.code == 1
     assert "not removed: step-100: PermissionError: " in done.out
     monkeypatch.undo()
-    assert run("forget", folder, "-l", "3", "--yes").code == 0
+    assert run("forget", folder, "--keep", "last=3", "--yes").code == 0
     assert steps(folder) == [200, 300, 1000, 1100]
 
 
@@ -480,7 +485,7 @@ def test_in_an_object_store(run: Run, folder: Path):
     try:
         assert run("latest", "memory://cli-run").out == "memory://cli-run/step-1000\n"
         assert len(run("list", "memory://cli-run", "--json").json["checkpoints"]) == 5
-        assert len(run("forget", "memory://cli-run", "-l", "1", "--yes", "--json").json["removed"]) == 3
+        assert len(run("forget", "memory://cli-run", "--keep", "last=1", "--yes", "--json").json["removed"]) == 3
         assert run("latest", "memory://cli-run").out == "memory://cli-run/step-1000\n"
     finally:
         fsspec.filesystem("memory").rm("/cli-run", recursive=True)
@@ -494,7 +499,7 @@ def test_the_library_says_the_same(run: Run, folder: Path):
 
 def test_a_metric_that_no_checkpoint_has(run: Run, folder: Path):
     """Or a typing error would remove all the best."""
-    done = run("forget", folder, "--keep-best", "1", "--metric", "los", "--yes")
+    done = run("forget", folder, "--keep", "best=1", "--metric", "los", "--yes")
     assert done.code == 2
     assert "no checkpoint has the metric 'los'; there are loss" in " ".join(done.err.split())
     assert steps(folder) == [*LOSSES, 1100]

@@ -20,7 +20,7 @@ COMMANDS = [
     ["diff", "s3://bucket/step", "s3://bucket/other"],
     ["list", "s3://bucket/step"],
     ["latest", "s3://bucket/step"],
-    ["forget", "s3://bucket/step", "--keep-last", "1", "--yes"],
+    ["forget", "s3://bucket/step", "--keep", "last=1", "--yes"],
 ]
 CREDENTIALS = {"key": "somebody", "secret": "something"}
 ONCE = {"config_kwargs": {"retries": {"max_attempts": 0}}}

@@ -74,10 +74,10 @@ def test_where_only_checkpoints_inside_will_do_they_are_named(
     ("command", "says"),
     [
         ("list run --run-id deadbeef", "--run-id 'deadbeef': "),
-        ("forget run --keep-every 0 --yes", "--keep-every 0: it is a number of steps, from 1"),
-        ("forget run --keep-last 0 --yes", "a number from 1, or unlimited (or -1)"),
+        ("forget run --keep every=0 --yes", "every=0: it is a number of steps, from 1"),
+        ("forget run --keep last=0 --yes", "a number from 1, or unlimited (or -1)"),
         ("forget run --yes", "give rules, or --dry-run"),
-        ("forget run --keep-last 1 --extras del", "'del' is not one of "),
+        ("forget run --keep last=1 --extras del", "'del' is not one of "),
         ("verify run/step-10 --key file:signer", "--key number 1: "),
         ("verify run/step-10 --key me", "key is 32 bytes, not a string; a string is a location"),
     ],
@@ -91,18 +91,32 @@ def test_errors_speak_of_options_and_not_of_python(
     done = run(*command.split())
     assert done.code == 2
     assert says in done.err
-    words = ("list_checkpoints", "every=", "keep=", "signer=", "keys[", "KeyRing", "fromhex", "Value error")
+    words = ("list_checkpoints", "keep=", "signer=", "keys[", "KeyRing", "fromhex", "Value error")
     assert not [word for word in words if word in done.err]
 
 
-def test_a_narrow_terminal_has_the_heading_of_what_is_named():
-    out = show.console()
-    out.width = 40
-    made = show.table("largest", "dtype", "shape")
-    show.row(made, show.ItemName("w" * 30), "float32", "1000000000 x 10")
-    with out.capture() as captured:
-        out.print(made)
-    assert captured.get().split()[:2] == ["largest", "w" * 30]
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "width", lambda: 40)
+
+
+def test_a_narrow_terminal_has_the_heading_of_what_is_named(narrow: None, capsys: pytest.CaptureFixture[str]):
+    table = show.Table("largest", "dtype", "shape")
+    table.row("w" * 30, "float32", "1000000000 x 10")
+    table.print()
+    assert capsys.readouterr().out.split()[:2] == ["largest", "w" * 30]
+
+
+def test_cells_are_folded_where_that_is_enough(narrow: None, capsys: pytest.CaptureFixture[str]):
+    table = show.Table("name", "size", "note", right=["size"], fold=["name", "note"])
+    table.row("layers.10.attention.weight", "1.0 MiB", "a few words")
+    table.row("\u6743" * 8, "12 bytes", "")  # letters that take two columns
+    table.print()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert max(len(line) + sum(letter == "\u6743" for letter in line) for line in lines) <= 40
+    assert [line.split()[0] for line in lines if "." in line][:2] == ["layers.10.", "attention.weight"]
+    ends = {line.index("MiB") + 3 for line in lines if "MiB" in line}
+    assert ends == {lines[0].index("size") + 4}
 
 
 def test_of_a_trainers_folder_a_file_in_a_checkpoint_is_no_other(run: Run, tmp_path: Path):
