@@ -27,10 +27,10 @@ EXAMPLES = (
 )
 
 _SIZE = 2**28
+_MEASURED = ("stored_bytes", "save_seconds", "load_seconds", "correct")
 
 DONE = {"save MB/s": "save_bytes_per_second", "load MB/s": "load_bytes_per_second"}
 _CODED = {"encode MB/s": "encode_bytes_per_second", "decode MB/s": "decode_bytes_per_second"}
-_FIGURES = ("stored_bytes", "save_seconds", "load_seconds")
 
 
 def tune(
@@ -114,6 +114,7 @@ def _estimate(
     out: Output,
 ) -> int:
     from streamxf.tuning.bandwidth import measure_bandwidth
+    from streamxf.tuning.estimate import FIGURES
     from streamxf.tuning.tuner import tune as estimate
 
     if bandwidth is not None and at is not None:
@@ -126,7 +127,7 @@ def _estimate(
     with out.progress("Trying chains") as bar:
         found = estimate(path, bandwidth=rate, chains=chains, keys=keys, workers=workers, progress=bar)
     facts = {name: value for name, value in found.to_dict().items() if "/" not in name}
-    candidates = _facts_of([each.chain for each in found.estimates], found.estimates, (*_FIGURES, *_CODED.values()))
+    candidates = _facts_of([each.chain for each in found.estimates], found.estimates, FIGURES)
     if out.json:
         as_json({"path": path, **facts, "bandwidth_measured": bandwidth is None, "candidates": candidates})
         return FINE
@@ -168,7 +169,7 @@ def _save_and_load(
     if out.json:
         facts = {"path": path, "at": at, "good": good, "chain": best.side}
         facts |= {name: value for name, value in asdict(best).items() if name in ("raw_bytes", "items")}
-        as_json(facts | {"candidates": _facts_of([each.side for each in found], found, (*_FIGURES, "correct"))})
+        as_json(facts | {"candidates": _facts_of([each.side for each in found], found, _MEASURED)})
         return FINE if good else FAILED
     say(
         f"{size_text(best.raw_bytes)} of {path or 'random weights'} in {many(best.items, 'tensor')}, saved at {at}\n"

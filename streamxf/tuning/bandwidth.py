@@ -11,14 +11,10 @@ from streamxf.progress import Progress
 
 _STEP = 64 * 2**20
 _MAX_FILE = 256 * 2**20
-_WRITE = 2**20
-_SECONDS = 2.0
 _MAX_BYTES = 4 * 2**30
 
 
-def measure_bandwidth(
-    folder: str | os.PathLike[str], *, seconds: float = _SECONDS, progress: Progress | None = None
-) -> float:
+def measure_bandwidth(folder: str, *, seconds: float = 2.0, progress: Progress | None = None) -> float:
     """Bytes per second that reach the disk of a folder, written by one thread.
 
     For about `seconds`, noise, which no file system compresses, is written over and over into a file of at most 256
@@ -32,10 +28,9 @@ def measure_bandwidth(
             if progress is not None:
                 progress.expect(_STEP)
             file.seek(written % _MAX_FILE)
-            for start in range(0, _STEP, _WRITE):
-                write_all(file, noise[start : start + _WRITE])
-                if progress is not None:
-                    progress.advance(_WRITE)
+            write_all(file, noise)
+            if progress is not None:
+                progress.advance(_STEP)
             os.fsync(file.fileno())
             written += _STEP
             taken = time.perf_counter() - begin

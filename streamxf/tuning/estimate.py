@@ -15,6 +15,7 @@ from streamxf.wording import many, rate_text, size_text
 
 CLOSE = 1.05  # saves within this factor of the fastest count as equally fast: timings are no better than that
 
+FIGURES = ("stored_bytes", "encode_bytes_per_second", "decode_bytes_per_second", "save_seconds", "load_seconds")
 _ENTRY_BYTES = 8
 
 
@@ -24,11 +25,13 @@ class Estimate:
 
     - `chain`: its text form, which `Chain.parse` reads; empty for no chain.
     - `raw_bytes`: bytes of the source's tensors, or of the file.
-    - `stored_bytes`: what they would take in storage, containers included.
+    - `stored_bytes`: what they would take in storage, containers included; `ratio`, for each raw byte.
     - `encode_bytes_per_second`, `decode_bytes_per_second`: raw bytes that one worker codes.
     - `workers`: how many of them share the coding. Without a chain it is one: the CRC is computed by the thread that
       writes.
     - `bandwidth`: of the storage, in bytes per second.
+
+    `save_seconds` and `load_seconds` are those of the whole: coding overlaps writing and reading, so the slower counts.
     """
 
     chain: str
@@ -45,12 +48,10 @@ class Estimate:
 
     @property
     def ratio(self) -> float:
-        """Stored bytes for each raw byte."""
         return self.stored_bytes / self.raw_bytes
 
     @property
     def encode_seconds(self) -> float:
-        """What all workers together need to encode everything; the same for decoding."""
         return self.raw_bytes / (self.encode_bytes_per_second * self.workers)
 
     @property
@@ -59,12 +60,10 @@ class Estimate:
 
     @property
     def transfer_seconds(self) -> float:
-        """What the storage needs to take or give the stored bytes."""
         return self.stored_bytes / self.bandwidth
 
     @property
     def save_seconds(self) -> float:
-        """What a save would take: coding and writing overlap, so the slower of them; the same for a load."""
         return max(self.encode_seconds, self.transfer_seconds)
 
     @property
@@ -147,23 +146,12 @@ class Recommendation:
 
     def to_dict(self) -> dict[str, int | float | str]:
         """Everything in a flat dictionary, for experiment trackers and JSON; the keys name the units."""
-        found: dict[str, int | float | str] = {
-            "chain": str(self.chain),
-            "reason": self.reason,
-            "raw_bytes": self.raw_bytes,
-            "sampled_bytes": self.sampled_bytes,
-            "bandwidth_bytes_per_second": self.bandwidth,
-            "workers": self.workers,
-        }
+        names = ("reason", "raw_bytes", "sampled_bytes", "workers")
+        found: dict[str, int | float | str] = {name: getattr(self, name) for name in names}
+        found |= {"chain": str(self.chain), "bandwidth_bytes_per_second": self.bandwidth}
         for each in self.estimates:
-            found |= {
-                f"stored_bytes/{each.label}": each.stored_bytes,
-                f"stored_per_raw_byte/{each.label}": each.ratio,
-                f"encode_bytes_per_second/{each.label}": each.encode_bytes_per_second,
-                f"decode_bytes_per_second/{each.label}": each.decode_bytes_per_second,
-                f"save_seconds/{each.label}": each.save_seconds,
-                f"load_seconds/{each.label}": each.load_seconds,
-            }
+            found |= {f"{name}/{each.label}": getattr(each, name) for name in FIGURES}
+            found[f"stored_per_raw_byte/{each.label}"] = each.ratio
         return found
 
     def __str__(self) -> str:
@@ -173,12 +161,8 @@ class Recommendation:
             rates = rate_text(each.encode_bytes_per_second), rate_text(each.decode_bytes_per_second)
             times = f"{each.save_seconds:,.3f} s", f"{each.load_seconds:,.3f} s"
             rows.append((f"{mark} {each.label}", size_text(each.stored_bytes), f"{each.ratio:.3f}", *rates, *times))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            f"{label:<{widths[0]}}"
-            + "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-            for label, *cells in rows
-        ]
+        first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+        lines = ("  ".join([label.ljust(first), *map(str.rjust, cells, widths)]) for label, *cells in rows)
         title = (
             f"{size_text(self.raw_bytes)} to storage of {rate_text(self.bandwidth)}, coded by "
             f"{many(self.workers, 'worker')}; measured on {size_text(self.sampled_bytes)}"

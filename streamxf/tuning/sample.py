@@ -4,10 +4,7 @@ these pieces are read, checked as in any load.
 
 from __future__ import annotations
 
-import io
 import math
-import os
-import stat
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +14,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from streamxf.checkpoint.reading import Box, BoxReader
-from streamxf.errors import ParameterError
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
-from streamxf.storage.files import open_regular
+from streamxf.storage.storage import Storage
 
 BLOCK_BYTES = 1 << DEFAULT_BLOCK_LOG2  # that is how the writers cut streams
 BLOCKS = 24
@@ -160,18 +156,10 @@ class RawFile:
     """A file of any kind: bytes of unknown meaning."""
 
     def __init__(self, path: str) -> None:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise ParameterError("this is not a regular file, so no sample can be taken of it", file=path)
-        self._path = path
-        self.parts = [Part(path, (status.st_size,), 1)]
+        self._storage = Storage.of(path)
+        with self._storage.open(random=True) as file:
+            self.parts = [Part(path, (file.size,), 1)]
 
     def read(self, spans: Sequence[Span]) -> list[bytes]:
-        found = []
-        with io.BufferedReader(open_regular(self._path)) as file:
-            for span in spans:
-                file.seek(span.offset[0])
-                found.append(file.read(span.lengths[0]))
-                if len(found[-1]) < span.lengths[0]:
-                    raise ParameterError("the file was cut while it was sampled: is it being written?", file=self._path)
-        return found
+        with self._storage.open(random=True) as file:
+            return [file.read(span.offset[0], span.lengths[0]) for span in spans]

@@ -115,7 +115,7 @@ def tune(
     return Recommendation(candidates[chosen], estimates, raw_bytes, size, float(bandwidth), threads, why)
 
 
-def source_of(source: object, keys: KeysLike) -> Sampled:
+def source_of(source: Any, keys: KeysLike) -> Sampled:
     """The source that `tune` was given; raises as `tune` does."""
     if isinstance(source, Mapping):
         from streamxf.tuning.state import StateDict  # needs torch
@@ -126,15 +126,12 @@ def source_of(source: object, keys: KeysLike) -> Sampled:
             f"tune takes a state dict, a checkpoint's folder or a file, not {type(source).__name__}; of a model, pass "
             "model.state_dict()"
         )
-    path = os.fspath(source)
-    if not isinstance(path, str):
-        raise ParameterError(f"tune takes paths as strings, not {type(path).__name__}; os.fsdecode makes one of it")
     try:
-        return StoredTensors(open_source(Storage.of(path), Access.of(keys)))
+        return StoredTensors(open_source(Storage.of(source), Access.of(keys)))
     except (NoCheckpointError, UnsupportedError):
-        if not os.path.isfile(path):
+        if not os.path.isfile(source):
             raise
-        return RawFile(path)
+        return RawFile(os.fspath(source))
 
 
 def _candidates(chains: Iterable[ChainLike] | None, keys: KeysLike) -> list[Chain]:

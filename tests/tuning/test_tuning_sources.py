@@ -22,6 +22,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import streamxf
 from streamxf import LZ4, Checksum, Encrypt, FloatZip, Key
 from streamxf.errors import (
+    ContainerError,
     KeyMissingError,
     MetadataError,
     NoCheckpointError,
@@ -371,14 +372,14 @@ def test_a_file_that_is_cut_meanwhile_is_an_error(tmp_path: Path) -> None:
     file.write_bytes(bytes(1000))
     source = RawFile(str(file))
     os.truncate(file, 10)
-    with pytest.raises(ParameterError, match="was cut") as caught:
+    with pytest.raises(ContainerError, match="was cut") as caught:
         source.read(spans_in(source.parts))
     assert caught.value.file == str(file)
 
 
 def test_devices_and_pipes_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ParameterError, match="not a regular file"):
+    with pytest.raises(MetadataError, match="not a regular file"):
         RawFile(str(tmp_path / "pipe"))
     with pytest.raises(FileNotFoundError, match="missing"):
         RawFile(str(tmp_path / "missing"))
