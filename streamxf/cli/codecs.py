@@ -13,7 +13,6 @@ from streamxf.wording import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from streamxf.codec import Codec
     from streamxf.registry import CodecRegistry
 
 EXAMPLES = ("streamxf codecs",)
@@ -43,9 +42,13 @@ def codecs(*, out: show.Output) -> int:
 
 def _codec(registry: CodecRegistry, name: str) -> dict[str, Any]:
     """For JSON; version, role, implementation and parameters are None where the codec does not load."""
+    from streamxf.codec import parameter_fields
+    from streamxf.descriptor import ENCRYPT
     from streamxf.registry import short_name
 
     cls, problem = _loaded(registry.find, name)
+    # of Encrypt none: a chain's text has no keys
+    parameters = parameter_fields(cls) if cls and name != ENCRYPT else ()
     return {
         "name": short_name(name),
         "problem": problem,
@@ -53,7 +56,7 @@ def _codec(registry: CodecRegistry, name: str) -> dict[str, Any]:
         "version": cls and cls.version,
         "role": cls and cls.role,
         "implementation": cls and cls.implementation(),
-        "parameters": cls and _parameters(cls),
+        "parameters": cls and {each.name: None if each.default is MISSING else each.default for each in parameters},
         "from": _from(registry.packages(name)),
     }
 
@@ -70,29 +73,19 @@ def _from(packages: Sequence[str]) -> list[str]:
     return [*packages] or [f"streamxf=={__version__}"]
 
 
-def _parameters(cls: type[Codec]) -> dict[str, Any]:
-    """The parameters in the text form of a chain, with their defaults."""
-    from streamxf.codec import parameter_fields
-    from streamxf.descriptor import ENCRYPT
-
-    if cls.name == ENCRYPT:  # a chain's text has no keys
-        return {}
-    return {field.name: None if field.default is MISSING else field.default for field in parameter_fields(cls)}
-
-
 def _print(found: list[dict[str, Any]], keys: list[dict[str, Any]]) -> None:
-    codecs = show.Table(
-        "codec", "version", "role", "runs", "parameters", "from", right=["version"], fold=["parameters", "from"]
-    )
+    headings = ("codec", "version", "role", "runs", "parameters", "from")
+    codecs = show.Table(*headings, right=["version"], fold=["parameters", "from"])
     for each in found:
-        parameters = (each["parameters"] or {}).items()
-        text = ", ".join(name if value is None else f"{name}={value}" for name, value in parameters)
-        what = (each["name"], str(each["version"] or ""), each["role"] or "", each["implementation"] or "")
-        codecs.row(*what, text, ", ".join(each["from"]))
-    codecs.print()
+        parameters = (
+            name if value is None else f"{name}={value}" for name, value in (each["parameters"] or {}).items()
+        )
+        facts = (str(each[name] or "") for name in ("name", "version", "role", "implementation"))
+        codecs.row(*facts, ", ".join(parameters), ", ".join(each["from"]))
     places = show.Table("keys from", "from")
     for each in keys:
         places.row(f"{each['name']}:", ", ".join(each["from"]))
+    codecs.print()
     places.print()
     for each in (*found, *keys):
         if each["problem"] is not None:

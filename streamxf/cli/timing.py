@@ -72,6 +72,10 @@ class Timing:
     correct: bool
 
     @property
+    def chain(self) -> str:
+        return self.side
+
+    @property
     def label(self) -> str:
         return self.side or "no chain"
 

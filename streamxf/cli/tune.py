@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -119,22 +118,21 @@ def _estimate(
 
     if bandwidth is not None and at is not None:
         raise ParameterError("--at measures the bandwidth, and --bandwidth sets it: pass only one of them")
-    rate = bandwidth
-    if rate is None:
+    source = "measured" if bandwidth is None else "as given"
+    if bandwidth is None:
         folder = at if at is not None else _folder_of(path)
         with out.progress("Measuring the disk") as bar:
-            rate = measure_bandwidth(folder, progress=bar)
+            bandwidth = measure_bandwidth(folder, progress=bar)
     with out.progress("Trying chains") as bar:
-        found = estimate(path, bandwidth=rate, chains=chains, keys=keys, workers=workers, progress=bar)
-    facts = {name: value for name, value in found.to_dict().items() if "/" not in name}
-    candidates = _facts_of([each.chain for each in found.estimates], found.estimates, FIGURES)
+        found = estimate(path, bandwidth=bandwidth, chains=chains, keys=keys, workers=workers, progress=bar)
     if out.json:
-        as_json({"path": path, **facts, "bandwidth_measured": bandwidth is None, "candidates": candidates})
+        facts = {name: value for name, value in found.to_dict().items() if "/" not in name}
+        facts |= {"path": path, "bandwidth_measured": source == "measured"}
+        as_json(facts | {"candidates": _facts_of(found.estimates, FIGURES)})
         return FINE
     say(
-        f"{size_text(found.raw_bytes)} to storage of {rate_text(found.bandwidth)} "
-        f"({'measured' if bandwidth is None else 'as given'}), {many(found.workers, 'worker')}, measured on "
-        f"{size_text(found.sampled_bytes)}"
+        f"{size_text(found.raw_bytes)} to storage of {rate_text(found.bandwidth)} ({source}), "
+        f"{many(found.workers, 'worker')}, measured on {size_text(found.sampled_bytes)}"
     )
     best = next(each for each in found.estimates if each.chain == str(found.chain))
     print_figures("chain", found.estimates, _CODED, best)
@@ -165,22 +163,25 @@ def _save_and_load(
     with TemporaryDirectory(prefix="streamxf-tune-", dir=at) as folder, out.progress("Saving") as bar:
         found = measure(state, sides, Path(folder), runs, progress=bar)
     best = found[choose(found)]
-    good = all(each.correct for each in found)
+    wrong = [each.label for each in found if not each.correct]
     if out.json:
-        facts = {"path": path, "at": at, "good": good, "chain": best.side}
-        facts |= {name: value for name, value in asdict(best).items() if name in ("raw_bytes", "items")}
-        as_json(facts | {"candidates": _facts_of([each.side for each in found], found, _MEASURED)})
-        return FINE if good else FAILED
+        facts = {"path": path, "at": at, "good": not wrong, "chain": best.chain, "items": best.items}
+        as_json(facts | {"raw_bytes": best.raw_bytes, "candidates": _facts_of(found, _MEASURED)})
+        return FAILED if wrong else FINE
     say(
         f"{size_text(best.raw_bytes)} of {path or 'random weights'} in {many(best.items, 'tensor')}, saved at {at}\n"
         f"Medians of {many(runs, 'run')} of each chain in turn, after one to warm up."
     )
     print_figures("chain", found, DONE, best)
-    say(f"recommended: {best.label}")
-    for each in found:
-        if not each.correct:
-            say(f"NOT IDENTICAL AFTER A LOAD by {each.label}: do not save with it")
-    return FINE if good else FAILED
+    say(
+        "\n".join(
+            [
+                f"recommended: {best.label}",
+                *(f"NOT IDENTICAL AFTER A LOAD by {each}: do not save with it" for each in wrong),
+            ]
+        )
+    )
+    return FAILED if wrong else FINE
 
 
 def print_figures(heading: str, found: Sequence[Any], rates: Mapping[str, str], best: Any = None) -> None:
@@ -195,6 +196,5 @@ def print_figures(heading: str, found: Sequence[Any], rates: Mapping[str, str], 
     table.print()
 
 
-def _facts_of(chains: Sequence[str], figures: Sequence[Any], names: Sequence[str]) -> list[dict[str, Any]]:
-    pairs = zip(chains, figures, strict=True)
-    return [{"chain": chain, **{name: getattr(each, name) for name in names}} for chain, each in pairs]
+def _facts_of(found: Sequence[Any], names: Sequence[str]) -> list[dict[str, Any]]:
+    return [{name: getattr(each, name) for name in ("chain", *names)} for each in found]
