@@ -11,7 +11,8 @@ import typer
 from streamxf.cli import options
 from streamxf.version import __version__
 
-# Each module has the command as a function of its own name, and examples of it. It imports what is heavy when it runs.
+# A command is a function of its own name, in a module of that name unless `_TOGETHER` has another; what is heavy is
+# imported when it runs.
 PANELS = {
     "Look": ("inspect", "diff", "cat"),
     "Check and repair": ("verify", "salvage", "clean"),
@@ -21,10 +22,20 @@ PANELS = {
     "Choose a chain": ("tune", "codecs", "demo"),
 }
 COMMANDS = [name for panel in PANELS.values() for name in panel]
+_TOGETHER = {
+    **dict.fromkeys(("pack", "unpack", "transcode"), "convert"),
+    **dict.fromkeys(("keygen", "rekey", "recipients"), "keys"),
+}
 
 
-def module_of(command: str) -> Any:
-    return import_module(f"streamxf.cli.{command}")
+def _function(command: str) -> Any:
+    return getattr(import_module(f"streamxf.cli.{_TOGETHER.get(command, command)}"), command)
+
+
+def help_of(command: str) -> tuple[str, list[str]]:
+    """What a command does, in paragraphs of one line each, and examples of it."""
+    text, _, examples = cleandoc(_function(command).__doc__).partition("\n\nExamples:\n")
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n")), examples.split("\n")
 
 
 def _version(asked: bool) -> None:
@@ -54,12 +65,9 @@ def command_line(named: str | None = None) -> Any:
     app.callback()(_options)
     for panel, names in PANELS.items():
         for name in [named] if named in names else [] if named in COMMANDS else names:
-            module = module_of(name)
-            command = getattr(module, name)
-            paragraphs = (" ".join(part.split()) for part in cleandoc(command.__doc__).split("\n\n"))
-            examples = "\n\n".join(("[bold]Examples[/bold]", *module.EXAMPLES))
-            put = app.command(name, help="\n\n".join(paragraphs), rich_help_panel=panel, epilog=examples)
-            put(options.expanded(command))
+            text, examples = help_of(name)
+            epilog = "\n\n".join(("[bold]Examples[/bold]", *examples))
+            app.command(name, help=text, rich_help_panel=panel, epilog=epilog)(options.expanded(_function(name)))
     made: Any = typer.main.get_command(app)
     for each in (made, *made.commands.values()):
         for parameter in each.get_params(typer.Context(each)):

@@ -11,11 +11,6 @@ from streamxf.cli.exits import FINE
 from streamxf.errors import UnsupportedError
 from streamxf.format.limits import PLAIN_MAGIC
 
-EXAMPLES = (
-    "streamxf cat weights.pt.sxf --key file:team.key > weights.pt",
-    "curl -s https://host/data.tar.sxf | streamxf cat - | tar -x",
-)
-
 _STEP = 16 * 2**20  # bytes: as many blocks as keep the workers busy
 
 
@@ -32,6 +27,10 @@ def cat(
 
     Each block is checked before it is written. At a damaged block the command ends with exit code 1, and what was
     written so far is intact.
+
+    Examples:
+    streamxf cat weights.pt.sxf --key file:team.key > weights.pt
+    curl -s https://host/data.tar.sxf | streamxf cat - | tar -x
     """
     from streamxf.errors import located
     from streamxf.keys import KeyRing

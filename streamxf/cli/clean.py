@@ -10,11 +10,6 @@ from streamxf.cli import options, units
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.cli.show import Output
 
-EXAMPLES = (
-    "streamxf clean /checkpoints/step-1000 --dry-run",
-    "streamxf clean /checkpoints/step-1000 --min-age 2h --yes",
-)
-
 
 def clean(
     path: str = options.PATH,
@@ -34,6 +29,10 @@ def clean(
 
     It lists these files, and asks first. The checkpoint's own files stay, and so do files that no writer makes. The
     next save removes leftovers, too. If the checkpoint is incomplete, nothing is removed.
+
+    Examples:
+    streamxf clean /checkpoints/step-1000 --dry-run
+    streamxf clean /checkpoints/step-1000 --min-age 2h --yes
     """
     from streamxf.tools.clean import clean as tool
 

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
     from streamxf.registry import CodecRegistry
 
-EXAMPLES = ("streamxf codecs",)
-
 
 def codecs(*, out: show.Output) -> int:
     """List the codecs and key providers that are installed, the packages that they come from, and whether they load.
 
     Loading imports the packages of third parties in this process. The column "runs" says whether FloatZip's compiled
     kernel is used or numpy, which is slower and reads and writes the same.
+
+    Examples:
+    streamxf codecs
     """
     from streamxf.keys import location
     from streamxf.registry import CodecRegistry

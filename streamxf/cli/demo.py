@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from streamxf.cli.timing import State
     from streamxf.keys import Key
 
-EXAMPLES = ("streamxf demo --runs 1",)
 
 _BIT = 3
 _FIELDS = ("timings", "second_process", "flipped")
@@ -42,6 +41,9 @@ def demo(
     The weights of all-MiniLM-L6-v2 are saved and loaded in fp32 and bf16, by stock DCP and through a chain. A second
     process, which is given path and key only, compares the checkpoint with the model. Then one bit is flipped, and a
     load has to find it.
+
+    Examples:
+    streamxf demo --runs 1
     """
     if find_spec("safetensors") is None:
         raise UnsupportedError("the demo needs safetensors: pip install 'streamxf[cli]'")

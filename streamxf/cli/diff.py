@@ -15,12 +15,6 @@ from streamxf.wording import many, printable
 if TYPE_CHECKING:
     from streamxf.tools.diff.difference import Change, Difference
 
-EXAMPLES = (
-    "streamxf diff /checkpoints/step-1000 /checkpoints/step-2000",
-    "streamxf diff /checkpoints/step-1000 model.safetensors --prefix-a model.",
-    "streamxf diff before after --only '*.weight' --values",
-)
-
 
 def diff(
     a: str = options.PATH,
@@ -45,6 +39,11 @@ def diff(
     compared.
 
     Exit codes: 0 the same; 1 different, or damaged; 2 it could not start.
+
+    Examples:
+    streamxf diff /checkpoints/step-1000 /checkpoints/step-2000
+    streamxf diff /checkpoints/step-1000 model.safetensors --prefix-a model.
+    streamxf diff before after --only '*.weight' --values
     """
     from streamxf.tools.diff.diff import diff as compare
 

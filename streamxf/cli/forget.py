@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from streamxf.manager.listing import Run
     from streamxf.manager.retention import Retention
 
-EXAMPLES = (
-    "streamxf forget /checkpoints/run-7 --keep last=3,every=10000 --dry-run",
-    "streamxf forget /checkpoints/run-7 --keep best=2,daily=7 --metric loss --max-size 2TB",
-    "streamxf forget /checkpoints/run-7 --keep last=3,weekly=4 --replay",
-)
 
 _COUNTED = ("last", "best", "hourly", "daily", "weekly", "monthly", "yearly")
 _RULES = {**dict.fromkeys(_COUNTED, units.count), "within": units.seconds, "every": units.number, "step": units.number}
@@ -105,6 +100,11 @@ def forget(
     --yes follows them if the given keys authenticate them.
 
     A removal that was killed leaves nothing that could be resumed from by mistake; the next one finishes it.
+
+    Examples:
+    streamxf forget /checkpoints/run-7 --keep last=3,every=10000 --dry-run
+    streamxf forget /checkpoints/run-7 --keep best=2,daily=7 --metric loss --max-size 2TB
+    streamxf forget /checkpoints/run-7 --keep last=3,weekly=4 --replay
     """
     from streamxf.checkpoint.access import Access
     from streamxf.manager.authority import Authority

@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from streamxf.tools.inspect.summary import Summary
     from streamxf.tools.inspect.tree import Module
 
-EXAMPLES = (
-    "streamxf inspect /checkpoints/step-1000",
-    "streamxf inspect model.safetensors --tree --depth 3",
-    "streamxf inspect /checkpoints/step-1000 --html step-1000.html",
-    "streamxf inspect /checkpoints/step-1000 --fail-on nan,inf",
-)
 
 _PAGE = b"<!doctype html>"
 _FAILURES = ("nan", "inf", "zeros")
@@ -68,6 +62,12 @@ def inspect(
     The ratio is stored bytes divided by bytes in memory, of tensors.
 
     Exit codes: 0 success; 1 damaged, or --fail-on found something; 2 it could not start.
+
+    Examples:
+    streamxf inspect /checkpoints/step-1000
+    streamxf inspect model.safetensors --tree --depth 3
+    streamxf inspect /checkpoints/step-1000 --html step-1000.html
+    streamxf inspect /checkpoints/step-1000 --fail-on nan,inf
     """
     from streamxf.cli import figures
     from streamxf.tools.inspect.inspect import inspect as look

@@ -10,12 +10,6 @@ from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import escaped
 from streamxf.wording import printable
 
-EXAMPLES = (
-    "streamxf latest /checkpoints/run-7",
-    "streamxf latest /checkpoints/run-7 --best accuracy:max",
-    "streamxf verify $(streamxf latest s3://bucket/run-7)",
-)
-
 
 def latest(
     run: str = options.RUN,
@@ -34,6 +28,11 @@ def latest(
 
     It goes from the newest complete one to older ones until one passes the check, and says on stderr which it passed
     over, and why. The exit code is 1 if there is none.
+
+    Examples:
+    streamxf latest /checkpoints/run-7
+    streamxf latest /checkpoints/run-7 --best accuracy:max
+    streamxf verify $(streamxf latest s3://bucket/run-7)
     """
     from streamxf.checkpoint.access import Access
     from streamxf.manager.authority import Authority

@@ -15,8 +15,6 @@ from streamxf.wording import many, size_text, time_text
 if TYPE_CHECKING:
     from streamxf.manager.record import Record
 
-EXAMPLES = ("streamxf list /checkpoints/run-7", "streamxf list s3://bucket/run-7 --json")
-
 
 def list(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: show.Output) -> int:
     """List the checkpoints of a training run, the oldest first.
@@ -26,6 +24,10 @@ def list(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: sh
     themselves. Unfinished ones belong to a save that is under way, or was killed. Nothing is verified.
 
     Checkpoints of other formats are listed where there is no complete one of DCP, as latest takes them only then.
+
+    Examples:
+    streamxf list /checkpoints/run-7
+    streamxf list s3://bucket/run-7 --json
     """
     from streamxf.manager.holds import held
     from streamxf.manager.listing import list_checkpoints

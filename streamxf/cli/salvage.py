@@ -8,11 +8,6 @@ from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED
 from streamxf.errors import ParameterError
 
-EXAMPLES = (
-    "streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged",
-    "streamxf salvage damaged whole --without-metadata",
-)
-
 
 def salvage(
     path: str = options.PATH,
@@ -39,6 +34,10 @@ def salvage(
 
     Each item is checked by itself, as in a load, so the new checkpoint holds what was saved. One or two items are in
     memory at a time. The damaged checkpoint is not changed, and is read twice. It exits with 1 if anything is lost.
+
+    Examples:
+    streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged
+    streamxf salvage damaged whole --without-metadata
     """
     from streamxf.tools.salvage.salvage import salvage_to
 

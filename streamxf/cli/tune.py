@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from streamxf.chain import Chain
     from streamxf.keys import KeyRing
 
-EXAMPLES = (
-    "streamxf tune model.safetensors --bandwidth 2GB/s",
-    "streamxf tune /checkpoints/step-1000 --at /checkpoints",
-    "streamxf tune model.safetensors --at /checkpoints --runs 3",
-    "streamxf tune --at /checkpoints --runs 5 --size 1GiB --chain floatzip --chain lz4",
-)
 
 _SIZE = 2**28
 _MEASURED = ("stored_bytes", "save_seconds", "load_seconds", "correct")
@@ -72,6 +66,12 @@ def tune(
     With --runs, a part of the data is really saved and loaded. The chains take turns, after one round to warm up, and
     medians count. Saves are synced to the disk, and loads read from it, not from the cache. Every load is compared bit
     for bit. That needs disk space for its saves and memory for twice --size, and nothing else should be running.
+
+    Examples:
+    streamxf tune model.safetensors --bandwidth 2GB/s
+    streamxf tune /checkpoints/step-1000 --at /checkpoints
+    streamxf tune model.safetensors --at /checkpoints --runs 3
+    streamxf tune --at /checkpoints --runs 5 --size 1GiB --chain floatzip --chain lz4
     """
     from streamxf.keys import KeyRing
 

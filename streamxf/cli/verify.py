@@ -6,11 +6,6 @@ from dataclasses import asdict
 
 from streamxf.cli import options, show
 
-EXAMPLES = (
-    "streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key",
-    "streamxf verify weights.pt.sxf",
-)
-
 
 def verify(
     path: str = options.PATH,
@@ -26,6 +21,10 @@ def verify(
     shard, and what else a folder holds, such as a Trainer's checkpoint or a run, each part as what it is.
 
     Without keys everything is checked that needs none: accidents are found, deliberate changes are not.
+
+    Examples:
+    streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key
+    streamxf verify weights.pt.sxf
     """
     from streamxf.tools.verify.verify import verify as check
 

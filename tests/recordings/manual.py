@@ -6,7 +6,7 @@ from inspect import cleandoc
 from typing import Any
 
 from recordings.reference import names, text_of
-from streamxf.cli.app import COMMANDS, command_line, module_of
+from streamxf.cli.app import COMMANDS, command_line, help_of
 
 
 def manual() -> str:
@@ -23,7 +23,7 @@ def manual() -> str:
         lines += [f".SH STREAMXF {name.upper()}", *_paragraphs(command.help)]
         for parameter in command.params:
             lines += [".TP", f".B {_roff(', '.join(names(parameter)))}", _roff(text_of(parameter))]
-        lines += [".PP", "Examples:", ".PP", ".nf", *map(_roff, module_of(name).EXAMPLES), ".fi"]
+        lines += [".PP", "Examples:", ".PP", ".nf", *map(_roff, help_of(name)[1]), ".fi"]
     return "\n".join(lines) + "\n"
 
 

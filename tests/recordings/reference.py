@@ -8,7 +8,7 @@ from collections.abc import Callable
 from inspect import cleandoc
 from typing import Any, Literal, get_args, get_origin
 
-from streamxf.cli.app import COMMANDS, command_line, module_of
+from streamxf.cli.app import COMMANDS, command_line, help_of
 
 _COMMON = 3  # commands that have an option, for it to be explained once for all
 
@@ -19,10 +19,10 @@ def reference() -> str:
     counts = Counter(_row(parameter) for command in commands.values() for parameter in command.params)
     common = [row for row, count in counts.items() if count >= _COMMON]
     shared = ["### What commands have in common", _table(common)]
-    return "\n\n".join([*shared, *(_section(commands[name], module_of(name).EXAMPLES, common) for name in COMMANDS)])
+    return "\n\n".join([*shared, *(_section(commands[name], help_of(name)[1], common) for name in COMMANDS)])
 
 
-def _section(command: Any, examples: tuple[str, ...], common: list[str]) -> str:
+def _section(command: Any, examples: list[str], common: list[str]) -> str:
     parts = [f"### streamxf {command.name}", *map(_escaped, cleandoc(command.help).split("\n\n"))]
     parts.append("\n".join(["```sh", *examples, "```"]))
     own = [row for row in map(_row, command.params) if row not in common]

@@ -1,0 +1,137 @@
+"""``streamxf pack``, ``unpack`` and ``transcode``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Literal
+
+from streamxf.cli import options, units
+from streamxf.cli.show import Output
+
+
+def pack(
+    source: str = options.PATH,
+    target: str = options.TARGET,
+    *,
+    written: options.Written,
+    overwrite: bool = options.OVERWRITE,
+    file_size: str = options.FILE_SIZE,
+    access: options.Access,
+    out: Output,
+) -> int:
+    """Write a .safetensors or torch.save file, a folder or a stock DCP checkpoint as a checkpoint of streamxf.
+
+    Of a folder, all regular files are packed, also in the folders below it: tensors as tensors, whatever file holds
+    them, everything else as bytes, and unpack writes them again, byte for byte. A link to a file is packed as that
+    file; anything else is left out and named. Workers read and encode block by block, so memory does not depend on the
+    size of the model.
+
+    If the command fails or is killed, the same command resumes.
+
+    Examples:
+    streamxf pack model.safetensors /checkpoints/model
+    streamxf pack hub/ /checkpoints/model --chain floatzip+encrypt --encrypt-to file:model.key
+    streamxf pack checkpoint-500/ /checkpoints/run-500
+    streamxf pack last.pt s3://bucket/last --chain zstd:level=3+checksum
+    """
+    from streamxf.tools.convert.pack import pack as write
+
+    with out.progress("Packing") as bar:
+        size = units.size(file_size)
+        done = write(source, target, overwrite=overwrite, **written, **access, file_size=size, progress=bar)
+    return out.result({"target": target, **asdict(done)}, str(done))
+
+
+def unpack(
+    source: str = options.PATH,
+    target: str = options.argument("TARGET", "What to write, or its URL."),
+    format: Literal["safetensors", "torch", "huggingface", "dcp"] | None = options.value(
+        "FORMAT",
+        "safetensors, torch, huggingface, or dcp, a checkpoint that torch's own reader loads. By default what TARGET "
+        "ends in (.safetensors; .pt, .pth, .bin, .ckpt), else what was packed if that was a file or a folder, else a "
+        "Hugging Face folder.",
+    ),
+    only: list[str] | None = options.ONLY,
+    prefix: str = options.value("TEXT", "Only items with this prefix, which is removed from their names.", ""),
+    shard_size: str = options.value("SIZE", "Bytes of tensors in one file of a Hugging Face folder.", "5GB"),
+    model: bool = options.flag(
+        "Only the model's tensors, by the names that the module and from_pretrained know. PATH may be what a Trainer, "
+        "Lightning or torchtitan saved."
+    ),
+    skip_objects: bool = options.flag("Leave out non-tensor objects if the format has no place for them."),
+    overwrite: bool = options.flag("Replace an existing target; of folders only Hugging Face ones."),
+    *,
+    access: options.Access,
+    out: Output,
+) -> int:
+    """Write a checkpoint as a .safetensors or torch.save file, a Hugging Face folder or a stock DCP checkpoint.
+
+    What pack made of a file or a folder becomes the same file or folder again, byte for byte. In another format, only
+    the model of a packed folder is written. Tensors are written block by block, so memory does not depend on the size
+    of the model.
+
+    A local TARGET takes its place when all of it is written. If the command fails or is killed, the same command starts
+    over.
+
+    Examples:
+    streamxf unpack run/checkpoint-12 model.safetensors --model
+    streamxf unpack /checkpoints/step-1000 model.safetensors --prefix model.
+    streamxf unpack /checkpoints/step-1000 step-1000.pt
+    streamxf unpack /checkpoints/step-1000 hub/ --format huggingface --prefix model. --shard-size 2GB
+    """
+    from streamxf.tools.convert.unpack import unpack as write
+
+    with out.progress("Unpacking") as bar:
+        done = write(
+            source,
+            target,
+            format=format,
+            only=only or (),
+            prefix=prefix,
+            shard_size=units.size(shard_size),
+            skip_objects=skip_objects,
+            model=model,
+            overwrite=overwrite,
+            **access,
+            progress=bar,
+        )
+    return out.result({"target": target, **asdict(done)}, str(done))
+
+
+def transcode(
+    source: str = options.PATH,
+    target: str | None = options.argument("[TARGET]", "The copy's folder, or its URL.", None),
+    *,
+    written: options.Written,
+    in_place: bool = options.flag("Replace the source, once all of the new checkpoint is written."),
+    overwrite: bool = options.OVERWRITE,
+    file_size: str = options.FILE_SIZE,
+    access: options.Access,
+    out: Output,
+) -> int:
+    """Copy a DCP checkpoint through another chain.
+
+    Items are copied block by block, with all checks of a load; no tensor is held whole, except one that a stream
+    transform of torch's made. Names, shards and objects stay as they are.
+
+    If the command fails or is killed, the same command resumes. With --in-place the old checkpoint loads until the new
+    one does; both need space until then.
+
+    Examples:
+    streamxf transcode /checkpoints/step-1000 /archive/step-1000 --chain zstd:level=9+checksum
+    streamxf transcode /checkpoints/step-1000 --in-place --chain floatzip+encrypt --encrypt-to file:new.key
+    """
+    from streamxf.tools.convert.transcode import transcode as write
+
+    with out.progress("Transcoding") as bar:
+        done = write(
+            source,
+            target,
+            in_place=in_place,
+            overwrite=overwrite,
+            **written,
+            **access,
+            file_size=units.size(file_size),
+            progress=bar,
+        )
+    return out.result({"target": source if target is None else target, **asdict(done)}, str(done))

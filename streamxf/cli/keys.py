@@ -1,0 +1,146 @@
+"""``streamxf keygen``, ``rekey`` and ``recipients``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Any, Literal
+
+from streamxf.cli import options
+from streamxf.cli.show import Output
+from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
+from streamxf.keys.derive import is_key_id
+
+Kind = Literal["symmetric", "hybrid", "x25519", "signing"]
+
+
+def keygen(
+    file: str = options.argument("FILE", "The file for the secret key; it must be new."),
+    kind: Kind = options.value(
+        "KIND",
+        "symmetric: one secret writes and reads. hybrid: a pair, whose public half writes and whose private half "
+        "reads, also safe from quantum computers; x25519: the same without that. signing: shows who wrote.",
+        "symmetric",
+    ),
+    public: str | None = options.value(
+        "FILE", "The file for the public half of a pair; by default next to the secret one, with the suffix .pub."
+    ),
+    passphrase: bool = options.flag(
+        "Protect the file by a passphrase, which is asked for, or taken from STREAMXF_PASSPHRASE."
+    ),
+    *,
+    out: Output,
+) -> int:
+    """Make a new key.
+
+    The secret is written to the file, which only you can read, and nowhere else. Keep a copy in a safe place: without
+    its key a checkpoint is lost.
+
+    Examples:
+    streamxf keygen checkpoint.key
+    streamxf keygen team.key --kind hybrid --passphrase
+    """
+    from streamxf.keys import Key, PrivateKey, SigningKey, write_key
+    from streamxf.keys.derive import X25519
+
+    other = _public_place(file, kind, public)
+    for place in (file, other):
+        if place is not None and os.path.lexists(place):
+            raise KeyFileError("the file exists, and a key file is never overwritten; name another", file=place)
+    key: Any
+    if kind == "symmetric":
+        key, half, use = Key.generate(), None, ""
+    elif kind == "signing":
+        key = SigningKey.generate()
+        half, use = key.verify_key, "readers name it in --trust"
+    else:
+        key = PrivateKey.generate(*[X25519] if kind == "x25519" else [])
+        half, use = key.public, "whoever has it can write for you, and not read"
+    write_key(file, key, options.new_passphrase(file) if passphrase else None)
+    if half is not None and other is not None:
+        try:
+            write_key(other, half)
+        except BaseException:
+            os.unlink(file)
+            raise
+    lines = [f"{key.kind} key {key.id}", f"secret  {file}  keep it, and a copy in a safe place"]
+    if other is not None:
+        lines.append(f"public  {other}  give it away: {use}")
+    return out.result({"kind": key.kind, "id": key.id, "secret": file, "public": other}, "\n".join(lines))
+
+
+def _public_place(file: str, kind: Kind, public: str | None) -> str | None:
+    if file.startswith("file:"):
+        raise ParameterError("this takes a path, without 'file:' before it")
+    if kind == "symmetric":
+        if public is not None:
+            raise ParameterError("a symmetric key has no public half: leave --public out, or take --kind hybrid")
+        return None
+    place = public if public is not None else f"{os.path.splitext(file)[0]}.pub"
+    if os.path.abspath(place) == os.path.abspath(file):
+        raise ParameterError(f"the secret key and its public half need files of their own, and both would be {place!r}")
+    return place
+
+
+def rekey(
+    path: str = options.PATH,
+    to: list[Any] = options.location("Who may read from now on; may be given several times.", default=...),
+    *,
+    terms: options.Terms,
+    out: Output,
+) -> int:
+    """Encrypt a checkpoint or a file for other keys, and for no one else.
+
+    Only a checkpoint's metadata is rewritten, in one step; data files keep their bytes. A file that streamxf.open wrote
+    is copied without being decrypted, and replaced in one step. Whoever could read before may have kept what it takes
+    to read the data as it is now.
+
+    Examples:
+    streamxf rekey /checkpoints/step-1000 --key file:old.key --to file:new.key
+    streamxf rekey weights.pt.sxf --key file:old.key --to file:new.key
+    """
+    from streamxf.tools.rekey.rekey import rekey as change
+
+    key = terms.pop("keys")
+    if key is None:
+        raise KeyMissingError("pass the key that opens the checkpoint now: --key file:PATH")
+    written = change(path, key, to, **terms)
+    said = f"rewritten: {', '.join(written)}" if written else "nothing changed: it is already for these keys alone"
+    return out.result({"path": path, "rewritten": written}, said)
+
+
+def recipients(
+    path: str = options.PATH,
+    add: list[Any] | None = options.location("A recipient to add; may be given several times."),
+    remove: list[str] | None = options.value(
+        "ID", "A recipient to remove: the id as listed, or the location of the key."
+    ),
+    *,
+    terms: options.Terms,
+    out: Output,
+) -> int:
+    """List who may read a checkpoint or a file, and add or remove recipients.
+
+    Without a key the list is what the storage says, which may not be true. Only keys are rewritten; whoever could read
+    before may have kept what it takes to read the data as it is now.
+
+    Examples:
+    streamxf recipients /checkpoints/step-1000
+    streamxf recipients /checkpoints/step-1000 --key file:team.key --add file:auditor.pub
+    streamxf recipients /checkpoints/step-1000 --key file:team.key --remove 0123456789abcdef
+    """
+    from streamxf.tools.rekey.rekey import add_recipient, remove_recipient
+    from streamxf.tools.rekey.rekey import recipients as listed
+
+    key, signer, vouch = (terms.pop(name) for name in ("keys", "signer", "vouch"))
+    if key is None and (add or remove):
+        raise KeyMissingError("pass the key that opens the checkpoint: --key file:PATH")
+    less = [entry if is_key_id(entry) else options.key_at(entry) for entry in remove or ()]
+    if add:
+        add_recipient(path, key, add, signer=signer, vouch=vouch, **terms)
+    for entry in less:
+        remove_recipient(path, key, entry, **terms)
+    found = listed(path, key, **terms)
+    signers = [signer for signer in found.signers if signer is not None]
+    facts = {"path": path, **asdict(found), "signers": signers, "unsigned": None in found.signers}
+    return out.result(facts, str(found))
