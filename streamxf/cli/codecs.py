@@ -76,14 +76,14 @@ def _from(packages: Sequence[str]) -> list[str]:
 
 def _print(found: list[dict[str, Any]], keys: list[dict[str, Any]]) -> None:
     headings = ("codec", "version", "role", "runs", "parameters", "from")
-    codecs = show.Table(*headings, right=["version"], fold=["parameters", "from"])
+    codecs = show.TextTable(*headings, right=["version"], fold=["parameters", "from"])
     for each in found:
         parameters = (
             name if value is None else f"{name}={value}" for name, value in (each["parameters"] or {}).items()
         )
         facts = (str(each[name] or "") for name in ("name", "version", "role", "implementation"))
         codecs.row(*facts, ", ".join(parameters), ", ".join(each["from"]))
-    places = show.Table("keys from", "from")
+    places = show.TextTable("keys from", "from")
     for each in keys:
         places.row(f"{each['name']}:", ", ".join(each["from"]))
     codecs.print()

@@ -90,7 +90,7 @@ def _print(found: Difference, top: int) -> None:
 
 
 def _changes(changed: Sequence[Change], top: int) -> None:
-    table = show.Table(
+    table = show.TextTable(
         "changed", "what", "differ", "largest", "mean", right=("differ", "largest", "mean"), fold=("changed", "what")
     )
     for change in changed[:top]:
@@ -112,9 +112,9 @@ def _cells(change: Change) -> Iterable[str]:
 
 def _differences(changed: Sequence[Change], top: int) -> None:
     """Statistics of B minus A."""
-    from streamxf.cli.figures import Rows
+    from streamxf.cli.figures import ValueTable
 
-    rows = Rows("B minus A")
+    rows = ValueTable("B minus A")
     distances = ((change.name, change.distance) for change in changed)
     for name, distance in islice((each for each in distances if each[1] and each[1].statistics), top):
         rows.add(name, distance.statistics if distance else None)

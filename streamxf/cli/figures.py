@@ -73,7 +73,7 @@ def largest(summary: Summary, count: int) -> None:
         table.print()
         return
     wide = show.width() >= _WIDE
-    rows = Rows(title, *(("dtype", "shape") if wide else ()))
+    rows = ValueTable(title, *(("dtype", "shape") if wide else ()))
     for item in found:
         statistics = values.statistics[item.name]
         style = "" if item.name not in values.flagged else _ODD if statistics and statistics.all_zero else _BAD
@@ -137,7 +137,7 @@ def _item_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 
 def _groups(heading: str, counted: str, rows: Iterable[tuple[str, int, Tally]]) -> None:
-    table = show.Table(heading, counted, "in memory", "stored", "ratio", right=_NUMBERS)
+    table = show.TextTable(heading, counted, "in memory", "stored", "ratio", right=_NUMBERS)
     for name, number, tally in rows:
         sizes = (size_text(tally.raw_bytes), size_text(tally.stored_bytes + tally.object_bytes))
         table.row(name, f"{number:,}", *sizes, ratio_text(tally.ratio))
@@ -149,7 +149,7 @@ def _narrow() -> bool:
     return show.width() < _NARROW
 
 
-class _ItemTable(show.Table):
+class _ItemTable(show.TextTable):
     """A table of names, more columns, and sizes."""
 
     def __init__(self, heading: str, *more: str) -> None:
@@ -196,24 +196,20 @@ def flags(statistics: Statistics) -> str:
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
 
 
-class Rows:
+class ValueTable(show.TextTable):
     """A table of statistics, with a row for each tensor. A narrow terminal gets fewer columns, to make room for names.
     `title` is the heading of the names; `more` are further headings.
     """
 
     def __init__(self, title: str, *more: str) -> None:
-        self._narrow = _narrow()
-        self._shown = [place for place, name in enumerate(HEADINGS) if not self._narrow or name != "mean"]
+        self._shown = [place for place, name in enumerate(HEADINGS) if not _narrow() or name != "mean"]
         headings = [HEADINGS[place] for place in self._shown]
-        self._table = show.Table(title, *more, *headings, "distribution", right=headings)
+        super().__init__(title, *more, *headings, "distribution", right=headings)
 
     def add(self, name: str, statistics: Statistics | None, *more: str, style: str = "") -> None:
         figures = cells(statistics)
-        bars = distribution(statistics.histogram if statistics else None, BARS // 2 if self._narrow else BARS)
-        self._table.row(name, *more, *(figures[place] for place in self._shown), bars, style=style)
-
-    def print(self) -> None:
-        self._table.print()
+        bars = distribution(statistics.histogram if statistics else None, BARS // 2 if _narrow() else BARS)
+        self.row(name, *more, *(figures[place] for place in self._shown), bars, style=style)
 
 
 def cells(statistics: Statistics | None) -> tuple[str, ...]:

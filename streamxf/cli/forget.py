@@ -176,7 +176,7 @@ def _replayed(run: Run, keep: Retention) -> list[tuple[str, list[str]]]:
 def _print_replay(steps: list[tuple[str, list[str]]]) -> None:
     from streamxf.manager.record import series_of
 
-    table = show.Table("saved", "kept then", "removed then", right=["kept then"], fold=["saved", "removed then"])
+    table = show.TextTable("saved", "kept then", "removed then", right=["kept then"], fold=["saved", "removed then"])
     kept: Counter[str] = Counter()
     for name, removed in steps:
         kept[series_of(name)] += 1 - len(removed)

@@ -59,7 +59,7 @@ def _as_dict(record: Record) -> dict[str, Any]:
 
 def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
     headings = ("name", "step", "saved", "age", "size", "metrics", "kind")
-    table = show.Table(*headings, right=("step", "age", "size"), fold=("name", "metrics", "kind"))
+    table = show.TextTable(*headings, right=("step", "age", "size"), fold=("name", "metrics", "kind"))
     now = time.time()
     for each in found:
         notes = (each.kind, each.link and f"link to {each.link}", each.note, readers.get(each.name))

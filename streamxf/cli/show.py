@@ -132,7 +132,7 @@ def can_show(characters: str) -> bool:
     return True
 
 
-class Table:
+class TextTable:
     """Rows of cells under headings; those in `right` stand over numbers. Cells may have anything in them.
 
     On a terminal that is too narrow, cells under the headings in `fold`, by default the first, are folded between words

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamxf.cli import options, units
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.cli.show import Output, Table, as_json, say
+from streamxf.cli.show import Output, TextTable, as_json, say
 from streamxf.errors import ParameterError
 from streamxf.wording import many, rate_text, size_text
 
@@ -187,7 +187,7 @@ def _save_and_load(
 def print_figures(heading: str, found: Sequence[Any], rates: Mapping[str, str], best: Any = None) -> None:
     """A table of sizes, times, and rates by heading and attribute, of timings or estimates; `best` stands out."""
     numbers = ("stored", "of raw", "save", "load", *rates)
-    table = Table(heading, *numbers, right=numbers)
+    table = TextTable(heading, *numbers, right=numbers)
     for each in found:
         times = (f"{took:,.3f} s" for took in (each.save_seconds, each.load_seconds))
         speeds = (f"{getattr(each, name) / 1e6:,.0f}" for name in rates.values())

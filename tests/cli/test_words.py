@@ -101,14 +101,14 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_narrow_terminal_has_the_heading_of_what_is_named(narrow: None, capsys: pytest.CaptureFixture[str]):
-    table = show.Table("largest", "dtype", "shape")
+    table = show.TextTable("largest", "dtype", "shape")
     table.row("w" * 30, "float32", "1000000000 x 10")
     table.print()
     assert capsys.readouterr().out.split()[:2] == ["largest", "w" * 30]
 
 
 def test_cells_are_folded_where_that_is_enough(narrow: None, capsys: pytest.CaptureFixture[str]):
-    table = show.Table("name", "size", "note", right=["size"], fold=["name", "note"])
+    table = show.TextTable("name", "size", "note", right=["size"], fold=["name", "note"])
     table.row("layers.10.attention.weight", "1.0 MiB", "a few words")
     table.row("\u6743" * 8, "12 bytes", "")  # letters that take two columns
     table.print()
