@@ -12,20 +12,15 @@ PAGE = ROOT / "docs" / "json.md"
 
 
 def tables() -> str:
-    """Which fields commands and objects have, and what each field is."""
+    """Which fields commands and objects have."""
     definitions = json.loads(SCHEMA.read_text())["$defs"]
-    fields, commands = definitions.pop("fields")["properties"], definitions.pop("commands")
-    failed = definitions.pop("failed")
+    del definitions["fields"]
+    commands, failed = definitions.pop("commands"), definitions.pop("failed")
     parts = [
         "## Commands",
         _objects("command", {**_code(commands), "any of them, if it fails": failed}),
         "## Objects",
         _objects("object", _code(definitions)),
-        "## Fields",
-        _table(
-            ["field", "type", "meaning"],
-            [[f"`{name}`", _type(each), _escaped(each["description"])] for name, each in sorted(fields.items())],
-        ),
     ]
     return "\n\n".join(parts)
 
@@ -47,23 +42,6 @@ def _names(fields: list[str]) -> str:
     return ", ".join(f"`{field}`" for field in fields)
 
 
-def _type(schema: dict[str, Any]) -> str:
-    """A type in words: ``list of strings``, ``integer or null``."""
-    if "anyOf" in schema:
-        return " or ".join(map(_type, schema["anyOf"]))
-    if "$ref" in schema:
-        return f"`{schema['$ref'].rpartition('/')[2]}`"
-    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    words = {"array": f"list of {_type(schema['items'])}" if "items" in schema else "list"}
-    if isinstance(schema.get("additionalProperties"), dict):
-        words["object"] = f"object of {_type(schema['additionalProperties'])}"
-    return " or ".join(words.get(kind, kind) for kind in kinds)
-
-
 def _table(heads: list[str], rows: list[list[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")
