@@ -1,4 +1,4 @@
-"""Functions that run in a process of their own: for its peak memory, or for the CPUs that it may use."""
+"""Functions that run in a process of their own: for its peak memory, or with a library before libc."""
 
 from __future__ import annotations
 
@@ -19,15 +19,11 @@ T = TypeVar("T")
 _ROOT = Path(__file__).parent.parent
 
 
-def in_child(
-    module: str, function: str, *, cpus: int | None = None, preload: Path | None = None, **arguments: Any
-) -> Any:
+def in_child(module: str, function: str, *, preload: Path | None = None, **arguments: Any) -> Any:
     """Call a function of `module` in a new process and return what it returns; both ways through JSON.
 
     Parameters
     ----------
-    cpus : int, optional
-        How many of the CPUs that this process may use the child may use. Needs an operating system that can say so.
     preload : Path, optional
         A library that stands between the child and libc.
 
@@ -36,7 +32,7 @@ def in_child(
     subprocess.CalledProcessError
         If the child failed; it has said why on stderr.
     """
-    command = [sys.executable, "-m", "benchmarks.child", module, function, json.dumps(arguments), str(cpus or 0)]
+    command = [sys.executable, "-m", "benchmarks.child", module, function, json.dumps(arguments)]
     environment = {**os.environ, "LD_PRELOAD": str(preload)} if preload else None
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=_ROOT, env=environment)
     return json.loads(done.stdout.splitlines()[-1])
@@ -51,11 +47,8 @@ def in_fork(function: Callable[..., T], *arguments: Any) -> T:
         return pool.submit(function, *arguments).result()
 
 
-def main(module: str, function: str, arguments: str, cpus: str) -> None:
+def main(module: str, function: str, arguments: str) -> None:
     """The child's side of `in_child`."""
-    if int(cpus):
-        usable = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, usable[: int(cpus)])
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     print(json.dumps(getattr(import_module(module), function)(**json.loads(arguments))))
 

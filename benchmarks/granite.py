@@ -7,7 +7,6 @@ import shutil
 from benchmarks.data.granite import CHAT_8B, CODE_3B, Granite, granite_state
 from benchmarks.dcp_sides import FLOATZIP, STOCK, STOCK_ZSTD, Run, State, empty_target, raw_bytes
 from benchmarks.harness import Settings, alternate
-from benchmarks.plots import bars
 from benchmarks.result import Result, Row, Table
 from benchmarks.spread import Spread, ratios
 
@@ -21,18 +20,10 @@ def run(settings: Settings) -> Result:
     """Measure."""
     rounds = min(settings.rounds, 3)
     rows: list[Row] = []
-    figures = {}
     for model in MODELS:
         state = granite_state(settings.pick(model, model.shrunk(SMOKE_FACTOR)))
-        added = _measure(settings, model, state, rounds)
+        rows += _measure(settings, model, state, rounds)
         del state
-        groups = {f"{row['threads']} threads": {} for row in added}
-        for row in added:
-            groups[f"{row['threads']} threads"][str(row["writer"])] = row["save, s"]
-        figures[f"granite-{'3b' if model is CODE_3B else '8b'}"] = bars(
-            f"Save of a state in the shapes of {model.name}", "seconds", groups
-        )
-        rows += added
     shapes = "; ".join(
         f"{model.name}: hidden {model.hidden}, intermediate {model.intermediate}, vocabulary {model.vocabulary}, "
         f"{model.heads} heads ({model.key_heads} for keys and values), {model.kept} of {model.layers} layers"
@@ -50,7 +41,7 @@ def run(settings: Settings) -> Result:
         "could not be consulted when this was written (only its summary, a reduction by 22%), so they are not "
         "repeated here."
     )
-    return Result("granite", "The PyTorch blog's table", note, [Table(rows)], figures)
+    return Result("granite", "The PyTorch blog's table", note, [Table(rows)])
 
 
 def _measure(settings: Settings, model: Granite, state: State, rounds: int) -> list[Row]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,12 +16,11 @@ import numpy as np
 from typing_extensions import Buffer
 
 from benchmarks.dcp_sides import BLOCK_SIZE, State, raw_bytes
-from benchmarks.harness import Phases, timed
+from benchmarks.harness import Phases
 from benchmarks.peers import flat_bytes, zipnn_coder
 from streamxf import Chain, Codec, StreamInfo
-from streamxf.buffers import Scratch, ScratchPool
+from streamxf.buffers import Scratch
 from streamxf.coder import StreamCoder
-from streamxf.engine import Engine, Job
 from streamxf.format.container import pack_head
 from streamxf.format.header import Identity, Kind
 from streamxf.report import Meter
@@ -123,62 +121,6 @@ class OneThread:
             if not same(target, block.data):
                 raise AssertionError(f"block {block.index} did not come back as it was")
         return {"compress": compressing, "decompress": decompressing}
-
-
-class Workers:
-    """Encodes and decodes a state dict from memory to memory, block by block, in threads of streamxf's engine.
-
-    This thread only submits and waits, so one worker never has a CPU less than two have.
-    """
-
-    def __init__(self, state: State, codecs: Sequence[Codec]) -> None:
-        self._blocks = list(blocks_of(state, codecs))
-        self._stored = [memoryview(bytearray(len(block.data) * 17 // 16 + 4096)) for block in self._blocks]
-        self._targets = [memoryview(bytearray(len(block.data))) for block in self._blocks]
-        self._sizes = [0] * len(self._blocks)
-        self._scratch = ScratchPool(keep=16)
-        self._engines = {count: Engine(count) for count in (1, 2)}
-
-    def encode_and_decode(self, count: int) -> Phases:
-        """Seconds of `count` workers for all blocks.
-
-        Raises
-        ------
-        AssertionError
-            If a block does not come back as it was.
-        """
-        for target in self._targets:
-            target[:] = bytes(len(target))
-        seconds = {
-            "encode": timed(lambda: self._all(count, self._encode)),
-            "decode": timed(lambda: self._all(count, self._decode)),
-        }
-        for block, target in zip(self._blocks, self._targets, strict=True):
-            if not same(target, block.data):
-                raise AssertionError(f"block {block.index} did not come back as it was")
-        return seconds
-
-    def _all(self, count: int, step: Callable[[int, Scratch], None]) -> None:
-        def job(number: int) -> None:
-            scratch = self._scratch.take()
-            try:
-                step(number, scratch)
-            finally:
-                self._scratch.give(scratch)
-
-        jobs = [self._engines[count].submit(Job(partial(job, number))) for number in range(len(self._blocks))]
-        for each in jobs:
-            each.result()
-
-    def _encode(self, number: int, scratch: Scratch) -> None:
-        data = self._blocks[number].encode(scratch)
-        self._stored[number][: len(data)] = data
-        self._sizes[number] = len(data)
-
-    def _decode(self, number: int, scratch: Scratch) -> None:
-        block = self._blocks[number]
-        data = self._stored[number][: self._sizes[number]]
-        block.coder.decode(data, block.index, False, scratch, self._targets[number])
 
 
 def encoded_bytes(state: State, codecs: Sequence[Codec]) -> int:

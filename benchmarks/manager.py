@@ -15,7 +15,7 @@ from dcp.s3_server import serving
 from benchmarks.harness import Settings, progress
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.run_folders import CACHE, LOST, MOST, STEADY, ManyCheckpoints, Place, save_run
-from benchmarks.run_jobs import ALONE, BEHIND, CALL, read_of_each, saves, without_locks
+from benchmarks.run_jobs import ALONE, BEHIND, CALL, read_of_each, saves
 from benchmarks.spread import Spread
 from benchmarks.stepping import OURS, STEP, WAITING, blocked
 
@@ -25,7 +25,6 @@ MANY = (1000, 10_000)
 BESIDE = (10, 1200)
 SAVES = 30
 LARGE_ITEMS = 10_000
-JOBS, JOB_SAVES = 50, 8
 BLOCKED_GOAL, SECONDS_GOAL, LINEAR_GOAL = 1.0, 2.0, 11.0
 LOST_GOALS = {"local disk": 5.0, "S3": 60.0}
 READ_GOAL, SAVE_GOAL = 64.0, 10.0
@@ -49,7 +48,6 @@ def run(settings: Settings) -> Result:
             kib = Spread.of([read_of_each(place, url, settings.folder / f"large-{place.name}", items) / 1024])
             goals.append(goal_row(f"KiB read of each, {LOST}, {place.name}", "", kib, READ_GOAL))
     added = _saves(settings, saved, beside, goals)
-    _jobs(settings, goals)
     shutil.rmtree(saved)
     count = counts[-1]
     note = (
@@ -66,9 +64,7 @@ def run(settings: Settings) -> Result:
         f"one* verify the newest checkpoint first. *Linear*: the fewest seconds with {count:,} checkpoints, divided by "
         f"those with a tenth of them. *KiB read of each*: of checkpoints of {LARGE_ITEMS:,} items, listings apart.\n\n"
         f"*Saves*: of one small tensor on the local disk, {ALONE} into new folders and a manager's in runs with so "
-        "many checkpoints, all of which its rules keep, in turn; *added* is what the manager's call takes longer.\n\n"
-        f"*Without locks*: jobs that save {JOB_SAVES} times and keep the last 3, where `flock` fails and every request "
-        "for a file or a folder takes 5 ms more."
+        "many checkpoints, all of which its rules keep, in turn; *added* is what the manager's call takes longer."
     )
     tables = [
         Table(goals, "Goals"),
@@ -134,10 +130,3 @@ def _saves(settings: Settings, saved: Path, counts: tuple[int, ...], goals: list
         rows.append({"checkpoints": str(count), ALONE: plain, "added": added, BEHIND: behind})
     goals.append(goal_row(f"ms added to a save, {counts[-1]:,} checkpoints", ALONE, added, SAVE_GOAL))
     return rows
-
-
-def _jobs(settings: Settings, goals: list[Row]) -> None:
-    jobs = settings.pick(JOBS, 1)
-    bad = without_locks(settings.folder / "without-locks", jobs, settings.pick(JOB_SAVES, 4))
-    for key, what in (("lost", "lost metrics"), ("kept", "kept other checkpoints than their rule")):
-        goals.append(goal_row(f"of {jobs} jobs without locks, {what}", "", Spread.of([bad[key]]), 0))

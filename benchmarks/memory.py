@@ -18,7 +18,6 @@ import torch
 from benchmarks.child import in_child
 from benchmarks.dcp_sides import FULL, STOCK, DcpSide, State, full_chain
 from benchmarks.harness import MIB, Settings, progress
-from benchmarks.plots import bars
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.spread import Spread
 
@@ -73,16 +72,8 @@ def run(settings: Settings) -> Result:
         "in use before, which a load's target tensors belong to; each save and each load has a process of its own. To "
         f"be kept with blocks of 1 MiB: {GOAL_MIB} MiB, whatever the state's size."
     )
-    groups = {
-        f"{row['state']}, {row['writer']}, {row['workers']}": {
-            phase: row[f"{phase}, MiB added"] for phase in ("save", "load")
-        }
-        for row in rows
-        if row["writer"] != "stock DCP"
-    }
-    figure = bars("Peak memory that streamxf adds", "MiB", groups, (GOAL_MIB, "goal"))
     tables = [Table(goals, "Goals", digits=1), Table(rows, "All", digits=1)]
-    return Result("memory", "Memory that a save and a load add", note, tables, {"memory": figure})
+    return Result("memory", "Memory that a save and a load add", note, tables)
 
 
 # -- in the child ----------------------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from benchmarks.data.gaussian import gaussian_matrices
 from benchmarks.dcp_sides import KEY, Run, State, empty_target, full_chain, raw_bytes
 from benchmarks.harness import MIB, Phases, Rounds, Settings, alternate, progress
 from benchmarks.memory import need_proc, peak_added
-from benchmarks.plots import bars
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.spread import Spread, ratios
 from streamxf import torch_private
@@ -151,7 +150,7 @@ def run(settings: Settings) -> Result:
         "settings"
         + ("." if CONNECTOR in CLIENTS else "; s3torchconnector is measured where it is installed, which it was not.")
     )
-    return Result("objects", "Object storage", note, tables, {"objects": _figure(found)})
+    return Result("objects", "Object storage", note, tables)
 
 
 def sides(endpoint: str) -> list[StoreSide]:
@@ -284,7 +283,7 @@ def _runs(server: str, state: State, label: str = "run") -> list[StoreRun]:
     ]
 
 
-# -- tables and figure -----------------------------------------------------------------------------------------------
+# -- tables ---------------------------------------------------------------------------------------------------------
 
 
 def _pairs(rounds: Rounds) -> list[tuple[str, str]]:
@@ -318,13 +317,3 @@ def _memory_rows(added: dict[str, dict[str, int]]) -> list[Row]:
         {"side": name} | {phase: Spread.of([size / MIB]) for phase, size in phases.items()}
         for name, phases in added.items()
     ]
-
-
-def _figure(found: dict[str, Rounds]) -> Any:
-    groups = {
-        f"{phase}, {link}": {full: ratios(rounds[full][phase], rounds[stock][phase]) for stock, full in _pairs(rounds)}
-        for phase in PHASES
-        for link, rounds in found.items()
-    }
-    axis = "seconds, divided by stock DCP's with the same client"
-    return bars("Object storage, by link and client", axis, groups, (1.0, "stock DCP"))

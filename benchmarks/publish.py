@@ -4,23 +4,19 @@ So no figure in the documentation is copied by hand.
 
 ``results.json`` has the newest result of each benchmark on each machine, with every round's value. Everything else is
 made from it: ``NAME.md`` for each benchmark (a section that docs/benchmarks.md includes, with all machines),
-``machine.md`` with what was measured where and when, a folder of figures for each machine, and the first page's chart.
+``machine.md`` with what was measured where and when, and the first page's chart.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib.style
-
-from benchmarks import plots
+from benchmarks.chart import panels, write_svg
 from benchmarks.machine import describe, machine_name
 from benchmarks.result import GOAL, MEASURED, REACHED, Row, Table, table_markdown
 from benchmarks.run import NAMES
@@ -46,55 +42,33 @@ def publish(results: Path, target: Path) -> None:
     """
     file = target / "results.json"
     published: Published = json.loads(file.read_text()) if file.exists() else {}
-    sources: dict[tuple[str, str], Path] = {}
     for name in NAMES:
-        for path, content in stored(name, results):
-            if add(published, content):
-                sources[machine_name(content["machine"]), name] = path
+        for content in stored(name, results):
+            add(published, content)
         if not any(name in contents for contents in published.values()):
             raise FileNotFoundError(f"{results} has no results of {name}; measure them with: make bench ARGS={name}")
-    for (machine, name), path in sources.items():
-        figures = target / folder_name(machine)
-        figures.mkdir(parents=True, exist_ok=True)
-        for old in figures.glob(f"{name}*.png"):
-            old.unlink()
-        for figure in path.glob("*.png"):
-            shutil.copy(figure, figures)
+    target.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
-        (target / f"{name}.md").write_text(section(name, published, target.name))
+        (target / f"{name}.md").write_text(section(name, published))
     (target / "machine.md").write_text(overview(published))
     if CHART in NAMES:
         draw_chart(published, target.parent / "images")
     file.write_text(json.dumps(published, indent=1) + "\n")
 
 
-def add(published: Published, content: Content) -> bool:
-    """Put a result in the place of an older one of the same benchmark on the same machine; False if it is not newer."""
+def add(published: Published, content: Content) -> None:
+    """Put a result in the place of an older one of the same benchmark on the same machine."""
     of_machine = published.setdefault(machine_name(content["machine"]), {})
     older = of_machine.get(content["name"])
-    if older is not None and content["machine"]["time"] <= older["machine"]["time"]:
-        return False
-    of_machine[content["name"]] = content
-    return True
-
-
-def folder_name(machine: str) -> str:
-    """A machine's folder for figures."""
-    return re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
+    if older is None or content["machine"]["time"] > older["machine"]["time"]:
+        of_machine[content["name"]] = content
 
 
 # -- sections --------------------------------------------------------------------------------------------------------
 
 
-def section(name: str, published: Published, folder: str) -> str:
-    """One benchmark as Markdown: goals with the machines side by side, then each machine's tables and figures, the
-    newest first.
-
-    Parameters
-    ----------
-    folder : str
-        Where the machines' folders of figures are, seen from the page.
-    """
+def section(name: str, published: Published) -> str:
+    """One benchmark as Markdown: goals with the machines side by side, then each machine's tables, the newest first."""
     runs = {machine: contents[name] for machine, contents in published.items() if name in contents}
     runs = dict(sorted(runs.items(), key=lambda run: run[1]["machine"]["time"], reverse=True))
     notes = [content["note"] for content in runs.values()]
@@ -108,11 +82,6 @@ def section(name: str, published: Published, folder: str) -> str:
         for table in _tables(content):
             if not _has_goals(table):
                 lines += [*([f"#### {table.title}", ""] if table.title else []), *table_markdown(table), ""]
-        lines += [
-            line
-            for figure, title in content["figures"].items()
-            for line in (f"![{title}, {machine}]({folder}/{folder_name(machine)}/{figure}.png)", "")
-        ]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -194,9 +163,8 @@ def draw_chart(published: Published, images: Path) -> None:
     }
     images.mkdir(exist_ok=True)
     for ground in ("light", "dark"):
-        figure = plots.panels(found, {label for label in _SIDES.values() if "streamxf" in label}, dark=ground == "dark")
-        with matplotlib.style.context(plots.SVG):
-            figure.savefig(images / f"compared-{ground}.svg", metadata={"Date": None})
+        ours = {label for label in _SIDES.values() if "streamxf" in label}
+        write_svg(panels(found, ours, dark=ground == "dark"), images / f"compared-{ground}.svg")
 
 
 def _measured(content: Content) -> str:

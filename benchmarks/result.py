@@ -1,12 +1,10 @@
-"""One benchmark's outcome: tables and figures, and their Markdown."""
+"""One benchmark's outcome: tables, and their Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-from matplotlib.figure import Figure
 
 from benchmarks.spread import Spread
 
@@ -44,15 +42,12 @@ class Result:
     name, title, note : str
         File name, heading, and what has to be known to read the tables.
     tables : list of Table
-    figures : dict of str to Figure
-        By file name without its ending, which begins with the benchmark's name.
     """
 
     name: str
     title: str
     note: str
     tables: list[Table]
-    figures: dict[str, Figure] = field(default_factory=dict)
 
 
 def goal_row(what: str, against: str, measured: Spread, limit: float, *, at_least: bool = False) -> Row:
@@ -84,20 +79,13 @@ def worst_row(what: str, against: str, by_size: dict[str, Spread], limit: float,
 
 
 def markdown(result: Result) -> str:
-    """A result as a Markdown section: note, tables, figures."""
+    """A result as a Markdown section: note and tables."""
     lines = [f"## {result.title}", "", result.note, ""]
     for table in result.tables:
         if table.title:
             lines += [f"### {table.title}", ""]
         lines += [*table_markdown(table), ""]
-    for name, figure in result.figures.items():
-        lines += [f"![{figure_title(figure)}]({name}.png)", ""]
     return "\n".join(lines)
-
-
-def figure_title(figure: Figure) -> str:
-    """What a figure shows, in words."""
-    return figure.get_suptitle() or figure.axes[0].get_title()
 
 
 def table_markdown(table: Table) -> list[str]:

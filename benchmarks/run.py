@@ -1,7 +1,7 @@
 """The command ``python -m benchmarks.run [--smoke] [NAME...]``.
 
-Tables go to stdout as Markdown, progress to stderr, and each result with its figures into benchmarks/results/ as soon
-as its benchmark is done. ``python -m benchmarks.publish`` then brings the newest results into docs/.
+Tables go to stdout as Markdown, progress to stderr, and each result into benchmarks/results/ as soon as its benchmark
+is done. ``python -m benchmarks.publish`` then brings the newest results into docs/.
 """
 
 from __future__ import annotations
@@ -24,25 +24,15 @@ NAMES = (
     "sizes",
     "times",
     "blocks",
-    "lock",
     "throttled",
     "objects",
     "memory",
     "save_load",
-    "overhead",
     "small_items",
     "encryption",
     "rekey",
     "many_items",
-    "writing",
-    "async_saves",
-    "publishing",
     "manager",
-    "verify",
-    "pack",
-    "commands",
-    "profile",
-    "scaling",
     "granite",
 )
 

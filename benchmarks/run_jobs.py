@@ -1,17 +1,10 @@
-"""What a manager adds to a save as checkpoints gather, what a listing reads of large ones, and what jobs without locks
-lose.
-"""
+"""What a manager adds to a save as checkpoints gather, and what a listing reads of large ones."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
-import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -19,7 +12,6 @@ from dcp.s3_server import storage
 from objectstore.control import proxied
 
 import streamxf
-from benchmarks.child import in_child
 from benchmarks.harness import Phases, Rounds, alternate, progress, timed
 from benchmarks.memory import need_proc
 from benchmarks.run_folders import CACHE, CHAIN, ManyCheckpoints, Place, save
@@ -27,10 +19,6 @@ from benchmarks.run_folders import CACHE, CHAIN, ManyCheckpoints, Place, save
 ALONE = "dcp.save"
 CALL, BEHIND = "manager.save", "in the background"
 LARGE = 3  # checkpoints
-
-_KEPT = 3
-_REQUEST = 0.005
-_REQUESTS = {"open", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.scandir"}
 
 
 # -- saves beside many -----------------------------------------------------------------------------
@@ -103,42 +91,3 @@ def read_of_each(place: Place, server: str | None, scratch: Path, items: int) ->
 
 def _read_so_far() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
-
-
-# -- without locks ---------------------------------------------------------------------------------
-
-
-def without_locks(folder: Path, jobs: int, saves: int) -> dict[str, int]:
-    """Run so many jobs, one after the other, where no lock can be had and each request takes a while: how many lost
-    metrics of a checkpoint that is there, and how many left other checkpoints than their rule keeps.
-    """
-    folder.mkdir()
-    progress(f"manager: {jobs} jobs without locks")
-    found = in_child("benchmarks.run_jobs", "_without_locks", folder=str(folder), jobs=jobs, saves=saves)
-    assert isinstance(found, dict)
-    return found
-
-
-def _without_locks(folder: str, jobs: int, saves: int) -> dict[str, int]:
-    """In a process of its own: a hook stays."""
-
-    def refuse(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    def slow(event: str, arguments: tuple[Any, ...]) -> None:
-        path = arguments[0] if event in _REQUESTS else None
-        if isinstance(path, str) and (path.startswith(folder) or not os.path.isabs(path)):
-            time.sleep(_REQUEST)
-
-    fcntl.flock = refuse
-    sys.addaudithook(slow)
-    lost = kept = 0
-    for job in range(jobs):
-        run = f"{folder}/{job}"
-        with streamxf.CheckpointManager(run, CHAIN, keep=_KEPT) as manager:
-            for step in range(saves):
-                save(manager, step)
-        records = streamxf.list_checkpoints(run)
-        lost += any(dict(record.metrics or {}) != {"loss": 1 / (record.step + 1)} for record in records)
-        kept += [record.step for record in records] != list(range(saves))[-_KEPT:]
-    return {"lost": lost, "kept": kept}

@@ -17,9 +17,7 @@ from benchmarks.entropy import plane_entropy
 from benchmarks.harness import Settings, progress
 from benchmarks.kernels import encoded_bytes
 from benchmarks.peers import blosc2_compress, zipnn_compress
-from benchmarks.plots import bars
 from benchmarks.result import Result, Table
-from benchmarks.spread import Spread
 from streamxf import FloatZip
 
 DTYPES = {torch.bfloat16: ("bf16", 0.668), torch.float32: ("fp32", 0.832), torch.float16: ("fp16", 0.852)}
@@ -29,7 +27,6 @@ THREADS = 2
 
 ENTROPY, ZIPNN, BLOSC2, ALONE = "entropy", "ZipNN", "blosc2", "FloatZip"
 STOCK, OURS = "checkpoint, stock ZStandard", "checkpoint, FloatZip"
-COLUMNS = (ENTROPY, ZIPNN, BLOSC2, ALONE, STOCK, OURS)
 
 
 @dataclass(frozen=True)
@@ -67,9 +64,7 @@ def run(settings: Settings) -> Result:
         "state is that of a byte-level transformer of 6 million parameters after 500 steps of AdamW over the sources "
         "of Python's standard library."
     )
-    groups = {str(row["data"]): {name: Spread.of([row[name]]) for name in COLUMNS} for row in rows}
-    figure = bars("Stored size by data and compressor", "stored bytes / raw bytes", groups)
-    return Result("sizes", "Sizes", note, [Table(rows, digits=4)], {"sizes": figure})
+    return Result("sizes", "Sizes", note, [Table(rows, digits=4)])
 
 
 def _reached(size: float, goal: float | None) -> str:

@@ -77,8 +77,3 @@ def ratios(seconds: Sequence[float], against: Sequence[float]) -> Spread:
         If the two were not measured in the same rounds.
     """
     return Spread.of([one / other for one, other in zip(seconds, against, strict=True)])
-
-
-def throughputs(size: int, seconds: Sequence[float]) -> Spread:
-    """GB/s of each round, for `size` bytes."""
-    return Spread.of([size / 1e9 / each for each in seconds])

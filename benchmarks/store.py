@@ -1,4 +1,4 @@
-"""Results on disk: ``RESULTS/NAME/TIME/`` with ``NAME.json`` and PNG files."""
+"""Results on disk: ``RESULTS/NAME/TIME/NAME.json``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Settings
-from benchmarks.plots import DOTS_PER_INCH
-from benchmarks.result import Result, figure_title
+from benchmarks.result import Result
 from benchmarks.spread import Spread
 
 RESULTS = Path(__file__).parent / "results"
@@ -43,21 +42,17 @@ def store(result: Result, settings: Settings, facts: dict[str, Any], folder: Pat
         "machine": facts,
         "note": result.note,
         "tables": [{"title": table.title, "digits": table.digits, "rows": table.rows} for table in result.tables],
-        "figures": {name: figure_title(figure) for name, figure in result.figures.items()},
     }
-    for name, figure in result.figures.items():
-        figure.savefig(path / f"{name}.png", dpi=DOTS_PER_INCH)
-    # last: a folder without it is that of a run that was interrupted
     (path / f"{result.name}.json").write_text(json.dumps(content, indent=1, default=_plain) + "\n")
     return path
 
 
-def stored(name: str, folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Folder and content of each whole result of a benchmark that measured something, the oldest first."""
+def stored(name: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """Each result of a benchmark that measured something, the oldest first."""
     for file in sorted((folder / name).glob(f"*/{name}.json")):
         content = json.loads(file.read_text())
         if not content["settings"]["smoke"]:
-            yield file.parent, content
+            yield content
 
 
 def _plain(value: Any) -> Any:

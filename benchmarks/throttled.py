@@ -16,7 +16,6 @@ from benchmarks.child import in_child
 from benchmarks.data.gaussian import gaussian_matrices, tensor_sizes
 from benchmarks.dcp_sides import FULL, STOCK, STOCK_ZSTD, Run, empty_target, raw_bytes
 from benchmarks.harness import MIB, Phases, Rounds, Settings, alternate
-from benchmarks.plots import bars
 from benchmarks.result import Result, Row, Table, worst_row
 from benchmarks.spread import Spread, ratios
 
@@ -70,7 +69,7 @@ def run(settings: Settings) -> Result:
         tables.append(Table(_rows(measured, phase), f"Seconds of {phase}s by size of a tensor"))
     for phase in PHASES:
         tables.append(Table(_bound_rows(measured, phase), f"{phase.capitalize()}s, of the device's time"))
-    return Result("throttled", "Where storage is the limit", note, tables, {"throttled": _figure(measured)})
+    return Result("throttled", "Where storage is the limit", note, tables)
 
 
 def built(folder: Path) -> Path:
@@ -132,7 +131,7 @@ def _paced(run: Run, device: ctypes.CDLL, idle: partial[None]) -> Phases:
     return seconds
 
 
-# -- tables and figure -----------------------------------------------------------------------------------------------
+# -- tables ---------------------------------------------------------------------------------------------------------
 
 
 def _ratio(measured: Measured, speed: str, size: str, phase: str) -> Spread:
@@ -174,13 +173,3 @@ def _bound_rows(measured: Measured, phase: str) -> list[Row]:
         for speed, by_size in measured.items()
         for side in SIDES
     ]
-
-
-def _figure(measured: Measured):
-    groups = {
-        f"{phase}, {speed}": {size: _ratio(measured, speed, size, phase) for size in by_size}
-        for phase in PHASES
-        for speed, by_size in measured.items()
-    }
-    axis = "seconds, divided by stock DCP's without an extension"
-    return bars(f"{FULL.name}, by storage and size of a tensor", axis, groups, (SIZE, "ratio of stored sizes"))

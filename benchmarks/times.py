@@ -8,13 +8,11 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 
 from benchmarks.data.gaussian import gaussian_matrices, tensor_sizes
 from benchmarks.dcp_sides import FULL, STOCK, STOCK_ZSTD, DcpSide, Run, State, empty_target, full_chain
 from benchmarks.harness import Rounds, Settings, alternate
-from benchmarks.kernels import OneThread, Workers, kernels_alone, zipnn_one_thread
-from benchmarks.plots import bars
+from benchmarks.kernels import OneThread, kernels_alone, zipnn_one_thread
 from benchmarks.result import Result, Row, Table, worst_row
 from benchmarks.spread import Spread, ratios
 from streamxf import FloatZip
@@ -25,7 +23,6 @@ SAVE_GOALS = {1: 0.50, 2: 0.80}
 LOAD_GOAL = 0.60
 ZSTD_GOALS = {"save": 0.30, "load": 0.20}
 ZIPNN_GOALS = {"compress": 5.0, "decompress": 4.0}
-WORKERS_GOAL = 1.9
 KERNELS_GOAL = 1.25
 REALISTIC = 0  # place among the sizes of the one at which ZStandard is compared
 WITHOUT_GOAL = 3  # and of the one whose saves and loads are shown only
@@ -40,13 +37,12 @@ class Measured:
     ----------
     files : dict
         Saves, loads, and the kernels of a save.
-    zipnn, workers : dict
-        From memory to memory.
+    zipnn : dict
+        FloatZip and ZipNN, from memory to memory.
     """
 
     files: Rounds
     zipnn: Rounds
-    workers: Rounds
 
 
 def run(settings: Settings) -> Result:
@@ -62,17 +58,17 @@ def run(settings: Settings) -> Result:
         shutil.rmtree(folder)
         small = dict(islice(state.items(), max(1, round(part / size))))
         del state
-        measured[label] = Measured(files, *_in_memory(small, settings.rounds, label))
+        measured[label] = Measured(files, _in_memory(small, settings.rounds, label))
 
     note = (
         f"States of about {mib:,} MiB of bf16 Gaussian weights, in matrices of {', '.join(measured)} each. Ratios are "
-        f"those of seconds within each of {settings.rounds} rounds, after one to warm up; against ZipNN and between "
-        f"workers those of throughputs. A goal holds for the worst of the sizes but {list(measured)[WITHOUT_GOAL]}; "
+        f"those of seconds within each of {settings.rounds} rounds, after one to warm up; against ZipNN those of "
+        f"throughputs. A goal holds for the worst of the sizes but {list(measured)[WITHOUT_GOAL]}; "
         f"against ZStandard it is that of {list(measured)[REALISTIC]}. Saves fsync their files; loads fill tensors "
         "that exist and find the files in the page cache. `thread_count` (t) is that of both sides; torch's reader "
-        f"does not know it, so ZStandard loads are measured once. ZipNN, with one thread, and workers have {part} MiB "
-        "and work from memory to memory; FloatZip in blocks of 1 MiB, ZipNN a tensor at a time. *Workers* are threads "
-        f"of streamxf's engine on {usable_cpus()} CPUs, under the whole chain. *Kernels alone* are the steps of the "
+        f"does not know it, so ZStandard loads are measured once. Against ZipNN, with "
+        f"one thread each, {part} MiB go from memory to memory; FloatZip in blocks of 1 MiB, ZipNN a tensor at a time. "
+        "*Kernels alone* are the steps of the "
         "same save, run in one thread without a writer: codecs, container CRC, `write` and fsync; their sum is divided "
         f"by the {usable_cpus()} CPUs, though no disk syncs faster for that."
     )
@@ -83,7 +79,7 @@ def run(settings: Settings) -> Result:
         tables.append(Table(_second_rows(measured, phase), f"Seconds of {phase}s by size of a tensor"))
     tables.append(Table(_memory_rows(measured), "From memory to memory, ratios of throughputs"))
     tables.append(Table(_kernel_rows(measured), "Seconds of the kernels of a save alone, in one thread"))
-    return Result("times", "Times", note, tables, {"times": _figure(measured, mib)})
+    return Result("times", "Times", note, tables)
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------
@@ -103,12 +99,10 @@ def _files(state: State, folder: Path, rounds: int, label: str, zstd_threads: tu
     return alternate(sides, rounds, f"times: {label}")
 
 
-def _in_memory(state: State, rounds: int, label: str) -> tuple[Rounds, Rounds]:
+def _in_memory(state: State, rounds: int, label: str) -> Rounds:
     one_thread = OneThread(state, [FloatZip()])
     zipnn = {"FloatZip": one_thread.compress_and_decompress, "ZipNN": lambda: zipnn_one_thread(state)}
-    workers = Workers(state, full_chain())
-    counts = {str(count): lambda count=count: workers.encode_and_decode(count) for count in (1, 2)}
-    return alternate(zipnn, rounds, f"times: ZipNN, {label}"), alternate(counts, rounds, f"times: workers, {label}")
+    return alternate(zipnn, rounds, f"times: ZipNN, {label}")
 
 
 def _name(side: DcpSide, threads: int) -> str:
@@ -134,10 +128,6 @@ def _against_zipnn(each: Measured, phase: str) -> Spread:
     return ratios(each.zipnn["ZipNN"][phase], each.zipnn["FloatZip"][phase])
 
 
-def _two_workers(each: Measured, phase: str) -> Spread:
-    return ratios(each.workers["1"][phase], each.workers["2"][phase])
-
-
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -160,9 +150,6 @@ def _goals(measured: dict[str, Measured]) -> list[Row]:
     for phase, goal in ZIPNN_GOALS.items():
         by_size = {size: _against_zipnn(each, phase) for size, each in with_goal.items()}
         rows.append(worst_row(f"{phase}, FloatZip, throughput on one thread", "ZipNN", by_size, goal, at_least=True))
-    for phase in ("encode", "decode"):
-        by_size = {size: _two_workers(each, phase) for size, each in with_goal.items()}
-        rows.append(worst_row(f"{phase}, {CHAIN}, two workers", "one worker", by_size, WORKERS_GOAL, at_least=True))
     return rows
 
 
@@ -193,17 +180,11 @@ def _second_rows(measured: dict[str, Measured], phase: str) -> list[Row]:
 
 
 def _memory_rows(measured: dict[str, Measured]) -> list[Row]:
-    rows = [
+    return [
         {"what": f"{phase}, FloatZip against ZipNN, one thread"}
         | {size: _against_zipnn(each, phase) for size, each in measured.items()}
         for phase in ZIPNN_GOALS
     ]
-    rows += [
-        {"what": f"{phase}, {CHAIN}, two workers against one"}
-        | {size: _two_workers(each, phase) for size, each in measured.items()}
-        for phase in ("encode", "decode")
-    ]
-    return rows
 
 
 def _kernel_rows(measured: dict[str, Measured]) -> list[Row]:
@@ -215,18 +196,3 @@ def _kernel_rows(measured: dict[str, Measured]) -> list[Row]:
     sums = {size: [sum(parts) for parts in zip(*seconds.values(), strict=True)] for size, seconds in kernels.items()}
     rows.append({"kernel": "sum"} | {size: Spread.of(total) for size, total in sums.items()})
     return rows
-
-
-def _figure(measured: dict[str, Measured], mib: int) -> Figure:
-    groups = {
-        size: {
-            f"{phase}, t={threads}": ratios(
-                each.files[_name(FULL, threads)][phase], each.files[_name(STOCK, threads)][phase]
-            )
-            for phase in ("save", "load")
-            for threads in SAVE_GOALS
-        }
-        for size, each in measured.items()
-    }
-    title = f"Save and load of {mib:,} MiB of bf16 under {CHAIN}, by size of a tensor"
-    return bars(title, "seconds, divided by stock DCP's without an extension", groups, (1.0, STOCK.name))
