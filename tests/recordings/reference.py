@@ -18,7 +18,7 @@ def reference() -> str:
     commands: dict[str, Any] = command_line().commands
     counts = Counter(_row(parameter) for command in commands.values() for parameter in command.params)
     common = [row for row, count in counts.items() if count >= _COMMON]
-    shared = ["### What commands have in common", _table(common)]
+    shared = ["### What commands have in common", "\n".join(common)]
     return "\n\n".join([*shared, *(_section(commands[name], help_of(name)[1], common) for name in COMMANDS)])
 
 
@@ -27,15 +27,9 @@ def _section(command: Any, examples: list[str], common: list[str]) -> str:
     parts.append("\n".join(["```sh", *examples, "```"]))
     own = [row for row in map(_row, command.params) if row not in common]
     shared = dict.fromkeys(names(parameter)[0] for parameter in command.params if _row(parameter) in common)
-    if own:
-        parts.append(_table(own))
     if shared:
-        parts.append(f"In common with others: {', '.join(f'`{name}`' for name in shared)}.")
-    return "\n\n".join(parts)
-
-
-def _table(rows: list[str]) -> str:
-    return "\n".join(["| | |", "| --- | --- |", *rows])
+        own.append(f"- In common with others: {', '.join(f'`{name}`' for name in shared)}.")
+    return "\n\n".join([*parts, "\n".join(own)])
 
 
 def names(parameter: Any) -> list[str]:
@@ -46,7 +40,7 @@ def names(parameter: Any) -> list[str]:
 
 
 def _row(parameter: Any) -> str:
-    return f"| {', '.join(f'`{name}`' for name in names(parameter))} | {text_of(parameter, _escaped, '`')} |"
+    return f"- {', '.join(f'`{name}`' for name in names(parameter))}: {text_of(parameter, _escaped, '`')}"
 
 
 def text_of(parameter: Any, escaped: Callable[[str], str] = str, quote: str = "") -> str:
