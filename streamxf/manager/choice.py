@@ -16,15 +16,10 @@ from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, rank_
 from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, escaped, is_damage
 from streamxf.formats.opening import contents_of
 from streamxf.manager.authority import Authority
-from streamxf.manager.commits import COMMIT, Commit, Files, is_framework_file, read
 from streamxf.manager.holds import has_no_place, holding
 from streamxf.manager.listing import Run
+from streamxf.manager.notes import COMMIT, FOLDER, Commit, Files, is_framework_file, read
 from streamxf.manager.record import Record, numbers_in
-from streamxf.manager.rows import FOLDER
-from streamxf.storage.inside import opened, walk
-from streamxf.storage.removal import remove_entry
-from streamxf.storage.small import small_names
-from streamxf.storage.storage import Storage, storage_errors
 from streamxf.tuning.sample import StoredTensors, take_sample
 from streamxf.wording import some
 

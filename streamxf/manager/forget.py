@@ -138,8 +138,8 @@ def recorded_rules(run: Run, *, dry_run: bool) -> Retention:
             "without keys anybody can have written the rules in a checkpoint: give rules, or dry_run=True"
         )
     for record in reversed(records_of(run)):
-        if record.counts and (rules := run.rules(record.name)) is not None:
-            return Retention.of_json(rules)
+        if record.counts and (now := run.record(record.name)) is not None and now.counts and now.rules:
+            return Retention.of_json(now.rules)
     raise ParameterError("nothing says what is to stay: no checkpoint has recorded rules, so give some")
 
 
@@ -199,7 +199,7 @@ def decide(
 ) -> Decision:
     """Apply the rules to each series; `thorough` is that of `newest`."""
     made = Decision()
-    readers, links = held(run.storage), run.linked()
+    readers, links = held(run.storage), run.linked
     for record in records:
         if record.complete and not record.counts:
             made.reasons[record.name] = ("not verified" if record.kind != "foreign" else f"foreign: {record.note}",)

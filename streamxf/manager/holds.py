@@ -18,16 +18,14 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.publish import DAY
-from streamxf.errors import MetadataError, NoCheckpointError, ParameterError
-from streamxf.manager.authority import Authority
+from streamxf.errors import NoCheckpointError, ParameterError
 from streamxf.manager.listing import Run, run_of
-from streamxf.manager.rows import FOLDER
+from streamxf.manager.notes import FOLDER, notes_in, put_note, remove_notes
 from streamxf.manager.sessions import is_held
 from streamxf.storage.inside import NOT_THERE
 from streamxf.storage.removal import remove_entry
-from streamxf.storage.small import MOST_BYTES, put_small, small_files, small_names
+from streamxf.storage.small import put_small, small_names
 from streamxf.storage.storage import Storage, storage_errors
 
 _HOLDS = f"{FOLDER}/holds"
@@ -35,7 +33,7 @@ _HOLD = re.compile(
     r"(?P<name>.{1,255})@(?P<time>[0-9]{1,15})@(?P<who>[^@]{1,255}?)(-(?P<session>[0-9a-f]{32}))?-[0-9a-f]{8}",
     re.DOTALL,
 )
-_GOING = re.compile(r"going-(?P<time>[0-9]{1,15})-[0-9a-f]{16}", re.ASCII)
+_GOING = "going-[0-9]{1,15}-[0-9a-f]{16}"
 _PATIENCE = 60.0  # seconds
 NO_PLACE = {*NOT_THERE, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
 """Why nothing can be put there for good, so that a job has to do without."""
@@ -87,11 +85,7 @@ def holding(run: Run, name: str) -> Iterator[None]:
     with put_hold(storage, name):
         with storage_errors(storage.given):
             end = time.monotonic() + _PATIENCE
-            while (
-                time.monotonic() < end
-                and (file := going(storage, run.authority).get(name)) is not None
-                and not is_over(file)
-            ):
+            while time.monotonic() < end and (file := going(run).get(name)) is not None and not is_over(file):
                 time.sleep(_PAUSE)
             record = run.record(name)
         if record is None or not record.complete:
@@ -134,12 +128,12 @@ def held(storage: Storage) -> dict[str, str]:
 
 
 @contextmanager
-def removing(storage: Storage, names: Collection[str], authority: Authority) -> Iterator[None]:
+def removing(run: Run, names: Collection[str]) -> Iterator[None]:
     """Say that these are about to be removed."""
     file = f"going-{int(time.time())}-{secrets.token_hex(8)}"
-    put_small(storage, f"{FOLDER}/{file}", authority.seal({"names": [*names]}), sync=False)
+    put_note(run.storage, run.authority, file, {"names": [*names]})
     yield
-    remove_entry(storage, f"{FOLDER}/{file}")  # not after a kill: whoever comes next finishes it
+    remove_notes(run.storage, [file])  # not after a kill: whoever comes next finishes it
 
 
 def is_over(file: str) -> bool:
@@ -147,16 +141,7 @@ def is_over(file: str) -> bool:
     return abs(time.time() - int(file.split("-")[1])) > _PATIENCE
 
 
-def going(storage: Storage, authority: Authority | None = None) -> dict[str, str]:
-    """What somebody has said to be removing, and has not finished, each with the file that says so; with `authority`,
-    as far as that counts.
-    """
-    found: dict[str, str] = {}
-    for file, data in small_files(storage, FOLDER, lambda name: _GOING.fullmatch(name) is not None).items():
-        try:
-            note = parse_note(data, MOST_BYTES)
-            if authority is None or not authority.doubt_of(note):
-                found |= dict.fromkeys([str(name) for name in note.content["names"]], file)
-        except (MetadataError, KeyError, TypeError):
-            continue
-    return found
+def going(run: Run) -> dict[str, str]:
+    """What somebody has said to be removing, and has not finished, each with the file that says so."""
+    files = notes_in(run.storage, run.authority, _GOING, lambda content: [str(name) for name in content["names"]])
+    return {name: file for file, names in files.items() for name in names}

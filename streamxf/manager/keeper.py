@@ -16,7 +16,10 @@ from streamxf.checkpoint.publish import made_by_saves
 from streamxf.errors import MetadataError, NoCheckpointError, escaped
 from streamxf.format.run import RunFacts
 from streamxf.manager.choice import Verify, check_alone, checksum_of, digest_of
-from streamxf.manager.commits import (
+from streamxf.manager.forget import forget_in
+from streamxf.manager.holds import has_no_place, put_hold
+from streamxf.manager.listing import Run
+from streamxf.manager.notes import (
     COMMIT,
     REMOVED,
     SAVING,
@@ -29,9 +32,6 @@ from streamxf.manager.commits import (
     mark_of,
     written_since,
 )
-from streamxf.manager.forget import forget_in
-from streamxf.manager.holds import has_no_place, put_hold
-from streamxf.manager.listing import Run
 from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.removal import contents, finish, leftovers
 from streamxf.manager.retention import Retention

@@ -13,8 +13,8 @@ from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.manager.authority import Authority
 from streamxf.manager.choice import Choice, Verify, by_metric, check_ranks, check_verify, committed, newest
-from streamxf.manager.commits import COMMIT, REMOVED, SAVING
 from streamxf.manager.listing import Run, check_folder, of_other_formats, records_of, run_of
+from streamxf.manager.notes import COMMIT, REMOVED, SAVING
 from streamxf.manager.record import Record
 from streamxf.storage.storage import Storage, storage_errors
 

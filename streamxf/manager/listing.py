@@ -8,7 +8,7 @@ import re
 import shlex
 import stat
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +16,7 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import GLOBAL, is_metadata_name, metadata_among, read_metadata
-from streamxf.checkpoint.publish import RUN_FILE, made_by_saves, written_in
+from streamxf.checkpoint.publish import made_by_saves, written_in
 from streamxf.collector import collector_paused
 from streamxf.errors import (
     DAMAGE,
@@ -27,11 +27,12 @@ from streamxf.errors import (
     UnsupportedError,
     escaped,
 )
+from streamxf.format.run import RunFacts
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.authority import Authority
-from streamxf.manager.commits import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
-from streamxf.manager.record import Kind, Record, is_numbered, numbers_in, series_of
-from streamxf.manager.rows import ANY, Look, RowCache
+from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
+from streamxf.manager.record import Record, is_numbered, numbers_in, series_of
+from streamxf.manager.rows import ANY, RowCache
 from streamxf.storage.removal import files_of, files_of_many
 from streamxf.storage.storage import Storage, storage_errors
 
@@ -55,10 +56,12 @@ class Run:
         self.storage = storage
         self.authority = authority or Authority(Access())
         self.run_id = run_id
+        self.names: list[str] = []
+        """The folders that may be checkpoints, when they were listed last."""
+        self.linked: dict[str, str] = {}
+        """Those to which links in the run's folder led then, such as ``best -> step-100``, each with a link."""
         self._rows = RowCache(storage, self.authority)
-        self._names: list[str] = []
         self._ids: dict[str, str] = {}
-        self._links: dict[str, str] = {}
 
     # -- all checkpoints -------------------------------------------------------------------------------
 
@@ -66,59 +69,39 @@ class Run:
     def records(self, *, series: str | None = None) -> list[Record]:
         """The checkpoints, the oldest first; empty if there is no folder."""
         try:
-            names, links = self._entries()
+            links = self._list()
         except FileNotFoundError:
             return []
-        self._names, self._links = names, links
-        wanted = [name for name in names if series in (None, series_of(name))]
-        looks = {name: look for name in wanted if (look := self._rows.get(name, self._mark(name))) is not None}
-        told = {name for name in looks if self._rows.known(name, looked=True) is None}
-        self._look_at([name for name in wanted if name not in looks], looks)
-        for name in links:
-            if is_numbered(name) and series in (None, series_of(name)) and (look := self._look(name)) is not None:
-                looks[name] = look
+        names = [name for name in (*self.names, *links) if is_numbered(name) and series in (None, series_of(name))]
+        found = {name: row for name in names if name not in links and (row := self._rows.get(name, self._mark(name)))}
+        told = {name for name in found if self._rows.known(name, looked=True) is None}
+        again: Collection[str] = [name for name in names if name not in found]
         lied = False
         while True:
-            newest = self._newest(looks)
+            self._look_at(again, found)
+            newest = self._newest(found.values())
             # a row hides nothing, and does not say which run this is
-            if not (again := told.intersection(newest.values())):
+            if not (again := told.intersection(record.name for record in newest.values())):
                 others = {} if series is None else {each: run for each, run in self._ids.items() if each != series}
-                self._ids = others | {each: facts.run for each, name in newest.items() if (facts := looks[name].facts)}
-                found = [self._record(name, look) for name, look in looks.items()]
-                if not (again := {each.name for each in found if each.kind == "foreign"} & told):
-                    return sorted(found, key=lambda record: record.order)
+                self._ids = others | {each: str(record.run) for each, record in newest.items()}
+                placed = [self._placed(record) for record in found.values()]
+                if not (again := {each.name for each in placed if each.kind == "foreign"} & told):
+                    return sorted(placed, key=lambda record: record.order)
             elif lied:
                 again = told
-            self._look_at(again, looks)
-            told, lied = told - again, True
+            told, lied = told.difference(again), True
 
     def record(self, name: str, files: Files | None = None) -> Record | None:
         """One checkpoint as its folder is now; None if it holds nothing of one. `files` are its, if they are known."""
-        look = self._look(name, files)
-        return self._record(name, look) if look is not None else None
-
-    def empty(self, series: str) -> list[str]:
-        """The local folders of a series in which nothing is, or drafts and supplements alone."""
-        local, alone = self.storage.local, {COMMIT, REMOVED, SAVING}
-        if local is None or not os.path.isdir(local):
-            return []
-        found = {name: os.listdir(f"{local}/{name}") for name in self._entries()[0] if series_of(name) == series}
-        return [name for name, files in found.items() if all(map(RUN_FILE.fullmatch, files)) and not alone & {*files}]
-
-    def linked(self) -> dict[str, str]:
-        """The folders of this run to which links in it led when it was listed last, such as ``best -> step-100``: each
-        with a link.
-        """
-        base = os.path.realpath(self.storage.local or "")
-        targets = {link: os.path.split(target) for link, target in self._links.items()}
-        return {name: link for link, (folder, name) in targets.items() if folder == base}
+        record = self._look(name, files)
+        return self._placed(record) if record is not None else None
 
     def settle_id(self, records: Sequence[Record]) -> str | None:
         """Which run this is, by its checkpoints; None if none says so. Raises ParameterError if they are of several."""
         if self.run_id is None:
             found: dict[str, str] = {}
             for record in records:
-                if record.complete and record.verified and record.run and not record.note.startswith(_COPY):
+                if record.complete and record.verified and record.run and not record.copy_of:
                     found[record.run] = record.name
             if len(found) > 1:
                 shown = "; ".join(f"{run}, as {name}" for run, name in list(found.items())[:5])
@@ -136,7 +119,7 @@ class Run:
 
     def remember(self) -> None:
         """Store what was found, for the next process. Raises OSError."""
-        self._rows.save(self._names)
+        self._rows.save(self.names)
 
     def change(self, *names: str, known: bool = False) -> None:
         """Say that checkpoints are about to change, where their folders have no mark that shows it; what is `known` of
@@ -156,10 +139,18 @@ class Run:
         """The regular files below it."""
         return files_of(*self._split(name))
 
-    def rules(self, name: str) -> Mapping[str, Any] | None:
-        """The rules of the job that saved it, if it has recorded them."""
-        look = self._look(name)
-        return look.facts.rules or None if look is not None and look.facts is not None else None
+    def is_still(self, record: Record, files: Files) -> bool:
+        """Whether a folder, with these files, holds what a record says. It is looked at again unless its metadata is
+        the same file as then.
+        """
+        local = self.storage.local_path(record.name)
+        mark = file_mark(local) if local is not None else (listing_mark(files) or "/")[1:]
+        if mark and not record.link and not any(map(SUPPLEMENT.fullmatch, files)):
+            known = self._rows.known(record.name, looked=not self.authority.strict)
+            if known is not None and known[0].endswith(f"/{mark}") and known[1].save_id == record.save_id:
+                return True
+        now = self.record(record.name, files)
+        return now is not None and now.state == record.state
 
     def supplements(self, place: Storage, files: Files, save_id: str | None) -> tuple[list[Supplement], bool]:
         """Those to a save that count, the oldest first; and whether there are others, whose contents nobody knows.
@@ -186,186 +177,175 @@ class Run:
         folder, base = os.path.split(os.path.realpath(local))
         return Storage.of(folder), base
 
-    def _record(self, name: str, look: Look) -> Record:
-        facts, run_id = look.facts, self.run_id or self._ids.get(series_of(name))
-        kind: Kind = look.state if look.state != "complete" else "unclaimed" if facts is None else "own"
-        if look.begun and run_id in (None, look.begun):
-            kind = "unfinished"
-        note = look.problem or look.doubt
-        if kind == "own" and facts is not None:
-            if facts.name != name or numbers_in(name)[-1:] != (facts.step,):
-                kind, note = "foreign", f"{_COPY}{escaped(facts.name)}"
-            elif run_id is not None and facts.run != run_id:
-                kind, note = "foreign", f"of the run {facts.run}"
-        return Record(
-            name,
-            facts.time if facts is not None else None if look.written is None else look.written / 1000,
-            look.bytes,
-            look.metrics,
-            kind,
-            look.save_id,
-            facts.run if facts is not None else (look.begun or None) if kind == "unfinished" else None,
-            not look.doubt,
-            look.link,
-            note,
-        )
+    def _placed(self, record: Record) -> Record:
+        """What a folder says of itself, seen from this run."""
+        run_id = self.run_id or self._ids.get(record.series)
+        if record.kind == "unclaimed" and record.run:  # where a framework's save was begun
+            return replace(record, kind="unfinished") if run_id in (None, record.run) else replace(record, run=None)
+        if record.kind == "own" and record.copy_of:
+            return replace(record, kind="foreign", note=f"a copy of {escaped(record.copy_of)}")
+        if record.kind == "own" and run_id not in (None, record.run):
+            return replace(record, kind="foreign", note=f"of the run {record.run}")
+        return record
 
-    def _newest(self, looks: Mapping[str, Look]) -> dict[str, str]:
+    def _newest(self, records: Iterable[Record]) -> dict[str, Record]:
         """Of each series the newest checkpoint that counts and names a run, or that which is known."""
-        newest: dict[str, tuple[tuple[int, ...], str]] = {}
-        for name, look in looks.items():
-            facts = look.facts if look.state == "complete" and not look.doubt else None
-            if facts is not None and facts.name == name and self.run_id in (None, facts.run):
-                series = series_of(name)
-                newest[series] = max(newest.get(series, ((), "")), (numbers_in(name), name))
-        return {series: name for series, (_, name) in newest.items()}
+        newest: dict[str, Record] = {}
+        for record in records:
+            if record.kind == "own" and record.verified and not record.copy_of and self.run_id in (None, record.run):
+                series = record.series
+                newest[series] = max(newest.get(series, record), record, key=lambda each: each.order)
+        return newest
 
     # -- looking ---------------------------------------------------------------------------------------
 
-    def _entries(self) -> tuple[list[str], dict[str, str]]:
-        """The folders that may be checkpoints; and links to folders, each with what it leads to."""
-        local = self.storage.local
+    def _list(self) -> list[str]:
+        """Find the folders that may be checkpoints; returns the links to folders."""
+        local, self.linked = self.storage.local, {}
         if local is None:
-            return [name for name in self.storage.folders() if is_numbered(name)], {}
-        names, links = [], {}
+            self.names = [name for name in self.storage.folders() if is_numbered(name)]
+            return []
+        self.names, links = [], []
         with os.scandir(local) as entries:
             for entry in entries:
                 if entry.is_symlink():
                     target = os.path.realpath(entry.path)
                     if os.path.isdir(target):
-                        links[entry.name] = target
+                        links.append(entry.name)
+                        folder, name = os.path.split(target)
+                        if folder == os.path.realpath(local):
+                            self.linked[name] = entry.name
                 elif is_numbered(entry.name) and entry.is_dir(follow_symlinks=False):
-                    names.append(entry.name)
-        return names, links
+                    self.names.append(entry.name)
+        return links
 
     def _mark(self, name: str) -> str | None:
         return folder_mark(f"{self.storage.local}/{name}") if self.storage.local is not None else ANY
 
-    def _look_at(self, names: Collection[str], found: dict[str, Look]) -> None:
+    def _look_at(self, names: Collection[str], found: dict[str, Record]) -> None:
         """What these folders say themselves."""
-        marks = {name: self._mark(name) for name in names}
         files = files_of_many(self.storage, names)
 
-        def look_at(name: str) -> tuple[str, Look | None]:
-            return name, self._looked(self.storage, name, files(name))
+        def look_at(name: str) -> tuple[str, Record | None]:
+            return name, self._look(name, None if self.storage.local is not None else files(name))
 
-        with ThreadPoolExecutor(_AT_ONCE if self.storage.local is None else 1) as pool:
-            for name, look in map(look_at, names) if self.storage.local is not None else pool.map(look_at, names):
-                self._rows.note(name, listing_mark(files(name)) if marks[name] == ANY else marks[name], look)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for name, record in (map if self.storage.local is not None else pool.map)(look_at, names):
                 found.pop(name, None)
-                if look is not None:
-                    found[name] = look
+                if record is not None:
+                    found[name] = record
 
-    def is_still(self, record: Record, files: Files) -> bool:
-        """Whether a folder, with these files, holds what a record says. It is looked at again unless its metadata is
-        the same file as then.
-        """
-        local = self.storage.local_path(record.name)
-        mark = file_mark(local) if local is not None else (listing_mark(files) or "/")[1:]
-        if mark and not record.link and not any(map(SUPPLEMENT.fullmatch, files)):
-            known = self._rows.known(record.name, looked=not self.authority.strict)
-            if known is not None and known[0].endswith(f"/{mark}") and known[1].save_id == record.save_id:
-                return True
-        return record.is_still(self.record(record.name, files))
-
-    def _look(self, name: str, files: Files | None = None) -> Look | None:
+    def _look(self, name: str, files: Files | None = None) -> Record | None:
         where, base = self._split(name)
+        local = self.storage.local_path(name)
+        mark = folder_mark(local) if local is not None else None  # before its files: a later change has another one
+        listed = files_of(where, base) if files is None or where is not self.storage else files
+        record = self._looked(where.child(base), name, listed)
         if where is self.storage:
-            local = self.storage.local_path(name)
-            listed = files_of(where, name) if files is None else files
-            mark = listing_mark(listed) if local is None else folder_mark(local)
-            look = self._looked(where, name, listed)
-            self._rows.note(name, mark, look)
-            return look
-        look = self._looked(where, base, files_of(where, base))
-        if look is None:
+            self._rows.note(name, mark if local is not None else listing_mark(listed), record)
+            return record
+        if record is None:
             return None
         assert self.storage.local is not None
         base_folder = os.path.realpath(self.storage.local)
-        inside = os.path.commonpath([base_folder, where.given]) == base_folder
-        doubt = look.doubt or ("" if inside or self.authority.strict else _OUT)
-        return replace(look, link=where.full(base), doubt=doubt)
+        trusted = self.authority.strict or os.path.commonpath([base_folder, where.given]) == base_folder
+        record = replace(record, link=where.full(base))
+        return record if trusted or not record.verified else replace(record, verified=False, note=record.note or _OUT)
 
-    def _looked(self, where: Storage, name: str, files: Files) -> Look | None:
+    def _looked(self, place: Storage, name: str, files: Files) -> Record | None:
+        """What the folder `place`, which has the `name` in this run, says by itself."""
         top = [path for path in files if "/" not in path]
         if COMMIT in top:
-            return self._supplemented(where.child(name), files, self._committed(where.child(name), files))
+            return self._supplemented(place, files, self._committed(place, name, files))
         if metadata := metadata_among(top):
-            look = self._published(where.child(name), metadata, files)
-            if look.facts is None and SAVING in top:
-                mark = self._begun(where.child(name), name)
-                return replace(look, begun=mark.run if mark is not None and mark.framework else "")
-            return self._supplemented(where.child(name), files, look)
+            record = self._published(place, name, metadata, files)
+            if record.kind == "own" or SAVING not in top:
+                return self._supplemented(place, files, record)
+            # what a framework writes counts once it is committed; what a manager saved says so itself
+            begun = self._begun(place)
+            return replace(record, run=begun.run) if begun is not None and begun.framework else record
         if REMOVED in top:
-            return self._committed(where.child(name), files, REMOVED)
+            return self._committed(place, name, files, REMOVED)
         if SAVING in top or any(map(made_by_saves, top)):
-            written = max((_written(files[path]) or 0 for path in top), default=0) or None
-            mark = self._begun(where.child(name), name) if SAVING in top else None
-            return Look("unfinished", written=written, begun=mark.run if mark is not None else "")
+            written = max(_written(files[path]) or 0 for path in top) or None
+            begun = self._begun(place) if SAVING in top else None
+            return Record(name, written, kind="unfinished", run=begun.run if begun is not None else None)
         return None
 
-    def _begun(self, place: Storage, name: str) -> Saving | None:
-        """The save that was begun there. What a framework writes counts once it is committed; what a manager saved says
-        so itself, whatever is put beside it.
-        """
+    def _begun(self, place: Storage) -> Saving | None:
+        """The save that was begun there."""
         try:
             mark, doubt = read(place, SAVING, Saving.of_json, self.authority)
         except StreamxfError:
             return None
-        return mark if mark is not None and not doubt and mark.name == name else None
+        return mark if mark is not None and not doubt and mark.name == place.name else None
 
-    def _published(self, place: Storage, metadata: list[str], files: Files) -> Look:
+    def _published(self, place: Storage, name: str, metadata: list[str], files: Files) -> Record:
         """What DCP's metadata says."""
         ours = [path for path in files if "/" not in path and (path in metadata or made_by_saves(path))]
-        look = Look(written=_written(files[metadata[0]]), bytes=sum(files[path].get("size") or 0 for path in ours))
+        size = sum(files[path].get("size") or 0 for path in ours)
+        record = Record(name, _written(files[metadata[0]]), size)
         try:
             said = [read_metadata(place, file, Access(), listing=True) for file in metadata]
         except (StreamxfError, FileNotFoundError) as error:
-            return self._problem(look, error)
+            return self._problem(record, error)
         if (index := said[0].index) is not None:
-            look = replace(look, save_id=index.save_id, facts=index.run)
-        if self.authority.has_published(look.save_id, place.name):
-            return look
+            record = _told(replace(record, save_id=index.save_id), index.run)
+        if self.authority.has_published(record.save_id, place.name):
+            return record
         for file, each in zip(metadata, said, strict=True):
             doubt = self.authority.doubt(lambda access, file=file: read_metadata(place, file, access), each.signed_by)  # type: ignore[misc]
             if doubt:
-                return replace(look, doubt=doubt)
-        return look
+                return replace(record, verified=False, note=doubt)
+        return record
 
-    def _committed(self, place: Storage, files: Files, record: str = COMMIT) -> Look:
+    def _committed(self, place: Storage, name: str, files: Files, file: str = COMMIT) -> Record:
         """What a commit record says."""
-        look = Look("complete" if record == COMMIT else "removing", written=_written(files[record]))
+        going = file == REMOVED
+        record = Record(name, _written(files[file]), kind="removing" if going else "unclaimed")
         try:
-            commit, doubt = read(place, record, Commit.of_json, self.authority)
+            commit, doubt = read(place, file, Commit.of_json, self.authority)
             if commit is None and not doubt:
                 raise MetadataError("the commit record cannot be read")
         except StreamxfError as error:
-            return self._problem(look, error)
+            return self._problem(record, error)
         if commit is None:
-            return replace(look, doubt=doubt)
-        if REMOVED in files and any(is_metadata_name(path) and path not in files for path in commit.files):
-            look = replace(look, state="removing")  # which takes metadata away first
-        size = sum(file.size for file in commit.files.values())
-        if self.authority.has_published(commit.save_id, place.name):
-            doubt = ""
-        return replace(look, save_id=commit.save_id, facts=commit.run, bytes=size, doubt=doubt)
+            return replace(record, verified=False, note=doubt)
+        going |= REMOVED in files and any(is_metadata_name(path) and path not in files for path in commit.files)
+        record = _told(replace(record, save_id=commit.save_id), commit.run)
+        record = replace(record, bytes=sum(each.size for each in commit.files.values()))
+        if doubt and not self.authority.has_published(commit.save_id, place.name):
+            record = replace(record, verified=False, note=doubt)
+        return replace(record, kind="removing") if going else record  # which takes metadata away first
 
-    def _problem(self, look: Look, error: Exception) -> Look:
-        text = f"{type(error).__name__}: {error}"
-        return replace(look, problem=text, doubt=text if self.authority.strict else "")
+    def _problem(self, record: Record, error: Exception) -> Record:
+        return replace(record, verified=not self.authority.strict, note=f"{type(error).__name__}: {error}")
 
-    def _supplemented(self, place: Storage, files: Files, look: Look) -> Look:
+    def _supplemented(self, place: Storage, files: Files, record: Record) -> Record:
         """With the metrics that are known by now."""
-        if look.facts is None:
-            return look
-        metrics = dict(look.facts.metrics)
-        found, lost = self.supplements(place, files, look.save_id)
+        if record.kind != "own":
+            return record
+        found, lost = self.supplements(place, files, record.save_id)
+        known = dict(record.metrics or {})
         for each in found:
-            metrics |= each.metrics
-        return replace(look, metrics=None if lost else metrics)
+            known |= each.metrics
+        return replace(record, metrics=None if lost else known)
 
 
-_COPY = "a copy of "
+def _told(record: Record, facts: RunFacts | None) -> Record:
+    """With what a checkpoint says of itself, seen from its own run; of a copy, what that was."""
+    if facts is None:
+        return record
+    is_copy = facts.name != record.name or numbers_in(record.name)[-1:] != (facts.step,)
+    return replace(
+        record,
+        time=facts.time,
+        metrics=dict(facts.metrics),
+        kind="own",
+        run=facts.run,
+        copy_of=facts.name if is_copy else "",
+        rules=facts.rules,
+    )
 
 
 def folder_mark(folder: str) -> str | None:
@@ -384,11 +364,9 @@ def folder_mark(folder: str) -> str | None:
 def file_mark(folder: str) -> str | None:
     """The part of it that changes with the metadata, or the commit record where there is none."""
     for name in (GLOBAL, COMMIT):
-        try:
+        with suppress(OSError):
             facts = os.lstat(f"{folder}/{name}")
-        except OSError:
-            continue
-        return f"{facts.st_ino:x}.{facts.st_size:x}.{facts.st_mtime_ns:x}.{facts.st_ctime_ns:x}"
+            return f"{facts.st_ino:x}.{facts.st_size:x}.{facts.st_mtime_ns:x}.{facts.st_ctime_ns:x}"
     return None
 
 
@@ -399,9 +377,9 @@ def listing_mark(files: Files) -> str | None:
     return None if tag is None else f"/{tag}"
 
 
-def _written(entry: Mapping[str, Any]) -> int | None:
+def _written(entry: Mapping[str, Any]) -> float | None:
     when = written_in(entry)
-    return None if when is None else max(int(when * 1000), 0)
+    return None if when is None else max(int(when * 1000), 0) / 1000
 
 
 def list_checkpoints(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["own", "unclaimed", "foreign", "unfinished", "removing"]
 
@@ -42,6 +42,10 @@ class Record:
         The id of the run that it names.
     verified : bool
         Whether it may count: with keys, or `Encrypt` in the chain, only what they authenticate does.
+    copy_of : str
+        The folder that it was saved to, if that had another name.
+    rules : mapping
+        The rules of retention of the job that saved it, as it recorded them.
     link : str
         Where it leads, if it is a link in the place of a folder.
     note : str
@@ -56,6 +60,8 @@ class Record:
     save_id: str | None = None
     run: str | None = None
     verified: bool = True
+    copy_of: str = ""
+    rules: Mapping[str, Any] = field(default_factory=dict)
     link: str = ""
     note: str = ""
 
@@ -69,12 +75,9 @@ class Record:
         """Whether it may be resumed from, be ranked by rules, and be a reason to remove others."""
         return self.kind in ("own", "unclaimed") and self.verified
 
-    def is_still(self, other: Record | None) -> bool:
-        """Whether another look has found the same save in the same state."""
-        return other is not None and self._facts == other._facts
-
     @property
-    def _facts(self) -> tuple[object, ...]:
+    def state(self) -> tuple[object, ...]:
+        """Which save it is, and what decides whether it stays."""
         metrics = repr(self.metrics)  # NaN is not equal to itself
         which = self.save_id or (self.time, self.bytes)
         return self.name, self.kind, which, self.verified, self.link, metrics

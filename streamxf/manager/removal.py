@@ -12,17 +12,16 @@ from typing import NamedTuple
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, read_metadata
-from streamxf.checkpoint.publish import DAY, made_by_saves, made_by_writers
+from streamxf.checkpoint.publish import DAY, RUN_FILE, made_by_saves, made_by_writers
 from streamxf.errors import StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
-from streamxf.manager.commits import COMMIT, REMOVED, SAVING, Commit, Files, Saving, read, written_since
 from streamxf.manager.holds import going, has_no_place, held, is_over, removing
 from streamxf.manager.listing import Run
+from streamxf.manager.notes import COMMIT, REMOVED, SAVING, Commit, Files, Saving, read, remove_notes, written_since
 from streamxf.manager.record import Record, series_of
-from streamxf.manager.rows import FOLDER
 from streamxf.manager.sessions import Sessions, is_held
 from streamxf.storage.lock import lock
-from streamxf.storage.removal import files_of, files_of_many, remove_entry, remove_tree, remove_trees
+from streamxf.storage.removal import files_of, files_of_many, remove_tree, remove_trees
 from streamxf.storage.small import put_small, read_small
 from streamxf.wording import many
 
@@ -48,7 +47,7 @@ def remove_checkpoints(run: Run, records: Sequence[Record], *, extras: bool = Fa
         part = records[at : at + _AT_ONCE]
         run.change(*(each.name for each in part), known=True)
         try:
-            with removing(run.storage, [each.name for each in part], run.authority):
+            with removing(run, [each.name for each in part]):
                 _remove(run, part, files, extras, done)
         except OSError as error:
             if not has_no_place(error):
@@ -145,7 +144,7 @@ def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False, ex
     `remove_checkpoints`. If this job `saves`, also folders in which there is nothing of one; to others a save that
     begins looks the same.
     """
-    announced = going(run.storage, run.authority)
+    announced = going(run)
     records = {each.name: each for each in run.records(series=series)}
     over = {file for file in announced.values() if is_over(file)}
     for name, record in records.items():
@@ -164,9 +163,12 @@ def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False, ex
         except (OSError, StreamxfError) as error:
             _log.warning("%s could not be cleaned up: %s", run.storage.full(name), escaped(str(error)))
             over.discard(announced.get(name, ""))
-    for name in run.empty(series) if saves else ():
-        remove_tree(run.storage, name, [], files_of(run.storage, name))
-    remove_entry(run.storage, *(f"{FOLDER}/{file}" for file in over))
+    for name in run.names if saves else ():
+        if series_of(name) == series and name not in records:
+            files = files_of(run.storage, name)
+            if all(map(RUN_FILE.fullmatch, files)):
+                remove_tree(run.storage, name, [], files)
+    remove_notes(run.storage, over)
 
 
 def leftovers(run: Run, name: str, files: Files, sessions: Sessions, *, again: bool = False) -> list[str]:

@@ -7,74 +7,24 @@ removed or resumed from is looked at itself.
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from streamxf.checkpoint.notes import parse_note
-from streamxf.errors import StreamxfError
-from streamxf.format.run import RunFacts
 from streamxf.manager.authority import Authority
-from streamxf.storage.removal import remove_entry
-from streamxf.storage.small import MOST_BYTES, put_small, small_files
+from streamxf.manager.notes import notes_in, put_note, remove_notes
+from streamxf.manager.record import Record
+from streamxf.storage.small import MOST_BYTES
 from streamxf.storage.storage import Storage
-
-FOLDER = ".streamxf"
 
 ANY = "*"
 """A folder's mark where its storage tells none at a glance."""
 
 _GONE = ["", ""]  # the row of a folder of which nothing is known any longer
-_PREFIX = "rows-"
 _ROOM = MOST_BYTES - 2**10  # of a file, for its rows
 _FILES = 16  # from so many on they become one
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Look:
-    """What a folder says: `written` is when its metadata was, in ms; `doubt` is why it does not count with keys,
-    `problem` what is wrong with it in any case, `link` where one leads that stands in its place, and `begun` the run in
-    which a framework's save was begun there that has not been committed.
-    """
-
-    state: Literal["complete", "unfinished", "removing"] = "complete"
-    save_id: str | None = None
-    facts: RunFacts | None = None
-    written: int | None = None
-    bytes: int | None = None
-    metrics: Mapping[str, float] | None = None
-    doubt: str = ""
-    problem: str = ""
-    link: str = ""
-    begun: str = ""
-
-    @property
-    def lasts(self) -> bool:
-        """Whether it stays true while the folder has the same mark, whoever looks."""
-        return self.state == "complete" and not (self.doubt or self.problem or self.begun)
-
-    def pack(self) -> str:
-        """In one string, which is read ten times as fast as an object."""
-        facts, metrics = self.facts, None if self.metrics is None else dict(self.metrics)
-        told = [facts.run, facts.step, facts.time, facts.name] if facts is not None else None
-        return json.dumps([self.save_id, self.written, self.bytes, metrics, told], separators=(",", ":"))
-
-    @classmethod
-    def parse(cls, row: str) -> Look:
-        """Raises ValueError, TypeError or MetadataError if it is malformed."""
-        save_id, written, size, metrics, told = json.loads(row)
-        facts = None
-        if told is not None:
-            run, step, time, name = told
-            facts = RunFacts(str(run), str(name), int(step), float(time))
-        known = {name: float(value) for name, value in metrics.items()} if metrics is not None else None
-        return cls("complete", save_id and str(save_id), facts, written and int(written), size and int(size), known)
 
 
 class RowCache:
@@ -85,35 +35,35 @@ class RowCache:
         self._authority = authority
         self._files: set[str] | None = None
         self._stored: dict[str, list[Any]] = {}
-        self._known: dict[str, tuple[str, Look]] = {}
+        self._known: dict[str, tuple[str, Record]] = {}
+        self._seen: set[str] = set()  # of those, what this process has looked at
         self._new: set[str] = set()
-        self._seen: set[str] = set()
 
-    def get(self, name: str, mark: str | None) -> Look | None:
+    def get(self, name: str, mark: str | None) -> Record | None:
         """What was found when the folder had this mark."""
         if mark is None:
             return None
-        if self._files is None:
-            self._load()
+        self._load()
         if (known := self._known.get(name)) is None and (row := self._stored.get(name, _GONE)) != _GONE:
             with suppress(Exception):  # whatever somebody has put there
-                known = self._known[name] = str(row[0]), Look.parse(row[1])
+                known = self._known[name] = str(row[0]), _unpacked(name, row[1])
         return known[1] if known is not None and mark in (known[0], ANY) else None
 
-    def known(self, name: str, *, looked: bool = False) -> tuple[str, Look] | None:
+    def known(self, name: str, *, looked: bool) -> tuple[str, Record] | None:
         """What was found last, and which mark the folder had; if need be only what this process has `looked` at."""
         return self._known.get(name) if name in self._seen or not looked else None
 
-    def note(self, name: str, mark: str | None, look: Look | None) -> None:
-        """Remember it, if it lasts; what was known before does not."""
-        if mark is None or look is None or not look.lasts:
+    def note(self, name: str, mark: str | None, record: Record | None) -> None:
+        """Remember what stays true while the folder has this mark, whoever looks; what was known before does not."""
+        lasts = record is not None and record.complete and record.verified and not record.note
+        if mark is None or record is None or not lasts or (record.kind == "unclaimed" and record.run):
             if self._known.pop(name, None) or self._stored.get(name, _GONE) != _GONE:
                 self._stored[name] = _GONE
                 self._new.add(name)
             return
         self._seen.add(name)
-        if self._known.get(name) != (mark, look):
-            self._known[name] = mark, look
+        if self._known.get(name) != (mark, record):
+            self._known[name] = mark, record
             self._new.add(name)
 
     def save(self, names: Collection[str]) -> None:
@@ -121,13 +71,10 @@ class RowCache:
         new, self._new = self._new, set()
         if not new or not self._authority.vouches:
             return
-        if self._files is None:
-            self._load()
-        assert self._files is not None
-        old, wanted = set(self._files), dict.fromkeys(new, _GONE)
+        old, wanted = set(self._load()), dict.fromkeys(new, _GONE)
         for name in new & self._known.keys():
-            mark, look = self._known[name]
-            wanted[name] = [mark, look.pack()]
+            mark, record = self._known[name]
+            wanted[name] = [mark, _packed(record)]
         self._stored |= wanted
         merges = len(old) >= _FILES
         if merges:
@@ -135,16 +82,14 @@ class RowCache:
             wanted = self._stored = {name: row for name, row in self._stored.items() if name in there and row != _GONE}
         self._put(wanted)
         if merges:
-            remove_entry(self._storage, *(f"{FOLDER}/{file}" for file in old))
-            self._files -= old
+            remove_notes(self._storage, old)
+            self._load().difference_update(old)
 
     def drop(self, names: Collection[str], *, known: bool) -> None:
         """Have everybody look again, before what the rows say changes; this process, too, unless it is to remember what
         is `known`. Raises OSError.
         """
-        if self._files is None:
-            self._load()
-        assert self._files is not None
+        self._load()
         if stored := {name: _GONE for name in names if self._stored.get(name, _GONE) != _GONE}:
             self._put(stored)
             self._stored |= stored
@@ -152,30 +97,50 @@ class RowCache:
             self._known.pop(name, None)
 
     def _put(self, rows: Mapping[str, list[Any]]) -> None:
-        assert self._files is not None
         part: dict[str, list[Any]] = {}
         left = _ROOM
         for name, row in [*rows.items(), ("", [])]:
             left -= (size := len(json.dumps([name, row])))
             if part and (left < 0 or not name):
-                file = f"{_PREFIX}{secrets.token_hex(8)}"
-                content = {"time": time.time_ns() // 1000, "rows": part}
-                put_small(self._storage, f"{FOLDER}/{file}", self._authority.seal(content), sync=False)
-                self._files.add(file)
+                file = f"rows-{secrets.token_hex(8)}"
+                put_note(self._storage, self._authority, file, {"time": time.time_ns() // 1000, "rows": part})
+                self._load().add(file)
                 part, left = {}, _ROOM - size
             part[name] = row
 
-    def _load(self) -> None:
-        """All rows that count; of one name, those that were stored later."""
-        files = small_files(self._storage, FOLDER, lambda name: name.startswith(_PREFIX))
-        self._files, found = set(files), []
-        for file, data in files.items():
-            try:
-                note = parse_note(data, MOST_BYTES)
-                if not self._authority.doubt_of(note):
-                    rows = {name: row for name, row in note.content["rows"].items() if len(row) == 2}
-                    found.append((int(note.content["time"]), rows))
-            except (StreamxfError, AttributeError, KeyError, TypeError, ValueError) as error:
-                _log.debug("%s is ignored: %s", self._storage.full(f"{FOLDER}/{file}"), error)
-        for _, rows in sorted(found, key=lambda each: each[0]):
-            self._stored |= rows
+    def _load(self) -> set[str]:
+        """The files of all rows that count, which are read the first time; of one name, those that were stored later
+        do.
+        """
+        if self._files is None:
+            found = notes_in(self._storage, self._authority, "rows-.+", _rows_of)
+            self._files = set(found)
+            for _, rows in sorted(found.values(), key=lambda each: each[0]):
+                self._stored |= rows
+        return self._files
+
+
+def _rows_of(content: Any) -> tuple[int, dict[str, list[Any]]]:
+    return int(content["time"]), {name: row for name, row in content["rows"].items() if len(row) == 2}
+
+
+def _packed(record: Record) -> str:
+    """In one string, which is read ten times as fast as an object."""
+    told = [record.run, record.copy_of, record.rules] if record.kind == "own" else None
+    return json.dumps([record.save_id, record.time, record.bytes, record.metrics, told], separators=(",", ":"))
+
+
+def _unpacked(name: str, row: str) -> Record:
+    save_id, when, size, metrics, told = json.loads(row)
+    run, copy_of, rules = told or (None, "", {})
+    return Record(
+        name,
+        None if when is None else float(when),
+        None if size is None else int(size),
+        None if metrics is None else {metric: float(value) for metric, value in metrics.items()},
+        "unclaimed" if told is None else "own",
+        save_id and str(save_id),
+        run and str(run),
+        copy_of=str(copy_of),
+        rules=dict(rules),
+    )

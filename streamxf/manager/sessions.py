@@ -15,18 +15,13 @@ from dataclasses import dataclass
 from typing import IO, Any
 from weakref import WeakValueDictionary
 
-from streamxf.checkpoint.notes import parse_note
-from streamxf.errors import AbortedError, MetadataError, escaped
+from streamxf.errors import AbortedError, escaped
 from streamxf.manager.authority import Authority
-from streamxf.manager.commits import digits, natural, parsed
-from streamxf.manager.rows import FOLDER
+from streamxf.manager.notes import FOLDER, digits, natural, notes_in, put_note, remove_notes
 from streamxf.storage.inside import opened
-from streamxf.storage.removal import remove_entry
-from streamxf.storage.small import MOST_BYTES, put_small, small_files
 from streamxf.storage.storage import Storage
 from streamxf.wording import time_text
 
-_PREFIX, _LOCK = "session-", ".lock"
 _ALIVE = 600.0  # seconds since the last sign of life
 _KEPT = 200  # the latest ones: they are for the rate of failures
 _PATIENCE, _PAUSE = 5.0, 0.05  # seconds
@@ -73,27 +68,15 @@ class Sessions:
 
     def earlier(self) -> list[Session]:
         """The others, the oldest first; what does not count, or cannot be read, is left out."""
-        found = []
-        files = small_files(self._storage, FOLDER, lambda name: name.startswith(_PREFIX) and not name.endswith(_LOCK))
-        for data in files.values():
-            try:
-                note = parse_note(data, MOST_BYTES)
-                if self._authority.doubt_of(note):
-                    continue
-                session = parsed(Session.of_json, note.content)
-                if session.id != self.own.id:
-                    found.append(session)
-            except MetadataError as error:
-                _log.debug("a session of %s is ignored: %s", self._storage.given, error.message)
-        return sorted(found, key=lambda each: each.began)
+        found = notes_in(self._storage, self._authority, "session-[^.]+", Session.of_json).values()
+        return sorted((each for each in found if each.id != self.own.id), key=lambda each: each.began)
 
     def begin(self) -> None:
         """Take the lock of this session. Raises AbortedError if another job saves to the same series."""
         others = self._others()
         for other in others:
             self._check_over(other)
-        over = [f"{FOLDER}/{_PREFIX}{each.id}{end}" for each in others[:-_KEPT] for end in ("", _LOCK)]
-        remove_entry(self._storage, *over)
+        remove_notes(self._storage, [f"session-{each.id}{end}" for each in others[:-_KEPT] for end in ("", ".lock")])
         self._lock = _locked(self._storage, self.own.id, create=True)  # before its note, or it would seem to have ended
         if self._lock is not None:
             _own[self.own.id] = self._lock
@@ -131,9 +114,7 @@ class Sessions:
         """Give a sign of life."""
         now = max(time.time(), self.own.began)
         self.own = Session(**{**vars(self.own), "seen": now, "ended": ended})
-        put_small(
-            self._storage, f"{FOLDER}/{_PREFIX}{self.own.id}", self._authority.seal(self.own.to_json()), sync=False
-        )
+        put_note(self._storage, self._authority, f"session-{self.own.id}", self.own.to_json())
 
     def close(self) -> None:
         lock, self._lock = self._lock, None
@@ -169,7 +150,7 @@ def _locked(storage: Storage, session: str, *, create: bool = False) -> IO[bytes
             os.makedirs(storage.local, exist_ok=True)
         with opened(storage.local, [FOLDER], make=create) as folder:
             flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-            file = io.FileIO(os.open(f"{_PREFIX}{session}{_LOCK}", flags, 0o600, dir_fd=folder), "r+")
+            file = io.FileIO(os.open(f"session-{session}.lock", flags, 0o600, dir_fd=folder), "r+")
     except OSError:
         return None
     try:

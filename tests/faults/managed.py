@@ -32,8 +32,8 @@ import streamxf
 from faults import forks
 from faults.full_disk import NotPermitted
 from faults.trials import Tally
-from streamxf.manager.commits import SAVING, SUPPLEMENT
 from streamxf.manager.holds import held
+from streamxf.manager.notes import SAVING, SUPPLEMENT
 from streamxf.storage.storage import Storage
 
 RANKS = 2

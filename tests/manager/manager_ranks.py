@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from streamxf.checkpoint.notes import parse_note
 from streamxf.errors import NoCheckpointError
-from streamxf.manager.commits import COMMIT
 from streamxf.manager.keeper import Keeper
 from streamxf.manager.manager import CheckpointManager
+from streamxf.manager.notes import COMMIT
 from streamxf.manager.retention import Retention
 from streamxf.storage.storage import Storage
 

@@ -22,10 +22,10 @@ from dcp.s3_server import storage as s3_options
 import streamxf
 from streamxf.errors import AbortedError, KeyMissingError, NoCheckpointError, ParameterError
 from streamxf.format.run import RunFacts
-from streamxf.manager.commits import Commit
 from streamxf.manager.forget import forget
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
+from streamxf.manager.notes import Commit
 from streamxf.manager.retention import Retention
 
 from .runs import blank, complete, damage, is_at, resumed, saved_run, state_at

@@ -21,7 +21,7 @@ from streamxf import CheckpointManager
 from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import NoCheckpointError
-from streamxf.manager.commits import COMMIT, REMOVED, SAVING, Saving
+from streamxf.manager.notes import COMMIT, REMOVED, SAVING, Saving
 
 from .points import no_locks
 from .runs import blank, is_at, saved_run, state_at

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 import streamxf
 from streamxf import Retention
 from streamxf.manager import manager as module
-from streamxf.manager.commits import SAVING
 from streamxf.manager.manager import CheckpointManager
+from streamxf.manager.notes import SAVING
 
 from .runs import blank, complete, is_at, saved_run, state_at, unsaveable
 

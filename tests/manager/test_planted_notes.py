@@ -78,7 +78,7 @@ def test_rows_neither_hide_a_checkpoint_nor_say_which_run_this_is(tmp_path: Path
     for folder in tmp_path.glob("step-*"):
         os.utime(folder, (old, old))
     told = {
-        name: [folder_mark(str(tmp_path / name)), json.dumps([None, 0, 1, {}, told_by(name, of, str(mine))])]
+        name: [folder_mark(str(tmp_path / name)), json.dumps([None, 0, 1, {}, told_by(of, str(mine))])]
         for name in names
     }
     for file in (tmp_path / ".streamxf").glob("rows-*"):
@@ -93,8 +93,8 @@ def test_rows_neither_hide_a_checkpoint_nor_say_which_run_this_is(tmp_path: Path
     assert complete(tmp_path) == ["step-2", "step-3", "step-4"]
 
 
-def told_by(name: str, of: str, run: str) -> list[Any]:
-    return ["a" * 32, int(name[-1]), 0, name] if of == "another run" else [run, 77, 0, name]
+def told_by(of: str, run: str) -> list[Any]:
+    return ["a" * 32, "", {}] if of == "another run" else [run, "step-77", {}]
 
 
 def test_rules_of_any_form_are_refused() -> None:

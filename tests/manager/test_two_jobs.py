@@ -26,8 +26,8 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], N
             waiting.pop()()
         put(*arguments, **options)
 
-    put = module.put_small
-    monkeypatch.setattr(module, "put_small", putting)
+    put = module.put_note
+    monkeypatch.setattr(module, "put_note", putting)
     monkeypatch.setattr(module, "_PATIENCE", 0.5)
     return waiting.append
 

@@ -1,9 +1,11 @@
-"""What lies in a checkpoint's folder beside its own files: the commit record of what a framework wrote, supplements to
-what a checkpoint says of itself, and the mark of a save that is under way; docs/format.md, "Notes".
+"""Notes of a run. In a checkpoint's folder, beside its own files: the commit record of what a framework wrote,
+supplements to what a checkpoint says of itself, and the mark of a save that is under way; docs/format.md, "Notes". In
+``.streamxf``: what may be lost.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,13 +20,16 @@ from streamxf.format.items import check_path
 from streamxf.format.limits import MAX_NOTE, MAX_NUMBER
 from streamxf.format.run import RunFacts, metrics_json, metrics_of
 from streamxf.manager.authority import Authority
-from streamxf.storage.small import read_small
+from streamxf.storage.removal import remove_entry
+from streamxf.storage.small import MOST_BYTES, put_small, read_small, small_files
 from streamxf.storage.storage import Storage
 
 COMMIT, SAVING, REMOVED = ".streamxf-commit", ".streamxf-saving", ".streamxf-removed"
 SUPPLEMENT = re.compile(r"\.streamxf-note-[0-9a-f]{8}", re.ASCII)
+FOLDER = ".streamxf"
 
 _NONE: frozenset[str] = frozenset()
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Files = Mapping[str, Mapping[str, Any]]
@@ -123,12 +128,30 @@ class Saving:
         return cls(run, str(content["name"]), natural(content["time"]), session, before, content["framework"] is True)
 
 
-def parsed(make: Callable[[Any], T], content: Any) -> T:
-    """What a note says; raises MetadataError if it does not have this form."""
-    try:
-        return make(content)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise MetadataError(f"the note is malformed ({type(error).__name__}: {error})") from None
+def put_note(storage: Storage, authority: Authority, file: str, content: Any) -> None:
+    """Put a note into ``.streamxf``, or replace it. Raises OSError."""
+    put_small(storage, f"{FOLDER}/{file}", authority.seal(content), sync=False)
+
+
+def remove_notes(storage: Storage, files: Iterable[str]) -> None:
+    remove_entry(storage, *(f"{FOLDER}/{file}" for file in files))
+
+
+def notes_in(storage: Storage, authority: Authority, names: str, make: Callable[[Any], T]) -> dict[str, T]:
+    """What the notes in ``.streamxf`` say whose names match a pattern, by their names. What is malformed, or does not
+    count, is left out.
+    """
+    found = {}
+    for file, data in small_files(
+        storage, FOLDER, lambda name: re.fullmatch(names, name, re.ASCII) is not None
+    ).items():
+        try:
+            note = parse_note(data, MOST_BYTES)
+            if not authority.doubt_of(note):
+                found[file] = _parsed(make, note.content)
+        except MetadataError as error:
+            _log.debug("%s is ignored: %s", storage.full(f"{FOLDER}/{file}"), error.message)
+    return found
 
 
 def read(child: Storage, file: str, make: Callable[[Any], T], authority: Authority) -> tuple[T | None, str]:
@@ -140,7 +163,15 @@ def read(child: Storage, file: str, make: Callable[[Any], T], authority: Authori
         return None, ""
     note = parse_note(data)
     doubt = authority.doubt_of(note)
-    return (None if doubt and not authority.blind else parsed(make, note.content)), doubt
+    return (None if doubt and not authority.blind else _parsed(make, note.content)), doubt
+
+
+def _parsed(make: Callable[[Any], T], content: Any) -> T:
+    """What a note says; raises MetadataError if it does not have this form."""
+    try:
+        return make(content)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise MetadataError(f"the note is malformed ({type(error).__name__}: {error})") from None
 
 
 def mark_of(entry: Mapping[str, Any]) -> str:
