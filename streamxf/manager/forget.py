@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from streamxf.checkpoint.access import Access
@@ -18,8 +18,6 @@ from streamxf.manager.listing import Run, records_of
 from streamxf.manager.record import Record
 from streamxf.manager.removal import finish, remove_checkpoints
 from streamxf.manager.retention import Retention, settled
-from streamxf.manager.sessions import Sessions
-from streamxf.storage.storage import Storage, storage_errors
 from streamxf.wording import listed, many, size_text
 
 _NEWEST = "the newest that verifies"
@@ -143,15 +141,6 @@ def recorded_rules(run: Run, *, dry_run: bool) -> Retention:
     raise ParameterError("nothing says what is to stay: no checkpoint has recorded rules, so give some")
 
 
-@dataclass
-class Decision:
-    """What is to go, and why the others stay."""
-
-    going: list[Record] = field(default_factory=list)
-    reasons: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    in_use: dict[str, str] = field(default_factory=dict)
-
-
 def forget_in(
     run: Run,
     keep: Retention,
@@ -162,63 +151,42 @@ def forget_in(
     protected: Mapping[str, str] | None = None,
     coming: Record | None = None,
 ) -> ForgetReport:
-    """The same; with `series`, for the checkpoints of that one alone. Those in `protected` stay, for the reason that
-    stands there. With `coming`, as if that had been saved already.
+    """The same; with `series`, for the checkpoints of that one alone, of which the newest is not read in full. Those in
+    `protected` stay, for the reason that stands there. With `coming`, as if that had been saved already.
     """
     records = records_of(run) if series is None else run.records(series=series)
-    if not dry_run:
-        for each in {record.series for record in records if not record.complete}:
-            finish(run, Sessions(run.storage, each, run.authority), each, extras=keep.extras == "remove")
-    decision = decide(run, records, keep, verify, protected or {}, coming, thorough=series is None)
-    removed = {record.name for record in decision.going}
-    failed: dict[str, str] = {}
-    if not dry_run:
-        done = remove_checkpoints(run, decision.going, extras=keep.extras == "remove")
-        removed, failed = set(done.names), done.failed
-        decision.in_use |= done.in_use
-    gone = [record for record in decision.going if record.name in removed]
+    extras = keep.extras == "remove"
+    for each in {record.series for record in records if not record.complete and not dry_run}:
+        finish(run, each, extras=extras)
+    reasons: dict[str, tuple[str, ...]] = {
+        record.name: ("not verified" if record.kind != "foreign" else f"foreign: {record.note}",)
+        for record in records
+        if record.complete and not record.counts
+    }
+    readers, going = held(run.storage), []
+    in_use: dict[str, str] = {}
+    counted = [record for record in records if record.counts]
+    for each in sorted({record.series for record in counted}):
+        own = [record for record in counted if record.series == each]
+        ranked = [*own, coming] if coming is not None and coming.series == each else own
+        decided = keep.decide(settled(ranked, time.time()))
+        for why in (protected or {}, {name: f"link {link}" for name, link in run.linked.items()}):
+            decided |= {name: (*decided[name], why[name]) for name in why.keys() & decided.keys()}
+        doomed = [record for record in own if not decided[record.name] and record.name not in readers]
+        if doomed:
+            good = newest(run, reversed(own), verify, thorough=series is None).record
+            for record in doomed if good is None else [good]:
+                decided[record.name] = decided[record.name] or (_UNVERIFIED if good is None else _NEWEST,)
+        in_use |= {name: who for name, who in readers.items() if name in decided and not decided[name]}
+        going += [record for record in doomed if not decided[record.name]]
+        reasons |= decided
+    read, failed = ({}, {}) if dry_run else remove_checkpoints(run, going, extras=extras)
+    gone = [record for record in going if record.name not in read and record.name not in failed]
     return ForgetReport(
-        {record.name: decision.reasons[record.name] for record in records if decision.reasons.get(record.name)},
+        {record.name: reasons[record.name] for record in records if reasons.get(record.name)},
         tuple(record.name for record in gone),
         sum(record.bytes or 0 for record in gone),
         failed,
-        decision.in_use,
+        in_use | read,
         dry_run,
     )
-
-
-def decide(
-    run: Run,
-    records: Sequence[Record],
-    keep: Retention,
-    verify: Verify,
-    protected: Mapping[str, str],
-    coming: Record | None = None,
-    *,
-    thorough: bool = False,
-) -> Decision:
-    """Apply the rules to each series; `thorough` is that of `newest`."""
-    made = Decision()
-    readers, links = held(run.storage), run.linked
-    for record in records:
-        if record.complete and not record.counts:
-            made.reasons[record.name] = ("not verified" if record.kind != "foreign" else f"foreign: {record.note}",)
-    counted = [record for record in records if record.counts]
-    for series in sorted({record.series for record in counted}):
-        own = [record for record in counted if record.series == series]
-        ranked = settled([*own, coming] if coming is not None and coming.series == series else own, time.time())
-        decided = keep.decide(ranked)
-        for name in decided:
-            if name in protected:
-                decided[name] += (protected[name],)
-            if name in links:
-                decided[name] += (f"link {links[name]}",)
-        doomed = [each for each in own if not decided[each.name] and each.name not in readers]
-        if doomed:
-            good = newest(run, reversed(own), verify, thorough=thorough).record
-            for record in doomed if good is None else [good]:
-                decided[record.name] = decided[record.name] or (_UNVERIFIED if good is None else _NEWEST,)
-        made.in_use |= {name: who for name, who in readers.items() if name in decided and not decided[name]}
-        made.going += [record for record in doomed if not decided[record.name]]
-        made.reasons |= decided
-    return made

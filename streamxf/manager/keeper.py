@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
 
 from streamxf.checkpoint.metadata import is_metadata_name
 from streamxf.checkpoint.publish import made_by_saves
@@ -41,8 +43,22 @@ from streamxf.storage.removal import files_of, remove_entry, remove_tree
 from streamxf.storage.small import put_small
 from streamxf.wording import many, size_text, some
 
+T = TypeVar("T")
+
 _MARGIN = 1.05  # of the last save's size, for the next one
 _log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Save:
+    """One under way: what it is to say of itself, whether a framework makes it, what lay in its folder before, and what
+    keeps that from being removed.
+    """
+
+    facts: RunFacts
+    framework: bool
+    before: Mapping[str, str] = field(default_factory=dict)
+    hold: ExitStack = field(default_factory=ExitStack)
 
 
 class Keeper:
@@ -61,30 +77,38 @@ class Keeper:
         self._verify = verify
         self._sessions = Sessions(run.storage, series, run.authority)
         self._pool = ThreadPoolExecutor(1, "streamxf-keeper")
-        self._saves = False
+        self._began = False
         self._size = 0  # of the last checkpoint
-        self._facts: dict[str, RunFacts] = {}  # of saves under way
-        self._before: dict[str, Mapping[str, str]] = {}
-        self._holds: dict[str, ExitStack] = {}
+        self._saves: dict[str, _Save] = {}
         self.resumed: str | None = None
 
-    def begin(self, name: str, metrics: Mapping[str, float]) -> RunFacts:
+    def begin(self, name: str, metrics: Mapping[str, float], *, framework: bool = False) -> RunFacts:
         """Note that a save begins, and return what it is to say of itself; no rank may write before this returns, or a
-        kill might leave files that nobody knows of.
+        kill might leave files that nobody knows of. What a `framework` saves is complete only once that is committed,
+        and what was there before is no longer: so if it cannot be noted, that is raised.
+
+        With its first save this process becomes the one that saves to the run, and puts in order what those left that
+        were killed. One that only reads leaves the saves of others alone.
 
         Raises AbortedError if another job saves to this run, ParameterError if its checkpoints are of several runs, and
         what listing the folder raises.
         """
-        facts = self._begin(name, metrics)
-        self._submit(f"the save of {name} could not be noted", self._note, name, False).result()
+        if not self._began:
+            self._pool.submit(self._prepare).result()
+            self._began = True
+        if files_of(self._storage, name):
+            self.wait()  # something of it may be being removed
+        self.make_room(name)
+        assert self._run.run_id is not None
+        rules = self._keep.to_json()
+        facts = RunFacts(self._run.run_id, name, numbers_in(name)[-1], time.time(), rules, metrics)
+        facts.to_json()  # raises here what the index could not take, and not when all data is written
+        save = self._saves[name] = _Save(facts, framework)
+        if framework:
+            self._pool.submit(self._note, name, save).result()
+        else:
+            self._submit(f"the save of {name} could not be noted", self._note, name, save).result()
         return facts
-
-    def announce(self, name: str) -> None:
-        """Note that a framework's save begins, which is complete only once it is committed; what was there before is
-        no longer. Raises what goes wrong: it must be known before anything in the folder is overwritten.
-        """
-        self._begin(name, {})
-        self._pool.submit(self._note, name, True).result()
 
     def commit(self, name: str, save_id: str | None, metrics: Mapping[str, float]) -> None:
         """Note that a save is published, with metrics that came later; then remove what the rules do not keep."""
@@ -103,11 +127,11 @@ class Keeper:
             self._submit(f"{name} could not be committed", self._complete, name, dict(metrics), digests)
         self._submit("older checkpoints could not be removed", self._forget, {name: "was just saved"})
 
-    def give_up(self, name: str, *, framework: bool = False) -> None:
+    def give_up(self, name: str) -> None:
         """Note that a save failed. Its files are left to the writers, and what those leave, to the next save of the
         step, or the next job.
         """
-        self._submit(f"the failed save of {name} could not be taken back", self._take_back, name, framework)
+        self._submit(f"the failed save of {name} could not be taken back", self._take_back, name)
 
     def make_room(self, name: str, *, full: bool = False) -> bool:
         """Apply the rules as if a save had been made already, if it would not fit, or did not; whether that removed
@@ -118,56 +142,28 @@ class Keeper:
             return False
         _log.warning("%s: applying the rules before %s is saved, which would not fit", self._storage.given, name)
         coming = Record(name, time.time(), self._size, {})
-        found: list[bool] = []
-        self._submit("no room could be made", lambda: found.append(self._forget({}, coming))).result()
-        return any(found)
+        return bool(self._submit("no room could be made", self._forget, {}, coming).result())
 
     def sessions(self) -> list[Session]:
         """The processes that saved here before; empty if that cannot be read."""
-        found: list[Session] = []
-        self._submit("earlier sessions could not be read", lambda: found.extend(self._sessions.earlier())).result()
-        return found
+        return self._submit("earlier sessions could not be read", self._sessions.earlier).result() or []
 
     def wait(self) -> None:
         """Until all that was asked for is done."""
-        self._submit("", lambda: None).result()
+        self._pool.submit(lambda: None).result()
 
     def close(self, *, ended: bool) -> None:
         """Finish what was asked for. `ended` says that the job came to an end of its own."""
-        if self._saves:
-            self._submit("the end of the job could not be noted", lambda: self._sessions.seen(ended=ended))
+        if self._began:
+            self._submit("the end of the job could not be noted", self._sessions.seen, ended)
             self._submit("", self._sessions.close)
         self.wait()  # what is asked for may ask for more
         self._pool.shutdown()
-        for stack in self._holds.values():
-            stack.close()
+        for save in self._saves.values():
+            save.hold.close()
 
-    def _begin(self, name: str, metrics: Mapping[str, float]) -> RunFacts:
-        """With its first save this process becomes the one that saves to the run, and puts in order what those left
-        that were killed. One that only reads leaves the saves of others alone.
-        """
-        if not self._saves:
-            self._pool.submit(self._prepare).result()
-            self._saves = True
-        if files_of(self._storage, name):
-            self.wait()  # something of it may be being removed
-        self.make_room(name)
-        assert self._run.run_id is not None
-        rules = self._keep.to_json()
-        facts = RunFacts(self._run.run_id, name, numbers_in(name)[-1], time.time(), rules, metrics)
-        facts.to_json()  # raises here what the index could not take, and not when all data is written
-        self._facts[name] = facts
-        return facts
-
-    def _submit(self, failure: str, call: Callable[..., Any], *arguments: Any) -> Future[None]:
-        return self._pool.submit(self._logging, failure, call, *arguments)
-
-    @staticmethod
-    def _logging(failure: str, call: Callable[..., Any], *arguments: Any) -> None:
-        try:
-            call(*arguments)
-        except Exception as error:
-            _log.error("%s: %s", failure, escaped(f"{type(error).__name__}: {error}"))
+    def _submit(self, failure: str, call: Callable[..., T], *arguments: Any) -> Future[T | None]:
+        return self._pool.submit(_logging, failure, call, *arguments)
 
     # -- in the keeper's thread --------------------------------------------------------------------
 
@@ -176,8 +172,7 @@ class Keeper:
         begun = [record.run for record in records if record.kind == "unfinished" and record.run]
         # if its first save was killed, nothing but that tells of the run
         self._run.run_id = self._run.settle_id(records) or (begun[-1] if begun else secrets.token_hex(16))
-        sizes = [record.bytes for record in records if record.counts and record.bytes]
-        self._size = sizes[-1] if sizes else 0
+        self._size = next((record.bytes for record in reversed(records) if record.counts and record.bytes), 0)
         if self._run.authority.blind and (older := [record for record in records if record.complete]):
             _log.warning(
                 "%s: %s of earlier jobs, %s, stay whatever the rules say: this job can verify none but its own. Give "
@@ -190,62 +185,59 @@ class Keeper:
             self._sessions.begin()
         except OSError as error:
             _log.error("this job could not be noted: %s", escaped(f"{type(error).__name__}: {error}"))
-        self._logging("what killed saves left could not be removed", self._tidy)
-        self._logging("older checkpoints could not be removed", self._forget, {})
-        self._logging("what was found could not be remembered", self._run.remember)
-
-    def _tidy(self) -> None:
         with suppress(OSError):  # whatever it is, it is not read
             remove_entry(self._storage, ".streamxf/catalog.json")  # of versions that kept one
-        finish(self._run, self._sessions, self._series, saves=True, extras=self._keep.extras == "remove")
+        extras = self._keep.extras == "remove"
+        tidy = partial(finish, self._run, self._series, session=self._sessions.own.id, saves=True, extras=extras)
+        _logging("what killed saves left could not be removed", tidy)
+        _logging("older checkpoints could not be removed", self._forget, {})
+        _logging("what was found could not be remembered", self._run.remember)
 
-    def _note(self, name: str, framework: bool) -> None:
-        storage = self._storage
+    def _note(self, name: str, save: _Save) -> None:
+        storage, run = self._storage, self._run
         local = storage.local_path(name)
         if local is not None and os.path.islink(local):
             _log.warning("%s is a link, in whose place this save puts a folder", local)
             remove_tree(storage, name, [], [])
         files = files_of(storage, name)
         if files:
-            self._run.change(name)
-        ours = contents(self._run, name, files)
-        gone = {*leftovers(self._run, name, files, self._sessions, again=True)} - {SAVING}
+            run.change(name)
+        ours = contents(run, name, files)
+        gone = {*leftovers(run, name, files, self._sessions.own.id, again=True)} - {SAVING}
         gone |= files.keys() & {COMMIT, REMOVED}  # which would go on to tell of what is replaced
         published = {path for path in files if "/" not in path and is_metadata_name(path)}
-        if framework:
+        if save.framework:
             gone |= published
-        record = self._run.record(name, files) if framework or COMMIT in files else None
+        record = run.record(name, files) if save.framework or COMMIT in files else None
         if record is not None and record.counts:  # some frameworks refuse to save over files of theirs
-            kept = set() if framework else published.union(filter(made_by_saves, files))  # of DCP, until it is replaced
+            kept = set() if save.framework else published.union(filter(made_by_saves, files))  # of DCP, until replaced
             gone |= {*ours} - kept - {SAVING}
-        self._holds[name] = ExitStack()
         try:
-            self._holds[name].enter_context(put_hold(storage, name, self._sessions.own.id))
+            save.hold.enter_context(put_hold(storage, name, self._sessions.own.id))
         except OSError as error:
             if not has_no_place(error):
                 raise
             _log.warning("nothing keeps %s from being removed while it is saved: %s", name, error)
-        before = {path: mark_of(entry) for path, entry in files.items() if path not in gone.union(ours)}
-        self._before[name] = before
+        save.before = {path: mark_of(entry) for path, entry in files.items() if path not in gone.union(ours)}
         saving = Saving(
-            *(self._facts[name].run, name, int(time.time() * 1000), self._sessions.own.id),
-            *(before if framework else {}, framework),
+            *(save.facts.run, name, int(time.time() * 1000), self._sessions.own.id),
+            *(save.before if save.framework else {}, save.framework),
         )
-        put_small(storage, f"{name}/{SAVING}", self._run.authority.seal(saving.to_json()), sync=False)
+        put_small(storage, f"{name}/{SAVING}", run.authority.seal(saving.to_json()), sync=False)
         if gone:  # not before: what cannot be noted does not begin, and leaves what is there
             remove_tree(storage, name, sorted(gone), [])
 
     def _end(self, name: str, *, noted: bool = False) -> None:
-        self._facts.pop(name, None), self._before.pop(name, None)
-        self._holds.pop(name, ExitStack()).close()
+        if (save := self._saves.pop(name, None)) is not None:
+            save.hold.close()
         if not noted:
             remove_entry(self._storage, f"{name}/{SAVING}")
 
-    def _take_back(self, name: str, framework: bool) -> None:
+    def _take_back(self, name: str) -> None:
         """The note stays where files do, such as those of a rank that was killed: it says whose they are."""
-        files = files_of(self._storage, name)
+        files, save = files_of(self._storage, name), self._saves.get(name)
         holds_some = any(map(is_framework_file, files))
-        self._end(name, noted=holds_some and (framework or not is_complete(files)))
+        self._end(name, noted=holds_some and (save is None or save.framework or not is_complete(files)))
         if not holds_some:
             remove_tree(self._storage, name, [], [])
 
@@ -263,33 +255,31 @@ class Keeper:
         self._sessions.seen()
 
     def _complete(self, name: str, metrics: dict[str, float], digests: Mapping[str, str]) -> None:
-        facts = self._facts.get(name)
-        if facts is None:
+        save, authority = self._saves.get(name), self._run.authority
+        if save is None:
             record = self._run.record(name)
             if record is None or record.save_id is None:
                 _log.warning("%s has been removed, so its metrics are not noted", name)
             elif metrics:
                 self._supplement(name, record.save_id, metrics)
             return
-        listed = files_of(self._storage, name)
-        files = written_since(listed, self._before.get(name, {}), digests)
+        place, listed = self._storage.child(name), files_of(self._storage, name)
+        files = written_since(listed, save.before, digests)
         if not files:
-            raise NoCheckpointError("nothing was saved there", file=self._storage.full(name))
+            raise NoCheckpointError("nothing was saved there", file=place.given)
         found = {
             path: CommittedFile(entry.get("size") or 0, digests.get(path), checksum_of(entry))
             for path, entry in sorted(files.items())
         }
-        made = RunFacts(facts.run, name, facts.step, facts.time, facts.rules, metrics)
-        commit = Commit(secrets.token_hex(16), made, found)
-        if self._run.authority.strict:  # later, somebody might have changed them meanwhile, or take the note away
-            place = self._storage.child(name)
+        commit = Commit(secrets.token_hex(16), replace(save.facts, metrics=metrics), found)
+        if authority.strict:  # later, somebody might have changed them meanwhile, or take the note away
             found |= {path: found[path]._replace(sha256=digest_of(place, path)) for path in commit.without_digests()}
-        put_small(self._storage, f"{name}/{COMMIT}", self._run.authority.seal(commit.to_json()), once=True)
+        put_small(self._storage, f"{name}/{COMMIT}", authority.seal(commit.to_json()), once=True)
         try:
-            check_alone(self._storage.child(name), listed, commit, self._run.authority)
+            check_alone(place, listed, commit, authority)
         except MetadataError as error:
-            _log.warning("%s will not be resumed from as it is: %s", self._storage.full(name), error)
-        self._run.authority.published[commit.save_id] = name
+            _log.warning("%s will not be resumed from as it is: %s", place.given, error)
+        authority.published[commit.save_id] = name
         self._size = sum(file.size for file in found.values())
         self.resumed = None
         self._end(name)
@@ -323,3 +313,11 @@ class Keeper:
             _log.warning("%s could not be removed, which is tried again later: %s", name, escaped(reason))
         self._run.remember()
         return bool(report.removed)
+
+
+def _logging(failure: str, call: Callable[..., T], *arguments: Any) -> T | None:
+    try:
+        return call(*arguments)
+    except Exception as error:
+        _log.error("%s: %s", failure, escaped(f"{type(error).__name__}: {error}"))
+        return None

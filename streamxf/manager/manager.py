@@ -320,7 +320,7 @@ class CheckpointManager:
         self._chooser.release()
         self._timer.began()
         self._announced = time.monotonic()
-        self._on_rank_0(lambda keeper: keeper.announce(name))
+        self._on_rank_0(lambda keeper: keeper.begin(name, {}, framework=True))
         return self.path(step)
 
     def commit(
@@ -563,9 +563,9 @@ class CheckpointManager:
         elif self._keeper is not None:
             self._keeper.commit(saving.name, save_id, saving.metrics)
 
-    def _give_up(self, name: str, *, framework: bool = False) -> None:
+    def _give_up(self, name: str) -> None:
         if self._keeper is not None:
-            self._keeper.give_up(name, framework=framework)
+            self._keeper.give_up(name)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -589,7 +589,7 @@ class CheckpointManager:
             try:
                 saving.future.result()
             except BaseException as error:
-                self._give_up(saving.name, framework=saving.framework)
+                self._give_up(saving.name)
                 if _is_full(error) and not self._keep.keeps_all:
                     if self._keeper is not None:
                         self._keeper.make_room(saving.name, full=True)

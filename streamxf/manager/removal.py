@@ -7,8 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import nullcontext, suppress
-from typing import NamedTuple
+from contextlib import ExitStack, nullcontext, suppress
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, read_metadata
@@ -19,69 +18,57 @@ from streamxf.manager.holds import going, has_no_place, held, is_over, removing
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING, Commit, Files, Saving, read, remove_notes, written_since
 from streamxf.manager.record import Record, series_of
-from streamxf.manager.sessions import Sessions, is_held
-from streamxf.storage.lock import lock
-from streamxf.storage.removal import files_of, files_of_many, remove_tree, remove_trees
-from streamxf.storage.small import put_small, read_small
+from streamxf.manager.sessions import is_held
 from streamxf.wording import many
 
 _AT_ONCE = 1000  # checkpoints in an object store between two looks at who reads them
 _log = logging.getLogger(__name__)
 
 
-class Removed(NamedTuple):
-    """What was removed, what was not because somebody reads it, and what could not be, each with the reason."""
-
-    names: list[str]
-    in_use: dict[str, str]
-    failed: dict[str, str]
-
-
-def remove_checkpoints(run: Run, records: Sequence[Record], *, extras: bool = False) -> Removed:
+def remove_checkpoints(
+    run: Run, records: Sequence[Record], *, extras: bool = False
+) -> tuple[dict[str, str], dict[str, str]]:
     """Remove these, unless they have changed since; with `extras`, other regular files in the folders of the run's own
-    ones, too.
+    ones, too. Returns those that were not removed because somebody reads them, and those that could not be, each with
+    the reason.
     """
-    done = Removed([], {}, {})
-    files = files_of_many(run.storage, [each.name for each in records])
+    storage, in_use, failed = run.storage, {}, {}
+    files = files_of_many(storage, [each.name for each in records])
     for at in range(0, len(records), _AT_ONCE):
-        part = records[at : at + _AT_ONCE]
-        run.change(*(each.name for each in part), known=True)
-        try:
-            with removing(run, [each.name for each in part]):
-                _remove(run, part, files, extras, done)
-        except OSError as error:
-            if not has_no_place(error):
-                raise
-            _remove(run, part, files, extras, done)  # unannounced, or a full disk would stay full
-        run.change(*(each.name for each in part))  # it was looked at meanwhile
-    return done
-
-
-def _remove(run: Run, records: Sequence[Record], files: Callable[[str], Files], extras: bool, done: Removed) -> None:
-    storage = run.storage
-    readers = held(storage)
-    done.in_use.update({each.name: readers[each.name] for each in records if each.name in readers})
-    wanted = [each for each in records if each.name not in readers]
-    if storage.local is None:
-        _remove_unchanged(run, wanted, files, extras, done)
-        return
-    for record in wanted:
-        try:
-            # or a save might be published between the look and the removal; what a link leads to is not touched
-            with nullcontext() if record.link else lock(storage.child(record.name)):
-                _remove_unchanged(run, [record], files, extras, done)
-        except (OSError, StreamxfError) as error:  # the others are removed all the same
-            done.failed[record.name] = f"{type(error).__name__}: {error}"
+        part = {each.name: each for each in records[at : at + _AT_ONCE]}
+        run.change(*part, known=True)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(removing(run, part))
+            except OSError as error:
+                if not has_no_place(error):
+                    raise  # otherwise unannounced, or a full disk would stay full
+            readers = held(storage)
+            in_use.update({name: readers[name] for name in part if name in readers})
+            unread = [record for name, record in part.items() if name not in readers]
+            if storage.local is None:
+                failed.update(_remove_unchanged(run, unread, files, extras))
+            for record in unread if storage.local is not None else ():
+                try:
+                    # or a save might be published between the look and the removal; what a link leads to is not touched
+                    with nullcontext() if record.link else lock(storage.child(record.name)):
+                        failed.update(_remove_unchanged(run, [record], files, extras))
+                except (OSError, StreamxfError) as error:  # the others are removed all the same
+                    failed[record.name] = f"{type(error).__name__}: {error}"
+        run.change(*part)  # it was looked at meanwhile
+    return in_use, failed
 
 
 def _remove_unchanged(
-    run: Run, records: Sequence[Record], files: Callable[[str], Files], extras: bool, done: Removed
-) -> None:
+    run: Run, records: Sequence[Record], files: Callable[[str], Files], extras: bool
+) -> dict[str, str]:
+    """Those that could not be removed, each with the reason."""
     orders: dict[str, tuple[list[str], list[str]]] = {}
+    failed = {}
     for record in records:
         listed = files(record.name)
         if not run.is_still(record, listed):
-            done.failed[record.name] = "it has changed since it was listed; the next call looks at it again"
+            failed[record.name] = "it has changed since it was listed; the next call looks at it again"
         elif record.link:
             orders[record.name] = [], []
         else:
@@ -89,14 +76,13 @@ def _remove_unchanged(
     notes = {each.name: each.note for each in records}
     for name, left in remove_trees(run.storage, orders, files).items():
         if isinstance(left, Exception):
-            done.failed[name] = f"{type(left).__name__}: {left}"
-            continue
-        done.names.append(name)
-        if left and notes[name]:
+            failed[name] = f"{type(left).__name__}: {left}"
+        elif left and notes[name]:
             text = "%s still holds %s, since nothing says whose they are (%s): delete it if you need none"
             _log.warning(text, run.storage.full(name), many(len(left), "file"), escaped(notes[name]))
         elif left:
             _log.info("%s: %d files stay that are not of the checkpoint", run.storage.full(name), len(left))
+    return failed
 
 
 def _order(run: Run, record: Record, files: Files, everything: bool) -> tuple[list[str], list[str]]:
@@ -139,10 +125,10 @@ def contents(run: Run, name: str, files: Files) -> list[str]:
     return sorted(ours)
 
 
-def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False, extras: bool = False) -> None:
+def finish(run: Run, series: str, *, session: str = "", saves: bool = False, extras: bool = False) -> None:
     """Remove what killed removals and killed saves have left in the folders of a series, with `extras` as in
-    `remove_checkpoints`. If this job `saves`, also folders in which there is nothing of one; to others a save that
-    begins looks the same.
+    `remove_checkpoints`. If the job of this `session` `saves`, also folders in which there is nothing of one; to others
+    a save that begins looks the same.
     """
     announced = going(run)
     records = {each.name: each for each in run.records(series=series)}
@@ -156,7 +142,7 @@ def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False, ex
                 ours = contents(run, name, files) if record.verified else []
                 left = _in_order(files if ours and extras else ours, ours)
             else:
-                left = leftovers(run, name, files, sessions)
+                left = leftovers(run, name, files, session)
             if left:
                 with lock(run.storage.child(name)):
                     remove_tree(run.storage, name, [], left)
@@ -171,10 +157,10 @@ def finish(run: Run, sessions: Sessions, series: str, *, saves: bool = False, ex
     remove_notes(run.storage, over)
 
 
-def leftovers(run: Run, name: str, files: Files, sessions: Sessions, *, again: bool = False) -> list[str]:
-    """What a save has left in a folder, if it was killed; nothing while it may be under way: as long as another process
-    runs that began it, and where no lock tells, for a day. What a framework wrote there goes at once if the step is
-    saved `again`: later nobody knows of it.
+def leftovers(run: Run, name: str, files: Files, session: str, *, again: bool = False) -> list[str]:
+    """What a save has left in a folder, if it was killed, or is of this `session`; nothing while it may be under way:
+    as long as another process runs that began it, and where no lock tells, for a day. What a framework wrote there goes
+    at once if the step is saved `again`: later nobody knows of it.
     """
     try:
         saving, doubt = read(run.storage.child(name), SAVING, Saving.of_json, run.authority)
@@ -182,7 +168,7 @@ def leftovers(run: Run, name: str, files: Files, sessions: Sessions, *, again: b
         return []
     if saving is None or doubt or saving.name != name:
         return []
-    alive = saving.session != sessions.own.id and is_held(run.storage, saving.session)
+    alive = saving.session != session and is_held(run.storage, saving.session)
     waits = not (again and saving.framework)
     if alive or (alive is None and waits and abs(time.time() - saving.time / 1000) < DAY):
         return []

@@ -110,7 +110,7 @@ class Sessions:
             text = "%s: %s has not said that it ended. If it still saves there, end one of the two jobs"
             _log.warning(text, self._storage.given, who)
 
-    def seen(self, *, ended: bool = False) -> None:
+    def seen(self, ended: bool = False) -> None:
         """Give a sign of life."""
         now = max(time.time(), self.own.began)
         self.own = Session(**{**vars(self.own), "seen": now, "ended": ended})

@@ -105,8 +105,8 @@ class RunOnDisk(RuleBasedStateMachine):
         logging.getLogger("streamxf").removeHandler(self.errors)
         self.end_job()
         for job in self.killed:
-            for stack in job._holds.values():
-                stack.close()
+            for save in job._saves.values():
+                save.hold.close()
         for _, stack in self.holds.values():
             stack.close()
         self.place.close()
@@ -277,7 +277,7 @@ class RunOnDisk(RuleBasedStateMachine):
         known, counted = self.files.get(name, {}), step in self.model.counted
         began = self.now
         if framework:
-            self.go(lambda job: job.announce(name))
+            self.go(lambda job: job.begin(name, {}, framework=True))
         else:
             facts = self.go(lambda job: job.begin(name, metrics))
         if not self.tidy:

@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.errors import NoCheckpointError, ParameterError
-from streamxf.manager import holds
 from streamxf.manager import keeper as module
+from streamxf.manager import notes
 from streamxf.manager.forget import forget
 from streamxf.manager.holds import going
 from streamxf.manager.listing import Run, list_checkpoints
@@ -286,13 +286,13 @@ def test_errors_of_the_keeper_are_logged_and_do_not_end_the_job(
 def test_a_full_disk_is_made_room_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though nothing can be noted before something was removed."""
     saved_run(tmp_path, 1, 2, 3)
-    put = holds.put_small
+    put = notes.put_small
 
     def full(*arguments: Any, **options: Any) -> None:
         if len(complete(tmp_path)) == 3:
             fail(errno.ENOSPC)
         put(*arguments, **options)
 
-    monkeypatch.setattr(holds, "put_small", full)
+    monkeypatch.setattr(notes, "put_small", full)
     assert forget(tmp_path, Retention(last=1)).removed == ("step-1", "step-2")
     assert complete(tmp_path) == ["step-3"]
