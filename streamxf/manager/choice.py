@@ -61,96 +61,74 @@ class Choice:
         return "; ".join(f"{some(each)}: {reason}" for reason, each in list(names.items())[:20])
 
 
-class Chooser:
-    """Chooses among the checkpoints of one series, and keeps what it chose from being removed."""
+def choose(
+    run: Run,
+    series: str,
+    verify: Verify,
+    holds: ExitStack,
+    skipped: Mapping[str, str],
+    name: str | None = None,
+    *,
+    foreign: bool = False,
+    best: tuple[str, str] | None = None,
+) -> Choice:
+    """The first checkpoint of a series that may be resumed from, and was not `skipped` before: the newest, or that with
+    the `best` value of a metric, ``"min"`` or ``"max"``. It stays until `holds` is closed, unless the run's folder is
+    read-only.
 
-    def __init__(self, run: Run, series: str, verify: Verify) -> None:
-        self._run = run
-        self._series = series
-        self._verify = verify
-        self._holds = ExitStack()
+    Raises NoCheckpointError if there are complete checkpoints, and none of them will do; ParameterError if they are of
+    several runs; KeyMissingError if the job holds no key that reads them.
+    """
+    with storage_errors(run.storage.given):
+        while True:
+            records = run.records(series=series)
+            choice = Choice(skipped=dict(skipped))
+            complete = [each for each in records if each.complete]
+            if not complete:
+                if left := [each.name for each in records if each.kind == "unfinished"]:
+                    text = "%s: the save of %s was never completed, and does not count"
+                    _log.warning(text, run.storage.given, left[-1])
+                if skipped:
+                    raise _none(run, choice, name)
+                return choice
+            run.authority.check_reads(complete[-1].name)
+            if name is None or not foreign:
+                run.settle_id(records)
+            choice.run_id = run.run_id
+            wanted = [each for each in reversed(complete) if name in (None, each.name)]
+            if best is not None:
+                wanted = by_metric(wanted, *best)
+            fit = _fit(run, wanted, verify, choice.skipped, foreign=foreign and name is not None)
+            choice.record, choice.check = next(fit, (None, "none"))
+            if choice.record is None:
+                if best is not None and not choice.skipped:
+                    return choice
+                raise _none(run, choice, name)
+            if choice.check == "sample" and COMMIT in run.files(choice.record.name):
+                choice.check = "whole"  # frameworks load by themselves, and could not fall back
+            try:
+                holds.enter_context(holding(run, choice.record.name))
+            except NoCheckpointError:
+                continue  # it has been removed meanwhile
+            except OSError as error:
+                if not has_no_place(error):
+                    raise
+                _log.warning("nothing keeps %s from being removed while it is read: %s", choice.record.name, error)
+            return choice
 
-    def choose(
-        self,
-        skipped: Mapping[str, str],
-        name: str | None = None,
-        *,
-        foreign: bool = False,
-        best: tuple[str, str] | None = None,
-    ) -> Choice:
-        """The first of those that may be resumed from, and were not skipped before: the newest, or by `best`, a metric
-        and ``"min"`` or ``"max"``. It is held until `release`, unless the run's folder is read-only.
 
-        Raises NoCheckpointError if there are complete checkpoints, and none of them will do; ParameterError if they are
-        of several runs; KeyMissingError if the job holds no key that reads them.
-        """
-        run = self._run
-        with storage_errors(run.storage.given):
-            while True:
-                records = run.records(series=self._series)
-                complete = [each for each in records if each.complete]
-                if not complete:
-                    self._warn_of(records)
-                    if skipped:
-                        raise self._none(Choice(skipped=dict(skipped)), name)
-                    return Choice()
-                run.authority.check_reads(complete[-1].name)
-                if name is None or not foreign:
-                    run.settle_id(records)
-                    complete = [each for each in run.records(series=self._series) if each.complete]
-                found = self._first(complete, dict(skipped), name, foreign, best)
-                if found.record is None and best is not None and not found.skipped:
-                    return found
-                if found.record is None:
-                    raise self._none(found, name)
-                try:
-                    self._holds.enter_context(holding(run, found.record.name))
-                except NoCheckpointError:
-                    continue  # it has been removed meanwhile
-                except OSError as error:
-                    if not has_no_place(error):
-                        raise
-                    _log.warning("nothing keeps %s from being removed while it is read: %s", found.record.name, error)
-                return found
-
-    def release(self) -> None:
-        self._holds.close()
-
-    def _first(
-        self,
-        records: Sequence[Record],
-        skipped: dict[str, str],
-        name: str | None,
-        foreign: bool,
-        best: tuple[str, str] | None,
-    ) -> Choice:
-        wanted = [each for each in reversed(records) if name in (None, each.name)]
-        if best is not None:
-            wanted = by_metric(wanted, *best)
-        for record, check in _fit(self._run, wanted, self._verify, skipped, foreign=foreign and name is not None):
-            if check == "sample" and COMMIT in self._run.files(record.name):
-                check = "whole"  # frameworks load by themselves, and could not fall back
-            return Choice(record, check, self._run.run_id, skipped)
-        return Choice(skipped=skipped)
-
-    def _warn_of(self, records: Sequence[Record]) -> None:
-        if left := [each.name for each in records if each.kind == "unfinished"]:
-            _log.warning(
-                "%s: the save of %s was never completed, and does not count", self._run.storage.given, left[-1]
-            )
-
-    def _none(self, found: Choice, name: str | None) -> NoCheckpointError:
-        what = "no checkpoint" if name is None else f"no checkpoint of step {numbers_in(name)[-1]}"
-        advice = ["`streamxf list` shows which there are"]
-        if any(_FOREIGN in reason for reason in found.skipped.values()):
-            advice.append("resume(state, step=N, foreign=True) loads one that is foreign")
-        if any("is not encrypted" in reason for reason in found.skipped.values()):
-            advice.append("to begin encrypting a run, resume(state, plaintext=True) loads what is not encrypted")
-        if found.skipped:
-            advice.append("`streamxf salvage` shows what is left of a damaged one; to start over, use an empty folder")
-        why = f" ({found.why})" if found.skipped else ""
-        text = f"{what} can be resumed from{why}. Nothing was removed; {'; '.join(advice)}"
-        return NoCheckpointError(text, file=self._run.storage.given)
+def _none(run: Run, found: Choice, name: str | None) -> NoCheckpointError:
+    what = "no checkpoint" if name is None else f"no checkpoint of step {numbers_in(name)[-1]}"
+    advice = ["`streamxf list` shows which there are"]
+    if any(_FOREIGN in reason for reason in found.skipped.values()):
+        advice.append("resume(state, step=N, foreign=True) loads one that is foreign")
+    if any("is not encrypted" in reason for reason in found.skipped.values()):
+        advice.append("to begin encrypting a run, resume(state, plaintext=True) loads what is not encrypted")
+    if found.skipped:
+        advice.append("`streamxf salvage` shows what is left of a damaged one; to start over, use an empty folder")
+    why = f" ({found.why})" if found.skipped else ""
+    text = f"{what} can be resumed from{why}. Nothing was removed; {'; '.join(advice)}"
+    return NoCheckpointError(text, file=run.storage.given)
 
 
 def by_metric(records: Sequence[Record], metric: str, mode: str) -> list[Record]:

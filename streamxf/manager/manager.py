@@ -33,7 +33,7 @@ from streamxf.errors import ParameterError, escaped, is_damage
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, give_back, gloo_group
 from streamxf.manager.authority import Authority
-from streamxf.manager.choice import ALL, Chooser, Verify, check_verify, clear, damage_of
+from streamxf.manager.choice import ALL, Verify, check_verify, choose, clear, damage_of
 from streamxf.manager.interval import Interval
 from streamxf.manager.keeper import Keeper
 from streamxf.manager.listing import Run
@@ -182,7 +182,7 @@ class CheckpointManager:
         series = series_of(_named(name, 0))
         self._verify, self._series = verify, series
         self._run = Run(self._storage, Authority(access, self._chain.encryption), run_id)
-        self._chooser = Chooser(self._run, series, verify)
+        self._holds = ExitStack()  # on what was resumed from
         self._keeper = Keeper(self._run, self._keep, series, verify) if self._agreement.rank == 0 else None
         self.skipped: dict[str, str] = {}
         before = self._keeper.sessions() if self._keeper is not None and self._schedule.optimal else []
@@ -268,7 +268,7 @@ class CheckpointManager:
         name = _named(self._name, step)
         while self._saving_too_many() or any(saving.name == name for saving in self._saving):
             self._collect(1)
-        self._chooser.release()
+        self._holds.close()
         numbers = _floats(metrics)
         facts = self._on_rank_0(lambda keeper: keeper.begin(name, numbers))
         self._timer.began()
@@ -317,7 +317,7 @@ class CheckpointManager:
         name = _named(self._name, step)
         while self._saving_too_many() or any(saving.name == name for saving in self._saving):
             self._collect(1)
-        self._chooser.release()
+        self._holds.close()
         self._timer.began()
         self._announced = time.monotonic()
         self._on_rank_0(lambda keeper: keeper.begin(name, {}, framework=True))
@@ -411,12 +411,11 @@ class CheckpointManager:
             If the storage cannot be reached.
         """
         self.wait()
-        run, chooser = self._run, self._chooser
+        run = self._run
         if plaintext:
             run = Run(self._storage, Authority(run.authority.access.lenient(), unverified=True), run.run_id)
-            chooser = Chooser(run, self._series, self._verify)
         self.skipped = {}
-        while (record := self._chosen(run, chooser, step=step, foreign=foreign)) is not None:
+        while (record := self._chosen(run, step=step, foreign=foreign)) is not None:
             path = self._storage.full(record.name)
             # or ranks might load two saves, if one is replaced at this moment
             reader = self._make_reader(path, plaintext=plaintext, expect_save_id=record.save_id)
@@ -429,7 +428,7 @@ class CheckpointManager:
                 self._skip(record.name, f"{type(failures[0]).__name__}: {failures[0]}")
                 continue
             finally:
-                chooser.release()
+                self._holds.close()
             self._resumed(record)
             _log.info("resumed from %s", path)
             return record.step
@@ -465,7 +464,7 @@ class CheckpointManager:
         self.skipped = {}
         for name, reason in (skip or {}).items():
             self._skip(name, reason)
-        record = self._chosen(self._run, self._chooser, best=best)
+        record = self._chosen(self._run, best=best)
         if record is None:
             return None
         self._resumed(record)
@@ -494,7 +493,7 @@ class CheckpointManager:
             if self._keeper is not None:
                 ended = error is None or (isinstance(error, SystemExit) and not error.code)
                 stack.callback(self._keeper.close, ended=ended)
-            stack.callback(self._chooser.release)
+            stack.callback(self._holds.close)
             if error is None:
                 for group in filter(None, self._groups):
                     stack.callback(give_back, group)
@@ -509,19 +508,14 @@ class CheckpointManager:
     # -- helpers -------------------------------------------------------------------------------------
 
     def _chosen(
-        self,
-        run: Run,
-        chooser: Chooser,
-        *,
-        step: int | None = None,
-        foreign: bool = False,
-        best: tuple[str, str] | None = None,
+        self, run: Run, *, step: int | None = None, foreign: bool = False, best: tuple[str, str] | None = None
     ) -> Record | None:
         """What to load: rank 0 chooses and holds it, and all ranks read what is to be read of it in full."""
         name = None if step is None else _named(self._name, step)
         rank, size = self._agreement.rank, self._agreement.size
         while True:
-            choice = self._agreement.broadcast(lambda: chooser.choose(self.skipped, name, foreign=foreign, best=best))
+            options = (run, self._series, self._verify, self._holds, self.skipped, name)
+            choice = self._agreement.broadcast(partial(choose, *options, foreign=foreign, best=best))
             for other in choice.skipped.keys() - self.skipped.keys():
                 self._warn("%s is passed over: %s", self._storage.full(other), escaped(choice.skipped[other]))
             self.skipped = choice.skipped
@@ -535,7 +529,7 @@ class CheckpointManager:
                 if rank == 0 and check == "whole":
                     clear(self._storage, record)
                 return record
-            chooser.release()
+            self._holds.close()
             self._skip(record.name, reason)
 
     def _skip(self, name: str, reason: str) -> None:

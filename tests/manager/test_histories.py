@@ -12,7 +12,7 @@ import operator
 import os
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ from manager.model import DAY, Folder
 from manager.points import Killed
 from manager.run_on_disk import EVERY_CHECK, SETTLED, WRITERS
 from streamxf.errors import KeyMissingError, NoCheckpointError
-from streamxf.manager.choice import Chooser
+from streamxf.manager.choice import choose
 from streamxf.manager.latest import latest_in
 from streamxf.manager.listing import list_checkpoints
 
@@ -273,11 +273,11 @@ class Histories(Adversary):
         with self.watched():
             found = latest_in(self.seen(), check).record
             assert (found and found.step) == self.model.newest_good(check)
-            chooser = Chooser(self.seen(), "step-{}", check)
             complete = [name for name in self.model.folders if name.removeprefix("step-").isdigit()]
             counted = self.model.counted
+            holds = ExitStack()
             try:
-                record = chooser.choose({}).record
+                record = choose(self.seen(), "step-{}", check, holds, {}).record
                 assert (record and record.step) == max(counted, default=None)
                 assert counted or not complete
             except KeyMissingError:
@@ -287,7 +287,7 @@ class Histories(Adversary):
                 assert complete
                 assert not counted
             finally:
-                chooser.release()
+                holds.close()
 
     @precondition(lambda self: self.place.local and self.sound())
     @rule(name=st.sampled_from(["best", "current"]), data=st.data())
