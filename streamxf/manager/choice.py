@@ -16,9 +16,10 @@ from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, rank_
 from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, escaped, is_damage
 from streamxf.formats.opening import contents_of
 from streamxf.manager.authority import Authority
+from streamxf.manager.folder import Folder
 from streamxf.manager.holds import has_no_place, holding
 from streamxf.manager.listing import Run
-from streamxf.manager.notes import COMMIT, FOLDER, Commit, Files, is_framework_file, read
+from streamxf.manager.notes import COMMIT, FOLDER, Commit, is_framework_file
 from streamxf.manager.record import Record, numbers_in
 from streamxf.tuning.sample import StoredTensors, take_sample
 from streamxf.wording import some
@@ -104,7 +105,7 @@ def choose(
                 if best is not None and not choice.skipped:
                     return choice
                 raise _none(run, choice, name)
-            if choice.check == "sample" and COMMIT in run.files(choice.record.name):
+            if choice.check == "sample" and COMMIT in run.folder(choice.record.name).files:
                 choice.check = "whole"  # frameworks load by themselves, and could not fall back
             try:
                 holds.enter_context(holding(run, choice.record.name))
@@ -195,15 +196,14 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, rank
     over its tensors were read as well; with ``"whole"``, all of it, or a `part` of its files. `ranks` is how many saved
     it, where each has metadata of its own; None if nobody knows.
     """
-    place = run.place(record.name)
     try:
-        with storage_errors(place.given):
-            files = run.files(record.name)
-            if COMMIT in files:
-                _check_commit(run, record, place, files, check, part)
+        with storage_errors(run.storage.full(record.name)):
+            folder = run.folder(record.name)
+            if COMMIT in folder.files:
+                _check_commit(folder, check, part)
             else:
-                check_ranks(files, ranks)
-                _check_published(place, run.authority, check, part)
+                check_ranks(folder.files, ranks)
+                _check_published(folder.place, run.authority, check, part)
     except Exception as error:
         if not is_damage(error):
             raise
@@ -242,14 +242,14 @@ def _check_published(place: Storage, authority: Authority, check: Verify, part: 
             take_sample(StoredTensors(checkpoint))
 
 
-def _check_commit(run: Run, record: Record, place: Storage, files: Files, check: Verify, part: Part) -> None:
+def _check_commit(folder: Folder, check: Verify, part: Part) -> None:
     """What a framework wrote: all sizes, and the digests of a part of the files, where they are known by now."""
-    commit = committed(place, files, run.authority)
-    check_alone(place, files, commit, run.authority)
-    if run.authority.strict and (bare := commit.without_digests()):
+    commit, place, authority = folder.committed(), folder.place, folder.authority
+    check_alone(folder, commit)
+    if authority.strict and (bare := commit.without_digests()):
         raise MetadataError(f"its commit record has no digest of {some(bare)}, so nothing authenticates what is there")
     digests = {path: file.sha256 for path, file in commit.files.items() if file.sha256 is not None}
-    for each in run.supplements(place, files, commit.save_id)[0]:
+    for each in folder.supplements(commit.save_id)[0]:
         digests |= each.sha256
     if check == "none":
         return
@@ -257,50 +257,29 @@ def _check_commit(run: Run, record: Record, place: Storage, files: Files, check:
         if number % part[1] == part[0] and digest_of(place, path) != digest:
             raise ContainerError("the SHA-256 of the file is not that which was committed", file=place.full(path))
     if part[0] == 0:  # what DCP wrote below has checksums of its own
-        for path in commit.files if run.authority.strict else commit.files.keys() - digests.keys():
-            folder, _, name = path.rpartition("/")
+        for path in commit.files if authority.strict else commit.files.keys() - digests.keys():
+            below, _, name = path.rpartition("/")
             if is_metadata_name(name):
                 how = check if commit.files[path].checksum is None else "sample"
-                _check_published(place.child(folder) if folder else place, run.authority, how, ALL)
+                _check_published(place.child(below) if below else place, authority, how, ALL)
 
 
-def check_alone(place: Storage, files: Files, commit: Commit, authority: Authority) -> None:
+def check_alone(folder: Folder, commit: Commit) -> None:
     """Frameworks take what they find, such as an ``optimizer.pt`` that somebody has put there, or a link."""
-    found = set(files)
-    if place.local is not None:
-        with opened(place.local) as top:
+    found = set(folder.files)
+    if folder.place.local is not None:
+        with opened(folder.place.local) as top:
             found = {path for _, _, path, is_folder in walk(top) if not is_folder}
     if others := sorted(path for path in found - commit.files.keys() if is_framework_file(path)):
         text = f"{', '.join(others[:3])} {'is' if len(others) == 1 else 'are'} not of what was committed there"
-        if authority.strict:
+        if folder.authority.strict:
             raise MetadataError(f"{text}, and might be loaded: nothing authenticates it. Look at it, and move it away")
-        _warn_once(f"{place.given}: {text}, and might be loaded")
+        _warn_once(f"{folder.place.given}: {text}, and might be loaded")
 
 
 @lru_cache(1000)
 def _warn_once(text: str) -> None:
     _log.warning("%s", escaped(text))
-
-
-def committed(place: Storage, files: Files, authority: Authority) -> Commit:
-    """The commit record of what a framework wrote; raises ContainerError unless its files are there in their sizes."""
-    commit, doubt = read(place, COMMIT, Commit.of_json, authority)
-    if commit is None:
-        raise MetadataError(f"the commit record cannot be read{doubt and ': '}{doubt}")
-    for path, file in commit.files.items():
-        entry = files.get(path)
-        if entry is None:
-            raise ContainerError("the file is gone", file=place.full(path))
-        if entry.get("size") != file.size:
-            raise ContainerError(
-                f"the file had {file.size} bytes when it was committed, and now has {entry.get('size')}",
-                file=place.full(path),
-            )
-        if file.checksum is not None and checksum_of(entry) not in (None, file.checksum):
-            raise ContainerError(
-                "the store's checksum of the file has changed since it was committed", file=place.full(path)
-            )
-    return commit
 
 
 def check_ranks(files: Collection[str], ranks: int | None) -> None:
@@ -312,12 +291,6 @@ def check_ranks(files: Collection[str], ranks: int | None) -> None:
         raise MetadataError("each rank has metadata of its own, and only ranks= says how many there were")
     if missing := sorted(set(range(ranks)) - found):
         raise MetadataError(f"the metadata of rank {missing[0]} is missing")
-
-
-def checksum_of(entry: Mapping[str, object]) -> str | None:
-    """What an object store says of a file's contents."""
-    tag = next((entry[key] for key in ("ETag", "etag", "md5Hash") if entry.get(key)), None)
-    return None if tag is None else str(tag).strip('"')
 
 
 def digest_of(place: Storage, path: str) -> str:

@@ -17,7 +17,8 @@ from streamxf.checkpoint.metadata import is_metadata_name
 from streamxf.checkpoint.publish import made_by_saves
 from streamxf.errors import MetadataError, NoCheckpointError, escaped
 from streamxf.format.run import RunFacts
-from streamxf.manager.choice import Verify, check_alone, checksum_of, digest_of
+from streamxf.manager.choice import Verify, check_alone, digest_of
+from streamxf.manager.folder import checksum_of
 from streamxf.manager.forget import forget_in
 from streamxf.manager.holds import has_no_place, put_hold
 from streamxf.manager.listing import Run
@@ -29,13 +30,12 @@ from streamxf.manager.notes import (
     CommittedFile,
     Saving,
     Supplement,
-    is_complete,
     is_framework_file,
     mark_of,
     written_since,
 )
 from streamxf.manager.record import Record, numbers_in
-from streamxf.manager.removal import contents, finish, leftovers
+from streamxf.manager.removal import finish, leftovers
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
 from streamxf.storage.disk import Volume
@@ -199,16 +199,16 @@ class Keeper:
         if local is not None and os.path.islink(local):
             _log.warning("%s is a link, in whose place this save puts a folder", local)
             remove_tree(storage, name, [], [])
-        files = files_of(storage, name)
+        folder = run.folder(name)
+        files, ours = folder.files, folder.contents()
         if files:
             run.change(name)
-        ours = contents(run, name, files)
-        gone = {*leftovers(run, name, files, self._sessions.own.id, again=True)} - {SAVING}
+        gone = {*leftovers(run, folder, self._sessions.own.id, again=True)} - {SAVING}
         gone |= files.keys() & {COMMIT, REMOVED}  # which would go on to tell of what is replaced
-        published = {path for path in files if "/" not in path and is_metadata_name(path)}
+        published = {path for path in folder.top if is_metadata_name(path)}
         if save.framework:
             gone |= published
-        record = run.record(name, files) if save.framework or COMMIT in files else None
+        record = run.record(name, folder) if save.framework or COMMIT in files else None
         if record is not None and record.counts:  # some frameworks refuse to save over files of theirs
             kept = set() if save.framework else published.union(filter(made_by_saves, files))  # of DCP, until replaced
             gone |= {*ours} - kept - {SAVING}
@@ -235,9 +235,9 @@ class Keeper:
 
     def _take_back(self, name: str) -> None:
         """The note stays where files do, such as those of a rank that was killed: it says whose they are."""
-        files, save = files_of(self._storage, name), self._saves.get(name)
-        holds_some = any(map(is_framework_file, files))
-        self._end(name, noted=holds_some and (save is None or save.framework or not is_complete(files)))
+        folder, save = self._run.folder(name), self._saves.get(name)
+        holds_some = any(map(is_framework_file, folder.files))
+        self._end(name, noted=holds_some and (save is None or save.framework or not folder.complete))
         if not holds_some:
             remove_tree(self._storage, name, [], [])
 
@@ -263,8 +263,8 @@ class Keeper:
             elif metrics:
                 self._supplement(name, record.save_id, metrics)
             return
-        place, listed = self._storage.child(name), files_of(self._storage, name)
-        files = written_since(listed, save.before, digests)
+        folder = self._run.folder(name)
+        place, files = folder.place, written_since(folder.files, save.before, digests)
         if not files:
             raise NoCheckpointError("nothing was saved there", file=place.given)
         found = {
@@ -276,7 +276,7 @@ class Keeper:
             found |= {path: found[path]._replace(sha256=digest_of(place, path)) for path in commit.without_digests()}
         put_small(self._storage, f"{name}/{COMMIT}", authority.seal(commit.to_json()), once=True)
         try:
-            check_alone(place, listed, commit, authority)
+            check_alone(folder, commit)
         except MetadataError as error:
             _log.warning("%s will not be resumed from as it is: %s", place.given, error)
         authority.published[commit.save_id] = name

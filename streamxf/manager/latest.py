@@ -12,7 +12,7 @@ from streamxf.errors import DAMAGE, NoCheckpointError, StreamxfError, is_damage
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.manager.authority import Authority
-from streamxf.manager.choice import Choice, Verify, by_metric, check_ranks, check_verify, committed, newest
+from streamxf.manager.choice import Choice, Verify, by_metric, check_ranks, check_verify, newest
 from streamxf.manager.listing import Run, check_folder, of_other_formats, records_of, run_of
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING
 from streamxf.manager.record import Record
@@ -136,11 +136,11 @@ def is_complete(
             if not {COMMIT, SAVING, REMOVED}.isdisjoint(names):
                 folder, name = run_of(storage)
                 run = Run(Storage.of(folder, storage_options))
-                record, files = run.record(name), run.files(name)
+                record, there = run.record(name), run.folder(name)
                 if record is None or not record.complete:
                     return False
-                if COMMIT in files:
-                    committed(storage, files, run.authority)
+                if COMMIT in there.files:
+                    there.committed()
                     return True
             check_ranks(names, ranks)
             with open_source(storage, listing=True) as source:
@@ -157,7 +157,7 @@ def _of_other_formats(run: Run, records: Collection[Record], verify: Verify) -> 
     choice = Choice()
     for record in of_other_formats(run, records):
         with suppress(*DAMAGE, FileNotFoundError):
-            place = run.place(record.name)
+            place = run.folder(record.name).place
             report = None if verify == "none" else verify_at(place, run.authority.access, only_dcp=False)
             if report is None or report.ok:
                 choice.record = record

@@ -15,23 +15,20 @@ from dataclasses import replace
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import GLOBAL, is_metadata_name, metadata_among, read_metadata
-from streamxf.checkpoint.publish import made_by_saves, written_in
+from streamxf.checkpoint.metadata import GLOBAL
 from streamxf.collector import collector_paused
 from streamxf.errors import (
     DAMAGE,
-    MetadataError,
     NoCheckpointError,
     ParameterError,
-    StreamxfError,
     UnsupportedError,
     escaped,
 )
-from streamxf.format.run import RunFacts
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.authority import Authority
-from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
-from streamxf.manager.record import Record, is_numbered, numbers_in, series_of
+from streamxf.manager.folder import Folder
+from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Files
+from streamxf.manager.record import Record, is_numbered, series_of
 from streamxf.manager.rows import ANY, RowCache
 from streamxf.storage.removal import files_of, files_of_many
 from streamxf.storage.storage import Storage, storage_errors
@@ -91,9 +88,9 @@ class Run:
                 again = told
             told, lied = told.difference(again), True
 
-    def record(self, name: str, files: Files | None = None) -> Record | None:
-        """One checkpoint as its folder is now; None if it holds nothing of one. `files` are its, if they are known."""
-        record = self._look(name, files)
+    def record(self, name: str, folder: Folder | None = None) -> Record | None:
+        """One checkpoint as its folder is now, or was listed; None if it holds nothing of one."""
+        record = self._look(name, folder)
         return self._placed(record) if record is not None else None
 
     def settle_id(self, records: Sequence[Record]) -> str | None:
@@ -130,52 +127,28 @@ class Run:
 
     # -- one checkpoint --------------------------------------------------------------------------------
 
-    def place(self, name: str) -> Storage:
-        """A checkpoint's folder; of a link, that to which it leads."""
-        where, base = self._split(name)
-        return where.child(base)
+    def folder(self, name: str, files: Files | None = None) -> Folder:
+        """A folder as it is now, or with these `files`, where they have just been listed."""
+        local = self.storage.local_path(name)
+        if local is not None and os.path.islink(local):
+            above, base = os.path.split(os.path.realpath(local))
+            where = Storage.of(above)
+            return Folder(name, where.child(base), files_of(where, base), self.authority, True)
+        listed = files_of(self.storage, name) if files is None else files
+        return Folder(name, self.storage.child(name), listed, self.authority)
 
-    def files(self, name: str) -> Files:
-        """The regular files below it."""
-        return files_of(*self._split(name))
-
-    def is_still(self, record: Record, files: Files) -> bool:
-        """Whether a folder, with these files, holds what a record says. It is looked at again unless its metadata is
-        the same file as then.
+    def is_still(self, record: Record, folder: Folder) -> bool:
+        """Whether a folder holds what a record says. It is looked at again unless its metadata is the same file as
+        then.
         """
         local = self.storage.local_path(record.name)
-        mark = file_mark(local) if local is not None else (listing_mark(files) or "/")[1:]
-        if mark and not record.link and not any(map(SUPPLEMENT.fullmatch, files)):
+        mark = file_mark(local) if local is not None else (listing_mark(folder.files) or "/")[1:]
+        if mark and not record.link and not any(map(SUPPLEMENT.fullmatch, folder.top)):
             known = self._rows.known(record.name, looked=not self.authority.strict)
             if known is not None and known[0].endswith(f"/{mark}") and known[1].save_id == record.save_id:
                 return True
-        now = self.record(record.name, files)
+        now = self.record(record.name, folder)
         return now is not None and now.state == record.state
-
-    def supplements(self, place: Storage, files: Files, save_id: str | None) -> tuple[list[Supplement], bool]:
-        """Those to a save that count, the oldest first; and whether there are others, whose contents nobody knows.
-        `place` is the checkpoint's folder.
-        """
-        found, lost = [], False
-        for file in filter(SUPPLEMENT.fullmatch, files):
-            try:
-                said, doubt = read(place, file, Supplement.of_json, self.authority)
-            except StreamxfError as error:
-                said, doubt = None, error.message
-            if said is None or (doubt and not self.authority.has_published(save_id, place.name)):
-                _log.warning("%s is ignored: %s", place.full(file), doubt or "it is not there, or no regular file")
-                lost = True
-            elif said.save_id == save_id:
-                found.append(said)
-        return sorted(found, key=lambda each: each.time), lost
-
-    def _split(self, name: str) -> tuple[Storage, str]:
-        """The folder that a checkpoint's folder lies in, and its name there."""
-        local = self.storage.local_path(name)
-        if local is None or not os.path.islink(local):
-            return self.storage, name
-        folder, base = os.path.split(os.path.realpath(local))
-        return Storage.of(folder), base
 
     def _placed(self, record: Record) -> Record:
         """What a folder says of itself, seen from this run."""
@@ -227,7 +200,7 @@ class Run:
         files = files_of_many(self.storage, names)
 
         def look_at(name: str) -> tuple[str, Record | None]:
-            return name, self._look(name, None if self.storage.local is not None else files(name))
+            return name, self._look(name, None if self.storage.local is not None else self.folder(name, files(name)))
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for name, record in (map if self.storage.local is not None else pool.map)(look_at, names):
@@ -235,117 +208,18 @@ class Run:
                 if record is not None:
                     found[name] = record
 
-    def _look(self, name: str, files: Files | None = None) -> Record | None:
-        where, base = self._split(name)
+    def _look(self, name: str, folder: Folder | None = None) -> Record | None:
         local = self.storage.local_path(name)
-        mark = folder_mark(local) if local is not None else None  # before its files: a later change has another one
-        listed = files_of(where, base) if files is None or where is not self.storage else files
-        record = self._looked(where.child(base), name, listed)
-        if where is self.storage:
-            self._rows.note(name, mark if local is not None else listing_mark(listed), record)
+        mark = folder_mark(local) if local is not None else None  # first: a change during the look has another one
+        folder = folder or self.folder(name)
+        record = folder.record()
+        if not folder.is_link:
+            self._rows.note(name, mark if local is not None else listing_mark(folder.files), record)
+        if record is None or not folder.is_link:
             return record
-        if record is None:
-            return None
-        assert self.storage.local is not None
-        base_folder = os.path.realpath(self.storage.local)
-        trusted = self.authority.strict or os.path.commonpath([base_folder, where.given]) == base_folder
-        record = replace(record, link=where.full(base))
+        record, base = replace(record, link=folder.place.given), os.path.realpath(str(self.storage.local))
+        trusted = self.authority.strict or os.path.commonpath([base, os.path.dirname(record.link)]) == base
         return record if trusted or not record.verified else replace(record, verified=False, note=record.note or _OUT)
-
-    def _looked(self, place: Storage, name: str, files: Files) -> Record | None:
-        """What the folder `place`, which has the `name` in this run, says by itself."""
-        top = [path for path in files if "/" not in path]
-        if COMMIT in top:
-            return self._supplemented(place, files, self._committed(place, name, files))
-        if metadata := metadata_among(top):
-            record = self._published(place, name, metadata, files)
-            if record.kind == "own" or SAVING not in top:
-                return self._supplemented(place, files, record)
-            # what a framework writes counts once it is committed; what a manager saved says so itself
-            begun = self._begun(place)
-            return replace(record, run=begun.run) if begun is not None and begun.framework else record
-        if REMOVED in top:
-            return self._committed(place, name, files, REMOVED)
-        if SAVING in top or any(map(made_by_saves, top)):
-            written = max(_written(files[path]) or 0 for path in top) or None
-            begun = self._begun(place) if SAVING in top else None
-            return Record(name, written, kind="unfinished", run=begun.run if begun is not None else None)
-        return None
-
-    def _begun(self, place: Storage) -> Saving | None:
-        """The save that was begun there."""
-        try:
-            mark, doubt = read(place, SAVING, Saving.of_json, self.authority)
-        except StreamxfError:
-            return None
-        return mark if mark is not None and not doubt and mark.name == place.name else None
-
-    def _published(self, place: Storage, name: str, metadata: list[str], files: Files) -> Record:
-        """What DCP's metadata says."""
-        ours = [path for path in files if "/" not in path and (path in metadata or made_by_saves(path))]
-        size = sum(files[path].get("size") or 0 for path in ours)
-        record = Record(name, _written(files[metadata[0]]), size)
-        try:
-            said = [read_metadata(place, file, Access(), listing=True) for file in metadata]
-        except (StreamxfError, FileNotFoundError) as error:
-            return self._problem(record, error)
-        if (index := said[0].index) is not None:
-            record = _told(replace(record, save_id=index.save_id), index.run)
-        if self.authority.has_published(record.save_id, place.name):
-            return record
-        for file, each in zip(metadata, said, strict=True):
-            doubt = self.authority.doubt(lambda access, file=file: read_metadata(place, file, access), each.signed_by)  # type: ignore[misc]
-            if doubt:
-                return replace(record, verified=False, note=doubt)
-        return record
-
-    def _committed(self, place: Storage, name: str, files: Files, file: str = COMMIT) -> Record:
-        """What a commit record says."""
-        going = file == REMOVED
-        record = Record(name, _written(files[file]), kind="removing" if going else "unclaimed")
-        try:
-            commit, doubt = read(place, file, Commit.of_json, self.authority)
-            if commit is None and not doubt:
-                raise MetadataError("the commit record cannot be read")
-        except StreamxfError as error:
-            return self._problem(record, error)
-        if commit is None:
-            return replace(record, verified=False, note=doubt)
-        going |= REMOVED in files and any(is_metadata_name(path) and path not in files for path in commit.files)
-        record = _told(replace(record, save_id=commit.save_id), commit.run)
-        record = replace(record, bytes=sum(each.size for each in commit.files.values()))
-        if doubt and not self.authority.has_published(commit.save_id, place.name):
-            record = replace(record, verified=False, note=doubt)
-        return replace(record, kind="removing") if going else record  # which takes metadata away first
-
-    def _problem(self, record: Record, error: Exception) -> Record:
-        return replace(record, verified=not self.authority.strict, note=f"{type(error).__name__}: {error}")
-
-    def _supplemented(self, place: Storage, files: Files, record: Record) -> Record:
-        """With the metrics that are known by now."""
-        if record.kind != "own":
-            return record
-        found, lost = self.supplements(place, files, record.save_id)
-        known = dict(record.metrics or {})
-        for each in found:
-            known |= each.metrics
-        return replace(record, metrics=None if lost else known)
-
-
-def _told(record: Record, facts: RunFacts | None) -> Record:
-    """With what a checkpoint says of itself, seen from its own run; of a copy, what that was."""
-    if facts is None:
-        return record
-    is_copy = facts.name != record.name or numbers_in(record.name)[-1:] != (facts.step,)
-    return replace(
-        record,
-        time=facts.time,
-        metrics=dict(facts.metrics),
-        kind="own",
-        run=facts.run,
-        copy_of=facts.name if is_copy else "",
-        rules=facts.rules,
-    )
 
 
 def folder_mark(folder: str) -> str | None:
@@ -375,11 +249,6 @@ def listing_mark(files: Files) -> str | None:
     entry = files.get(COMMIT) or files.get(GLOBAL) or {}
     tag = entry.get("ETag") or entry.get("etag")
     return None if tag is None else f"/{tag}"
-
-
-def _written(entry: Mapping[str, Any]) -> float | None:
-    when = written_in(entry)
-    return None if when is None else max(int(when * 1000), 0) / 1000
 
 
 def list_checkpoints(
@@ -437,9 +306,10 @@ def of_other_formats(run: Run, records: Collection[Record]) -> Iterator[Record]:
     names = {name for name in run.storage.folders() if is_numbered(name)} - {each.name for each in records}
     for record in sorted(map(Record, names), key=lambda each: each.order, reverse=True):
         with suppress(*DAMAGE, FileNotFoundError):
-            if not run.files(record.name):  # a name that is not literal has none
+            folder = run.folder(record.name)
+            if not folder.files:  # a name that is not literal has none
                 continue
-            with open_source(run.place(record.name), listing=True) as source:
+            with open_source(folder.place, listing=True) as source:
                 found = contents_of(source)
             if not found.incomplete:
                 yield replace(record, bytes=sum(found.files.values()), note=str(found.format))

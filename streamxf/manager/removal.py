@@ -9,16 +9,19 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 
-from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, read_metadata
-from streamxf.checkpoint.publish import DAY, RUN_FILE, made_by_saves, made_by_writers
+from streamxf.checkpoint.metadata import is_metadata_name
+from streamxf.checkpoint.publish import DAY, RUN_FILE, made_by_saves
 from streamxf.errors import StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
+from streamxf.manager.folder import Folder
 from streamxf.manager.holds import going, has_no_place, held, is_over, removing
 from streamxf.manager.listing import Run
-from streamxf.manager.notes import COMMIT, REMOVED, SAVING, Commit, Files, Saving, read, remove_notes, written_since
+from streamxf.manager.notes import COMMIT, REMOVED, SAVING, Files, remove_notes, written_since
 from streamxf.manager.record import Record, series_of
 from streamxf.manager.sessions import is_held
+from streamxf.storage.lock import lock
+from streamxf.storage.removal import files_of_many, remove_tree, remove_trees
+from streamxf.storage.small import put_small, read_small
 from streamxf.wording import many
 
 _AT_ONCE = 1000  # checkpoints in an object store between two looks at who reads them
@@ -66,13 +69,13 @@ def _remove_unchanged(
     orders: dict[str, tuple[list[str], list[str]]] = {}
     failed = {}
     for record in records:
-        listed = files(record.name)
-        if not run.is_still(record, listed):
+        folder = run.folder(record.name, files(record.name))
+        if not run.is_still(record, folder):
             failed[record.name] = "it has changed since it was listed; the next call looks at it again"
         elif record.link:
             orders[record.name] = [], []
         else:
-            orders[record.name] = _order(run, record, listed, extras and record.kind == "own")
+            orders[record.name] = _order(run, folder, extras and record.kind == "own")
     notes = {each.name: each.note for each in records}
     for name, left in remove_trees(run.storage, orders, files).items():
         if isinstance(left, Exception):
@@ -85,18 +88,18 @@ def _remove_unchanged(
     return failed
 
 
-def _order(run: Run, record: Record, files: Files, everything: bool) -> tuple[list[str], list[str]]:
+def _order(run: Run, folder: Folder, everything: bool) -> tuple[list[str], list[str]]:
     """What is removed first, so that no checkpoint is there any more, and what then. The commit record of a framework
     is put aside for that time, since it alone says which files are its own; it goes after DCP's metadata, which by
     itself would pass for a checkpoint.
     """
-    name = record.name
+    files, ours = folder.files, folder.contents()
     first = sorted((path for path in files if path == COMMIT or is_metadata_name(path)), key=COMMIT.__eq__)
-    ours = contents(run, name, files)
     rest = _in_order({*(files if everything else ours)}.difference(first), ours)
     if COMMIT in files:
         with suppress(OSError):  # of a full disk, which must not stay full
-            put_small(run.storage, f"{name}/{REMOVED}", read_small(run.storage, f"{name}/{COMMIT}", MAX_NOTE) or b"")
+            name, commit = f"{folder.name}/{REMOVED}", read_small(run.storage, f"{folder.name}/{COMMIT}", MAX_NOTE)
+            put_small(run.storage, name, commit or b"")
         rest = [path for path in rest if path != REMOVED] + [REMOVED]
     return first, rest
 
@@ -104,25 +107,6 @@ def _order(run: Run, record: Record, files: Files, everything: bool) -> tuple[li
 def _in_order(paths: Iterable[str], ours: Collection[str]) -> list[str]:
     """What is not of the checkpoint goes before what tells whose it is, if the removal is killed."""
     return sorted(paths, key=lambda path: (path in ours, path == REMOVED))
-
-
-def contents(run: Run, name: str, files: Files) -> list[str]:
-    """The files of a folder that its checkpoint consists of, by its index or commit record, and by names that only
-    writers make.
-    """
-    top = {path for path in files if "/" not in path}
-    ours = {path for path in top if made_by_writers(path) or is_metadata_name(path)}
-    child = run.storage.child(name)
-    for record in top & {COMMIT, REMOVED}:
-        with suppress(StreamxfError, FileNotFoundError):
-            commit, doubt = read(child, record, Commit.of_json, run.authority)
-            sure = not doubt or (commit is not None and run.authority.has_published(commit.save_id, name))
-            if commit is not None and commit.run.name == name and sure:
-                ours |= {path for path in commit.files if path in files}
-    with suppress(StreamxfError, FileNotFoundError):
-        for metadata in metadata_among(top) if top - ours else ():
-            ours |= {path for path in read_metadata(child, metadata, Access(), listing=True).files if path in files}
-    return sorted(ours)
 
 
 def finish(run: Run, series: str, *, session: str = "", saves: bool = False, extras: bool = False) -> None:
@@ -137,12 +121,12 @@ def finish(run: Run, series: str, *, session: str = "", saves: bool = False, ext
         if record.complete or record.link:
             continue
         try:
-            files = files_of(run.storage, name)
-            if SAVING not in files and (name in announced or record.kind == "removing"):
-                ours = contents(run, name, files) if record.verified else []
-                left = _in_order(files if ours and extras else ours, ours)
+            folder = run.folder(name)
+            if SAVING not in folder.files and (name in announced or record.kind == "removing"):
+                ours = folder.contents() if record.verified else []
+                left = _in_order(folder.files if ours and extras else ours, ours)
             else:
-                left = leftovers(run, name, files, session)
+                left = leftovers(run, folder, session)
             if left:
                 with lock(run.storage.child(name)):
                     remove_tree(run.storage, name, [], left)
@@ -151,32 +135,29 @@ def finish(run: Run, series: str, *, session: str = "", saves: bool = False, ext
             over.discard(announced.get(name, ""))
     for name in run.names if saves else ():
         if series_of(name) == series and name not in records:
-            files = files_of(run.storage, name)
+            files = run.folder(name).files
             if all(map(RUN_FILE.fullmatch, files)):
                 remove_tree(run.storage, name, [], files)
     remove_notes(run.storage, over)
 
 
-def leftovers(run: Run, name: str, files: Files, session: str, *, again: bool = False) -> list[str]:
+def leftovers(run: Run, folder: Folder, session: str, *, again: bool = False) -> list[str]:
     """What a save has left in a folder, if it was killed, or is of this `session`; nothing while it may be under way:
     as long as another process runs that began it, and where no lock tells, for a day. What a framework wrote there goes
     at once if the step is saved `again`: later nobody knows of it.
     """
-    try:
-        saving, doubt = read(run.storage.child(name), SAVING, Saving.of_json, run.authority)
-    except StreamxfError:
-        return []
-    if saving is None or doubt or saving.name != name:
+    saving = folder.saving
+    if saving is None:
         return []
     alive = saving.session != session and is_held(run.storage, saving.session)
     waits = not (again and saving.framework)
     if alive or (alive is None and waits and abs(time.time() - saving.time / 1000) < DAY):
         return []
-    record = run.record(name, files)
+    record = run.record(folder.name, folder)
     if record is not None and record.complete:
         return [SAVING]  # it was killed after it had published, or over what is there
-    run_id = run.id_of(series_of(name))
-    if saving.run != (run_id or run.run_id) or (run_id is None and not again and metadata_among([*files])):
+    run_id = run.id_of(series_of(folder.name))
+    if saving.run != (run_id or run.run_id) or (run_id is None and not again and folder.metadata):
         return []  # the note may come from another run; the next save of the step takes away what is there
-    written = written_since(files, saving.before)
+    written = written_since(folder.files, saving.before)
     return [path for path in written if saving.framework or made_by_saves(path)] + [SAVING]

@@ -1,0 +1,201 @@
+"""`Folder`: one folder of a run, and what lies in it says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, read_metadata
+from streamxf.checkpoint.publish import made_by_saves, made_by_writers, written_in
+from streamxf.errors import ContainerError, KeyServiceError, MetadataError, StreamxfError
+from streamxf.format.run import RunFacts
+from streamxf.manager.authority import Authority
+from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
+from streamxf.manager.record import Record, numbers_in
+from streamxf.storage.storage import Storage
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Folder:
+    """A folder as it was listed.
+
+    - `name`: in the run.
+    - `place`: where it is, and `files` the regular files below it. With `is_link` it is what a link leads to.
+    """
+
+    def __init__(self, name: str, place: Storage, files: Files, authority: Authority, is_link: bool = False) -> None:
+        self.name = name
+        self.place = place
+        self.files = files
+        self.authority = authority
+        self.is_link = is_link
+        self.top = [path for path in files if "/" not in path]
+        self.metadata = metadata_among(self.top)
+
+    @property
+    def complete(self) -> bool:
+        """Whether what it holds passes for a complete checkpoint."""
+        return COMMIT in self.files or bool(self.metadata)
+
+    def note(self, file: str, make: Callable[[Any], T]) -> tuple[T | None, str]:
+        """What a note there says, if it can be read, and why it does not count, if it does not."""
+        try:
+            said, doubt = read(self.place, file, make, self.authority)
+        except KeyServiceError:
+            raise
+        except (StreamxfError, FileNotFoundError) as error:
+            return None, f"{type(error).__name__}: {error}"
+        if said is None:
+            return None, doubt or "it is not there, or no regular file"
+        counts = not doubt or self.authority.has_published(getattr(said, "save_id", None), self.place.name)
+        return said, "" if counts else doubt
+
+    @cached_property
+    def saving(self) -> Saving | None:
+        """The save that was begun there. What a framework writes counts once it is committed; what a manager saved says
+        so itself, whatever is put beside it.
+        """
+        said, doubt = self.note(SAVING, Saving.of_json) if SAVING in self.top else (None, "")
+        return said if said is not None and not doubt and said.name == self.place.name else None
+
+    def supplements(self, save_id: str | None) -> tuple[list[Supplement], bool]:
+        """Those to a save that count, the oldest first; and whether there are others, whose contents nobody knows."""
+        found, lost = [], False
+        for file in filter(SUPPLEMENT.fullmatch, self.top):
+            said, doubt = self.note(file, Supplement.of_json)
+            if said is None or doubt:
+                _log.warning("%s is ignored: %s", self.place.full(file), doubt)
+                lost = True
+            elif said.save_id == save_id:
+                found.append(said)
+        return sorted(found, key=lambda each: each.time), lost
+
+    def committed(self) -> Commit:
+        """The commit record of what a framework wrote. Raises MetadataError if it cannot be read, ContainerError unless
+        its files are there in their sizes.
+        """
+        commit, doubt = self.note(COMMIT, Commit.of_json)
+        if commit is None:
+            raise MetadataError(f"the commit record cannot be read: {doubt}")
+        for path, file in commit.files.items():
+            entry = self.files.get(path)
+            if entry is None:
+                raise ContainerError("the file is gone", file=self.place.full(path))
+            if entry.get("size") != file.size:
+                raise ContainerError(
+                    f"the file had {file.size} bytes when it was committed, and now has {entry.get('size')}",
+                    file=self.place.full(path),
+                )
+            if file.checksum is not None and checksum_of(entry) not in (None, file.checksum):
+                raise ContainerError(
+                    "the store's checksum of the file has changed since it was committed", file=self.place.full(path)
+                )
+        return commit
+
+    def contents(self) -> list[str]:
+        """The files that its checkpoint consists of, by its index or commit record, and by names that only writers
+        make.
+        """
+        ours = {path for path in self.top if made_by_writers(path) or is_metadata_name(path)}
+        for file in {COMMIT, REMOVED}.intersection(self.top):
+            commit, doubt = self.note(file, Commit.of_json)
+            if commit is not None and not doubt and commit.run.name == self.name:
+                ours |= commit.files.keys() & self.files.keys()
+        with suppress(StreamxfError, FileNotFoundError):
+            for metadata in self.metadata if set(self.top) - ours else ():
+                named = read_metadata(self.place, metadata, Access(), listing=True).files
+                ours |= {path for path in named if path in self.files}
+        return sorted(ours)
+
+    # -- what it is ------------------------------------------------------------------------------------
+
+    def record(self) -> Record | None:
+        """What it says of itself, in the run that it names; None if it holds nothing of a checkpoint. Where a
+        framework's save was begun over one that names no run, `run` is that of the save.
+        """
+        if COMMIT in self.top:
+            return self._supplemented(self._committed(COMMIT))
+        if self.metadata:
+            record = self._published()
+            if record.kind != "own" and self.saving is not None and self.saving.framework:
+                return replace(record, run=self.saving.run)
+            return self._supplemented(record)
+        if REMOVED in self.top:
+            return self._committed(REMOVED)
+        if SAVING in self.top or any(map(made_by_saves, self.top)):
+            written = max(self._written(path) or 0 for path in self.top) or None
+            run = self.saving.run if self.saving is not None else None
+            return Record(self.name, written, kind="unfinished", run=run)
+        return None
+
+    def _published(self) -> Record:
+        """What DCP's metadata says."""
+        ours = [path for path in self.top if path in self.metadata or made_by_saves(path)]
+        record = Record(self.name, self._written(self.metadata[0]), self._size(ours))
+        try:
+            said = [read_metadata(self.place, file, Access(), listing=True) for file in self.metadata]
+        except (StreamxfError, FileNotFoundError) as error:
+            return self._doubted(record, f"{type(error).__name__}: {error}")
+        if (index := said[0].index) is not None:
+            record = self._told(record, index.save_id, index.run)
+        if self.authority.has_published(record.save_id, self.place.name):
+            return record
+        for file, each in zip(self.metadata, said, strict=True):
+            check = lambda access, file=file: read_metadata(self.place, file, access)  # noqa: E731
+            if doubt := self.authority.doubt(check, each.signed_by):
+                return self._doubted(record, doubt)
+        return record
+
+    def _committed(self, file: str) -> Record:
+        """What a commit record says."""
+        record = Record(self.name, self._written(file))
+        commit, doubt = self.note(file, Commit.of_json)
+        going = file == REMOVED
+        if commit is not None:
+            # which takes metadata away first
+            going |= REMOVED in self.top and any(is_metadata_name(path) for path in commit.files.keys() - self.files)
+            record = self._told(record, commit.save_id, commit.run)
+            record = replace(record, bytes=sum(each.size for each in commit.files.values()))
+        return self._doubted(replace(record, kind="removing") if going else record, doubt)
+
+    def _told(self, record: Record, save_id: str, facts: RunFacts | None) -> Record:
+        record = replace(record, save_id=save_id)
+        if facts is None:
+            return record
+        is_copy = facts.name != self.name or numbers_in(self.name)[-1:] != (facts.step,)
+        record = replace(record, kind="own", run=facts.run, copy_of=facts.name if is_copy else "")
+        return replace(record, time=facts.time, metrics=dict(facts.metrics), rules=facts.rules)
+
+    def _doubted(self, record: Record, doubt: str) -> Record:
+        return replace(record, verified=not (doubt and self.authority.strict), note=doubt)
+
+    def _supplemented(self, record: Record) -> Record:
+        """With the metrics that are known by now."""
+        if record.kind != "own":
+            return record
+        found, lost = self.supplements(record.save_id)
+        known = dict(record.metrics or {})
+        for each in found:
+            known |= each.metrics
+        return replace(record, metrics=None if lost else known)
+
+    def _size(self, paths: Collection[str]) -> int:
+        return sum(self.files[path].get("size") or 0 for path in paths)
+
+    def _written(self, path: str) -> float | None:
+        when = written_in(self.files[path])
+        return None if when is None else max(int(when * 1000), 0) / 1000
+
+
+def checksum_of(entry: Any) -> str | None:
+    """What an object store says of a file's contents."""
+    tag = next((entry[key] for key in ("ETag", "etag", "md5Hash") if entry.get(key)), None)
+    return None if tag is None else str(tag).strip('"')
