@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,18 +33,9 @@ _HEARTBEAT = 20.0  # seconds between two signs of life of a rank that works
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Flags:
-    """What all ranks know.
-
-    Attributes
-    ----------
-    due : bool
-        Rank 0 has found that a save is due; said once.
-    stop : bool
-        A rank was told to end; stays.
-    finished : int
-        So many saves are finished on all ranks.
+class Flags(NamedTuple):
+    """What all ranks know: whether rank 0 has found that a save is due, which is said once; whether any rank was told
+    to end, which stays; and how many saves have finished on all of them.
     """
 
     due: bool = False
@@ -54,23 +44,11 @@ class Flags:
 
 
 class Agreement:
-    """The ranks of a process group, or of the whole job, with a gloo group of their own for small messages.
+    """The ranks of a process group, or of the whole job, with a gloo group of their own for small messages. Without
+    torch.distributed, or with one rank, everything is agreed at once.
 
-    Without torch.distributed, or with one rank, everything is agreed at once. All methods are called on every rank, in
-    the same order, and in one thread.
-
-    Parameters
-    ----------
-    process_group : ProcessGroup, optional
-        Whose ranks; by default all.
-    timeout : timedelta, optional
-        How long a rank waits for others that are alive; by default as long as torch's gloo groups do. Of ranks that
-        have died, torch tells at once.
-
-    Attributes
-    ----------
-    rank, size : int
-        This rank, and how many there are.
+    All methods are called on every rank, in the same order, and in one thread. A rank waits for others that are alive
+    for at most `timeout`, by default as long as torch's gloo groups do; of ranks that have died, torch tells at once.
     """
 
     def __init__(self, process_group: dist.ProcessGroup | None = None, timeout: timedelta | None = None) -> None:
@@ -90,30 +68,18 @@ class Agreement:
     def exchange(
         self, step: int, *, due: bool = False, stop: bool = False, finished: int = 0, wait: bool = False
     ) -> Flags:
-        """Post this rank's flags, and return what was agreed last.
+        """Post this rank's flags, and return what was agreed last. Raises ParameterError if ranks are at different
+        steps, or only some of them are about to save.
 
-        Parameters
-        ----------
-        due : bool
-            By rank 0's clock a save is due; other ranks are not asked. A save follows when all have been told, so rank
-            0 posts this once until then, even if it is still due meanwhile.
-        stop : bool
-            This rank was told to end.
-        finished : int
-            How many saves have finished on this rank so far.
-        wait : bool
-            A save follows whatever the others say, on every rank: wait until they are all here, and count what they
-            know now.
-
-        Raises
-        ------
-        ParameterError
-            If ranks are at different steps, or only some of them are about to save.
+        - `due`: by rank 0's clock; other ranks are not asked. A save follows when all have been told, so it is posted
+          once until then, even if it is still due meanwhile.
+        - `wait`: a save follows whatever the others say, on every rank, so wait until they are all here, and count what
+          they know now.
         """
         group = self._others()
         if group is None:
             self._agreed = Flags(False, stop or self._agreed.stop, finished)
-            return replace(self._agreed, due=due)
+            return self._agreed._replace(due=due)
         before = self._read()
         now = time.monotonic()
         is_long, self._called = now - self._called > LONG_STEP, now
@@ -124,7 +90,7 @@ class Agreement:
         if not (wait or self._steps_are_long):
             return before
         after = self._read()
-        return replace(after, due=before.due or after.due)
+        return after._replace(due=before.due or after.due)
 
     def broadcast(self, make: Callable[[], T]) -> T:
         """What `make` returns on rank 0, which alone calls it. What it raises is raised on every rank."""
@@ -174,13 +140,9 @@ class Agreement:
         return [made for made, _ in found]
 
     def close(self, failed: bool = False) -> None:
-        """Wait for what is posted, and give the group back.
-
-        Parameters
-        ----------
-        failed : bool
-            An error has ended training on this rank. Others may wait for it elsewhere, so it waits for them no longer
-            than a few seconds; its own error counts, and those of the group are logged.
+        """Wait for what is posted, and give the group back. If an error has ended training on this rank, it `failed`:
+        others may wait for it elsewhere, so it waits for them no longer than a few seconds, and errors of the group are
+        logged.
         """
         group, self._group = self._group, None
         posted, self._posted = self._posted, None
@@ -224,7 +186,7 @@ class Agreement:
                 )
             due, self._steps_are_long = bool(found), bool(is_long)
             self._agreed = Flags(False, bool(stop) or self._agreed.stop, -unfinished)
-        return replace(self._agreed, due=due)
+        return self._agreed._replace(due=due)
 
 
 def gloo_group(

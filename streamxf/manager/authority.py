@@ -19,23 +19,11 @@ BLIND = "no key here can verify it"
 class Authority:
     """Without keys everything counts. With keys, or `Encrypt` in the chain, only what they authenticate does: as a
     reader would, with the job's keys; by its signature, where the job can only write and sign; and where it can only
-    write, only what this process has published itself.
+    write, only what this process has published itself. If it is `unverified`, everything counts all the same.
 
-    Parameters
-    ----------
-    access : Access
-        Of the job's readers.
-    encryption : Encrypt, optional
-        Of the job's writers; it vouches for notes.
-    unverified : bool
-        Whether everything counts all the same.
-
-    Attributes
-    ----------
-    strict : bool
-        Whether what is not authenticated does not count.
-    published : dict of str to str
-        The saves that this process has published: of each id, which stands in clear there, the folder.
+    - `access`: of the job's readers; `encryption`, of its writers, vouches for notes.
+    - `strict`: whether what is not authenticated does not count.
+    - `published`: the saves that this process has published: of each id, which stands in clear there, the folder.
     """
 
     def __init__(self, access: Access, encryption: Encrypt | None = None, *, unverified: bool = False) -> None:

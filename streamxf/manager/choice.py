@@ -21,6 +21,10 @@ from streamxf.manager.holds import has_no_place, holding
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import COMMIT, FOLDER, Commit, is_framework_file
 from streamxf.manager.record import Record, numbers_in
+from streamxf.storage.inside import opened, walk
+from streamxf.storage.removal import remove_entry
+from streamxf.storage.small import small_names
+from streamxf.storage.storage import Storage, storage_errors
 from streamxf.tuning.sample import StoredTensors, take_sample
 from streamxf.wording import some
 

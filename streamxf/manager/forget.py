@@ -18,6 +18,7 @@ from streamxf.manager.listing import Run, records_of
 from streamxf.manager.record import Record
 from streamxf.manager.removal import finish, remove_checkpoints
 from streamxf.manager.retention import Retention, settled
+from streamxf.storage.storage import Storage, storage_errors
 from streamxf.wording import listed, many, size_text
 
 _NEWEST = "the newest that verifies"

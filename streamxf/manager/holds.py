@@ -35,14 +35,13 @@ _HOLD = re.compile(
 )
 _GOING = "going-[0-9]{1,15}-[0-9a-f]{16}"
 _PATIENCE = 60.0  # seconds
-NO_PLACE = {*NOT_THERE, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
-"""Why nothing can be put there for good, so that a job has to do without."""
-
 _PAUSE = 0.05
 
 
 def has_no_place(error: OSError) -> bool:
-    return error.errno in NO_PLACE or isinstance(error, FileExistsError | NotADirectoryError)  # without a number
+    """Whether nothing can be put there for good, so that a job has to do without."""
+    numbers = {*NOT_THERE, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
+    return error.errno in numbers or isinstance(error, FileExistsError | NotADirectoryError)  # without a number
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from streamxf.dcp.install import chain_and_access
 from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader
 from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter
 from streamxf.errors import ParameterError, escaped, is_damage
+from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, give_back, gloo_group
 from streamxf.manager.authority import Authority
@@ -265,13 +266,8 @@ class CheckpointManager:
         """
         began = time.monotonic()
         self._check_open()
-        name = _named(self._name, step)
-        while self._saving_too_many() or any(saving.name == name for saving in self._saving):
-            self._collect(1)
-        self._holds.close()
-        numbers = _floats(metrics)
-        facts = self._on_rank_0(lambda keeper: keeper.begin(name, numbers))
-        self._timer.began()
+        name, numbers = _named(self._name, step), _floats(metrics)
+        facts = self._begin(name, numbers)
         group = min(set(range(len(self._groups))) - {saving.group for saving in self._saving})
         writer = self._writers.get(group)
         if writer is None:
@@ -286,15 +282,23 @@ class CheckpointManager:
             else:
                 future = dcp_async_save(state, async_checkpointer_type=_ASYNC[self._async], **given)
         except BaseException:
-            self._give_up(name)
+            if self._keeper is not None:
+                self._keeper.give_up(name)
             raise
         if self._async is None:
             self._published(_Saving(name, Future(), group), writer.save_id)
         else:
             assert isinstance(future, Future)  # the writer makes the copies, and not a stager of the caller's
             self._in_background(_Saving(name, future, group), began)
-        self._timer.blocked(time.monotonic() - began)
-        self._report_interval()
+        self._blocked(began)
+
+    def _begin(self, name: str, metrics: Mapping[str, float], *, framework: bool = False) -> RunFacts:
+        while self._saving_too_many() or any(saving.name == name for saving in self._saving):
+            self._collect(1)
+        self._holds.close()
+        facts = self._on_rank_0(lambda keeper: keeper.begin(name, metrics, framework=framework))
+        self._timer.began()
+        return facts
 
     def _save_now(self, name: str, state: dict[str, Any], given: Mapping[str, Any]) -> None:
         try:
@@ -314,13 +318,9 @@ class CheckpointManager:
             If another job saves to this run, or its checkpoints are of several; if that cannot be noted in the run's
             folder. Do not save then.
         """
-        name = _named(self._name, step)
-        while self._saving_too_many() or any(saving.name == name for saving in self._saving):
-            self._collect(1)
-        self._holds.close()
-        self._timer.began()
+        self._check_open()
         self._announced = time.monotonic()
-        self._on_rank_0(lambda keeper: keeper.begin(name, {}, framework=True))
+        self._begin(_named(self._name, step), {}, framework=True)
         return self.path(step)
 
     def commit(
@@ -365,8 +365,7 @@ class CheckpointManager:
             else:
                 self._on_rank_0(lambda keeper: keeper.complete(name, numbers, known))
         if began is not None:
-            self._timer.blocked(time.monotonic() - began)
-            self._report_interval()
+            self._blocked(began)
 
     def wait(self) -> None:
         """Wait for all saves in the background, and for removals. Raises what a save failed with."""
@@ -425,7 +424,7 @@ class CheckpointManager:
                 failures = [failure for failure, _ in error.failures.values()]
                 if not all(map(is_damage, failures)):
                     raise
-                self._skip(record.name, f"{type(failures[0]).__name__}: {failures[0]}")
+                self._skip({record.name: f"{type(failures[0]).__name__}: {failures[0]}"})
                 continue
             finally:
                 self._holds.close()
@@ -462,8 +461,7 @@ class CheckpointManager:
     def _path_of(self, best: tuple[str, str] | None, skip: Mapping[str, str] | None = None) -> str | None:
         self.wait()
         self.skipped = {}
-        for name, reason in (skip or {}).items():
-            self._skip(name, reason)
+        self._skip(skip or {})
         record = self._chosen(self._run, best=best)
         if record is None:
             return None
@@ -516,9 +514,7 @@ class CheckpointManager:
         while True:
             options = (run, self._series, self._verify, self._holds, self.skipped, name)
             choice = self._agreement.broadcast(partial(choose, *options, foreign=foreign, best=best))
-            for other in choice.skipped.keys() - self.skipped.keys():
-                self._warn("%s is passed over: %s", self._storage.full(other), escaped(choice.skipped[other]))
-            self.skipped = choice.skipped
+            self._skip(choice.skipped)
             record, check = choice.record, choice.check
             if record is None:
                 return None
@@ -530,15 +526,14 @@ class CheckpointManager:
                     clear(self._storage, record)
                 return record
             self._holds.close()
-            self._skip(record.name, reason)
+            self._skip({record.name: reason})
 
-    def _skip(self, name: str, reason: str) -> None:
-        self.skipped[name] = reason
-        self._warn("%s is passed over: %s", self._storage.full(name), escaped(reason))
-
-    def _warn(self, message: str, *arguments: object) -> None:
-        if self._agreement.rank == 0:
-            _log.warning(message, *arguments)
+    def _skip(self, reasons: Mapping[str, str]) -> None:
+        """Pass these over, and say so once."""
+        for name, reason in reasons.items():
+            if name not in self.skipped and self._agreement.rank == 0:
+                _log.warning("%s is passed over: %s", self._storage.full(name), escaped(reason))
+            self.skipped[name] = reason
 
     def _resumed(self, record: Record) -> None:
         self._run.run_id = self._run.run_id or record.run
@@ -556,10 +551,6 @@ class CheckpointManager:
             self._keeper.complete(saving.name, saving.metrics, saving.digests, wait=False)
         elif self._keeper is not None:
             self._keeper.commit(saving.name, save_id, saving.metrics)
-
-    def _give_up(self, name: str) -> None:
-        if self._keeper is not None:
-            self._keeper.give_up(name)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -583,7 +574,8 @@ class CheckpointManager:
             try:
                 saving.future.result()
             except BaseException as error:
-                self._give_up(saving.name)
+                if self._keeper is not None:
+                    self._keeper.give_up(saving.name)
                 if _is_full(error) and not self._keep.keeps_all:
                     if self._keeper is not None:
                         self._keeper.make_room(saving.name, full=True)
@@ -594,7 +586,9 @@ class CheckpointManager:
         if failure is not None:
             raise failure
 
-    def _report_interval(self) -> None:
+    def _blocked(self, began: float) -> None:
+        """A save that `began` then lets training go on."""
+        self._timer.blocked(time.monotonic() - began)
         found = self._timer.interval if self._agreement.rank == 0 else None
         if found is not None and (self._told is None or not 0.8 < found.seconds / self._told.seconds < 1.25):
             self._told = found

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, TypeVar
 
-from streamxf.checkpoint.metadata import is_metadata_name, metadata_among
+from streamxf.checkpoint.metadata import is_metadata_name
 from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.publish import RUN_FILE, made_by_writers
 from streamxf.errors import MetadataError
@@ -178,11 +178,6 @@ def mark_of(entry: Mapping[str, Any]) -> str:
     """What changes when a listed file is written to."""
     when = next((entry[key] for key in ("mtime", "ETag", "etag", "md5Hash", "LastModified") if key in entry), "")
     return f"{entry.get('size')} {when}"
-
-
-def is_complete(files: Collection[str]) -> bool:
-    """Whether a folder with these files holds what passes for a complete checkpoint."""
-    return COMMIT in files or bool(metadata_among([path for path in files if "/" not in path]))
 
 
 def is_framework_file(path: str) -> bool:

@@ -13,15 +13,9 @@ _log = logging.getLogger(__name__)
 
 
 class Notices:
-    """Watches until it is closed; then every signal has the handler that it had before.
-
-    A handler of Python's that was there before is called, too. What was ignored stays ignored. Several may watch the
-    same signals and be closed in any order.
-
-    Parameters
-    ----------
-    signals : tuple of int
-        Watched if this is the main thread: only there does Python let a program handle signals.
+    """Watches signals until it is closed; then each has the handler that it had before. That of Python's is called,
+    too, and what was ignored stays ignored. Several may watch the same signals, and be closed in any order. Only in the
+    main thread does Python let a program handle signals.
     """
 
     def __init__(self, signals: tuple[int, ...]) -> None:
@@ -30,7 +24,17 @@ class Notices:
         self._process = os.getpid()
         self._before: dict[int, Any] = {}
         self._closed = False
-        self._watch(signals)
+        if signals and not _in_main_thread():
+            names = ", ".join(signal.Signals(number).name for number in signals)
+            _log.warning("%s will not lead to a save: only the main thread can watch for signals", names)
+            return
+        for number in signals:
+            before = signal.getsignal(number)
+            if before is None:
+                _log.warning("%s has a handler that Python cannot restore; it stays", signal.Signals(number).name)
+            elif before != signal.SIG_IGN:
+                self._before[number] = before
+                signal.signal(number, self._handle)
 
     @property
     def requested(self) -> bool:
@@ -46,19 +50,6 @@ class Notices:
             for number, before in self._before.items():
                 if signal.getsignal(number) == self._handle:  # or someone has put another one over it since
                     signal.signal(number, _open(number, before))
-
-    def _watch(self, signals: tuple[int, ...]) -> None:
-        if signals and not _in_main_thread():
-            names = ", ".join(signal.Signals(number).name for number in signals)
-            _log.warning("%s will not lead to a save: only the main thread can watch for signals", names)
-            return
-        for number in signals:
-            before = signal.getsignal(number)
-            if before is None:
-                _log.warning("%s has a handler that Python cannot restore; it stays", signal.Signals(number).name)
-            elif before != signal.SIG_IGN:
-                self._before[number] = before
-                signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         before = _open(number, self._before[number])

@@ -133,10 +133,10 @@ def finish(run: Run, series: str, *, session: str = "", saves: bool = False, ext
         except (OSError, StreamxfError) as error:
             _log.warning("%s could not be cleaned up: %s", run.storage.full(name), escaped(str(error)))
             over.discard(announced.get(name, ""))
-    for name in run.names if saves else ():
+    for name in run.names if saves and run.storage.local is not None else ():
         if series_of(name) == series and name not in records:
             files = run.folder(name).files
-            if all(map(RUN_FILE.fullmatch, files)):
+            if all(map(RUN_FILE.fullmatch, files)) and {COMMIT, REMOVED, SAVING}.isdisjoint(files):
                 remove_tree(run.storage, name, [], files)
     remove_notes(run.storage, over)
 

@@ -89,16 +89,8 @@ class Schedule:
 
 
 class SaveTimer:
-    """Whether a save is due by the time that has passed. Only rank 0's decides, so that clocks need not agree.
-
-    Saves in the background may tell from any thread that they have finished.
-
-    Parameters
-    ----------
-    sessions : iterable of Session
-        Earlier ones of the run, without this one.
-    clock : callable
-        A monotonic one.
+    """Whether a save is due by the time that has passed. Only rank 0's decides, so that clocks need not agree. Saves in
+    the background may tell from any thread that they have finished. `sessions` are earlier ones of the run.
     """
 
     def __init__(
