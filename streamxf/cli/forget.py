@@ -106,12 +106,10 @@ def forget(
     streamxf forget /checkpoints/run-7 --keep best=2,daily=7 --metric loss --max-size 2TB
     streamxf forget /checkpoints/run-7 --keep last=3,weekly=4 --replay
     """
-    from streamxf.checkpoint.access import Access
-    from streamxf.manager.authority import Authority
     from streamxf.manager.forget import forget_in, recorded_rules
     from streamxf.manager.listing import Run
     from streamxf.manager.retention import Retention
-    from streamxf.storage.storage import Storage, storage_errors
+    from streamxf.storage.storage import storage_errors
 
     rules = _rules(keep or ()) | {"max_bytes": max_size, "max_age": max_age, "extras": extras or "keep"}
     if (rules.get("best") is None) != (metric is None):
@@ -126,9 +124,8 @@ def forget(
         raise ParameterError("--replay shows what would have been removed; --yes removes")
     shows = dry_run or replay or (recorded and not yes)
     asks = out.asks(shows, yes)
-    storage = Storage.of(run)
-    place = Run(storage, Authority(Access.of(**keys), unverified=unverified), run_id)
-    with storage_errors(storage.given):
+    place = Run.at(run, run_id=run_id, unverified=unverified, **keys)
+    with storage_errors(place.storage.given):
         if recorded:
             kept = recorded_rules(place, dry_run=shows)
         elif kept.metric is not None:
@@ -138,7 +135,7 @@ def forget(
     if asks and report.removed:
         if not out.confirmed(str(report), len(report.removed)):
             return FINE
-        with storage_errors(storage.given):
+        with storage_errors(place.storage.given):
             report = forget_in(place, kept, verify)
     facts = {"path": run, **asdict(report)}
     facts["reasons"] = facts.pop("kept")

@@ -34,17 +34,13 @@ def latest(
     streamxf latest /checkpoints/run-7 --best accuracy:max
     streamxf verify $(streamxf latest s3://bucket/run-7)
     """
-    from streamxf.checkpoint.access import Access
-    from streamxf.manager.authority import Authority
     from streamxf.manager.latest import latest_in
     from streamxf.manager.listing import Run
-    from streamxf.storage.storage import Storage
 
-    storage = Storage.of(run)
-    access = Access.of(**keys)
+    place = Run.at(run, run_id=run_id, **keys)
     wanted = None if best is None else units.metric(best)
-    choice = latest_in(Run(storage, Authority(access), run_id), verify, best=wanted, ranks=ranks)
-    path = None if choice.record is None else storage.full(choice.record.name)
+    choice = latest_in(place, verify, best=wanted, ranks=ranks)
+    path = None if choice.record is None else place.storage.full(choice.record.name)
     if out.json:
         show.as_json({"path": run, "latest": path, "skipped": choice.skipped})
     elif path is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -195,7 +195,7 @@ class Folder:
         return None if when is None else max(int(when * 1000), 0) / 1000
 
 
-def checksum_of(entry: Any) -> str | None:
+def checksum_of(entry: Mapping[str, Any]) -> str | None:
     """What an object store says of a file's contents."""
     tag = next((entry[key] for key in ("ETag", "etag", "md5Hash") if entry.get(key)), None)
     return None if tag is None else str(tag).strip('"')

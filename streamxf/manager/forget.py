@@ -8,17 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamxf.checkpoint.access import Access
 from streamxf.errors import ParameterError
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.manager.authority import Authority
 from streamxf.manager.choice import Verify, check_verify, newest
 from streamxf.manager.holds import held
 from streamxf.manager.listing import Run, records_of
 from streamxf.manager.record import Record
 from streamxf.manager.removal import finish, remove_checkpoints
 from streamxf.manager.retention import Retention, settled
-from streamxf.storage.storage import Storage, storage_errors
+from streamxf.storage.storage import storage_errors
 from streamxf.wording import listed, many, size_text
 
 _NEWEST = "the newest that verifies"
@@ -122,10 +120,9 @@ def forget(
         If the storage cannot be reached.
     """
     check_verify(verify)
-    storage = Storage.of(run, storage_options)
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned)
-    place = Run(storage, Authority(access, unverified=unverified), run_id)
-    with storage_errors(storage.given):
+    vouchers = {"keys": keys, "trust": trust, "allow_unsigned": allow_unsigned}
+    place = Run.at(run, storage_options, run_id, unverified=unverified, **vouchers)
+    with storage_errors(place.storage.given):
         rules = Retention.of(keep) if keep is not None else recorded_rules(place, dry_run=dry_run)
         return forget_in(place, rules, verify, dry_run=dry_run)
 

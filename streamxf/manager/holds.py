@@ -73,7 +73,7 @@ def hold(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | N
     run, name = run_of(place)
     if not name:
         raise ParameterError(f"{place.given!r:.80} is not the folder of a checkpoint in a run's folder")
-    with holding(Run(Storage.of(run, storage_options)), name):
+    with holding(Run.at(run, storage_options), name):
         yield
 
 
@@ -107,8 +107,10 @@ def put_hold(storage: Storage, name: str, session: str = "") -> Iterator[None]:
         remove_entry(storage, f"{_HOLDS}/{file}")
 
 
-def held(storage: Storage) -> dict[str, str]:
-    """The checkpoints of a run that someone reads, each with a text that says who."""
+def held(storage: Storage, *, tidies: bool = False) -> dict[str, str]:
+    """The checkpoints of a run that someone reads, each with a text that says who. Who `tidies` removes the holds of
+    those that were killed.
+    """
     now = time.time()
     found: dict[str, str] = {}
     over = []
@@ -122,7 +124,8 @@ def held(storage: Storage) -> dict[str, str]:
             found[match["name"]] = f"{match['who']} reads it, since {when} UTC"
         else:  # its owner was killed
             over.append(f"{_HOLDS}/{file}")
-    remove_entry(storage, *over)
+    if tidies:
+        remove_entry(storage, *over)
     return found
 
 

@@ -7,11 +7,9 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
-from streamxf.checkpoint.access import Access
 from streamxf.errors import DAMAGE, NoCheckpointError, StreamxfError, is_damage
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.manager.authority import Authority
 from streamxf.manager.choice import Choice, Verify, by_metric, check_ranks, check_verify, newest
 from streamxf.manager.listing import Run, check_folder, of_other_formats, records_of, run_of
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING
@@ -76,9 +74,8 @@ def latest(
     OSError, ForeignError
         If the storage cannot be reached.
     """
-    storage = Storage.of(folder, storage_options)
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned)
-    run = Run(storage, Authority(access), run_id)
+    run = Run.at(folder, storage_options, run_id, keys=keys, trust=trust, allow_unsigned=allow_unsigned)
+    storage = run.storage
     with storage_errors(storage.given):
         try:
             check_folder(storage)
@@ -135,7 +132,7 @@ def is_complete(
             names = storage.names() if storage.is_folder() else {}
             if not {COMMIT, SAVING, REMOVED}.isdisjoint(names):
                 folder, name = run_of(storage)
-                run = Run(Storage.of(folder, storage_options))
+                run = Run.at(folder, storage_options)
                 record, there = run.record(name), run.folder(name)
                 if record is None or not record.complete:
                     return False

@@ -26,7 +26,7 @@ from streamxf.errors import (
 )
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.authority import Authority
-from streamxf.manager.folder import Folder
+from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Files
 from streamxf.manager.record import Record, is_numbered, series_of
 from streamxf.manager.rows import ANY, RowCache
@@ -59,6 +59,20 @@ class Run:
         """Those to which links in the run's folder led then, such as ``best -> step-100``, each with a link."""
         self._rows = RowCache(storage, self.authority)
         self._ids: dict[str, str] = {}
+
+    @classmethod
+    def at(
+        cls,
+        run: str | os.PathLike[str],
+        storage_options: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        *,
+        unverified: bool = False,
+        **keys: Any,
+    ) -> Run:
+        """The run in a folder or at a URL, with the `keys`, `trust` and `allow_unsigned` of a reader, if any."""
+        authority = Authority(Access.of(keys.pop("keys", None), **keys), unverified=unverified)
+        return cls(Storage.of(run, storage_options), authority, run_id)
 
     # -- all checkpoints -------------------------------------------------------------------------------
 
@@ -246,8 +260,7 @@ def file_mark(folder: str) -> str | None:
 
 def listing_mark(files: Files) -> str | None:
     """The same of a folder in an object store, as far as that has marks."""
-    entry = files.get(COMMIT) or files.get(GLOBAL) or {}
-    tag = entry.get("ETag") or entry.get("etag")
+    tag = checksum_of(files.get(COMMIT) or files.get(GLOBAL) or {})
     return None if tag is None else f"/{tag}"
 
 
@@ -277,9 +290,9 @@ def list_checkpoints(
     OSError, ForeignError
         If the storage cannot be reached.
     """
-    storage = Storage.of(run, storage_options)
-    with storage_errors(storage.given):
-        records = records_of(named := Run(storage, run_id=run_id))
+    named = Run.at(run, storage_options, run_id)
+    with storage_errors(named.storage.given):
+        records = records_of(named)
         others = [] if any(each.complete for each in records) else of_other_formats(named, records)
         return sorted([*records, *others], key=lambda record: record.order)
 

@@ -46,7 +46,7 @@ def remove_checkpoints(
             except OSError as error:
                 if not has_no_place(error):
                     raise  # otherwise unannounced, or a full disk would stay full
-            readers = held(storage)
+            readers = held(storage, tidies=True)
             in_use.update({name: readers[name] for name in part if name in readers})
             unread = [record for name, record in part.items() if name not in readers]
             if storage.local is None:

@@ -140,7 +140,7 @@ def _unpacked(name: str, row: str) -> Record:
         None if metrics is None else {metric: float(value) for metric, value in metrics.items()},
         "unclaimed" if told is None else "own",
         save_id and str(save_id),
-        run and str(run),
+        None if told is None else str(run),
         copy_of=str(copy_of),
         rules=dict(rules),
     )

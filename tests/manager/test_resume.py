@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -193,10 +194,10 @@ def test_a_removal_looks_for_holds_after_it_has_said_so(run: Path, monkeypatch: 
     place, looks_for_holds = Run(Storage.of(run)), module_of_removal.held
     with ExitStack() as stack:
 
-        def looking(storage: Storage) -> dict[str, str]:
+        def looking(storage: Storage, **options: Any) -> dict[str, str]:
             if not holds_of(run):
                 stack.enter_context(hold(run / "step-1"))
-            return looks_for_holds(storage)
+            return looks_for_holds(storage, **options)
 
         monkeypatch.setattr(module_of_removal, "held", looking)
         in_use, failed = module_of_removal.remove_checkpoints(place, place.records()[:1])
@@ -219,8 +220,8 @@ def test_a_reader_waits_for_a_removal(run: Path, monkeypatch: pytest.MonkeyPatch
 
     reader = threading.Thread(target=read)
 
-    def looking(storage: Storage) -> dict[str, str]:
-        found = looks_for_holds(storage)
+    def looking(storage: Storage, **options: Any) -> dict[str, str]:
+        found = looks_for_holds(storage, **options)
         if threading.current_thread() is here and not reader.ident:
             reader.start()
             while not holds_of(run):
@@ -257,3 +258,14 @@ def test_a_folder_that_may_only_be_read_is_resumed_from(
         assert manager.latest() == str(run / "step-3")
     assert "nothing keeps step-3 from being removed while it is read" in caplog.text
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_who_asks_for_readers_removes_nothing_and_who_removes_checkpoints_does(run: Path) -> None:
+    """A listing must work where nothing can be written."""
+    killed = run / ".streamxf" / "holds" / f"step-1@{int(time.time()) - 100_000}@host-1-01234567"
+    killed.parent.mkdir(exist_ok=True)
+    killed.touch()
+    assert held(Storage.of(run)) == {}
+    assert killed.exists()
+    assert forget(run, 2).removed == ("step-1",)
+    assert not killed.exists()
