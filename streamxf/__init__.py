@@ -50,13 +50,12 @@ if TYPE_CHECKING:
     )
     from streamxf.manager.forget import ForgetReport as ForgetReport, forget as forget
     from streamxf.manager.holds import hold as hold
-    from streamxf.manager.interval import Interval as Interval
     from streamxf.manager.latest import is_complete as is_complete, latest as latest
     from streamxf.manager.listing import list_checkpoints as list_checkpoints
     from streamxf.manager.manager import CheckpointManager as CheckpointManager
     from streamxf.manager.record import Record as Record
     from streamxf.manager.retention import Retention as Retention
-    from streamxf.manager.schedule import Schedule as Schedule
+    from streamxf.manager.schedule import Interval as Interval, Schedule as Schedule
     from streamxf.progress import Progress as Progress
     from streamxf.registry import CodecRegistry as CodecRegistry
     from streamxf.report import LoadReport as LoadReport, Report as Report, SaveReport as SaveReport
@@ -113,13 +112,12 @@ _NAMES = {
     "read_environment read_key write_key",
     "manager.forget": "ForgetReport forget",
     "manager.holds": "hold",
-    "manager.interval": "Interval",
     "manager.latest": "is_complete latest",
     "manager.listing": "list_checkpoints",
     "manager.manager": "CheckpointManager",
     "manager.record": "Record",
     "manager.retention": "Retention",
-    "manager.schedule": "Schedule",
+    "manager.schedule": "Interval Schedule",
     "progress": "Progress",
     "registry": "CodecRegistry",
     "report": "LoadReport Report SaveReport",

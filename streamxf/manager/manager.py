@@ -35,13 +35,12 @@ from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, give_back, gloo_group
 from streamxf.manager.authority import Authority
 from streamxf.manager.choice import ALL, Verify, check_verify, choose, clear, damage_of
-from streamxf.manager.interval import Interval
 from streamxf.manager.keeper import Keeper
 from streamxf.manager.listing import Run
 from streamxf.manager.notices import Notices
 from streamxf.manager.record import Record, numbers_in, series_of
 from streamxf.manager.retention import Retention
-from streamxf.manager.schedule import SaveTimer, Schedule
+from streamxf.manager.schedule import Interval, SaveTimer, Schedule
 from streamxf.storage.storage import Storage, is_url
 
 T = TypeVar("T")

@@ -10,8 +10,7 @@ import pytest
 
 import streamxf
 from streamxf.errors import ParameterError
-from streamxf.manager.interval import optimal
-from streamxf.manager.schedule import SaveTimer, Schedule
+from streamxf.manager.schedule import SaveTimer, Schedule, optimal
 from streamxf.manager.sessions import Session
 
 
