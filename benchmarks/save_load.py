@@ -21,7 +21,7 @@ PHASES = ("save", "load")
 
 def run(settings: Settings) -> Result:
     """Measure."""
-    mib = settings.pick(max(1, settings.mib // 4), 1)
+    mib = settings.pick(max(1, settings.mib // 2), 1)
     tables = []
     for dtype, short in DTYPES.items():
         stored: dict[str, float] = {}

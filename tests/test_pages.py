@@ -245,3 +245,30 @@ def test_targets_of_make_exist():
         for span in spans_of(page):
             if (named := re.match(r"(?:\w+=\w+ )?make ([\w-]+)", span)) is not None:
                 assert named[1] in targets, f"{page.name}: {span}"
+
+
+# what README.md claims, and the line of a published table that has it
+CLAIMS = {
+    "two thirds of their size": (
+        "benchmarks/sizes.md",
+        r"\| Gaussian, bf16 \|.* <= 0\.668 \| yes \| yes \|",
+    ),
+    "more than a gigabyte a second per core": (
+        "benchmarks/times.md",
+        r"\| streamxf\.floatzip \| 0\.\d+ \(",
+    ),  # of 1 GiB
+    "459 of 471 points": ("reliability/killed.md", r"\| one rank, one thread \| stock DCP \| 471 \| 459 \|"),
+    "at every point tried": (
+        "reliability/killed.md",
+        r"\| one rank, one thread \| streamxf, chain full \| \d+ \| 0 \|",
+    ),
+    "64 GiB in 0.01 s": ("benchmarks/rekey.md", r"\| 64 GiB of data \|.* \| rekey, to a key \| 0\.01 \("),
+    "512 MiB of bf16 weights": ("benchmarks/save_load.md", r"512 MiB of Gaussian weights"),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_published_table_has_what_the_first_page_claims(claim: str):
+    table, pattern = CLAIMS[claim]
+    assert claim in " ".join(re.sub(r"[\[\]>]", "", (ROOT / "README.md").read_text()).split())
+    assert re.search(pattern, (ROOT / "docs" / table).read_text())
