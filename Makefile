@@ -18,7 +18,7 @@ ARGS ?=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test compat frameworks exhaustive sanitize fuzz torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
+.PHONY: help demo test compat frameworks exhaustive sanitize fuzz mutate torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
 
 help: ## Show this list
 	@echo "Targets:"
@@ -51,6 +51,10 @@ sanitize: $(STAMPS)/test ## Run the tests of FloatZip's kernel on one built with
 # An hour for two targets: make fuzz ARGS='plain keyed --seconds 3600'; more in make fuzz ARGS=--help
 fuzz: $(STAMPS)/fuzz ## Fuzz what reads bytes from outside (3 minutes; ARGS='--seconds 3600' for longer)
 	PYTHONPATH=tests $(RUN) fuzz $(ARGS)
+
+# Some of them, by some tests: make mutate ARGS='tests/keys tests/codecs --count 40 --seed 2'; more with ARGS=--help
+mutate: $(STAMPS)/test ## See how many of 200 faults, made one by one in a copy of streamxf/, the tests notice (2 hours)
+	$(VENV)/bin/python tests/mutation.py $(ARGS)
 
 # One row: make torture ARGS='killed'; a twentieth of it all: ARGS='--share 20'; more in make torture ARGS=--help
 torture: $(STAMPS)/test ## Try every fault at every point, and write docs/reliability/ (15 minutes, needs a C compiler)
@@ -88,7 +92,7 @@ docs-screenshots: $(STAMPS)/test ## Take the pictures of docs/images/ again (a m
 	PYTHONPATH=.:tests $(RUN) tools.inspect.screenshots
 
 clean: ## Remove .venv and everything that was built
-	rm -rf $(VENV) .nox build site dist streamxf.egg-info streamxf/codecs/floatzip/_kernel*.so fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .nox build site dist .mutation streamxf.egg-info streamxf/codecs/floatzip/_kernel*.so fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find streamxf tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # --clear, because a .venv without this stamp is one whose making was interrupted.
