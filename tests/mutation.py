@@ -246,7 +246,9 @@ def try_all(root: Path, mutants: list[Mutant], tests: Map, seconds: float, jobs:
                 copies.put(tree)
             if found["status"] == pytest.ExitCode.OK:
                 return "survived", f"{len(chosen)} tests"
-            return "killed", found["failed"] or ("by time" if found["status"] is None else found["printed"][-300:])
+            return "killed", found["failed"] or (
+                "by time" if found["status"] is None else "by an error outside of tests"
+            )
 
         yield from threads.map(attempt, mutants, [tests.tests_of(mutant, seconds) for mutant in mutants])
 
