@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch._C import PyTorchFileWriter
     from torch._C import _is_cow_tensor as is_cow_tensor  # type: ignore[attr-defined]
     from torch._utils import _validate_loaded_sparse_tensors as validate_loaded_sparse_tensors
-    from torch._weights_only_unpickler import Unpickler
     from torch.distributed._shard._utils import narrow_tensor_by_index
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
     from torch.distributed.checkpoint._async_process_executor import (
@@ -63,7 +62,6 @@ __all__ = [
     "StorageWriterTransforms",
     "StreamTransformExtension",
     "ThreadBasedAsyncCheckpointExecutor",
-    "Unpickler",
     "ZStandard",
     "counted_changes",
     "create_chunk_list",
@@ -131,8 +129,6 @@ _PARTS = {
     # What torch.save does once its zip file is open: (object, zip file, pickle module, protocol, whether to leave out
     # byte order marks). It passes storages to `write_record`.
     "save_records": "torch.serialization:_save",
-    # What `torch.load(weights_only=True)` unpickles with: asks `persistent_load` for each storage.
-    "Unpickler": "torch._weights_only_unpickler:Unpickler",
     # Gives a function that takes a storage and the location it was saved from, and moves it to `map_location`.
     "get_restore_location": "torch.serialization:_get_restore_location",
     # Its `map_location`, of this thread, is what functions that rebuild tensors ask for.
@@ -177,7 +173,7 @@ def storage_number(storage: UntypedStorage) -> int:
 
 
 def typed_storage(storage: UntypedStorage, dtype: dtype) -> Any:
-    """What `Unpickler` expects of `persistent_load`: a storage with its dtype, made without a warning."""
+    """What torch's functions that rebuild tensors take: a storage with its dtype, made without a warning."""
     import torch
 
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]

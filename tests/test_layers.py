@@ -25,7 +25,6 @@ LAYERS = [
     ["storage"],
     ["coder", "torchsave"],
     ["stream"],
-    ["objects"],
     ["checkpoint"],
     ["dcp", "formats", "plainfile"],
     ["tools"],
@@ -48,8 +47,8 @@ WITH_TORCH = {
     "tuning",
     "cli",
 }
-# Torch's own unpickler, in a class of ours, is imported when an object is loaded; listings of a run need no torch.
-WITH_TORCH_LATE = {Path("objects/unpickle.py"), Path("manager/agreement.py"), Path("manager/manager.py")}
+# Listings of a run need no torch.
+WITH_TORCH_LATE = {Path("manager/agreement.py"), Path("manager/manager.py")}
 # A codec is an extension of torch's too, and only there does it need the streams of dcp/.
 EXCEPTIONS = {("codec.py", "streamxf.dcp.stock")}
 SOURCES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))

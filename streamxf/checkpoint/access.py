@@ -14,9 +14,9 @@ from streamxf.chain import Chain, ChainLike
 from streamxf.errors import IdentityError, ParameterError, PolicyError
 from streamxf.keys import KeyRing, KeysLike, SigningKey, TrustLike, VerifyKey
 from streamxf.keys.location import as_verify_key, several
-from streamxf.objects.policy import Objects
 from streamxf.proportion import MAX_EXPANSION, Budget
 from streamxf.registry import CodecRegistry
+from streamxf.torchsave.objects import Objects
 
 Transform = Callable[[str, Any], IO[bytes] | None]
 """From a stream transform's descriptor and a stream that it made to what went into it; None if it is not known."""

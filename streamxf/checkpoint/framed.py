@@ -10,18 +10,15 @@ import io
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from streamxf.checkpoint.elements import Array, Elements, boxes_of_run, unsigned
-from streamxf.errors import MetadataError, PolicyError, UnsupportedError
+from streamxf.errors import PolicyError
 from streamxf.proportion import most
 from streamxf.storage.source import FileSlice
 from streamxf.stream.blocks import Blocks, MemoryBlocks
 from streamxf.stream.reader import StreamReader
-from streamxf.torchsave.archive import Archive, NotSavedByTorch
-from streamxf.torchsave.outline import StoredTensor, read_outline
+from streamxf.torchsave.framed import find_framed
 
 _BLOCK = 16 * 2**20  # bytes; with less, the pieces to be read become short
 _SPAN = 8 * 2**20  # bytes that are read at once where the wanted elements have gaps between them
@@ -106,44 +103,6 @@ class StridedBlocks:
             packed[dim] = reach
             reach *= out.shape[dim]
         out[...] = as_strided(frombuffer(data, out.dtype), out.shape, packed, writeable=False)
-
-
-_RECORDS = 64  # a tensor alone has about six
-
-
-@dataclass(frozen=True, slots=True)
-class Framed:
-    """A plain tensor within what ``torch.save`` wrote.
-
-    - `start`: where its first element stands in the stream.
-    - `crc`: CRC-32 of its elements; 0 where torch was told to write none, or wrote that of more than these.
-    """
-
-    tensor: StoredTensor
-    start: int
-    crc: int
-
-
-def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> Framed:
-    """Find the plain tensor in a seekable stream of `size` bytes. Raises MetadataError if it is another tensor than the
-    metadata says, or not one of torch.save at all; UnsupportedError if only torch can make it.
-    """
-    try:
-        archive = Archive(stream, size, _RECORDS)
-        found = read_outline(archive.pickled, archive.sizes)
-        if not isinstance(found, StoredTensor) or not archive.little:
-            raise UnsupportedError("the item is more than the elements of a tensor, and can be loaded with torch only")
-        if (found.dtype, found.shape) != (dtype, shape):
-            raise MetadataError(
-                f"the stored tensor is {found.dtype} of shape {found.shape}, the metadata says {dtype} of shape "
-                f"{shape}: one of them was altered, or comes from another save"
-            )
-        begin, crc = archive.find(found.record) if found.extent else (0, 0)
-        whole = found.extent == archive.sizes[found.record]
-    except NotSavedByTorch as error:
-        raise MetadataError(f"the item is not what torch.save writes: {error}") from None
-    start = begin + found.start if found.extent else 0  # a view without elements may begin beyond the end
-    return Framed(found, start, crc if whole else 0)
 
 
 def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Elements:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.stock import read_stock
 from streamxf.collector import collector_paused
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError, located
 from streamxf.format.index import File, Index, Sections, Trailer
@@ -22,6 +21,7 @@ from streamxf.keys.pair import VerifyKey
 from streamxf.keys.vouchers import Vouchers
 from streamxf.proportion import check_whole
 from streamxf.storage.storage import Storage, StoredFile
+from streamxf.torchsave.stock import read_stock
 from streamxf.wording import many, some
 
 _SHOWN = 8

@@ -15,7 +15,9 @@ from streamxf.formats.contents import Shard, whole_tensor
 from streamxf.proportion import FREE_WHOLE, MAX_EXPANSION
 from streamxf.storage.storage import StoredFile
 from streamxf.torchsave.archive import PICKLE, Archive, NotSavedByTorch
-from streamxf.torchsave.outline import Foreign, StoredTensor, read_outline
+from streamxf.torchsave.check import read_outline
+from streamxf.torchsave.tensors import StoredTensor
+from streamxf.torchsave.unpickler import Foreign
 
 MAX_RECORDS = 2**20
 """Storages in a file, and a few records more."""

@@ -11,9 +11,9 @@ from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.format.items import ObjectItem
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.objects.check import needs_of, shown
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import read_all
+from streamxf.torchsave.check import needs_of, shown
 
 if TYPE_CHECKING:
     from streamxf.torch_private import ExtensionRegistry

@@ -30,10 +30,10 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 
 import streamxf
 from streamxf.checkpoint.metadata import MAX_METADATA
-from streamxf.checkpoint.stock import StockMetadata, read_stock
 from streamxf.errors import MetadataError
 from streamxf.format.items import Chunk, ObjectItem, Place, TensorItem
 from streamxf.format.limits import MAX_CODECS, MAX_NDIM, MAX_STEP, MAX_STEPS
+from streamxf.torchsave.stock import StockMetadata, read_stock
 
 SIZE = torch.Size([4, 3])
 ZERO = torch.Size([0, 0])

@@ -12,9 +12,9 @@ import torch
 from torch.distributed.checkpoint import metadata as dcp_metadata
 
 import streamxf
-from streamxf.checkpoint.stock import read_stock
 from streamxf.errors import MetadataError
 from streamxf.format.index import File, Index, Writer, pack
+from streamxf.torchsave.stock import read_stock
 
 from .helpers import KEY, load, refused, save, since
 
@@ -61,7 +61,7 @@ def test_a_save_unpickles_nothing_of_what_it_replaces(tmp_path: Path, monkeypatc
     save(STATE, tmp_path, [])
     (tmp_path / ".metadata").write_bytes(pickle.dumps(dcp_metadata.Metadata({})))
     monkeypatch.setattr(pickle, "Unpickler", lambda _: pytest.fail("unpickled"))
-    monkeypatch.setattr("streamxf.checkpoint.stock._StockUnpickler", lambda _: pytest.fail("unpickled"))
+    monkeypatch.setattr("streamxf.torchsave.stock._StockUnpickler", lambda _: pytest.fail("unpickled"))
     save(STATE, tmp_path)
 
 

@@ -14,10 +14,10 @@ from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlan
 from torch.distributed.checkpoint.metadata import Metadata
 
 import streamxf
-from streamxf.checkpoint import stock
 from streamxf.dcp.metadata import UnreadableMetadata
 from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
 from streamxf.format.index import Index
+from streamxf.torchsave import stock
 
 from .helpers import (
     KEY,

@@ -12,9 +12,9 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from fuzz.oracle import agree, attempt
 from fuzz.pickles import change_pickle
 from fuzz.target import Target
-from streamxf.checkpoint.stock import StockMetadata, read_stock
 from streamxf.errors import MetadataError
 from streamxf.format.items import ObjectItem, check_name, check_path, is_dtype_name
+from streamxf.torchsave.stock import StockMetadata, read_stock
 
 _FILE = "__0_0_" + "0123456789abcdef" * 2 + ".distcp"
 

@@ -21,8 +21,8 @@ from torch.distributed.tensor.placement_types import Shard
 
 import streamxf
 from streamxf.errors import MetadataError, PolicyError
-from streamxf.objects.check import needs_of
-from streamxf.objects.policy import Objects
+from streamxf.torchsave.check import needs_of
+from streamxf.torchsave.objects import Objects
 
 from .pickles import archive, call, number, saved, text
 from .test_policy import Tagged

@@ -21,13 +21,12 @@ from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import DataFile
 from streamxf.errors import AbortedError, StreamxfError, escaped, located
 from streamxf.format.limits import WRITER_ID_BYTES
-from streamxf.objects.check import quick_needs, shown
 from streamxf.progress import Progress
 from streamxf.report import Meter, SaveReport
 from streamxf.storage.disk import Mount
 from streamxf.storage.storage import ENTER, Storage
 from streamxf.threads import side_by_side
-from streamxf.torchsave.archive import NotSavedByTorch
+from streamxf.torchsave.check import quick_needs, shown
 
 RECORD_ATTRIBUTE = "streamxf_record"
 _REASONS = 3  # in a warning
@@ -205,7 +204,7 @@ class Save:
         return file.results
 
     def _look_at(self, item: str, data: Any) -> None:
-        with suppress(NotSavedByTorch, AttributeError):  # a planner's own bytes, for a planner's own load
+        with suppress(AttributeError):  # a planner's own bytes, for a planner's own load
             names, reason = quick_needs(data.getbuffer())
             if names or reason:
                 self._needs[item] = names, reason

@@ -14,7 +14,6 @@ from typing import Any
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.framed import find_framed
 from streamxf.checkpoint.metadata import Metadata, metadata_files
 from streamxf.checkpoint.opening import Wanted
 from streamxf.dcp.save.sources import Streamed
@@ -32,6 +31,7 @@ from streamxf.stream.reader import StreamReader
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Destination, check_same, refuse_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
+from streamxf.torchsave.framed import find_framed
 
 Fill = Callable[[memoryview], None]
 

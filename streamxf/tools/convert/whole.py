@@ -16,7 +16,6 @@ from typing import Any
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Elements, contiguous_strides
-from streamxf.checkpoint.framed import find_framed
 from streamxf.errors import (
     NoCheckpointError,
     ParameterError,
@@ -38,6 +37,7 @@ from streamxf.stream.blocks import BareBlocks
 from streamxf.stream.reader import StreamReader
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, Placed, is_kept, rest_of
 from streamxf.tools.convert.tree import Tree, is_inside
+from streamxf.torchsave.framed import find_framed
 from streamxf.wording import many, printable, some
 
 _METADATA = "/.metadata"

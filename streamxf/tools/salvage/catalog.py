@@ -50,9 +50,9 @@ from streamxf.storage.source import Counted
 from streamxf.storage.storage import OpenFiles, Storage, storage_errors
 from streamxf.stream.blocks import Blocks, MemoryBlocks
 from streamxf.stream.reader import StreamReader
-from streamxf.tools.framed import check_records, load_framed
 from streamxf.tools.salvage.rebuild import rebuild, writer_of
 from streamxf.tools.salvage.result import Lost
+from streamxf.torchsave.framed import check_records, load_framed
 from streamxf.wording import many
 
 Ints = tuple[int, ...]

@@ -7,7 +7,6 @@ from functools import reduce
 
 import crc32c
 
-from streamxf.checkpoint.framed import find_framed
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.scan import Found, scan
 from streamxf.coder import StreamCoder
@@ -31,9 +30,9 @@ from streamxf.storage.storage import StoredFile
 from streamxf.stream.blocks import MemoryBlocks
 from streamxf.stream.container import ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
-from streamxf.tools.framed import check_records, load_framed
 from streamxf.tools.verify.reading import Call, Outcome, check_blocks, note, pieces_of
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Notes
+from streamxf.torchsave.framed import check_records, find_framed, load_framed
 from streamxf.wording import many, some
 
 

@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 import streamxf
 from streamxf import Checksum
 from streamxf.errors import MetadataError
-from streamxf.tools.framed import check_records
 from streamxf.tools.verify.reading import GuardedAccess
+from streamxf.torchsave.framed import check_records
 
 FILE = "__0_0_" + "ab" * 16 + ".distcp"
 SIZE = 2**18

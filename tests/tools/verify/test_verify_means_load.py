@@ -29,7 +29,7 @@ from streamxf.errors import (
     PolicyError,
     StreamxfError,
 )
-from streamxf.tools.framed import check_records
+from streamxf.torchsave.framed import check_records
 
 
 def state() -> dict[str, Any]:

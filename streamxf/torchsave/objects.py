@@ -8,31 +8,22 @@ read them.
 from __future__ import annotations
 
 import io
-import pickle
-from collections.abc import Sequence, Set
-from contextlib import suppress
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from streamxf.buffers import flat_view
 from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
-from streamxf.objects.unpickle import unpickle
-from streamxf.proportion import MAX_EXPANSION, Budget, TooMuch, check_expansion, most
+from streamxf.proportion import MAX_EXPANSION, Budget, check_expansion, most
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
+from streamxf.torchsave.check import Check, Maker, NotAllowed, by_name, chosen, shown
+from streamxf.torchsave.tensors import STORAGES
 
 if TYPE_CHECKING:
     import torch
 
-    from streamxf.objects.check import Check
-
 MAX_OBJECT = 2 * 2**30
-
-
-class NotAllowed(ValueError):
-    """It is more than weights_only allows; says what."""
-
-
-class NeverLoads(ValueError):
-    """Torch refuses it under weights_only whatever is allowed; says why."""
 
 
 class Objects:
@@ -53,12 +44,7 @@ class Objects:
             raise ParameterError("safe_globals is a list of classes and functions")
         if safe_globals and not weights_only:
             raise ParameterError("weights_only=False allows everything, so safe_globals= would mean nothing")
-        self._given = frozenset(safe_globals)
-        self._names: Set[str] = frozenset()
-        if safe_globals:
-            from streamxf.objects.check import names_of  # which imports NumPy, for as long as an empty load takes
-
-            self._names = names_of(safe_globals)
+        self._allowed = by_name(safe_globals)
         self.weights_only = weights_only
         self.max_expansion = check_expansion(max_expansion)
 
@@ -84,14 +70,8 @@ class Objects:
 
             return torch.load(io.BytesIO(data), weights_only=False)
         try:
-            return self._made(data, stored)
-        except NeverLoads as error:
-            raise PolicyError(
-                f"the object was not loaded: {error}, so it cannot be loaded with weights_only, whatever safe_globals= "
-                "names. Store a list, a dict or a string in its place, or pass weights_only=False, which unpickles "
-                "everything and lets whoever wrote the checkpoint run code here"
-            ) from None
-        except (NotSavedByTorch, TooMuch, NotAllowed) as error:
+            made = self._made(Archive(io.BytesIO(data), len(data)), stored)
+        except (NotSavedByTorch, NotAllowed) as error:
             raise PolicyError(
                 f"the object was not loaded: {error}. If you trust it, name the classes and functions that it needs, "
                 "safe_globals=[...] (streamxf.unsafe_globals lists those of a whole checkpoint); weights_only=False "
@@ -103,6 +83,9 @@ class Objects:
             raise MetadataError(
                 f"the object cannot be loaded: {type(error).__name__}: {shorten(str(error), 300)}"
             ) from error
+        if "torch" in sys.modules and isinstance(made, sys.modules["torch"].Tensor):
+            raise MetadataError("the item holds a tensor, the metadata says an object")
+        return made
 
     def load_tensor(self, file: Any, size: int, stored: int) -> torch.Tensor:
         """What ``torch.load`` makes of a tensor's file of `size` bytes, on the CPU; always with weights_only. Raises
@@ -112,9 +95,8 @@ class Objects:
         import torch
 
         try:
-            archive = Archive(file, size)
-            tensor = self._unpickled(archive, self._checked(archive, stored)[0], "cpu")
-        except (NotSavedByTorch, TooMuch, NeverLoads) as error:
+            tensor = self._made(Archive(file, size), stored, "cpu")
+        except NotSavedByTorch as error:
             raise MetadataError(f"the item holds no tensor that torch.save wrote: {error}") from None
         except NotAllowed as error:
             raise PolicyError(
@@ -132,53 +114,54 @@ class Objects:
             raise MetadataError(f"the stored tensor is of a kind that DCP does not save ({kind}): it was altered")
         return tensor
 
-    def _made(self, data: bytes, stored: int) -> Any:
-        from streamxf.objects.calls import Unfinished
-
-        archive = Archive(io.BytesIO(data), len(data))
-        check, value = self._checked(archive, stored)
-        if not check.names:
-            return value
-        if check.plain:
-            with suppress(Unfinished):  # a name stands where a value does
-                return pickle.loads(pickle.dumps(value, 2))  # with NumPy's own classes in the place of ours
-        import torch
-
-        made = self._unpickled(archive, check)
-        if isinstance(made, torch.Tensor):
-            raise MetadataError("the item holds a tensor, the metadata says an object")
-        return made
-
-    def _checked(self, archive: Archive, stored: int) -> tuple[Check, Any]:
-        from streamxf.objects.check import Check, shown
-
-        check = Check(archive.pickled, archive.sizes, stored, self._trusted)
+    def _made(self, archive: Archive, stored: int, map_location: str | None = None) -> Any:
+        """The object of an archive, all tensors on `map_location`, by default where each was saved from."""
+        check = Check(archive.pickled, archive.sizes, stored, lambda: self._allowed | chosen())
         value = check.load()
-        if check.never:
-            raise NeverLoads(check.never)
         if check.unknown:
             raise NotAllowed(f"it needs {shown(sorted(check.unknown))}")
-        return check, value
+        if not check.names:
+            return value
+        if not any(name.startswith("torch.") for name in check.names):
+            return Maker(archive.pickled, check).load()
+        return _with_tensors(archive, check, map_location)
 
-    def _trusted(self) -> Set[str]:
-        from streamxf.objects.check import chosen
 
-        return self._names | chosen()
+def _with_tensors(archive: Archive, check: Check, map_location: str | None) -> Any:
+    import torch
 
-    def _unpickled(self, archive: Archive, check: Check, map_location: str | None = None) -> Any:
-        import torch
+    from streamxf.torch_private import (
+        get_restore_location,
+        serialization_tls,
+        typed_storage,
+        validate_loaded_sparse_tensors,
+    )
 
-        from streamxf.objects.check import lent
-        from streamxf.objects.stand_ins import STAND_INS
+    storages: dict[str, Any] = {}
+    restore: Any = get_restore_location(map_location)  # type: ignore[no-untyped-call]
 
-        known = {**STAND_INS, "builtins.bytes": bytes}  # torch forgot the type of b""
-        stand_ins = {(known[name], name) for name in check.names & (known.keys() - self._trusted())}
-        try:
-            with lent(self._given | stand_ins):
-                made = unpickle(archive, map_location)
-        except pickle.UnpicklingError as error:
-            raise NotAllowed(f"torch refuses it: {shorten(str(error), 300)}") from None
-        return torch.load(io.BytesIO(_saved(made)), weights_only=False) if stand_ins else made
+    def find_storage(reference: tuple[Any, ...]) -> Any:
+        _, kind, key, location, count = reference
+        if key not in storages:
+            dtype = getattr(torch, STORAGES[f"{kind.__module__}.{kind.__name__}"])
+            made: Any = torch.UntypedStorage(count * dtype.itemsize, device="cpu")  # type: ignore[no-untyped-call]
+            memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(made).numpy()
+            archive.read_into(f"data/{key}", flat_view(memory.data))
+            if archive.little != (sys.byteorder == "little"):
+                made.byteswap(dtype)
+            storages[key] = typed_storage(restore(made, location), dtype)
+        return storages[key]
+
+    torchs_own: Any = serialization_tls
+    torchs_own.map_location = map_location  # which some of the functions that rebuild tensors ask for
+    try:
+        # indices of sparse tensors that lead out of them would be found only when they are used
+        with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
+            loaded = Maker(archive.pickled, check, find_storage).load()
+            validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
+    finally:
+        torchs_own.map_location = None
+    return loaded
 
 
 def _saved(made: Any) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from streamxf.collector import collector_paused
 from streamxf.descriptor import Descriptor
@@ -29,16 +29,17 @@ from streamxf.format.items import (
     check_tiles,
 )
 from streamxf.format.limits import MAX_CODECS, MAX_INT, MAX_NDIM, MAX_STEP, MAX_STEPS
-from streamxf.proportion import Steps, TooMuch
-from streamxf.torchsave.outline import Size
-from streamxf.torchsave.pickles import CountingUnpickler
+from streamxf.proportion import Steps
+from streamxf.torchsave.archive import NotSavedByTorch
+from streamxf.torchsave.unpickler import Name, Record, Size, Unpickler
 
 _SHOWN = 200
 _DCP = "torch.distributed.checkpoint.metadata"
 _PLANNER = "torch.distributed.checkpoint.planner"
 _SHARDED = "torch.distributed._shard.sharded_tensor.metadata"  # where torch before 2.3 had TensorProperties
 _FIRST = "torch.distributed._shard.checkpoint."  # where torch 1.13 had DCP
-_MEMORY_FORMATS = {0: None, 1: "channels_last", 2: "preserve"}
+_DTYPES = WITHOUT_ELEMENTS | ITEMSIZES.keys()
+_MEMORY_FORMATS = {1: "channels_last", 2: "preserve"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
     with collector_paused():
         try:
             content = unpickler.load()
-        except TooMuch as error:
+        except NotSavedByTorch as error:
             raise MetadataError(f"the metadata is not a pickle of DCP: {error}") from None
         if not unpickler.at_end:
             raise MetadataError(
@@ -68,27 +69,25 @@ def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
 # -- unpickling ----------------------------------------------------------------------------------------------
 
 
-class _Record:
+class _Stated(Record):
     __slots__ = ("state",)
+    state: Any
 
-    def __setstate__(self, state: object) -> None:
+    def fill(self, unpickler: Unpickler, state: Any) -> None:
         self.state = state
 
 
-class _Dtype(NamedTuple):
-    name: str
+class _Value(Record):
+    """A layout, or a memory format."""
 
+    __slots__ = ("value",)
 
-class _Layout(NamedTuple):
-    name: str
-
-
-class _MemoryFormat(NamedTuple):
-    value: int
+    def __init__(self, value: object) -> None:
+        self.value = value
 
 
 _CLASSES = {
-    name: type(name, (_Record,), {"__slots__": ()})
+    name: type(name, (_Stated,), {"__slots__": ()})
     for name in (
         *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
         *("MetadataIndex", "StorageMeta", "TensorProperties", "_StorageInfo"),
@@ -97,23 +96,19 @@ _CLASSES = {
 }
 
 
-def _layout(name: object) -> _Layout:
-    return _Layout(name.removeprefix("torch.")) if type(name) is str else _bad("a layout")
-
-
 def _size(numbers: object = ()) -> Size:
     return Size(numbers) if type(numbers) in (tuple, list) else _bad("a Size")  # type: ignore[arg-type]
 
 
 _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch", "Size"): _size,
-    ("torch.serialization", "_get_layout"): _layout,
-    (_DCP, "_MEM_FORMAT_ENCODING"): _MemoryFormat,
-    (_SHARDED, "MEM_FORMAT_ENCODING"): _MemoryFormat,
+    ("torch.serialization", "_get_layout"): _Value,
+    (_DCP, "_MEM_FORMAT_ENCODING"): _Value,
+    (_SHARDED, "MEM_FORMAT_ENCODING"): _Value,
     ("collections", "OrderedDict"): lambda: {},
-    (_PLANNER, "WriteItemType"): lambda number: None,
+    (_PLANNER, "WriteItemType"): _Value,
     **{  # the folder's name, which torch's writers store as a path; Python 3.13 has a module of their own for these
-        (module, name): lambda *parts: None
+        (module, name): lambda *parts: Record()
         for module in ("pathlib", "pathlib._local")
         for name in ("Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
     },
@@ -124,19 +119,18 @@ _MODULES = dict.fromkeys(_CLASSES, _DCP) | {
 }
 
 
-class _StockUnpickler(CountingUnpickler):
-    records = (_Record,)
-    on_purpose = (MetadataError,)
+class _StockUnpickler(Unpickler):
+    on_purpose = MetadataError
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> Name:
         if module.startswith(_FIRST):
             module = f"torch.distributed.checkpoint.{module.removeprefix(_FIRST)}"
         if (call := _CALLS.get((module, name))) is not None:
-            return call
-        if module == "torch" and (name in ITEMSIZES or name in WITHOUT_ELEMENTS):
-            return _Dtype(name)
+            return Name(name, call)
+        if module == "torch" and name in _DTYPES:
+            return Name(name, lambda: None)
         if _MODULES.get(name) == module or (module, name) == (_SHARDED, "TensorProperties"):
-            return _CLASSES[name]
+            return Name(name, _CLASSES[name])
         raise MetadataError(
             f"the metadata wants {ascii(f'{module:.200}.{name:.200}')[1:-1]}, which does not belong in a checkpoint's "
             "metadata; it was refused, and nothing was run"
@@ -275,18 +269,20 @@ class _Items:
 
 def _properties(record: object) -> tuple[str, dict[str, bool | str]]:
     state = _state(record, "TensorProperties")
-    if type(state) is not tuple or len(state) < 5 or type(state[0]) is not _Dtype:
+    if type(state) is not tuple or len(state) < 5 or type(state[0]) is not Name or state[0].name not in _DTYPES:
         _bad("a tensor's properties")
     dtype, layout, requires_grad, memory_format, pin_memory = state[:5]
     properties: dict[str, bool | str] = {}
-    if type(layout) is _Layout and layout.name != "strided":
-        properties["layout"] = layout.name[:32]
+    if type(layout) is _Value:
+        if type(layout.value) is not str:
+            _bad("a layout")
+        name = layout.value.removeprefix("torch.")
+        if name != "strided":
+            properties["layout"] = name[:32]
     if requires_grad is True:
         properties["requires_grad"] = True
     if pin_memory is True:
         properties["pin_memory"] = True
-    if type(memory_format) is _MemoryFormat and type(memory_format.value) is int:
-        name = _MEMORY_FORMATS.get(memory_format.value)
-        if name is not None:
-            properties["memory_format"] = name
+    if type(memory_format) is _Value and type(memory_format.value) is int and memory_format.value in _MEMORY_FORMATS:
+        properties["memory_format"] = _MEMORY_FORMATS[memory_format.value]
     return dtype.name, properties

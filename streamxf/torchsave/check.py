@@ -1,0 +1,257 @@
+"""What an object's pickle would do, found out before anything is made of it.
+
+A list of allowed names decides which a pickle may use, and hardly how: a few bytes can ask for a ``bytearray`` of any
+size, make a set of a tensor that is one number expanded to a million, resize a storage to whatever a tensor's shape
+says, or use as a key a tuple of tuples that share their parts, which takes forever to hash. Here records stand for what
+is named, and what all of it takes is counted. A pickle that names nothing is complete then.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from importlib import import_module
+from typing import Any
+
+from streamxf.collector import collector_paused
+from streamxf.descriptor import shorten
+from streamxf.errors import ParameterError
+from streamxf.proportion import ELEMENT
+from streamxf.torchsave.archive import Archive, NotSavedByTorch
+from streamxf.torchsave.plain import BYTES_IO, NUMPY, PLAIN, scalar
+from streamxf.torchsave.tensors import OUTLINED, TENSORS, VALUES, Storage, find_storage
+from streamxf.torchsave.unpickler import Foreign, Name, Unpickler
+
+_CALLS = {**PLAIN, **TENSORS, **dict.fromkeys(VALUES, lambda *_: None)}
+# Names that mean nothing without one another: who allows one of them means the real ones.
+_GROUPS = {**dict.fromkeys(NUMPY, NUMPY.keys()), BYTES_IO: {BYTES_IO}}
+
+
+def chosen() -> dict[str, Any]:
+    """What was passed to ``torch.serialization.add_safe_globals``, by name. What torch put there itself does not count:
+    importing DCP makes it allow DeviceMesh, for instance, which opens sockets when it is made.
+    """
+    torch: Any = sys.modules.get("torch")
+    found = torch.serialization.get_safe_globals() if torch is not None else ()
+    homes = {entry: getattr(entry[0] if isinstance(entry, tuple) else entry, "__module__", "") for entry in found}
+    return by_name(entry for entry, home in homes.items() if not f"{home}.".startswith("torch."))
+
+
+def by_name(entries: Iterable[Any]) -> dict[str, Any]:
+    """What a list of ``safe_globals`` holds, by the names with which pickles ask for it; raises ParameterError."""
+    return dict(map(_named, entries))
+
+
+def _named(entry: Any) -> tuple[str, Any]:
+    if isinstance(entry, tuple) and len(entry) == 2 and callable(entry[0]) and isinstance(entry[1], str):
+        return entry[1], entry[0]
+    if not callable(entry) or not hasattr(entry, "__qualname__"):
+        raise ParameterError(
+            f"safe_globals takes classes and functions, or pairs of one and its name; {entry!r:.80} is neither"
+        )
+    return f"{entry.__module__}.{entry.__qualname__}", entry
+
+
+def mapped(module: str, name: str) -> str:
+    """A name as it is looked up, which a pickle has as Python 2 had it."""
+    if (module, name) in NAME_MAPPING:
+        module, name = NAME_MAPPING[module, name]
+    else:
+        module = IMPORT_MAPPING.get(module, module)
+    return f"{module}.{name}"
+
+
+class _Archived(Unpickler):
+    """A pickle in an archive whose records have these `sizes`, in bytes."""
+
+    def __init__(self, pickled: bytes, sizes: dict[str, int], stored: int, more: int = 0) -> None:
+        super().__init__(pickled, stored, more)
+        self.sizes = sizes
+        self._kinds: dict[str, str] = {}
+
+    def persistent_load(self, reference: Any) -> Storage:
+        return find_storage(self.sizes, self._kinds, reference)
+
+    def new(self, function: Any, arguments: Any) -> Any:
+        if type(function) is Name and function.make is not None and function.name != BYTES_IO:
+            return self.refuse(function.name, arguments)  # a set, for one, would stay empty
+        return self.call(function, arguments)
+
+
+class Check(_Archived):
+    """One pass over a pickle of ``torch.save``.
+
+    - `sizes`: bytes of the archive's records; `stored`: bytes that the item takes in storage.
+    - `allowed`: gives what the caller allows, by name, whose calls are the caller's business.
+    - `names`: all that it asks for, and what the caller allows for it, or None; `unknown`: those that neither streamxf
+      nor the caller allows.
+    """
+
+    def __init__(
+        self, pickled: bytes, sizes: dict[str, int], stored: int, allowed: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
+        super().__init__(pickled, sizes, stored, sum(sizes.values()) * 4 // ELEMENT)
+        self.names: dict[str, Any] = {}
+        self.unknown: set[str] = set()
+        self._allow = allowed
+
+    @cached_property
+    def allowed(self) -> Mapping[str, Any]:
+        return self._allow()
+
+    def find_class(self, module: str, name: str) -> Name:
+        full = mapped(module, name)
+        function = _CALLS.get(full)
+        if function is not None and (full not in _GROUPS or _GROUPS[full].isdisjoint(self.allowed)):
+            self.names[full] = None
+            return Name(full, partial(function, self))
+        self.names[full] = self.allowed.get(full)
+        if full not in self.allowed:
+            self.unknown.add(full)
+        return Name(full)
+
+
+class _Outline(_Archived):
+    """Of what is not made here, it keeps the parts."""
+
+    def find_class(self, module: str, name: str) -> Name:
+        full = f"{module:.200}.{name:.200}"
+        function = _OUTLINED.get(full)
+        return Name(full, None if function is None else partial(function, self))
+
+    def refuse(self, name: str, arguments: tuple[Any, ...]) -> Foreign:
+        return Foreign(name, *arguments)
+
+
+_OUTLINED = {**OUTLINED, **{name: PLAIN[name] for name in ("_codecs.encode", "collections.OrderedDict")}}
+
+
+@collector_paused()
+def read_outline(pickled: bytes, sizes: dict[str, int]) -> Any:
+    """Read a pickle of ``torch.save``, whose archive has records of these sizes.
+
+    Returns lists, tuples, dicts and plain values, with a `StoredTensor` in the place of each plain tensor, and another
+    record, a `Size` or an OrderedDict in that of everything else. Parts may be shared.
+
+    Raises NotSavedByTorch if it is not such a pickle, or has a tensor that does not fit its record.
+    """
+    unpickler = _Outline(pickled, sizes, len(pickled))
+    root = unpickler.load()
+    if not unpickler.at_end:
+        raise NotSavedByTorch("something follows its pickle")
+    return root
+
+
+class Maker(pickle.Unpickler):
+    """Python's own unpickler, for a pickle that was checked, with what it names. `find_storage` gives tensors' memory.
+
+    It may fill what a class of the caller's made, and nothing else that a function of the caller's gives. Raises
+    NotAllowed, and whatever these raise.
+    """
+
+    def __init__(self, pickled: bytes, check: Check, find_storage: Callable[[Any], Any] | None = None) -> None:
+        super().__init__(io.BytesIO(pickled), encoding="utf-8")
+        self._check = check
+        self._find_storage = find_storage
+
+    def find_class(self, module: str, name: str) -> Any:
+        full = mapped(module, name)
+        allowed = self._check.names[full]
+        if allowed is None:
+            return scalar if full in NUMPY and full.endswith(".scalar") else _import(full)
+        if full not in self._check.filled or isinstance(allowed, type):
+            return allowed
+
+        def make(*arguments: Any) -> Any:
+            made = allowed(*arguments)
+            if type(made) not in self._check.allowed.values():
+                raise NotAllowed(f"it fills what {full} gives, a {_named(type(made))[0]}, which is not allowed")
+            return made
+
+        return make
+
+    def persistent_load(self, reference: Any) -> Any:
+        return self._find_storage(reference) if self._find_storage is not None else None
+
+
+class NotAllowed(ValueError):
+    """It is more than weights_only allows; says what."""
+
+
+def _import(name: str) -> Any:
+    if name.endswith("._reconstruct"):  # whose module is another one in NumPy 1
+        import numpy as np
+
+        return np.empty(0).__reduce__()[0]
+    module, _, attribute = name.rpartition(".")
+    return getattr(import_module(module), attribute)
+
+
+MAX_LOOKED_AT = 2**20  # bytes of a pickle; the opcodes of a larger one would take a save noticeably longer
+
+
+def needs_of(data: Any) -> tuple[tuple[str, ...], str]:
+    """What the bytes of an object need: names to allow, and why it does not load then either, or ""."""
+    try:
+        archive = Archive(io.BytesIO(data), len(data))
+    except NotSavedByTorch as error:
+        return (), str(error)
+    check, reason = Check(archive.pickled, archive.sizes, len(data), chosen), ""
+    try:
+        check.load()
+    except NotSavedByTorch as error:
+        reason = str(error)
+    return tuple(sorted(check.unknown)), reason
+
+
+def quick_needs(data: memoryview) -> tuple[tuple[str, ...], str]:
+    """As `needs_of`, for a save: only what it can find out at no cost that anyone would notice, of its own pickle."""
+    pickled = _first_record(bytes(data[:MAX_LOOKED_AT]))
+    if pickled is None:
+        return (), ""
+    unpickler = _Names(io.BytesIO(pickled))
+    try:
+        unpickler.load()
+    except Exception:  # it calls or fills what nothing here stands for
+        return needs_of(data)
+    return needs_of(data) if unpickler.names - _CALLS.keys() else ((), "")
+
+
+def _first_record(head: bytes) -> bytes | None:
+    """The pickle of what torch has just saved, found without reading the directory; None if that takes more."""
+    stop = head.find(b"PK\x07\x08")  # the record's end, followed by its checksum and its size
+    if len(head) < 30 or stop < 0:
+        return None
+    start = 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+    return head[start:stop] if int.from_bytes(head[stop + 8 : stop + 12], "little") == stop - start else None
+
+
+class _Inert:
+    def __init__(self, *arguments: object) -> None: ...
+
+    def __setstate__(self, state: object) -> None: ...
+
+    def __setitem__(self, key: object, value: object) -> None: ...
+
+    append = extend = __setstate__
+
+
+class _Names(pickle.Unpickler):
+    def __init__(self, file: Any) -> None:
+        super().__init__(file, encoding="utf-8")
+        self.names: set[str] = set()
+
+    def find_class(self, module: str, name: str) -> type[_Inert]:
+        self.names.add(mapped(module, name))
+        return _Inert
+
+    def persistent_load(self, reference: object) -> None: ...
+
+
+def shown(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(shorten(ascii(name)[1:-1]) for name in names[:most]) + more
