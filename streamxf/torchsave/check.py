@@ -23,7 +23,7 @@ from streamxf.errors import ParameterError
 from streamxf.proportion import ELEMENT
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.plain import BYTES_IO, NUMPY, PLAIN, scalar
-from streamxf.torchsave.tensors import OUTLINED, TENSORS, VALUES, Storage, find_storage
+from streamxf.torchsave.tensors import OUTLINED, TENSORS, VALUES, StorageRef, find_storage
 from streamxf.torchsave.unpickler import Foreign, Name, Unpickler
 
 _CALLS = {**PLAIN, **TENSORS, **dict.fromkeys(VALUES, lambda *_: None)}
@@ -73,7 +73,7 @@ class _Archived(Unpickler):
         self.sizes = sizes
         self._kinds: dict[str, str] = {}
 
-    def persistent_load(self, reference: Any) -> Storage:
+    def persistent_load(self, reference: Any) -> StorageRef:
         return find_storage(self.sizes, self._kinds, reference)
 
     def new(self, function: Any, arguments: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from streamxf.format.limits import MAX_NDIM
 from streamxf.torchsave.archive import NotSavedByTorch
-from streamxf.torchsave.unpickler import Name, Record, Unpickler
+from streamxf.torchsave.unpickler import Name, StandIn, Unpickler
 
 _LATIN = ("latin1", "latin-1")
 # bool, integers, floats and complex numbers, by their size in bytes; no objects, strings, dates or records
@@ -39,7 +39,7 @@ def _set(check: Any, items: Any) -> set[Any] | None:
     return check.steps.set_of(items) if type(items) is list else None
 
 
-class _DType(Record):
+class _DType(StandIn):
     __slots__ = ("filled", "real")
 
     def __init__(self, real: Any) -> None:
@@ -62,7 +62,7 @@ def _dtype(_: Any, code: Any, align: Any, copy: Any) -> _DType:
     return _DType(np.dtype(code))
 
 
-class _Array(Record):
+class _Array(StandIn):
     """A ``numpy.ndarray`` of numbers."""
 
     __slots__ = ("filled",)
@@ -101,7 +101,7 @@ def scalar(dtype: Any, data: bytes) -> Any:
     return np.frombuffer(data, dtype)[0]
 
 
-class _Bytes(Record):
+class _Bytes(StandIn):
     """An ``io.BytesIO`` without attributes."""
 
     __slots__ = ("filled",)

@@ -31,7 +31,7 @@ from streamxf.format.items import (
 from streamxf.format.limits import MAX_CODECS, MAX_INT, MAX_NDIM, MAX_STEP, MAX_STEPS
 from streamxf.proportion import Steps
 from streamxf.torchsave.archive import NotSavedByTorch
-from streamxf.torchsave.unpickler import Name, Record, Size, Unpickler
+from streamxf.torchsave.unpickler import Name, Size, StandIn, Unpickler
 
 _SHOWN = 200
 _DCP = "torch.distributed.checkpoint.metadata"
@@ -69,7 +69,7 @@ def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
 # -- unpickling ----------------------------------------------------------------------------------------------
 
 
-class _Stated(Record):
+class _Stated(StandIn):
     __slots__ = ("state",)
     state: Any
 
@@ -77,7 +77,7 @@ class _Stated(Record):
         self.state = state
 
 
-class _Value(Record):
+class _Value(StandIn):
     """A layout, or a memory format."""
 
     __slots__ = ("value",)
@@ -108,7 +108,7 @@ _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     ("collections", "OrderedDict"): lambda: {},
     (_PLANNER, "WriteItemType"): _Value,
     **{  # the folder's name, which torch's writers store as a path; Python 3.13 has a module of their own for these
-        (module, name): lambda *parts: Record()
+        (module, name): lambda *parts: StandIn()
         for module in ("pathlib", "pathlib._local")
         for name in ("Path", "PurePath", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
     },

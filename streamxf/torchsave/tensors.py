@@ -14,7 +14,7 @@ from typing import Any
 from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS
 from streamxf.format.limits import MAX_INT, MAX_NDIM
 from streamxf.torchsave.archive import NotSavedByTorch
-from streamxf.torchsave.unpickler import Foreign, Name, Record, Size, may_have
+from streamxf.torchsave.unpickler import Foreign, Name, Size, StandIn, may_have
 
 _OF_OTHERS = {name: {"bits16": 2, "qint32": 4, "bcomplex32": 4}.get(name, 1) for name in WITHOUT_ELEMENTS}
 _DTYPES = {f"torch.{name}": size for name, size in (ITEMSIZES | _OF_OTHERS).items()}
@@ -42,7 +42,7 @@ VALUES = {*STORAGES, *_DTYPES, *_TENSORS, "torch.per_tensor_affine", *_CHANNELS}
 """Names that stand for themselves, and are never called."""
 
 
-class Storage(Record):
+class StorageRef(StandIn):
     """Where tensors lie: a record of the archive, of `nbytes`."""
 
     __slots__ = ("dtype", "nbytes", "record")
@@ -54,7 +54,7 @@ class Storage(Record):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StoredTensor(Record):
+class StoredTensor(StandIn):
     """A plain tensor whose elements are in a record of the archive; its first one at `start`, in bytes."""
 
     dtype: str
@@ -94,13 +94,13 @@ class OtherTensor(Foreign):
         super().__init__("torch.Tensor")
         self.count = count
 
-    fill = Record.fill
+    fill = StandIn.fill
 
 
 _KINDS = (StoredTensor, OtherTensor)
 
 
-def find_storage(sizes: dict[str, int], kinds: dict[str, str], reference: Any) -> Storage:
+def find_storage(sizes: dict[str, int], kinds: dict[str, str], reference: Any) -> StorageRef:
     """What a pickle refers to outside itself, in an archive whose records have these `sizes`; `kinds` are those of the
     storages that it referred to before.
     """
@@ -118,14 +118,14 @@ def find_storage(sizes: dict[str, int], kinds: dict[str, str], reference: Any) -
         raise NotSavedByTorch(
             f"its pickle says that a storage has {count} elements, and its file has {nbytes} bytes of it"
         )
-    return Storage(dtype, record, nbytes)
+    return StorageRef(dtype, record, nbytes)
 
 
 def _view(
     _: Any, storage: Any, offset: Any, sizes: Any, strides: Any, grad: Any, hooks: Any, *rest: Any, typed: bool = False
 ) -> Any:
     """A tensor inside its storage, which torch would enlarge for it."""
-    if type(storage) is not Storage or hooks or not _are_numbers((offset,)):  # hooks, which autograd would call
+    if type(storage) is not StorageRef or hooks or not _are_numbers((offset,)):  # hooks, which autograd would call
         return None
     dtype = storage.dtype
     if typed:
@@ -234,8 +234,8 @@ OUTLINED: dict[str, Callable[..., Any]] = {
 """What makes plain tensors."""
 TENSORS: dict[str, Callable[..., Any]] = {
     **OUTLINED,
-    "torch.device": lambda _, kind, index=0: Record() if (type(kind), type(index)) == (str, int) else None,
-    "torch.serialization._get_layout": lambda _, layout: Record() if type(layout) is str else None,
+    "torch.device": lambda _, kind, index=0: StandIn() if (type(kind), type(index)) == (str, int) else None,
+    "torch.serialization._get_layout": lambda _, layout: StandIn() if type(layout) is str else None,
     "torch._tensor._rebuild_from_type_v2": _subclass,
     "torch._utils._rebuild_qtensor": _quantized,
     "torch._utils._rebuild_parameter_with_state": _parameter,

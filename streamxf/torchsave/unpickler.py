@@ -24,7 +24,7 @@ _Unpickler: Any = pickle._Unpickler  # of which little is typed
 Actions = dict[int, Callable[[Any], None]]
 
 
-class Record:
+class StandIn:
     """What stands in the place of something that a pickle names or makes. It does nothing."""
 
     __slots__ = ()
@@ -34,7 +34,7 @@ class Record:
         raise NotSavedByTorch("its pickle changes something after it was made, as torch.save never does")
 
 
-class Name(Record):
+class Name(StandIn):
     """A class or function, by its name. `make` gives a record of what it would make of some arguments, and None for
     those that torch.save never calls it with; None in its place is a class of somebody else's.
     """
@@ -46,7 +46,7 @@ class Name(Record):
         self.make = make
 
 
-class Foreign(Record):
+class Foreign(StandIn):
     """Something that only its own class, or torch, can make: `name`, a class or function with its module. `parts` are
     what it is made of and filled with.
     """
@@ -165,10 +165,10 @@ class Unpickler(_Unpickler):  # type: ignore[misc]
         if type(target) is OrderedDict and may_have(OrderedDict, state):
             self.steps.charge(state)
             target.__dict__.update(state)
-        elif isinstance(target, Record):
+        elif isinstance(target, StandIn):
             target.fill(self, state)
         else:
-            Record().fill(self, state)
+            StandIn().fill(self, state)
 
     def _fill_list(self, items: list[Any]) -> None:
         target = self.stack[-1]
