@@ -41,15 +41,15 @@ def time_text(seconds: float) -> str:
     return f"{text} {unit}"
 
 
-def listed(title: str, entries: Collection[object], unlisted: int = 0) -> list[str]:
-    """A line for each of the first entries, and one that counts the others.
+def listed(title: str, entries: Collection[object], unlisted: int = 0, most: int = SHOWN) -> list[str]:
+    """A line for each of the first `most` entries, and one that counts the others.
 
     Strings may come from a damaged checkpoint, or be arbitrary file names: what would end the line or steer
     a terminal is escaped, and what is long is cut.
 
     - `unlisted`: how many there are besides those in `entries`.
     """
-    lines = [f"{title}: {printable(str(entry))}" for entry in islice(entries, SHOWN)]
+    lines = [f"{title}: {printable(str(entry))}" for entry in islice(entries, most)]
     more = len(entries) + unlisted - len(lines)
     return [*lines, f"{title}: {more:,} more"] if more else lines
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import PolicyError
-from streamxf.wording import many, printable
+from streamxf.wording import printable
 
 if TYPE_CHECKING:
-    from streamxf.tools.diff.difference import Change, Difference
+    from streamxf.tools.diff.difference import Change
 
 
 def diff(
@@ -66,48 +66,10 @@ def diff(
     if out.json:
         show.as_json({"same": found.same, **asdict(found)}, show.budget_for(access["max_expansion"], a, b))
     else:
-        _print(found, top)
+        show.say(f"{printable(a)} and {printable(b)}: {found.text(top)}")
         if values and top:
             _differences(found.changed, top)
     return FINE if found.same else FAILED
-
-
-def _print(found: Difference, top: int) -> None:
-    from streamxf.tools.diff.difference import verdict_of
-
-    show.say(f"{printable(found.first)} and {printable(found.second)}: {verdict_of(found)}")
-    show.say(
-        f"{many(found.equal, 'item')} the same, {found.differing:,} of {found.elements:,} elements compared differ"
-    )
-    if found.changed and top:
-        _changes(found.changed, top)
-    _names("-", found.removed, top)
-    _names("+", found.added, top)
-    _names("?", [f"{name}: {reason}" for name, reason in found.incomparable.items()], top)
-    _names("not compared:", found.not_compared, top)
-    for note in found.notes:
-        show.say(f"note: {printable(note)}")
-
-
-def _changes(changed: Sequence[Change], top: int) -> None:
-    table = show.TextTable(
-        "changed", "what", "differ", "largest", "mean", right=("differ", "largest", "mean"), fold=("changed", "what")
-    )
-    for change in changed[:top]:
-        table.row(change.name, *_cells(change))
-    table.print()
-    if len(changed) > top:
-        show.say(f"{len(changed) - top:,} more changed")
-
-
-def _cells(change: Change) -> Iterable[str]:
-    from streamxf.tools.diff.difference import number_text, without_text
-
-    distance = change.distance
-    if distance is None:
-        return change.what, "", "", ""
-    far = ("-", "-") if distance.largest is None else map(number_text, (distance.largest, distance.mean))
-    return ", ".join([change.what, *without_text(distance)]), f"{distance.differing:,} of {distance.elements:,}", *far
 
 
 def _differences(changed: Sequence[Change], top: int) -> None:
@@ -119,11 +81,3 @@ def _differences(changed: Sequence[Change], top: int) -> None:
     for name, distance in islice((each for each in distances if each[1] and each[1].statistics), top):
         rows.add(name, distance.statistics if distance else None)
     rows.print()
-
-
-def _names(sign: str, names: Sequence[str], top: int) -> None:
-    shown = list(map(printable, names[:top]))
-    if len(names) > top:
-        shown.append(f"{len(names) - top:,} more")
-    for text in shown:
-        show.say(f"{sign} {text}", wrap=False)

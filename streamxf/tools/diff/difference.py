@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from streamxf.tools.diff.distance import Distance
-from streamxf.wording import listed, many
+from streamxf.wording import SHOWN, listed, many
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +95,26 @@ class Difference:
         return not (self.removed or self.added or self.changed or self.incomparable)
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, most: int = SHOWN) -> str:
+        """A verdict, counts, and of each kind `most` items at the most."""
+        kinds = {
+            "changed": self.changed,
+            "only in the first": self.removed,
+            "only in the second": self.added,
+            "not comparable": [f"{name}: {reason}" for name, reason in self.incomparable.items()],
+        }
+        counts = ", ".join(f"{many(len(entries), 'item')} {kind}" for kind, entries in kinds.items() if entries)
+        same = "the same, as far as they were compared" if self.not_compared else "the same"
         lines = [
-            verdict_of(self).replace("different:", "DIFFERENT:"),
+            same if self.same else f"DIFFERENT: {counts}",
             f"{many(self.equal, 'item')} the same; {self.differing:,} of {self.elements:,} compared elements differ",
-            *listed("changed", self.changed),
-            *listed("only in the first", self.removed),
-            *listed("only in the second", self.added),
-            *listed("not comparable", [f"{name}: {reason}" for name, reason in self.incomparable.items()]),
+            *(line for kind, entries in kinds.items() for line in listed(kind, entries, most=most)),
             *listed("not compared", self.not_compared),
             *listed("note", self.notes),
         ]
         return "\n".join(lines)
-
-
-def verdict_of(found: Difference) -> str:
-    """Whether the two are the same, in words; or how many items are not."""
-    counts = {
-        "changed": len(found.changed),
-        "only in the first": len(found.removed),
-        "only in the second": len(found.added),
-        "not comparable": len(found.incomparable),
-    }
-    if found.same:
-        return "the same, as far as they were compared" if found.not_compared else "the same"
-    return "different: " + ", ".join(f"{many(count, 'item')} {what}" for what, count in counts.items() if count)
 
 
 def distance_text(distance: Distance) -> str:
@@ -127,25 +123,19 @@ def distance_text(distance: Distance) -> str:
         return "the same values"
     parts = [f"{distance.differing:,} of {many(distance.elements, 'element')} differ"]
     if distance.largest:
-        parts.append(f"by {number_text(distance.largest)} at most and {number_text(distance.mean)} on average")
+        parts.append(f"by {_number(distance.largest)} at most and {_number(distance.mean)} on average")
     elif distance.largest is not None:
         parts.append("in the sign of zero alone" if not distance.without else "some in the sign of zero alone")
-    return ", ".join([*parts, *without_text(distance)])
-
-
-def without_text(distance: Distance) -> list[str]:
-    """What elements without a distance are, in words."""
-    rest = distance.without - distance.to_nan - distance.from_nan - distance.other_nan
-    counts = {
+    without = {
         "became NaN": distance.to_nan,
         "no longer NaN": distance.from_nan,
         "NaN with other bits": distance.other_nan,
-        "infinitely far apart": rest,
+        "infinitely far apart": distance.without - distance.to_nan - distance.from_nan - distance.other_nan,
     }
-    return [f"{count:,} {what}" for what, count in counts.items() if count]
+    return ", ".join([*parts, *(f"{count:,} {what}" for what, count in without.items() if count)])
 
 
-def number_text(value: float | int | None) -> str:
+def _number(value: float | int | None) -> str:
     """A distance as people read it: integers as they are, others with four digits."""
     if value is None:
         return ""

@@ -87,8 +87,8 @@ def test_damage_to_one_item_leaves_the_others(run, tmp_path, writer):
     assert (found.same, found.equal, found.elements) == (False, 3, 101)
     done = run("diff", good, bad)
     assert (done.code, done.err) == (1, "")
-    assert "different: 1 item not comparable" in done.out
-    assert "? w: that of the second cannot be read: " in done.out
+    assert "DIFFERENT: 1 item not comparable" in done.out
+    assert "not comparable: w: that of the second cannot be read: " in done.out
 
 
 def test_metadata_that_is_damaged_and_a_missing_key_are_no_differences(tmp_path, key):
@@ -118,11 +118,11 @@ def test_the_same_to_the_command(run, tmp_path):
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
         f"{tmp_path / 'a'} and {tmp_path / 'b'}: the same",
-        "4 items the same, 0 of 2,149 elements compared differ",
+        "4 items the same; 0 of 2,149 compared elements differ",
     ]
 
 
-def test_differences_in_a_table(run, tmp_path):
+def test_differences_are_listed(run, tmp_path):
     one = {"a": torch.zeros(4), "old": torch.zeros(1), "o": 1, "shape": torch.zeros(2)}
     other = {"a": torch.tensor([0.0, 2.0, float("nan"), 0.0]), "new": torch.zeros(1), "o": 2, "shape": torch.zeros(3)}
     torch.save(one, tmp_path / "a.pt")
@@ -130,18 +130,17 @@ def test_differences_in_a_table(run, tmp_path):
     done = run("diff", tmp_path / "a.pt", tmp_path / "b.pt")
     assert (done.code, done.err) == (1, "")
     lines = [" ".join(line.split()) for line in done.out.splitlines()]
-    assert lines[0].endswith("different: 3 items changed, 1 item only in the first, 1 item only in the second")
+    assert lines[0].endswith("DIFFERENT: 3 items changed, 1 item only in the first, 1 item only in the second")
     for line in (
-        "changed what differ largest mean",
-        "a values, 1 became NaN 2 of 4 2 0.6667",
-        "o 1 became 2",
-        "shape [2] became [3]",
-        "- old",
-        "+ new",
+        "changed: a: values: 2 of 4 elements differ, by 2 at most and 0.6667 on average, 1 became NaN",
+        "changed: o: 1 became 2",
+        "changed: shape: [2] became [3]",
+        "only in the first: old",
+        "only in the second: new",
     ):
         assert line in lines
     short = run("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--top", 1).out
-    assert "2 more changed" in short
+    assert "changed: 2 more" in short
 
 
 def test_json(run, tmp_path):
@@ -176,7 +175,7 @@ def test_a_nan_has_no_distance(run, tmp_path):
     torch.save({"w": other}, tmp_path / "b.pt")
     done = run("diff", tmp_path / "a.pt", tmp_path / "b.pt")
     assert done.code == 1
-    assert "w values, 1 NaN with other bits 1 of 3 - -" in " ".join(done.out.split())
+    assert "w: values: 1 of 3 elements differ, 1 NaN with other bits" in " ".join(done.out.split())
     found = run("diff", tmp_path / "a.pt", tmp_path / "b.pt", "--json").json["changed"][0]["distance"]
     assert (found["largest"], found["mean"], found["other_nan"]) == (None, None, 1)
 
