@@ -26,8 +26,8 @@ _BLOCKS, _OUTSIDE = " ▁▂▃▄▅▆▇█", "…"
 _PLAIN, _PLAIN_OUTSIDE = " .:-=+*#%", "~"
 _LONG_INTEGER = 10**7
 _BAD, _ODD, _GOOD = "bold red", "bold yellow", "bold green"
-_NARROW, _WIDE = 100, 120
-_NUMBERS = ("tensors", "items", "in memory", "stored", "ratio")
+_SIZES = ("in memory", "stored", "ratio")
+_NUMBERS = ("tensors", "items", *_SIZES)
 _LISTED = 20  # of files, keys or notes; --json has all
 
 
@@ -67,28 +67,26 @@ def largest(summary: Summary, count: int) -> None:
         return
     title = "largest tensors" if len(found) < summary.total.tensors else "tensors, the largest first"
     if values is None:
-        table = _ItemTable(title, "dtype", "shape")
+        sizes = show.TextTable(title, "dtype", "shape", *_SIZES, right=_NUMBERS, spare=_SIZES[:1])
         for item in found:
-            table.add(item.name, Tally.of([item]), *_about(item))
-        table.print()
+            sizes.row(item.name, *_about(item), *_sizes(Tally.of([item])))
+        sizes.print()
         return
-    wide = show.width() >= _WIDE
-    rows = ValueTable(title, *(("dtype", "shape") if wide else ()))
+    table = ValueTable(title, "dtype", "shape")
     for item in found:
         statistics = values.statistics[item.name]
         style = "" if item.name not in values.flagged else _ODD if statistics and statistics.all_zero else _BAD
-        rows.add(item.name, statistics, *(_about(item) if wide else ()), style=style)
-    rows.print()
+        table.add(item.name, statistics, *_about(item), style=style)
+    table.print()
 
 
 def modules(tree: Module, depth: int | None) -> None:
     """The tree, a line for each module."""
-    counts = [] if _narrow() else ["tensors"]
-    table = _ItemTable("module", *counts, "dtype", "shape")
+    headings = ("module", "tensors", "dtype", "shape", *_SIZES)
+    table = show.TextTable(*headings, right=_NUMBERS, spare=("tensors", _SIZES[0]))
     for level, module in walk(tree, depth):
         about = ("", "") if module.item is None else _about(module.item)
-        counted = [f"{module.tally.tensors:,}"] if counts else []
-        table.add(f"{'  ' * level}{module.name}", module.tally, *counted, *about)
+        table.row(f"{'  ' * level}{module.name}", f"{module.tally.tensors:,}", *about, *_sizes(module.tally))
     table.print()
 
 
@@ -137,30 +135,15 @@ def _item_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 
 def _groups(heading: str, counted: str, rows: Iterable[tuple[str, int, Tally]]) -> None:
-    table = show.TextTable(heading, counted, "in memory", "stored", "ratio", right=_NUMBERS)
+    table = show.TextTable(heading, counted, *_SIZES, right=_NUMBERS)
     for name, number, tally in rows:
-        sizes = (size_text(tally.raw_bytes), size_text(tally.stored_bytes + tally.object_bytes))
-        table.row(name, f"{number:,}", *sizes, ratio_text(tally.ratio))
+        table.row(name, f"{number:,}", *_sizes(tally))
     table.print()
 
 
-def _narrow() -> bool:
-    """Narrow terminals show the stored sizes, and leave out those in memory."""
-    return show.width() < _NARROW
-
-
-class _ItemTable(show.TextTable):
-    """A table of names, more columns, and sizes."""
-
-    def __init__(self, heading: str, *more: str) -> None:
-        sizes = ("stored", "ratio") if _narrow() else ("in memory", "stored", "ratio")
-        super().__init__(heading, *more, *sizes, right=_NUMBERS)
-        self._sizes = len(sizes)
-
-    def add(self, name: str, tally: Tally, *more: str) -> None:
-        raw = size_text(tally.raw_bytes) if tally.tensors else "-"
-        sizes = raw, size_text(tally.stored_bytes + tally.object_bytes), ratio_text(tally.ratio)
-        self.row(name, *more, *sizes[-self._sizes :])
+def _sizes(tally: Tally) -> tuple[str, str, str]:
+    raw = size_text(tally.raw_bytes) if tally.tensors else "-"
+    return raw, size_text(tally.stored_bytes + tally.object_bytes), ratio_text(tally.ratio)
 
 
 def _about(item: Item) -> tuple[str, str]:
@@ -197,19 +180,16 @@ def flags(statistics: Statistics) -> str:
 
 
 class ValueTable(show.TextTable):
-    """A table of statistics, with a row for each tensor. A narrow terminal gets fewer columns, to make room for names.
-    `title` is the heading of the names; `more` are further headings.
+    """A table of statistics, with a row for each tensor. `title` is the heading of the names; `more` are further
+    headings.
     """
 
     def __init__(self, title: str, *more: str) -> None:
-        self._shown = [place for place, name in enumerate(HEADINGS) if not _narrow() or name != "mean"]
-        headings = [HEADINGS[place] for place in self._shown]
-        super().__init__(title, *more, *headings, "distribution", right=headings)
+        super().__init__(title, *more, *HEADINGS, "distribution", right=HEADINGS, spare=(*more, "mean"))
 
     def add(self, name: str, statistics: Statistics | None, *more: str, style: str = "") -> None:
-        figures = cells(statistics)
-        bars = distribution(statistics.histogram if statistics else None, BARS // 2 if _narrow() else BARS)
-        self.row(name, *more, *(figures[place] for place in self._shown), bars, style=style)
+        bars = distribution(statistics.histogram if statistics else None)
+        self.row(name, *more, *cells(statistics), bars, style=style)
 
 
 def cells(statistics: Statistics | None) -> tuple[str, ...]:
@@ -237,13 +217,13 @@ def share(part: int, whole: int) -> str:
     return f"{percent:.1f} %" if 0.05 <= percent < 99.95 else "<0.1 %" if percent < 50 else ">99.9 %"
 
 
-def distribution(histogram: Histogram | None, bars: int = BARS) -> str:
+def distribution(histogram: Histogram | None) -> str:
     """A histogram in one line, a character for each bar, and a mark at an end beyond which there are more numbers."""
     if histogram is None:
         return ""
     blocks, outside = (_BLOCKS, _OUTSIDE) if show.can_show(_BLOCKS + _OUTSIDE) else (_PLAIN, _PLAIN_OUTSIDE)
     counts = list(histogram.counts)
-    while len(counts) > bars:
+    while len(counts) > BARS:
         counts = [sum(counts[place : place + 2]) for place in range(0, len(counts), 2)]
     most, levels = max(counts) or 1, len(blocks) - 1
     drawn = "".join(blocks[-(-count * levels // most)] for count in counts)

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
 
 from streamxf.cli.exits import FAILED, FINE, with_options
@@ -135,14 +136,18 @@ def can_show(characters: str) -> bool:
 class TextTable:
     """Rows of cells under headings; those in `right` stand over numbers. Cells may have anything in them.
 
-    On a terminal that is too narrow, cells under the headings in `fold`, by default the first, are folded between words
-    and behind dots. Where that is not enough, each row becomes a paragraph.
+    A terminal that is too narrow gets none of the columns in `spare`, the first of them first; then cells under the
+    headings in `fold`, by default the first, are folded between words and behind dots. Where that is not enough, each
+    row becomes a paragraph.
     """
 
-    def __init__(self, *headings: str, right: Collection[str] = (), fold: Collection[str] = ()) -> None:
+    def __init__(
+        self, *headings: str, right: Collection[str] = (), fold: Collection[str] = (), spare: Iterable[str] = ()
+    ) -> None:
         self._headings = headings
         self._right = [heading in right for heading in headings]
         self._fold = [heading in (fold or headings[:1]) for heading in headings]
+        self._spare = [headings.index(heading) for heading in spare]
         self._rows: list[tuple[Sequence[str], str]] = [(headings, "bold")]
 
     def row(self, *cells: str, style: str = "") -> None:
@@ -150,35 +155,39 @@ class TextTable:
 
     def print(self) -> None:
         widths = self._widths()
-        if widths is None:
-            say("\n" + "\n".join(self._paragraphs()) + "\n", wrap=False)
-            return
         print()
-        for number, (cells, style) in enumerate(self._rows):
-            folded = [_folded(cell, limit) for cell, limit in zip(cells, widths, strict=True)]
-            for at in range(max(map(len, folded))):
-                parts = [lines[at] if at < len(lines) else "" for lines in folded]
-                padded = (_padded(*each) for each in zip(parts, widths, self._right, strict=True))
+        for number, (cells, style) in enumerate(self._rows if widths else ()):
+            folded = [_folded(cells[column], limit) for column, limit in widths.items()]
+            for parts in zip_longest(*folded, fillvalue=""):
+                padded = (
+                    " " * (limit - _cells(text)) + text if self._right[column] else text + " " * (limit - _cells(text))
+                    for text, (column, limit) in zip(parts, widths.items(), strict=True)
+                )
                 say(" " + "  ".join(padded).rstrip(), style, wrap=False)
             if not number:
-                print(" " + ("─" if can_show("─") else "-") * (sum(widths) + 2 * len(widths) - 2))
+                print(" " + ("─" if can_show("─") else "-") * (sum(widths.values()) + 2 * len(widths) - 2))
+        if not widths:
+            say("\n".join(self._paragraphs()), wrap=False)
         print()
 
-    def _widths(self) -> list[int] | None:
-        """Of the columns; None if they have no room."""
-        columns = list(zip(*(cells for cells, _ in self._rows), strict=True))
-        widths = [max(map(_cells, column)) for column in columns]
-        least = [
-            max(_cells(piece.rstrip()) for cell in column for piece in _PIECE.findall(cell) or [""])
-            if fold
+    def _widths(self) -> dict[int, int]:
+        """Of the columns that are shown, by their numbers; empty if they have no room."""
+        columns = dict(enumerate(zip(*(cells for cells, _ in self._rows), strict=True)))
+        widths = {number: max(map(_cells, column)) for number, column in columns.items()}
+        for number in self._spare:
+            if _excess(widths) > 0:
+                del widths[number]
+        least = {
+            number: max(_cells(piece.rstrip()) for cell in columns[number] for piece in _PIECE.findall(cell) or [""])
+            if self._fold[number]
             else natural
-            for column, natural, fold in zip(columns, widths, self._fold, strict=True)
-        ]
-        for _ in range(sum(widths) + 2 * len(widths) - 1 - width()):
-            spare = [natural - smallest for natural, smallest in zip(widths, least, strict=True)]
-            if not max(spare):
-                return None
-            widths[spare.index(max(spare))] -= 1
+            for number, natural in widths.items()
+        }
+        for _ in range(_excess(widths)):
+            widest = max(widths, key=lambda number: widths[number] - least[number])
+            if widths[widest] == least[widest]:
+                return {}
+            widths[widest] -= 1
         return widths
 
     def _paragraphs(self) -> Iterator[str]:
@@ -189,6 +198,11 @@ class TextTable:
             yield from (f"  {name}: {cell}" for name, cell in zip(self._headings[1:], others, strict=True) if cell)
 
 
+def _excess(widths: Mapping[int, int]) -> int:
+    """Columns of the terminal that a table of these widths would need beyond those that there are."""
+    return sum(widths.values()) + 2 * len(widths) - 1 - width()
+
+
 def _cells(text: str) -> int:
     """How many columns of a terminal a text takes: letters of some scripts take two."""
     if text.isascii():
@@ -196,11 +210,6 @@ def _cells(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
-
-
-def _padded(text: str, columns: int, right: bool) -> str:
-    blanks = " " * (columns - _cells(text))
-    return blanks + text if right else text + blanks
 
 
 def _folded(text: str, columns: int) -> list[str]:

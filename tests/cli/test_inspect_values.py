@@ -129,8 +129,8 @@ def test_at_a_terminal_it_stands_out_in_colour(tmp_path: Path):
     path = write(tmp_path / "x", "safetensors")
     code, shown = at_terminal(["inspect", path, "--values"])
     assert code == 0
-    assert "\x1b[1;31m2 NaN, 1 Inf\x1b[0m" in shown
-    assert "\x1b[1;33mall zeros\x1b[0m" in shown
+    assert "\x1b[1;31m  2 NaN, 1 Inf of 100 elements" in shown
+    assert "\x1b[1;33m  all zeros" in shown
     assert all(len(line) <= 81 for line in shown.split("distribution")[1].splitlines() if "\x1b" not in line)
     _, fine = at_terminal(["inspect", write(tmp_path / "y", "safetensors", broken=False), "--values"])
     assert "\x1b[1;32mno NaN, no infinities, no tensor of zeros\x1b[0m" in fine
