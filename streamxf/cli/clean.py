@@ -16,7 +16,7 @@ def clean(
     dry_run: bool = options.DRY_RUN,
     min_age: float | None = options.value(
         "TIME",
-        "The minimum age of a leftover: 90s, 30m, 2h, 1d. By default 0 where a lock keeps saves away, and 1d in object "
+        "Minimum age of a leftover: 90s, 30m, 2h, 1d. By default 0 where a lock keeps saves away, and 1d in object "
         "stores and network file systems.",
         parser=units.seconds,
     ),
@@ -25,10 +25,10 @@ def clean(
     keys: options.Keys,
     out: Output,
 ) -> int:
-    """Remove what failed and killed saves left in a checkpoint's folder.
+    """Remove leftovers of failed and killed saves from a checkpoint's folder.
 
-    It lists these files, and asks first. The checkpoint's own files stay, and so do files that no writer makes. The
-    next save removes leftovers, too. If the checkpoint is incomplete, nothing is removed.
+    It lists these files, and asks first. The checkpoint's own files stay, and so do files that streamxf did not write.
+    The next save removes leftovers, too. If the checkpoint is incomplete, nothing is removed.
 
     Examples:
     streamxf clean /checkpoints/step-1000 --dry-run

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def codecs(*, out: show.Output) -> int:
     """List the codecs and key providers that are installed, the packages that they come from, and whether they load.
 
-    Loading imports the packages of third parties in this process. The column "runs" says whether FloatZip's compiled
-    kernel is used or numpy, which is slower and reads and writes the same.
+    Loading imports the packages of third parties in this process. The column "runs" says whether FloatZip uses its
+    compiled kernel, or NumPy, which is slower with the same results.
 
     Examples:
     streamxf codecs

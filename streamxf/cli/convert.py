@@ -21,10 +21,10 @@ def pack(
 ) -> int:
     """Write a .safetensors or torch.save file, a folder or a stock DCP checkpoint as a checkpoint of streamxf.
 
-    Of a folder, all regular files are packed, also in the folders below it: tensors as tensors, whatever file holds
-    them, everything else as bytes, and unpack writes them again, byte for byte. A link to a file is packed as that
-    file; anything else is left out and named. Workers read and encode block by block, so memory does not depend on the
-    size of the model.
+    All regular files of a folder are packed, including those in subfolders: tensors as tensors, whatever file holds
+    them, everything else as bytes; unpack writes them again, byte for byte. A link to a file is packed as that file;
+    anything else is left out and named. Workers read and encode block by block, so memory does not depend on the size
+    of the model.
 
     If the command fails or is killed, the same command resumes.
 
@@ -59,7 +59,7 @@ def unpack(
         "Lightning or torchtitan saved."
     ),
     skip_objects: bool = options.flag("Leave out non-tensor objects if the format has no place for them."),
-    overwrite: bool = options.flag("Replace an existing target; of folders only Hugging Face ones."),
+    overwrite: bool = options.flag("Replace an existing file or Hugging Face folder."),
     *,
     access: options.Access,
     out: Output,
@@ -70,7 +70,7 @@ def unpack(
     the model of a packed folder is written. Tensors are written block by block, so memory does not depend on the size
     of the model.
 
-    A local TARGET takes its place when all of it is written. If the command fails or is killed, the same command starts
+    A local TARGET appears only once it is complete. If the command fails or is killed, the same command starts
     over.
 
     Examples:
@@ -103,7 +103,7 @@ def transcode(
     target: str | None = options.argument("[TARGET]", "The copy's folder, or its URL.", None),
     *,
     written: options.Written,
-    in_place: bool = options.flag("Replace the source, once all of the new checkpoint is written."),
+    in_place: bool = options.flag("Replace the source once the new checkpoint is complete."),
     overwrite: bool = options.OVERWRITE,
     file_size: str = options.FILE_SIZE,
     access: options.Access,
@@ -111,8 +111,8 @@ def transcode(
 ) -> int:
     """Copy a DCP checkpoint through another chain.
 
-    Items are copied block by block, with all checks of a load; no tensor is held whole, except one that a stream
-    transform of torch's made. Names, shards and objects stay as they are.
+    Items are copied block by block, with all the checks of a load; only tensors that went through one of torch's
+    stream transforms are held in memory as a whole. Names, shards and objects stay as they are.
 
     If the command fails or is killed, the same command resumes. With --in-place the old checkpoint loads until the new
     one does; both need space until then.

@@ -39,8 +39,8 @@ def demo(
     """Save and load a real model, compare it in a second process, and damage it.
 
     The weights of all-MiniLM-L6-v2 are saved and loaded in fp32 and bf16, by stock DCP and through a chain. A second
-    process, which is given path and key only, compares the checkpoint with the model. Then one bit is flipped, and a
-    load has to find it.
+    process, which gets only path and key, compares the checkpoint with the model. Then one bit is flipped, and verify
+    must find it.
 
     Examples:
     streamxf demo --runs 1

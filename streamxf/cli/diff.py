@@ -25,7 +25,7 @@ def diff(
     top: int = options.value("N", "How many items of each kind to list; --json has all.", 20, min=0),
     values: bool = options.flag("Show statistics of B minus A: range, mean, standard deviation and distribution."),
     plain_a: bool = options.flag("A is not encrypted: the keys are for B alone."),
-    plain_b: bool = options.flag("The same of B."),
+    plain_b: bool = options.flag("The same for B."),
     *,
     access: options.Access,
     out: show.Output,
@@ -33,10 +33,9 @@ def diff(
     """Compare two checkpoints of any formats: what was added, removed or changed, and how far.
 
     Tensors are the same if all their bits are. An element that became NaN, or is NaN with other bits, has no distance
-    and is counted separately. A folder that was packed is compared with a folder, or with another packed one, file by
-    file. Otherwise only tensors and objects are compared, so a checkpoint is the same as the file that it was packed
-    from; it says what was not compared. An item that cannot be read is listed with the reason, and the others are
-    compared.
+    and is counted separately. A packed folder is compared with a folder, or with another packed one, file by file.
+    Otherwise only tensors and objects are compared, so a checkpoint equals the file that it was packed from; the report
+    lists anything not compared. An item that cannot be read is listed with the reason.
 
     Exit codes: 0 the same; 1 different, or damaged; 2 it could not start.
 

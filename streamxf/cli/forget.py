@@ -49,41 +49,38 @@ def forget(
     run: str = options.RUN,
     keep: list[str] | None = options.value(
         "RULES",
-        "What stays, as in last=3,every=1000. last=N: the newest N by their steps. hourly=N: the newest of each of the "
-        "last N hours, in UTC, that have checkpoints, and while there are fewer of these, the oldest checkpoint, too; "
-        "daily, weekly (from Monday), monthly and yearly likewise. within=TIME: what was saved within this time before "
-        "the newest, as 30m, 2h, 7d. best=N: the N with the best values of --metric. every=K: steps that K divides, "
-        "for ever; step=N: this step, for ever. N may be unlimited. May be given several times.",
+        "What to keep, such as last=3,every=1000; repeatable. last=N: the newest N, by step. hourly=N: the newest of "
+        "each of the last N hours (UTC) with checkpoints, and the oldest checkpoint while there are fewer; daily, "
+        "weekly (from Monday), monthly and yearly likewise. within=TIME: saved within this time before the newest, "
+        "such as 30m, 2h, 7d. best=N: the N best by --metric. every=K: steps divisible by K, permanently; step=N: this "
+        "step, permanently. N may be unlimited.",
         callback=_checked,
     ),
     metric: str | None = options.value(
         "NAME[:max]",
-        "What best=N compares, the lowest values being the best, or with NAME:max the highest; streamxf list shows the "
-        "names.",
+        "The metric for best=N; lower is better, or with NAME:max higher. streamxf list shows the names.",
     ),
     max_size: int | None = options.value(
         "SIZE",
-        "Remove the oldest until the rest takes at most this, 2TB for one; the best last, and never what is kept for "
-        "ever.",
+        "Remove the oldest until the rest takes at most this, such as 2TB; the best go last, and permanent ones never.",
         parser=units.size,
     ),
     max_age: float | None = options.value(
         "TIME",
-        "Remove what was saved longer than this before the newest, 30d for one, unless it is kept for ever.",
+        "Remove checkpoints saved longer than this before the newest, such as 30d, except permanent ones.",
         parser=units.seconds,
     ),
     extras: Literal["keep", "remove"] | None = options.value(
         "HOW",
-        "Whether other files in the folder of a checkpoint that is removed stay (keep), which is the default, or go "
-        "with it (remove).",
+        "What happens to other files in the folder of a removed checkpoint: keep, the default, or remove.",
     ),
     verify: options.Verify = options.VERIFY,
     dry_run: bool = options.DRY_RUN,
     replay: bool = options.flag(
-        "Remove nothing; show what the rules would have removed after each save, of the checkpoints that are there."
+        "Remove nothing; of the checkpoints that exist, show which the rules would have removed after each save."
     ),
     yes: bool = options.YES,
-    unverified: bool = options.flag("Count, and remove, what the given keys do not verify, too."),
+    unverified: bool = options.flag("Also count and remove checkpoints that the given keys do not verify."),
     *,
     keys: options.Keys,
     run_id: str | None = options.RUN_ID,
@@ -91,15 +88,15 @@ def forget(
 ) -> int:
     """Remove the checkpoints of a training run that no rule keeps.
 
-    It lists what goes, and what stays and why, and asks first. Any one rule is enough for a checkpoint to stay. In any
-    case the newest stays, the newest that passes the check of --verify, what a CheckpointManager or streamxf.hold is
-    reading, what a link in the run's folder leads to, and what belongs to another run or was saved under another name.
-    With keys, so does what these do not verify. If nothing passes the check, nothing is removed.
+    It lists what goes and what stays, with reasons, and asks first. One rule is enough to keep a checkpoint. These
+    always stay: the newest; the newest that passes --verify; checkpoints that a CheckpointManager or streamxf.hold is
+    reading; targets of links in the run's folder; checkpoints of other runs, or saved under another name; with keys,
+    those that the keys do not verify. If no checkpoint passes the check, nothing is removed.
 
-    Without any rule, it lists what the job's own rules would remove, which the newest verified checkpoint has recorded;
-    --yes follows them if the given keys authenticate them.
+    Without rules, it lists what the job's own rules would remove, as recorded in the newest verified checkpoint; --yes
+    applies them if the given keys authenticate them.
 
-    A removal that was killed leaves nothing that could be resumed from by mistake; the next one finishes it.
+    An interrupted removal leaves nothing that a job could resume from by mistake; the next one finishes it.
 
     Examples:
     streamxf forget /checkpoints/run-7 --keep last=3,every=10000 --dry-run

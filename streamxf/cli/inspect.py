@@ -53,11 +53,11 @@ def inspect(
     access: options.Access,
     out: show.Output,
 ) -> int:
-    """Show what is in a checkpoint: chains, items, sizes, ratios, and who wrote it.
+    """Show the contents of a checkpoint: chains, items, sizes, ratios, and who wrote it.
 
-    It may be a checkpoint of streamxf or of stock DCP, a .safetensors or torch.save file, a Hugging Face folder, or a
-    file that streamxf.open wrote. Only metadata is read, and no keys are needed. With --values, all tensors are read as
-    well.
+    PATH is a checkpoint of streamxf or of stock DCP, a .safetensors or torch.save file, a Hugging Face folder, or a
+    file that streamxf.open wrote. Only metadata is read, and no keys are needed. With --values, all tensors are read,
+    too.
 
     The ratio is stored bytes divided by bytes in memory, of tensors.
 

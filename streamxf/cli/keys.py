@@ -18,8 +18,8 @@ def keygen(
     file: str = options.argument("FILE", "The file for the secret key; it must be new."),
     kind: Kind = options.value(
         "KIND",
-        "symmetric: one secret writes and reads. hybrid: a pair, whose public half writes and whose private half "
-        "reads, also safe from quantum computers; x25519: the same without that. signing: shows who wrote.",
+        "symmetric: one secret writes and reads. hybrid: a key pair, whose public half writes and whose private half "
+        "reads, safe against quantum computers; x25519: the same without that. signing: proves who wrote.",
         "symmetric",
     ),
     public: str | None = options.value(
@@ -31,7 +31,7 @@ def keygen(
     *,
     out: Output,
 ) -> int:
-    """Make a new key.
+    """Generate a key.
 
     The secret is written to the file, which only you can read, and nowhere else. Keep a copy in a safe place: without
     its key a checkpoint is lost.
@@ -84,16 +84,15 @@ def _public_place(file: str, kind: Kind, public: str | None) -> str | None:
 
 def rekey(
     path: str = options.PATH,
-    to: list[Any] = options.location("Who may read from now on; may be given several times.", default=...),
+    to: list[Any] = options.location("Who can read from now on; repeatable.", default=...),
     *,
     terms: options.Terms,
     out: Output,
 ) -> int:
-    """Encrypt a checkpoint or a file for other keys, and for no one else.
+    """Change who can read a checkpoint or a file: exactly the given keys.
 
     Only a checkpoint's metadata is rewritten, in one step; data files keep their bytes. A file that streamxf.open wrote
-    is copied without being decrypted, and replaced in one step. Whoever could read before may have kept what it takes
-    to read the data as it is now.
+    is copied without being decrypted, and replaced in one step. Whoever could read before may have kept the data key.
 
     Examples:
     streamxf rekey /checkpoints/step-1000 --key file:old.key --to file:new.key
@@ -111,7 +110,7 @@ def rekey(
 
 def recipients(
     path: str = options.PATH,
-    add: list[Any] | None = options.location("A recipient to add; may be given several times."),
+    add: list[Any] | None = options.location("A recipient to add; repeatable."),
     remove: list[str] | None = options.value(
         "ID", "A recipient to remove: the id as listed, or the location of the key."
     ),
@@ -121,8 +120,8 @@ def recipients(
 ) -> int:
     """List who may read a checkpoint or a file, and add or remove recipients.
 
-    Without a key the list is what the storage says, which may not be true. Only keys are rewritten; whoever could read
-    before may have kept what it takes to read the data as it is now.
+    Without a key the list is not authenticated. Only wrapped keys are rewritten; whoever could read before may have
+    kept the data key.
 
     Examples:
     streamxf recipients /checkpoints/step-1000

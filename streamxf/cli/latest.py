@@ -16,18 +16,18 @@ def latest(
     verify: options.Verify = options.VERIFY,
     best: str | None = options.value(
         "METRIC[:max]",
-        "Not the newest, but the one with the lowest value of this metric, or with METRIC:max the highest.",
+        "Instead of the newest, the one with the lowest value of this metric, or with METRIC:max the highest.",
     ),
     *,
     keys: options.Keys,
-    ranks: int | None = options.value("N", "How many ranks saved, where each has metadata of its own.", min=1),
+    ranks: int | None = options.value("N", "Number of ranks that saved, if each has its own metadata.", min=1),
     run_id: str | None = options.RUN_ID,
     out: show.Output,
 ) -> int:
     """Print the path of the newest checkpoint of a run that can be resumed from.
 
-    It goes from the newest complete one to older ones until one passes the check, and says on stderr which it passed
-    over, and why. The exit code is 1 if there is none.
+    It tries complete checkpoints, the newest first, until one passes the check, and reports on stderr which it passed
+    over and why. The exit code is 1 if there is none.
 
     Examples:
     streamxf latest /checkpoints/run-7

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def list(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: show.Output) -> int:
     """List the checkpoints of a training run, the oldest first.
 
-    Own checkpoints name this run and their folder; unclaimed ones name no run, since no CheckpointManager saved them;
-    foreign ones name another run or folder, since they were copied or renamed, and are never resumed from by
-    themselves. Unfinished ones belong to a save that is under way, or was killed. Nothing is verified.
+    Kinds: own checkpoints name this run and their folder; unclaimed ones name no run, since no CheckpointManager saved
+    them; foreign ones name another run or folder, since they were copied or renamed, and are never resumed from
+    automatically; unfinished ones belong to a save in progress, or one that was killed. Nothing is verified.
 
-    Checkpoints of other formats are listed where there is no complete one of DCP, as latest takes them only then.
+    Checkpoints of other formats are listed only if there is no complete DCP checkpoint, as for latest.
 
     Examples:
     streamxf list /checkpoints/run-7

@@ -123,30 +123,28 @@ def codecs_behind(incomplete: str) -> list[str]:
 
 PATH = argument(
     "PATH",
-    "A checkpoint's folder or file, or its URL (s3://...; options of the storage come from fsspec's own "
-    "configuration, FSSPEC_S3_ENDPOINT_URL for one).",
+    "A checkpoint's folder or file, or its URL (s3://...; storage options come from fsspec's configuration, such as "
+    "FSSPEC_S3_ENDPOINT_URL).",
     callback=existing,
 )
 RUN = argument("RUN", "A training run's folder, with a folder for each checkpoint, or its URL.", callback=existing)
 TARGET = argument("TARGET", "The new checkpoint's folder, or its URL.")
-ONLY = value("PATTERN", "Only items whose names match, as '*.weight'; may be given several times.")
+ONLY = value("PATTERN", "Only items whose names match, such as '*.weight'; repeatable.")
 OVERWRITE = flag("Replace an existing checkpoint.")
 FILE_SIZE = value(
-    "SIZE", "Bytes in one data file, before the chain: at most as much is done again after a kill.", "256MiB"
+    "SIZE", "Size of one data file, before the chain: at most this much is repeated after an interruption.", "256MiB"
 )
 SAVE_IDS = value("ID", "The only acceptable save.")
 DRY_RUN = flag("Remove nothing; list what would be removed.", "--dry-run", "-n")
 YES = flag("Remove without asking.")
 VERIFY = value(
     "HOW",
-    "What has to be intact for a checkpoint to count as good: its metadata and the sizes of its files, a sample of its "
-    "tensors as well, or all of it.",
+    "What must be intact for a checkpoint to count as good: its metadata and file sizes (none), a sample of its tensors "
+    "too (sample), or everything (whole).",
     "sample",
 )
 Verify = Literal["none", "sample", "whole"]
-RUN_ID = value(
-    "ID", "Which run is meant, if the folder holds checkpoints of several; streamxf list --json shows the ids."
-)
+RUN_ID = value("ID", "Which run, if the folder has checkpoints of several; streamxf list --json shows the ids.")
 
 
 # -- groups ----------------------------------------------------------------------------------------
@@ -160,20 +158,20 @@ Keys = dict[str, Any]
 Terms = dict[str, Any]
 """The same of what recipients are changed with."""
 Several = list[Any] | None
-_SIGNER = (Any, location("The signing key that vouches for it (file:..., env:...)."))
+_SIGNER = (Any, location("Signing key (file:..., env:...)."))
 _KEYS: dict[str, tuple[Any, Any]] = {
     "key": (
         Several,
         location(
-            "Where a key is: file:PATH, env:VARIABLE, aws-kms:ARN, a location of an installed provider, or prompt. "
-            "May be given several times. Never the key itself: other users could read it.",
+            "Location of a key: file:PATH, env:VARIABLE, aws-kms:ARN, that of an installed provider, or prompt. "
+            "Repeatable. Never the key itself, which other users could see.",
             "--key",
             "-k",
             envvar=KEYS_VARIABLE,
         ),
     ),
     "trust": (Several, location("The public key of a trusted signer (file:..., env:...).")),
-    "allow_unsigned": (bool, flag("Accept what a private key opens without a signature.")),
+    "allow_unsigned": (bool, flag("Accept checkpoints that a private key opens and nobody signed.")),
 }
 _GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
     "keys": _KEYS,
@@ -187,8 +185,8 @@ _GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
             int,
             value(
                 "N",
-                "How many times as much as is stored may be decoded, compared or printed; 256 MiB is always allowed. A "
-                "checkpoint that is nearly all zeros may need more.",
+                "Limit on what a checkpoint may expand to, as a multiple of its stored size; 256 MiB is always allowed. "
+                "Checkpoints that are mostly zeros may need more.",
                 MAX_EXPANSION,
                 min=1,
             ),
@@ -197,7 +195,7 @@ _GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
     "terms": {
         **_KEYS,
         "signer": _SIGNER,
-        "vouch": (bool, flag("Vouch for a checkpoint that anyone could have written, since it is not signed.")),
+        "vouch": (bool, flag("Vouch for an unsigned checkpoint, which anyone could have written.")),
         "expect_save_id": (list[str] | None, SAVE_IDS),
     },
     "written": {
@@ -205,15 +203,15 @@ _GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
             str | None,
             value(
                 "CHAIN",
-                "The codecs to store with, such as floatzip, zstd:level=3+checksum or floatzip+encrypt; '' for none. "
-                "By default floatzip, and with --encrypt-to floatzip+encrypt. streamxf codecs lists them.",
+                "Codecs to store with, such as floatzip, zstd:level=3+checksum or floatzip+encrypt; '' for none. By "
+                "default floatzip, and with --encrypt-to floatzip+encrypt. streamxf codecs lists them.",
                 autocompletion=codecs_behind,
             ),
         ),
-        "encrypt_to": (Several, location("A key that may read what is written; may be given several times.")),
+        "encrypt_to": (Several, location("A key that can read the result; repeatable.")),
         "signer": _SIGNER,
     },
-    "out": {"json": (bool, flag("Print JSON, for scripts; progress is not shown."))},
+    "out": {"json": (bool, flag("Print JSON, without progress."))},
 }
 
 

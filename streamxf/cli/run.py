@@ -97,8 +97,7 @@ def _discard(stream: TextIO) -> None:
 
 def _options_of(command: Any) -> dict[str, str]:
     found = {each.name: each.opts[0] for each in command.params if each.opts[0][0] == "-"} if command else {}
-    rules = {name.removeprefix("keep_"): option for name, option in found.items() if name.startswith("keep_")}
-    return rules | found | ({"keys": found["key"]} if "key" in found else {})
+    return found | ({"keys": found["key"]} if "key" in found else {})
 
 
 def _failed(command: str, error: BaseException, arguments: list[str]) -> int:

@@ -12,17 +12,16 @@ from streamxf.errors import ParameterError
 def salvage(
     path: str = options.PATH,
     target: str = options.TARGET,
-    partial: bool = options.flag("Include tensors of which only some shards are intact: the rest is zero."),
-    rank: int | None = options.value("N", "Whose metadata to use, where each rank has its own.", min=0),
-    merge_ranks: bool = options.flag("Where each rank has metadata of its own: you know that all belong to one save."),
+    partial: bool = options.flag("Include tensors with damaged shards: these are zero."),
+    rank: int | None = options.value("N", "Whose metadata to use, if each rank has its own.", min=0),
+    merge_ranks: bool = options.flag("Confirm that all ranks' metadata files belong to one save."),
     without_metadata: bool = options.flag(
-        "Find items in the data files, if the metadata cannot be used. You then vouch that no data file is missing, "
-        "and that none was added."
+        "Find items in the data files if the metadata is unusable. You confirm that no data file is missing or was "
+        "added."
     ),
     writer_id: list[str] | None = options.value(
         "ID",
-        "With --without-metadata: the 32 digits in the names of files that belong to the save, if there are files of "
-        "several.",
+        "With --without-metadata: the 32 digits in the names of the save's files, if there are files of several saves.",
     ),
     *,
     written: options.Written,
@@ -30,10 +29,10 @@ def salvage(
     expect_save_id: list[str] | None = options.SAVE_IDS,
     out: show.Output,
 ) -> int:
-    """Save the intact items of a damaged checkpoint as a new one, and list what is lost.
+    """Save the intact items of a damaged checkpoint as a new one, and list the lost ones.
 
-    Each item is checked by itself, as in a load, so the new checkpoint holds what was saved. One or two items are in
-    memory at a time. The damaged checkpoint is not changed, and is read twice. It exits with 1 if anything is lost.
+    Each item is checked as in a load, so the new checkpoint holds only what was saved. One or two items are in memory
+    at a time. The damaged checkpoint is read twice and not changed. The exit code is 1 if anything is lost.
 
     Examples:
     streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged

@@ -35,37 +35,37 @@ def tune(
     ),
     bandwidth: float | None = options.value(
         "RATE",
-        "Of the storage: 500MB/s, 2GB/s. By default the disk is measured, by writing random data for two seconds.",
+        "Bandwidth of the storage: 500MB/s, 2GB/s. By default the disk is measured by writing for two seconds.",
         parser=units.rate,
     ),
     at: str | None = options.value(
         "FOLDER",
-        "Whose disk to measure, by default the folder of PATH; with --runs, where to save, in a temporary folder, by "
-        "default in the current one.",
+        "Where to measure the disk, by default the folder of PATH; with --runs, where to save, in a temporary folder, by "
+        "default the current one.",
     ),
     runs: int | None = options.value("N", "Save and load by each chain N times, instead of an estimate.", min=1),
     size: int | None = options.value("SIZE", "With --runs: how much to save; 256MiB if not given.", parser=units.size),
     threads: int | None = options.value("N", "With --runs: the writer's thread_count; 1 if not given.", min=1),
     chain: list[str] | None = options.value(
         "CHAIN",
-        "A chain to try, such as floatzip or zstd:level=3+checksum+encrypt; '' for none. May be given several times; "
-        "by default some of each kind.",
+        "A chain to try, such as floatzip or zstd:level=3+checksum+encrypt; '' for none. Repeatable; by default some "
+        "of each kind.",
         autocompletion=options.codecs_behind,
     ),
-    encrypt: bool = options.flag("Let the default chains encrypt, too."),
-    workers: int | None = options.value("N", "Threads that code; by default as many as there are CPUs.", min=1),
+    encrypt: bool = options.flag("Add encryption to the default chains."),
+    workers: int | None = options.value("N", "Threads for coding; by default one for each CPU.", min=1),
     *,
     keys: options.Keys,
     out: Output,
 ) -> int:
     """Find out which chain suits this data and this storage.
 
-    Each chain codes a sample of the data, some MiB. From that and from the bandwidth follows what a save and a load of
-    all of it would take.
+    Each chain codes a sample of the data, a few MiB. The times of a save and a load of all of it are estimated from
+    that and the bandwidth.
 
-    With --runs, a part of the data is really saved and loaded. The chains take turns, after one round to warm up, and
-    medians count. Saves are synced to the disk, and loads read from it, not from the cache. Every load is compared bit
-    for bit. That needs disk space for its saves and memory for twice --size, and nothing else should be running.
+    With --runs, a part of the data is saved and loaded instead. The chains take turns, after one round to warm up, and
+    medians are shown. Saves are synced to the disk, and loads bypass the page cache. Every load is compared bit for
+    bit. That needs disk space for the saves and memory for twice --size, and an idle machine.
 
     Examples:
     streamxf tune model.safetensors --bandwidth 2GB/s

@@ -14,13 +14,13 @@ def verify(
     expect_save_id: list[str] | None = options.SAVE_IDS,
     out: show.Output,
 ) -> int:
-    """Read every byte of a checkpoint or file, and say what is damaged.
+    """Read every byte of a checkpoint or file, and report damage.
 
-    A file that streamxf.open wrote is checked as a checkpoint is. Of a torch.save file the checksums of its records are
+    A file that streamxf.open wrote is checked like a checkpoint. Of a torch.save file, the checksums of its records are
     compared; a .safetensors file has none, so only its header is checked. A Hugging Face folder is checked shard by
-    shard, and what else a folder holds, such as a Trainer's checkpoint or a run, each part as what it is.
+    shard. In any other folder, such as a Trainer's checkpoint or a run, each checkpoint and file is checked.
 
-    Without keys everything is checked that needs none: accidents are found, deliberate changes are not.
+    Without keys, verify finds accidental damage, and not deliberate changes.
 
     Examples:
     streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key
