@@ -139,8 +139,8 @@ DRY_RUN = flag("Remove nothing; list what would be removed.", "--dry-run", "-n")
 YES = flag("Remove without asking.")
 VERIFY = value(
     "HOW",
-    "What must be intact for a checkpoint to count as good: its metadata and file sizes (none), a sample of its tensors "
-    "too (sample), or everything (whole).",
+    "What must be intact for a checkpoint to count as good: its metadata and file sizes (none), a sample of its "
+    "tensors too (sample), or everything (whole).",
     "sample",
 )
 Verify = Literal["none", "sample", "whole"]
@@ -185,8 +185,8 @@ _GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
             int,
             value(
                 "N",
-                "Limit on what a checkpoint may expand to, as a multiple of its stored size; 256 MiB is always allowed. "
-                "Checkpoints that are mostly zeros may need more.",
+                "Limit on what a checkpoint may expand to, as a multiple of its stored size; 256 MiB is always "
+                "allowed. Checkpoints that are mostly zeros may need more.",
                 MAX_EXPANSION,
                 min=1,
             ),

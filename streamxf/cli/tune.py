@@ -40,8 +40,8 @@ def tune(
     ),
     at: str | None = options.value(
         "FOLDER",
-        "Where to measure the disk, by default the folder of PATH; with --runs, where to save, in a temporary folder, by "
-        "default the current one.",
+        "Where to measure the disk, by default the folder of PATH; with --runs, where to save, in a temporary folder, "
+        "by default of the current one.",
     ),
     runs: int | None = options.value("N", "Save and load by each chain N times, instead of an estimate.", min=1),
     size: int | None = options.value("SIZE", "With --runs: how much to save; 256MiB if not given.", parser=units.size),
