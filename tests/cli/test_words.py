@@ -119,6 +119,17 @@ def test_cells_are_folded_where_that_is_enough(narrow: None, capsys: pytest.Capt
     assert ends == {lines[0].index("size") + 4}
 
 
+@pytest.mark.parametrize(("columns", "headings"), [(60, "name memory note size"), (40, "name note size")])
+def test_a_narrow_terminal_leaves_out_what_it_can_spare(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int, headings: str
+):
+    monkeypatch.setattr(show, "width", lambda: columns)
+    table = show.TextTable("name", "memory", "note", "size", spare=["memory"])
+    table.row("w" * 20, "1,000,000.0 MiB", "words", "12 bytes")
+    table.print()
+    assert capsys.readouterr().out.splitlines()[1].split() == headings.split()
+
+
 def test_of_a_trainers_folder_a_file_in_a_checkpoint_is_no_other(run: Run, tmp_path: Path):
     checkpoint = tmp_path / "hf" / "checkpoint-12"
     checkpoint.mkdir(parents=True)
