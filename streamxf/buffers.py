@@ -53,8 +53,8 @@ def write_all(file: Writable, data: Buffer) -> int:
 
 
 def mapped(size: int, flags: int = 0) -> mmap.mmap:
-    """Memory of this process: it takes none before it is touched, and the system has it back once it is dropped. What
-    malloc gave to many threads stays with them.
+    """Anonymous memory of this process: pages are taken when they are touched, and returned once it is dropped. Memory
+    that malloc gave to many threads stays with them.
     """
     return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
 
@@ -120,12 +120,12 @@ _local = threading.local()
 
 
 class borrowed(Generic[T]):
-    """Lend what ``factory(*arguments)`` made, to this thread and for as long as the ``with`` block runs.
+    """Lend an object of ``factory(*arguments)`` to this thread, for the length of the ``with`` block.
 
-    For compression contexts and workspaces, which are costly to make and must not be shared. What is given back is lent
+    For compression contexts and workspaces, which are costly to make and must not be shared. A returned object is lent
     again to the same thread. A thread is not enough as an owner: a signal's handler or a finalizer may run a codec in
-    the middle of another block of the same thread, and is lent another one. What an exception left in an unknown state
-    is not lent again.
+    the middle of another block of the same thread, and is lent another object. An exception may leave an object in an
+    unknown state, so it is not lent again.
     """
 
     __slots__ = ("_free", "_lent", "_make")

@@ -42,7 +42,7 @@ class Chain:
                 raise ChainError(f"a chain is made of streamxf codecs, and {codec!r} is not one")
             if encrypted and codec.role == "encryption":
                 raise ChainError(
-                    "a chain encrypts at most once: a second key adds no protection, and doubles what can be lost"
+                    "a chain encrypts at most once: a second key adds no protection, and is one more to lose"
                 )
             if encrypted and codec.role != "checksum":
                 raise ChainError(

@@ -1,8 +1,8 @@
-"""`Codec`, the base class of every codec, and what a codec is told about the block and the stream at hand.
+"""`Codec`, the base class of every codec, and the facts about block and stream that it is given.
 
 A codec is one reversible transform of a block of bytes. It is a frozen dataclass: its fields are its parameters, it
-holds no state of any stream, and one object is shared by all threads. What belongs to a stream (a derived key, a table)
-is made once by `Codec.start` and comes back with every block.
+holds no state of any stream, and one object is shared by all threads. `Codec.start` makes a stream's state (a derived
+key, a table) once, and it comes back with every block.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BlockInfo:
     - `index`, `last`: the block's number in its stream, from 0, and whether it is the last one.
     - `limit`: the most bytes that the codec may return. On decoding a codec must refuse to produce more *before* it
       takes memory for it.
-    - `state`: what the codec's own `Codec.start` returned for this stream.
+    - `state`: the result of the codec's own `Codec.start` for this stream.
     - `scratch`: ``scratch(size)`` returns `size` bytes of reused writable memory, valid until the block has left the
       chain. A codec that returns (a part of) it saves an allocation; using it is optional. A second call may return the
       same memory.
@@ -122,7 +122,7 @@ class Codec(abc.ABC):
         """
 
     def start(self, stream: StreamInfo) -> Any:
-        """Prepare what all blocks of one stream share, and all threads, so it must not change: ``info.state``."""
+        """Make ``info.state``, which all blocks of one stream and all threads share, so it must not change."""
         return None
 
     def renew(self) -> Self:
@@ -192,7 +192,7 @@ class Codec(abc.ABC):
 
     @classmethod
     def from_descriptor(cls, version: str) -> Self:
-        """Make the codec from what follows the name's slash in a descriptor."""
+        """Make the codec from the part of a descriptor behind the name's slash."""
         return cls.rebuild(Descriptor.parse(f"{cls.name}/{version}"))
 
     def get_descriptor(self) -> str:

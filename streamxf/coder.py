@@ -21,8 +21,8 @@ from streamxf.report import Meter
 
 
 class StreamCoder:
-    """A chain made ready for one stream: encodes and decodes its blocks, from any thread. `encryption` is what
-    `Codec.start` of the chain's `Encrypt` gave, if it was called already; `meter` is told how long each codec takes.
+    """A chain made ready for one stream: encodes and decodes its blocks, from any thread. `encryption` is the result of
+    `Codec.start` of the chain's `Encrypt`, if it was called already; `meter` counts the time of each codec.
     """
 
     def __init__(self, chain: Chain, stream: StreamInfo, encryption: Any = None, *, meter: Meter | None = None) -> None:

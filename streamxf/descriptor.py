@@ -30,9 +30,9 @@ class Descriptor:
 
     - `name`: such as ``streamxf.zstd``; at least two parts joined by dots, at most 64 characters.
     - `version`: 1 to 65535.
-    - `parameters`: what a decoder needs; sorted by key, without those that equal their defaults.
-    - `fragment`: what may change while the stored blocks stay: encoding parameters, and wrapped keys in the metadata of
-      torch's writers. Never bound to the data.
+    - `parameters`: those that a decoder needs, sorted by key, without those that equal their defaults.
+    - `fragment`: parameters that may change while the stored blocks stay: those for encoding, and wrapped keys in the
+      metadata of torch's writers. Never bound to the data.
     """
 
     name: str

@@ -4,15 +4,15 @@ All streams of a process share one pool of threads, one for each usable CPU: com
 so threads suffice. A `Pipeline` is one stream's view of it: jobs run in any order, results come out in the order of
 submission, and the first error cancels the rest.
 
-What is in flight is bounded for the whole process, however many streams there are: at most ``2 x workers + 2``
+Jobs in flight are bounded for the whole process, however many streams there are: at most ``2 x workers + 2``
 unfinished jobs, and `MAX_BYTES_IN_FLIGHT` of memory that jobs, their results and the workers hold. A stream that finds
-no room takes out its own oldest result first, and one job of each stream is always let in, so streams cannot block each
-other. A thread is started when there is a job for it, so what threads keep is bounded by that, too.
+no room takes out its own oldest result first, and one job of each stream is always admitted, so streams cannot block
+each other. A thread is started when there is a job for it, so the memory of threads is bounded by that, too.
 
 An exception may come at any instant in the thread that submits (Ctrl-C, a signal's handler), and the garbage collector
 may run this code inside of itself. So no state here takes two steps to change: a change is one call into C, a lock is
-held only by code that a later call can repeat, and what a job holds is returned when the job is no more, even if
-everybody forgot it.
+held only by code that a later call can repeat, and a job's share is returned when the job is collected, even if nobody
+waits for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_BYTES_IN_FLIGHT = 64 * 2**20
 VARIABLE = "STREAMXF_WORKERS"
 
 _LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
-_WORKSPACE = 2  # times the bytes of a job, while it is unfinished: what codecs make of a block, and their own memory
+_WORKSPACE = 2  # times the bytes of a job, while it is unfinished: the results and workspaces of codecs
 _MOST = 4096  # workers
 _BUSY = 4  # jobs that may be unfinished at the same time, however much their codecs take
 
@@ -45,8 +45,8 @@ def usable_cpus() -> int:
 
 
 def worker_count() -> int:
-    """How many workers the process has: what ``STREAMXF_WORKERS`` says, or as many as it may use CPUs, of which it
-    shares those of the machine with the ranks that a launcher has started there. Raises ParameterError.
+    """How many workers the process has: ``STREAMXF_WORKERS``, or the CPUs that it may use, at most its share of the
+    machine among the ranks that a launcher has started there. Raises ParameterError.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted:
@@ -107,7 +107,7 @@ class Job(Generic[T]):
             self._over.acquire()
 
     def result(self, timeout: float = -1) -> T:
-        """Wait for the call at most `timeout` seconds, and return or raise what it did; or TimeoutError."""
+        """Wait for the call at most `timeout` seconds, and return its result or raise its error; or TimeoutError."""
         if not self.finished and not self._over.acquire(timeout=timeout):
             raise TimeoutError(f"the job did not end within {timeout} s")
         error, self._error = self._error, None  # its traceback is about to refer back to here
@@ -121,7 +121,7 @@ class Job(Generic[T]):
 
 
 class _Tally:
-    """What jobs hold of one thing. Each change is one call into C; an entry goes by itself when its job is no more."""
+    """Jobs' shares of one resource. Each change is one call into C; an entry goes when its job is collected."""
 
     def __init__(self) -> None:
         self._held: dict[ref[Job[Any]], int] = {}
@@ -130,7 +130,7 @@ class _Tally:
         self._held[ref(job, self._held.pop)] = amount
 
     def remove(self, job: Job[Any]) -> None:
-        """Return what `job` holds; doing so twice is fine."""
+        """Return the share of `job`; doing so twice is fine."""
         self._held.pop(ref(job), None)
 
     def total(self) -> int:
@@ -164,7 +164,7 @@ class JobBudget:
 
     @property
     def bytes(self) -> int:
-        """What jobs and their results hold."""
+        """Memory that jobs and their results hold."""
         return self._held.total()
 
     def take(self, job: Job[Any], *, always: bool) -> bool:
@@ -253,7 +253,7 @@ def _work(jobs: SimpleQueue[Job[Any]], finished: Callable[[Job[Any]], None]) -> 
     while True:
         job = jobs.get()
         job.run(finished)
-        del job  # and with it what its result holds, however long the next one lets wait
+        del job  # and its result, however long the next one takes to come
 
 
 _engine: Engine | None = None
@@ -305,8 +305,8 @@ class Pipeline(Generic[T]):
         return results
 
     def put(self, result: T, size: int) -> list[T]:
-        """Let a result take its turn that is there already, and holds about `size` bytes; as `submit`. For what is so
-        small that waking a worker would take longer.
+        """Queue a finished result, which holds about `size` bytes; as `submit`. For blocks so small that waking a
+        worker would take longer.
         """
         if not self._flying:
             return [result]

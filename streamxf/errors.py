@@ -30,10 +30,10 @@ def redacted(text: str) -> str:
 
 
 class StreamxfError(Exception):
-    """Base class of everything streamxf raises on purpose: what is wrong, and what to do about it.
+    """Base class of everything streamxf raises on purpose; messages say what is wrong, and what to do about it.
 
-    - `file`, `item`, `block`: where, as far as it is known: the file's path, the item's name in the state dict, and the
-      number of the block inside the item's stream, from 0.
+    - `file`, `item`, `block`: the place, as far as it is known: the file's path, the item's name in the state dict, and
+      the number of the block inside the item's stream, from 0.
     """
 
     def __init__(self, message: str, *, file: str | None = None, item: str | None = None, block: int | None = None):
@@ -42,7 +42,7 @@ class StreamxfError(Exception):
         self.message, self.file, self.item, self.block = message, file, item, block
 
     def locate(self, *, file: str | None = None, item: str | None = None, block: int | None = None) -> StreamxfError:
-        """Fill in what is not yet known about the place, and return the error itself."""
+        """Fill in unknown parts of the place, and return the error itself."""
         self.file = file if self.file is None else self.file
         self.item = item if self.item is None else self.item
         self.block = block if self.block is None else self.block
@@ -70,7 +70,7 @@ def located(*, file: str | None = None, item: str | None = None) -> Iterator[Non
 
 
 class ParameterError(StreamxfError, ValueError):
-    """A parameter of a codec, a key or a function has a value that it does not take."""
+    """A codec, key or function was given an invalid parameter."""
 
 
 class ChainError(StreamxfError, ValueError):
@@ -114,11 +114,11 @@ class IdentityError(StreamxfError):
 
 
 class KeyMissingError(StreamxfError):
-    """Something is encrypted, and no given key opens it."""
+    """The data is encrypted, and no given key opens it."""
 
 
 class WrongKeyError(StreamxfError):
-    """A key was found by its id, but it does not open what it should."""
+    """A key has the right id, but does not open the wrapped data key."""
 
 
 class KeyFileError(StreamxfError):
@@ -126,7 +126,7 @@ class KeyFileError(StreamxfError):
 
 
 class KeyServiceError(StreamxfError):
-    """A key service cannot be reached, or refuses."""
+    """A key service cannot be reached, or refuses the request."""
 
 
 class AuthenticationError(StreamxfError):
@@ -142,7 +142,7 @@ class NoCheckpointError(MetadataError):
 
 
 class PolicyError(StreamxfError):
-    """What was found is weaker than what the caller requires."""
+    """The data has weaker protection than the caller requires."""
 
 
 class UnsupportedError(StreamxfError):
@@ -150,14 +150,14 @@ class UnsupportedError(StreamxfError):
 
 
 NOT_DAMAGE = (KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, IdentityError)
-"""What says something about keys, or about what is required, and nothing about whether data is intact."""
+"""Key and policy errors; they do not imply damage."""
 
 DAMAGE = (AuthenticationError, CodecError, ContainerError, DescriptorError, IdentityError, MetadataError)
-"""What says of a checkpoint's data that it is not as it was saved, or not where it belongs."""
+"""Errors that mean damaged or misplaced data."""
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether an error says that a checkpoint is not as it was saved; otherwise another one would fare no better."""
+    """Whether an error means that this checkpoint is damaged; with any other error, an older one would fail as well."""
     lost = isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.errno == errno.EIO)
     return lost or isinstance(error, DAMAGE)
 

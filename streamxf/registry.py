@@ -1,5 +1,5 @@
-"""From a codec's name to its class: built-ins by a string, third parties by an entry point, and nothing imported but
-what is named.
+"""From a codec's name to its class: built-ins by a string, third parties by an entry point. Only named codecs are
+imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streamxf.keys.envelope import DataKey
 
 ENTRY_POINT_GROUP = "streamxf.codecs"
 NOT_AT_HAND = (UnknownCodecError, CodecNotAllowedError, DuplicateCodecError)
-"""What `CodecRegistry.find` raises: the codec cannot be had here, which says nothing about the data."""
+"""Errors of `CodecRegistry.find`: the codec is not available here, which says nothing about the data."""
 
 BUILTINS = {
     "streamxf.zstd": "streamxf.codecs.zstd:ZStandard",
@@ -65,7 +65,7 @@ class CodecRegistry:
     def _entry_points(self) -> dict[str, list[EntryPoint]]:
         found: dict[str, list[EntryPoint]] = {}
         for point in entry_points(group=ENTRY_POINT_GROUP):
-            if point.name.startswith("streamxf."):  # reserved: what is not built in is of another version
+            if point.name.startswith("streamxf."):  # reserved: any that is not built in is of another version
                 continue
             known = found.setdefault(point.name, [])
             # one package can be seen twice on sys.path, once installed and once as a source tree
@@ -88,11 +88,11 @@ class CodecRegistry:
         self._registered[name] = cls
 
     def knows(self, name: str) -> bool:
-        """Whether a codec of that name is at hand. Imports nothing."""
+        """Whether a codec of that name is available. Imports nothing."""
         return name in BUILTINS or name in self._registered or name in self._entry_points
 
     def names(self) -> list[str]:
-        """All names at hand, sorted. Imports nothing."""
+        """All available names, sorted. Imports nothing."""
         return sorted({*BUILTINS, *self._registered, *self._entry_points})
 
     def packages(self, name: str) -> list[str]:
@@ -101,10 +101,10 @@ class CodecRegistry:
         return [_package(point) for point in points]
 
     def find(self, name: str, providers: Iterable[Provider] = ()) -> type[Codec]:
-        """Return the class for `name`, as in a descriptor, importing only that one. `providers` is what the checkpoint
-        says about the packages that provided its codecs, for the error.
+        """Return the class for `name`, as in a descriptor, importing only that one. `providers` are the packages that
+        the checkpoint names for its codecs, for the error.
 
-        Raises UnknownCodecError if no installed package has a codec of that name, or what it names is not that codec;
+        Raises UnknownCodecError if no installed package has a codec of that name, or its entry point leads elsewhere;
         CodecNotAllowedError if `allow` does not hold it; DuplicateCodecError if two packages claim it.
         """
         if name in BUILTINS:
@@ -165,7 +165,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def what_to_install(name: str, providers: Iterable[Provider]) -> str:
-    """Says that a codec or stream transform is not at hand, and what would help."""
+    """Says that a codec or stream transform is not available, and what would help."""
     recorded = [provider.requirement for provider in providers if provider.codec == name]
     if recorded:
         return (

@@ -1,6 +1,6 @@
-"""`SaveReport` and `LoadReport`: what a save or load did in this process; and the `Meter` that counts it.
+"""`SaveReport` and `LoadReport`: counts and times of a save or load in this process; and the `Meter` behind them.
 
-Each thread counts in a cell of its own, so that a codec call takes no lock; the cells are summed when all is done.
+Each thread counts in its own cell, so that a codec call takes no lock; the cells are summed at the end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamxf.wording import rate_text, size_text
 
 @dataclass(slots=True)
 class Cell:
-    """What one thread has counted."""
+    """The counts of one thread."""
 
     items: int = 0  # that are done
     raw_bytes: int = 0  # of them, before the chain
@@ -75,12 +75,12 @@ class Meter:
 
 @dataclass(frozen=True)
 class Report:
-    """What this process did; other ranks have reports of their own.
+    """Counts and times of this process; other ranks have their own reports.
 
-    - `items`: for a load, what was asked for: several parts of one tensor count as several.
-    - `raw_bytes`: the items' bytes before the chain: the elements of tensors, and what ``torch.save`` writes of
-      everything else. With an empty chain or stream transforms that is what it writes of tensors, too.
-    - `stored_bytes`: what they take in storage; of a part of a tensor in proportion.
+    - `items`: for a load, the requested ones: several parts of one tensor count as several.
+    - `raw_bytes`: the items' bytes before the chain: the elements of tensors, and ``torch.save``'s bytes for everything
+      else; with an empty chain or stream transforms also for tensors.
+    - `stored_bytes`: their bytes in storage; for a part of a tensor, its proportion.
     - `wall_seconds`: from the first item to the last byte.
     - `codec_seconds`: seconds spent in each codec, by its name, summed over all threads. With several workers the sum
       may exceed `wall_seconds`.
@@ -158,14 +158,14 @@ class Report:
 
 @dataclass(frozen=True)
 class SaveReport(Report):
-    """What a save did in this process; the attributes are those of `Report`."""
+    """Report of a save in this process; the attributes are those of `Report`."""
 
     what: ClassVar[str] = "Save"
 
 
 @dataclass(frozen=True)
 class LoadReport(Report):
-    """What a load did in this process; the attributes are those of `Report`, and one more.
+    """Report of a load in this process; the attributes are those of `Report`, and one more.
 
     - `left`: the names of the checkpoint's items that this rank's plan did not ask for, and its state does not have.
       Another rank may have loaded them.

@@ -1,4 +1,4 @@
-"""AES-256-GCM encryption in the STREAM construction; docs/security.md has what it protects, docs/format/ every byte.
+"""AES-256-GCM encryption in the STREAM construction; docs/security.md has its limits, docs/format/ every byte.
 
 Each stream has a key of its own, derived by HKDF-SHA256 from the save's data key, a fresh 32-byte salt and the header's
 digest. Under that key the nonce is the block's number and whether it is the last, so no nonce repeats within a stream,
@@ -89,10 +89,10 @@ class Encrypt(Uncopied, Codec):
         Who may read, at most 16: a `Key` or its 32 bytes, a `PublicKey`, a key service, ``"file:/run/secrets/key"``.
         Any one of them suffices.
     signer : SigningKey or location, optional
-        Signs what is published. Readers that open it with a private key require that, so there is a warning if there is
-        no signer and no recipient's key vouches.
+        Signs published contents. Readers with a private key require a signature, so there is a warning if there is no
+        signer and no recipient's key vouches.
 
-    Raises ParameterError if a key is not 32 bytes or cannot be used otherwise, or there are none or too many.
+    Raises ParameterError for an unusable key, such as one that is not 32 bytes, and for no or too many recipients.
     """
 
     name: ClassVar[str] = "streamxf.encrypt"
@@ -282,8 +282,8 @@ class _Absent(KeyProvider):
 
 
 def as_recipients(keys: KeysLike, name: str = "recipients") -> tuple[KeyProvider, ...]:
-    """Those for whom data keys are wrapped: 1 to 16 keys, each once. Raises ParameterError if there are none or more,
-    or one cannot be used.
+    """The keys for which data keys are wrapped: 1 to 16, each once. Raises ParameterError for another number, or an
+    unusable key.
     """
     if isinstance(keys, KeyRing) and keys.trust:
         raise ParameterError("this KeyRing has trust=, which is for reading; pass only its keys: Encrypt([*ring])")

@@ -1,4 +1,4 @@
-"""Exactly one Zstandard frame with a declared size: what the codecs that compress with zstd store."""
+"""Exactly one Zstandard frame with a declared size, as codecs that compress with zstd store it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from streamxf.errors import CodecError
 
 # Bytes; from here on a fresh result costs more, in page faults, than the detour through a stream into reused memory.
 INTO_SCRATCH = 128 * 1024
-# Bytes; decoders that stream refuse more unless they are told otherwise, and no frame of a block needs it.
+# Bytes; streaming decoders refuse more by default, and no frame of a block needs it.
 MAX_WINDOW = 1 << 27
 _RAW_BLOCK = 1 << 17  # bytes, the most
 _FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 def compressor(level: int) -> zstandard.ZstdCompressor:
-    """A compressor whose frames are what `decompress` takes."""
+    """A compressor for frames that `decompress` takes."""
     return zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
 
 
@@ -65,7 +65,7 @@ def decompress(frame: memoryview, size: int) -> bytes:
 
 
 def declared_size(frame: memoryview) -> int:
-    """The content size that a frame declares. Raises CodecError if it is no frame, declares no size, or asks for a
+    """The content size that a frame declares. Raises CodecError if it is not a frame, declares no size, or asks for a
     dictionary or a larger window than the format allows.
     """
     if bytes(frame[:4]) != _FRAME_MAGIC:

@@ -1,4 +1,4 @@
-"""What follows a container's header: blocks, table and footer; and the one walk along block heads.
+"""The parts of a container behind its header: blocks, table and footer; and the one walk along block heads.
 
 docs/format.md, "Block", "Table and footer".
 
@@ -196,7 +196,7 @@ def _ends_of(data: bytes) -> array[int]:
     return ends
 
 
-_LOST_AFTER = 8  # damaged blocks in a row: then what is taken for their heads is something else
+_LOST_AFTER = 8  # damaged blocks in a row: then these bytes are not block heads
 
 
 class NeedData(enum.Enum):
@@ -208,7 +208,7 @@ NEED_DATA = NeedData.NEED_DATA
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A stored block; `error` says what is wrong with it, if the parser is lenient."""
+    """A stored block; a lenient parser sets `error` if it is damaged."""
 
     index: int
     last: bool

@@ -23,8 +23,8 @@ _SIGNED = re.compile(r"(?:^|[\[:,\s])-")
 
 
 def pack_json(content: Any, what: str, cure: str, most: int = limits.MAX_INDEX, marks: int = limits.MAX_INDEX) -> bytes:
-    """`what` it is, and the `cure` if it is larger than readers take, are for errors. `most` bytes of JSON are allowed,
-    among which are so many `marks`: commas and opening brackets, one or none for each value.
+    """`what` names the content in errors, and `cure` says what helps if readers would refuse its size. At most `most`
+    bytes of JSON are allowed, with at most `marks` commas and opening brackets.
     """
     text = json.dumps(content, separators=(",", ":")).encode("ascii")
     packed = zstandard.ZstdCompressor(level=_LEVEL).compress(text)

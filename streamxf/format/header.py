@@ -182,7 +182,7 @@ class Header:
         return header.sealed(data[seal_at:crc_at]) if header.keyed else header
 
     def sealed(self, seal: bytes | None) -> Header:
-        made = object.__new__(Header)  # what was computed does not depend on the seal
+        made = object.__new__(Header)  # the computed fields do not depend on the seal
         made.__dict__.update(self.__dict__, seal=seal)
         return made
 
@@ -215,7 +215,7 @@ class Header:
 
 
 class _Chain(NamedTuple):
-    """What a header needs to know of a chain: its bytes, how many stream transforms come first, whether it encrypts."""
+    """A header's view of a chain: its bytes, the number of stream transforms in front, and whether it encrypts."""
 
     text: bytes
     transforms: int

@@ -77,7 +77,7 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Index:
-    """What was published.
+    """The contents of a published checkpoint.
 
     - `save_id`: random for each save, 32 hexadecimal digits.
     - `rank`: whose rank-local metadata it stands in; None in ``.metadata``.
@@ -85,9 +85,9 @@ class Index:
     - `chain`: descriptors of the codecs in save order, that of `streamxf.encrypt` without its wrapped keys.
     - `dek`: the id of the data key of the process that published.
     - `modules`: third-party packages that provide codecs.
-    - `packages`: versions of what wrote the checkpoint.
-    - `extra`: what planners put into DCP's metadata besides, as `to_json` writes it.
-    - `run`: what ``.metadata`` says of its run; None if it belongs to none.
+    - `packages`: versions of the packages that wrote the checkpoint.
+    - `extra`: values that planners added to DCP's metadata, as `to_json` writes them.
+    - `run`: the facts about its run; None if it belongs to no run.
     """
 
     save_id: str
@@ -189,7 +189,7 @@ _OBJECT_OPTIONS = frozenset({"sha256", "path"})
 
 
 def steps_of(packed: memoryview) -> Steps:
-    """What comparing the chunks of an index may take, where tensors are not cut along each dimension as a whole."""
+    """The budget for comparing the chunks of an index, where tensors are not cut along each dimension as a whole."""
     return Steps(len(packed) // 4)
 
 
@@ -329,7 +329,7 @@ def _path(entry: dict[str, Any]) -> Path | None:
 
 # -- extra -------------------------------------------------------------------------------------------------
 # The index has no tuples, bytes, fractions, negative numbers or keys that are not strings, so each of these is an
-# object with one member that says what it is: {"tuple": [...]}, {"bytes": "00ff"}, {"number": "-1.5"},
+# object with one member that names its kind: {"tuple": [...]}, {"bytes": "00ff"}, {"number": "-1.5"},
 # {"dict": [[key, value], ...]}.
 
 _MAX_DEPTH = 32
@@ -399,7 +399,7 @@ def _number(text: str) -> int | float:
 _LENGTHS = struct.Struct("<IIB7x")
 INDEX_LABEL, NOTE_LABEL = b"streamxf/1 index", b"streamxf/1 note"
 _VERSION = 1
-_SIGNED_BYTES = _LENGTHS.size + limits.DIGEST_BYTES  # of the trailer: what its second digest covers
+_SIGNED_BYTES = _LENGTHS.size + limits.DIGEST_BYTES  # of the trailer, covered by its second digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +438,7 @@ class Trailer:
         return trailer
 
     def split(self, tail: bytes, label: bytes = INDEX_LABEL) -> Sections:
-        """Index (or what else is vouched for under `label`) and keys out of the file's last `size` bytes; raises
+        """Index (or other contents vouched for under `label`) and keys out of the file's last `size` bytes; raises
         MetadataError if their digest does not match.
         """
         view = memoryview(tail)
@@ -452,7 +452,7 @@ class Trailer:
 @dataclass(frozen=True, slots=True)
 class Sections:
     """Index (a Zstandard frame) and keys (lines of ASCII, empty if not encrypted) of a metadata file, as they are
-    stored; `label` tells apart what is vouched for.
+    stored; `label` separates kinds of vouched contents.
     """
 
     index: memoryview
@@ -461,7 +461,7 @@ class Sections:
 
     @property
     def digest(self) -> bytes:
-        """D of the format: what vouchers are made for."""
+        """D of the format: the digest that vouchers cover."""
         made = hashlib.sha256(self.label)
         made.update(self.index)
         return made.digest()

@@ -1,4 +1,4 @@
-"""What stands around the container of a plain file; docs/format.md, "Plain file"."""
+"""Prefix and seal around the container of a plain file; docs/format.md, "Plain file"."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORD = struct.Struct("<I")
 
 
 def contents_digest(table_digest: bytes) -> bytes:
-    """D of the format: what a plain file's vouchers are made for."""
+    """D of the format: the digest that a plain file's vouchers cover."""
     return hashlib.sha256(b"streamxf/1 plain" + table_digest).digest()
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of the run that it belongs to; docs/format.md, "Metadata"."""
+"""A checkpoint's statement about its run; docs/format.md, "Metadata"."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RunFacts:
             content = {**vars(self), "time": time, "rules": dict(self.rules), "metrics": metrics_json(self.metrics)}
             made: dict[str, Any] = json.loads(json.dumps(content))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise MetadataError(f"what is to be stored of the run is malformed: {error!s:.200}") from None
+            raise MetadataError(f"the facts about the run are malformed: {error!s:.200}") from None
         RunFacts.of_json(made)
         return made
 
@@ -78,7 +78,7 @@ def _text(value: Any, what: str) -> str:
 
 
 def _number(text: Any) -> float:
-    """Of all its spellings only the one that `repr` gives, so that what is read and written again stays the same."""
+    """Accept only the spelling that `repr` gives, so that metrics that are read and written again stay the same."""
     try:
         number = float(string(text, "a metric"))
     except ValueError:

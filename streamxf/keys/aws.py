@@ -142,7 +142,7 @@ class AwsKms(KeyProvider):
             failure = KeyServiceError(f"AWS KMS could not {operation} with {self.arn}: {said[:300]}")
         except StreamxfError as error:
             failure = error.with_traceback(None)
-        except Exception as error:  # what botocore's parsers and urllib3 raise for odd answers and addresses
+        except Exception as error:  # from botocore's parsers and urllib3, for odd answers and addresses
             failure = KeyServiceError(
                 f"AWS KMS could not {operation} with {self.arn}: {type(error).__name__}, from a setting of boto3 (an "
                 "endpoint without https://?) or an answer that is not from KMS"
@@ -151,7 +151,7 @@ class AwsKms(KeyProvider):
             found = answer.get(wanted) if isinstance(answer, dict) and answer.get("KeyId") == self.arn else None
             if found and isinstance(found, bytes):
                 return found
-            failure = KeyServiceError(f"AWS KMS was asked to {operation} with {self.arn}, and answered something else")
+            failure = KeyServiceError(f"AWS KMS was asked to {operation} with {self.arn}, and sent another answer")
         # raised here, since botocore's exceptions hold the request, which has the data key
         raise failure
 
@@ -162,7 +162,7 @@ class AwsKms(KeyProvider):
             return WrongKeyError(f"the key {self.arn} does not open this")
         reason = _REASONS.get(code, "it gives no other reason")
         shown = code if _CODE.fullmatch(code) else "an error without a name"
-        # the service's own message is left out: it may repeat what was sent
+        # the service's own message is left out: it may repeat the request
         return KeyServiceError(f"AWS KMS does not {operation} with {self.arn}: {reason} ({shown})")
 
     def _connected(self) -> Any:
@@ -211,13 +211,13 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-# -- what boto3 logs -------------------------------------------------------------------------------
+# -- boto3's logs ----------------------------------------------------------------------------------
 
 _asking = threading.local()
 
 
 def _is_shown(record: logging.LogRecord) -> bool:
-    """Not what a thread logs for debugging while it calls KMS: botocore logs whole requests and answers."""
+    """Drop a thread's debug records while it calls KMS: botocore logs whole requests and answers."""
     return record.levelno >= logging.INFO or not getattr(_asking, "now", False)
 
 

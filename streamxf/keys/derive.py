@@ -42,7 +42,7 @@ def is_key_id(text: str) -> bool:
 
 
 def statement(digest: bytes) -> bytes:
-    """V of the format: what a voucher or a signature for contents with the digest D is made over."""
+    """V of the format: the bytes that a voucher or a signature for contents with the digest D covers."""
     return b"streamxf/1 contents\0" + digest
 
 

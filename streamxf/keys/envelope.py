@@ -28,7 +28,7 @@ _ENVELOPE = re.compile(r"dek=([0-9a-f]{64})((?:&w=[A-Za-z0-9:_-]+)+)", re.ASCII)
 
 
 class DataKey(Uncopied):
-    """A data key (DEK), 32 random bytes, and what is derived from it.
+    """A data key (DEK), 32 random bytes, and the values derived from it.
 
     Not a dataclass: `dataclasses.asdict` would reveal the secret.
     """
@@ -68,7 +68,7 @@ class DataKey(Uncopied):
 
 @dataclass(frozen=True)
 class Entry:
-    """What the key of this kind and id made, a wrapped data key or a voucher: 1 to 6144 bytes of `data`."""
+    """A wrapped data key or a voucher, by the key of this kind and id: 1 to 6144 bytes of `data`."""
 
     kind: str
     key_id: str
@@ -79,7 +79,7 @@ class Entry:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What finds the key: its kind and id."""
+        """Kind and id, which identify the key."""
         return self.kind, self.key_id
 
     @classmethod
@@ -95,7 +95,7 @@ class Entry:
 
     @classmethod
     def of(cls, provider: KeyProvider, operation: str, answer: object) -> Self:
-        """The entry with what a provider returned; raises ParameterError if that breaks its protocol."""
+        """The entry with a provider's `answer`; raises ParameterError if that breaks its protocol."""
         if not isinstance(answer, bytes):
             raise breach(provider, f"{operation} returned {type(answer).__name__}, not bytes")
         try:
@@ -157,7 +157,7 @@ class Envelope:
 
 
 def fault(text: str, entries: Iterable[Entry]) -> str | None:
-    """What the format does not allow about `text`, which has these entries; None if it is fine."""
+    """The rule of the format that `text`, which has these entries, breaks; None if it breaks none."""
     if len(text) > MAX_TEXT:
         return f"they take {len(text)} characters; at most {MAX_TEXT} are allowed"
     keys = Counter(entry.key for entry in entries)
@@ -165,7 +165,7 @@ def fault(text: str, entries: Iterable[Entry]) -> str | None:
 
 
 def ask(key: KeyProvider, operation: str, *arguments: bytes) -> Any:
-    """What a provider returns; raises KeyServiceError if it fails in a way that its protocol does not have."""
+    """A provider's answer; raises KeyServiceError for errors that its protocol does not define."""
     failure: StreamxfError
     try:
         return getattr(key, operation)(*arguments)

@@ -34,8 +34,8 @@ T = TypeVar("T")
 
 
 def discreet(call: Callable[P, T]) -> Callable[P, T]:
-    """Have the errors of `call` come without its frames, whose variables hold keys: what records the variables of
-    tracebacks would record them, too.
+    """Strip the frames of `call` from its errors: their variables hold keys, which tools that record the variables of
+    tracebacks would record.
     """
 
     @wraps(call)
@@ -55,7 +55,7 @@ def discreet(call: Callable[P, T]) -> Callable[P, T]:
 def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
     """Read a key file, following symbolic links; `passphrase` is for a file that is protected by one.
 
-    It holds what `write_key` made, or 32 random bytes as ``openssl rand -hex 32`` and ``openssl rand -base64 32`` print
+    It is a file of `write_key`, or 32 random bytes as ``openssl rand -hex 32`` and ``openssl rand -base64 32`` print
     them, which make a `Key`. Lines that begin with ``#`` are comments.
 
     Raises
@@ -65,7 +65,7 @@ def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
         must belong to this user or root, and only its owner may write to it. If the key is secret, only the owner may
         read it, and the group, if root owns the file.
     KeyMissingError, WrongKeyError, ParameterError
-        If a passphrase protects the key, and none is given, or it is wrong, or cannot be used.
+        If a passphrase protects the key, and it is missing, wrong, or unusable.
     """
     place = os.fspath(path)
     data, status = _read(place)
@@ -155,10 +155,10 @@ def read_location(path: str, passphrase: str | None = None) -> AnyKey:
 
 @discreet
 def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
-    """Read a key from the environment variable `name`, which holds what a key file may hold.
+    """Read a key from the environment variable `name`, in any of the forms of a key file.
 
-    Child processes inherit it, and other processes of the same user can read it. As `read_key`; raises KeyMissingError
-    if there is no such variable, and ParameterError if it holds no key.
+    Child processes inherit the variable, and other processes of the same user can read it. Raises as `read_key`,
+    KeyMissingError if the variable is not set, and ParameterError if it holds no key.
     """
     if not _VARIABLE.fullmatch(name):
         raise ParameterError("this is not the name of an environment variable, which has letters, digits and _")

@@ -55,7 +55,7 @@ class Secret(Uncopied):
     _material: bytes
 
     def __init__(self, material: Buffer) -> None:
-        # what only looks like a key is refused: the mistake would go unnoticed, since it encrypts and decrypts
+        # a near miss is refused: the mistake would go unnoticed, since it encrypts and decrypts
         if isinstance(material, str):
             raise ParameterError(
                 f"{self.noun} is 32 bytes, not text: decode it first (bytes.fromhex, base64), and never use a "

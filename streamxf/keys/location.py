@@ -61,13 +61,13 @@ def as_provider(key: KeyLike) -> KeyProvider:
 
 
 def as_verify_key(signer: VerifyKey | Location) -> VerifyKey:
-    """Return what ``trust=`` was given as a `VerifyKey`; raises as `as_provider`."""
+    """The argument of ``trust=`` as a `VerifyKey`; raises as `as_provider`."""
     takes = "trust= takes a streamxf.VerifyKey, a location that leads to one ('file:trainer.pub'), or several"
     return _as(signer, VerifyKey, takes)
 
 
 def as_signing_key(signer: SignerLike) -> SigningKey:
-    """Return what ``signer=`` was given as a `SigningKey`; raises as `as_provider`."""
+    """The argument of ``signer=`` as a `SigningKey`; raises as `as_provider`."""
     takes = "signer= takes a streamxf.SigningKey, or a location that leads to one ('file:trainer.sign')"
     return _as(signer, SigningKey, takes)
 
@@ -82,7 +82,7 @@ def _as(given: object, cls: type[T], takes: str) -> T:
 
 
 def several(given: Any, name: str, make: Callable[[Any], T]) -> tuple[T, ...]:
-    """`make` for what the argument `name` was given: nothing, one or several; an error says which entry it was."""
+    """Apply `make` to each entry of the argument `name`: nothing, one or several; errors say which entry it was."""
     if given is None:
         return ()
     if isinstance(given, str | Buffer | KeyProvider) or not isinstance(given, Iterable):
@@ -96,8 +96,8 @@ def several(given: Any, name: str, make: Callable[[Any], T]) -> tuple[T, ...]:
             raise
     if not made:
         raise ParameterError(
-            f"{name}= is empty: an empty list would switch checks off without notice; leave {name}= out if that is "
-            "what you want"
+            f"{name}= is empty: an empty list would switch checks off without notice; if you want that, leave "
+            f"{name}= out"
         )
     return tuple(made)
 
@@ -136,7 +136,7 @@ def _named(given: object, found: KeyProvider | SigningKey | VerifyKey) -> str:
 
 
 def _guess(text: str) -> str:
-    """What may have been meant by a string that is not a location. It may hold a key, so little of it is shown."""
+    """Guess the meaning of a string that is not a location. It may hold a key, so errors show little of it."""
     word, colon, _ = text.partition(":")
     if colon and word in (SECRET, PUBLIC, PROTECTED):
         return "this is a key itself; put it into a file or an environment variable, and pass its location."

@@ -166,7 +166,7 @@ class VerifyKey:
 
 
 class SigningKey(Secret):
-    """Signs what a process publishes (Ed25519). Its `id` is that of its public half, `verify_key`.
+    """Signs published contents (Ed25519). Its `id` is that of its public half, `verify_key`.
 
     `material` is exactly 32 bytes.
     """

@@ -1,7 +1,7 @@
 """Secret keys under a passphrase, as one line of text; docs/format/keys.md, "Key files".
 
-A passphrase protects a key that its owner keeps, never a checkpoint: what makes guessing slow is stored with what it
-protects, and an attacker would choose that for a checkpoint of his own.
+A passphrase protects a key that its owner keeps, never a checkpoint: the cost of a guess is stored beside the key, and
+an attacker would choose it for a checkpoint of his own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UNTYPABLE = {"Cc": "a control character", "Cs": "half a character", "Cn": "a ch
 
 @dataclass(frozen=True)
 class PassphraseCost:
-    """What one guess at a passphrase costs, by Argon2id. The default is the second choice of RFC 9106."""
+    """The cost of one guess at a passphrase, by Argon2id. The default is the second choice of RFC 9106."""
 
     memory: int = 2**16  # KiB, at least 8 for each lane; opening the key takes as much
     passes: int = 3  # over that memory

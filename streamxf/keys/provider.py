@@ -62,7 +62,7 @@ class KeyProvider(ABC):
         return self.wrap(digest + digest, digest)
 
     def check_voucher(self, voucher: bytes, digest: bytes) -> None:
-        """Check what `vouch` made; return nothing. Raises AuthenticationError if it is wrong; else as `unwrap`."""
+        """Check a voucher of `vouch`; return nothing. Raises AuthenticationError if it is wrong; else as `unwrap`."""
         try:
             found = self.unwrap(voucher, digest)
         except WrongKeyError:
@@ -72,7 +72,7 @@ class KeyProvider(ABC):
 
 
 def wrong_voucher(key: KeyProvider) -> AuthenticationError:
-    """The error for a voucher that is not right."""
+    """The error for a wrong voucher."""
     return AuthenticationError(
         f"the voucher of key {key.id} is not for these contents: they were altered, or written without that key"
     )

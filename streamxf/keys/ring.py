@@ -31,7 +31,7 @@ REST_SECONDS = 300.0
 
 
 class Claim(NamedTuple):
-    """What is stored with a wrapped data key: vouchers for a digest; or else why there are none, and what to do."""
+    """Vouchers for a digest, stored with a wrapped data key; or else why there are none, and what to do."""
 
     vouchers: Vouchers | None = None
     digest: bytes = b""
@@ -55,8 +55,8 @@ class KeyRing(Uncopied):
     keys : KeyProvider, bytes or location, or several
         As in the ``keys=`` of every reader.
     trust : VerifyKey or location, or several
-        Whose signatures count. What a `PrivateKey` opens must be signed by one of them, since anyone may have its
-        public key; if any are given, everything must.
+        Whose signatures count. Contents for a `PrivateKey` must be signed by one of them, since anyone may have its
+        public key; if any are given, all contents must.
     allow_unsigned : bool
         Whether that signature may be missing: a private key then shows that a checkpoint is meant for you, but not who
         wrote it.
@@ -72,7 +72,7 @@ class KeyRing(Uncopied):
         self._keys = tuple(key for place, key in enumerate(given) if key not in given[:place])
         self._trust, self._allow_unsigned = several(trust, "trust", as_verify_key), allow_unsigned
         if (self._trust or allow_unsigned) and not self._keys:
-            raise ParameterError("trust and allow_unsigned apply to what keys open; pass keys, too")
+            raise ParameterError("trust and allow_unsigned apply only with keys; pass keys, too")
         self._answers = _Answers()
         self._opened = lru_cache(MAX_OPENED)(self._open)
 
@@ -101,8 +101,8 @@ class KeyRing(Uncopied):
     def open(self, wrapped: str, vouchers: str, digest: bytes) -> DataKey:
         """Unwrap a data key, and check that someone vouches for the contents.
 
-        `wrapped` and `vouchers` are as they are stored, and `digest` is D of the format. What was opened is remembered.
-        A service that did not answer is asked last for some minutes.
+        `wrapped` and `vouchers` are as they are stored, and `digest` is D of the format. Opened data keys are
+        remembered. A service that did not answer is asked last for some minutes.
 
         Raises
         ------
@@ -184,8 +184,8 @@ class KeyRing(Uncopied):
         return data_key if len(secret) == DEK_BYTES and hmac.compare_digest(data_key.id, dek_id) else None
 
     def _check_signature(self, key: KeyProvider, claim: Claim, unanswered: KeyServiceError | None) -> None:
-        """What `key` opened may need a signature (docs/format/keys.md, "What a reader requires"); `unanswered` is why
-        another key did not open it, which might have vouched.
+        """Contents that `key` opened may need a signature (docs/format/keys.md, "What a reader requires").
+        `unanswered` is why another key, which might have vouched, did not open them.
         """
         if key.vouches and not self.trust:
             return
@@ -228,7 +228,7 @@ class KeyRing(Uncopied):
 
 
 class _Answers:
-    """What keys were asked, and what they answered.
+    """Remembers the answers of keys.
 
     A checkpoint has a data key for each process that wrote it. To wait for the same service for each of a thousand
     would take hours: one that did not answer is asked last for a while, and nothing is asked twice.
@@ -262,7 +262,7 @@ class _Answers:
         return answer
 
     def error(self, key: KeyProvider) -> KeyServiceError | None:
-        """What `key` failed with, if that was just now."""
+        """The recent failure of `key`, if there was one."""
         until, message = self._silent.get((key.kind, key.id), (0.0, ""))
         return KeyServiceError(message) if monotonic() < until else None
 
@@ -284,7 +284,7 @@ class _Answers:
 
 
 def as_providers(keys: KeysLike, name: str = "keys") -> tuple[KeyProvider, ...]:
-    """What the argument `name` was given, one key or several: each as a `KeyProvider`; raises as `as_provider`."""
+    """The keys in the argument `name`, one or several, each as a `KeyProvider`; raises as `as_provider`."""
     if isinstance(keys, KeyRing):
         raise ParameterError(f"{name}= is a KeyRing, which has its own trust=; KeyRing([*ring]) takes only its keys")
     if not isinstance(keys, KeyProvider | SigningKey | VerifyKey | Buffer | str | os.PathLike | Iterable | None):

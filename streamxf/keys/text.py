@@ -1,7 +1,7 @@
 """Keys as one line of text, for files and environment variables; docs/format/keys.md, "Key files".
 
-``streamxf-secret:<kind>:<id>:<base64url>`` for what must stay secret, ``streamxf-public:...`` for what need not. The id
-shows which key it is, and that the line is complete.
+``streamxf-secret:<kind>:<id>:<base64url>`` for secret keys, ``streamxf-public:...`` for public ones. The id identifies
+the key, and shows that the line is complete.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def parse_key(text: str) -> AnyKey:
     check_kind(label, kind)
     material = try_decode(data)
     if material is None:
-        raise ParameterError("this key is damaged: what follows its id is not base64url")
+        raise ParameterError("this key is damaged: the part behind its id is not base64url")
     return make_key(label, kind, key_id, material)
 
 

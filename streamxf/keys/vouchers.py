@@ -26,10 +26,10 @@ _FORM = re.compile(
 
 @dataclass(frozen=True)
 class Vouchers:
-    """What vouches for contents, by their digest.
+    """Proofs of who wrote contents, over their digest.
 
-    The MAC, HMAC-SHA256 under the data key, also covers the data key as it is wrapped: it shows who the recipients are.
-    Then there is an entry for each recipient whose key vouches, in the order of the `Envelope`, and a signature.
+    The MAC, HMAC-SHA256 under the data key, also covers the wrapped data key, and so authenticates the list of
+    recipients. An entry follows for each recipient whose key vouches, in the order of the `Envelope`, and a signature.
     """
 
     mac: bytes
@@ -88,7 +88,7 @@ class Vouchers:
         """
         if not hmac.compare_digest(self.mac, _mac(data_key, digest, wrapped)):
             raise AuthenticationError(
-                "the MAC does not match: the contents, the list of recipients, or what vouches for them was altered"
+                "the MAC does not match: the contents, the list of recipients, or the vouchers were altered"
             )
         if not key.vouches:
             return

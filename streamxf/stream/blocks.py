@@ -24,7 +24,7 @@ class Blocks(Protocol):
         """Take note that the blocks from `first` to `stop` will be read next."""
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
-        """What fills memory of exactly that size with the block; any thread may call it, once."""
+        """A function that fills memory of exactly that size with the block; any thread may call it, once."""
 
 
 class BareBlocks:

@@ -46,7 +46,7 @@ class BlockReader:
     - `header`: identity and chain were checked by the caller.
     - `coder`: its seal was checked by the caller. Without one, `decode` checks stored bytes alone.
     - `table_digest`: T of the format, if it was vouched for.
-    - `check_size`: is told how many bytes the stream has, by the footer, before the table is read; may raise.
+    - `check_size`: called with the stream's size, from the footer, before the table is read; may raise.
     - `size`: bytes of the stream. Table and footer carry a CRC only, so in a keyed stream that is neither a tensor,
       whose size the header gives, nor has a `table_digest`, it is authentic only once `decode_ends` was called.
     """
@@ -109,16 +109,15 @@ class BlockReader:
         self._source.expect(self._begin_of(first), self._table.ends[stop - 1])
 
     def decode(self, index: int, out: memoryview | None) -> None:
-        """Decode block `index` into `out`, which has exactly its size; None to find out whether it is intact. Raises
-        BlockError, CodecError, AuthenticationError if it is not as it was stored; what `out` then holds must not be
-        used.
+        """Decode block `index` into `out`, which has exactly its size, or into nothing to check whether it is intact.
+        Raises BlockError, CodecError or AuthenticationError if it is damaged; `out` must not be used then.
         """
         scratch = scratches.take()
         self.decode_stored(index, self._read(index, scratch), scratch, out)
 
     def decoder(self, index: int) -> Callable[[memoryview | None], None]:
-        """A `decode` of block `index` that some thread may call, once. Where several threads cannot read at the same
-        time, the block is read here: files that fetch what lies ahead are best read in order.
+        """A `decode` of block `index` that any thread may call, once. Where threads cannot read at the same time, the
+        block is read here: files that fetch ahead are best read in order.
         """
         if self._source.parallel:
             return partial(self.decode, index)
@@ -144,9 +143,9 @@ class BlockReader:
         return self._source.view(begin, self._table.ends[index] - begin, scratch)
 
     def decode_ends(self) -> memoryview | None:
-        """Decode what must be decoded before anything that depends on the size is handed out: the only block of an
-        empty stream, which no read would ever look at, and the last one of a keyed stream. Returns the whole stream,
-        if that block is all of it.
+        """Decode the blocks that authenticate the size, before anything that depends on it is handed out: the only
+        block of an empty stream, which no read would reach, and the last one of a keyed stream. Returns the whole
+        stream if it has one block.
         """
         if self.size and (self._size_known or not self.header.keyed):
             return None
@@ -161,7 +160,7 @@ class ChainOpener:
     has shown that the chain is authentic.
 
     - `data_key`: returns the data key, if the chain encrypts; called once.
-    - `providers`: what the data says about the packages of its codecs, for errors.
+    - `providers`: the packages that the data names for its codecs, for errors.
     """
 
     def __init__(
@@ -192,4 +191,4 @@ class ChainOpener:
     def _build(self, item: Descriptor, key: DataKey | None) -> Codec:
         if item.name != ENCRYPT:
             return self._registry.build(item, providers=self._providers)
-        return self._registry.build(replace(item, fragment=()), key)  # what is wrapped there was opened already
+        return self._registry.build(replace(item, fragment=()), key)  # its data key was opened already

@@ -28,7 +28,7 @@ class PipeReader(CheckedReader):
     """Decodes a container from front to back.
 
     - `start`: from the header to the stream's coder, its seal checked.
-    - `end`: is told the container's end and what follows it; raises if that is not right.
+    - `end`: called with the container's end and the bytes behind it; raises if they are wrong.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PipeReader(CheckedReader):
             self.error = error.locate(file=self._name)
             raise
         except BaseException:
-            # what was read is half taken in, so the next read would not begin where this one did
+            # a part of the bytes was consumed, so the next read would begin elsewhere
             self.error = AbortedError("reading failed before, and a pipe cannot be read again")
             raise
         size = min(len(out), len(self._ready))

@@ -50,9 +50,9 @@ from streamxf.stream.writer import StreamWriter
 
 
 class Draft:
-    """Writes beside `target`, and renames over it when all is well; otherwise what was there stays. A link is followed
-    to what it names, which keeps its permissions; raises FileExistsError if that is not there. Anything but a regular
-    file (a device, a named pipe) cannot be replaced, and is written to directly.
+    """Writes beside `target`, and renames over it on success; otherwise the old file stays. A link is followed to its
+    target, which keeps its permissions; raises FileExistsError if that is missing. Anything but a regular file (a
+    device, a named pipe) cannot be replaced, and is written to directly.
 
     - `file`: write here. Unbuffered: after a fork the child's copy of a buffer would be flushed into the parent's file.
     """
@@ -70,9 +70,7 @@ class Draft:
         self.file = self._synced = SyncedFile(self._raw)
 
     def finish(self, complete: bool) -> None:
-        """Put the file in its place if it is `complete`, else remove it. Raises OSError; what was there before then
-        still is.
-        """
+        """Put the file in its place if it is `complete`, else remove it. Raises OSError; the old file stays then."""
         if self._draft is None:
             self._raw.close()
             return
@@ -114,11 +112,11 @@ class PlainParts:
         return cls(header, whole.slice(start, stop), wrapped, vouchers)
 
     def digest(self) -> bytes:
-        """D of the format: what the vouchers must be made for. Raises ContainerError if table or footer are damaged."""
+        """D of the format: the digest that vouchers cover. Raises ContainerError if table or footer are damaged."""
         return contents_digest(BlockReader(self.container, self.header, None).table_digest)
 
     def coder(self, ring: KeyRing, registry: CodecRegistry) -> StreamCoder:
-        # the digest before any coder is made: what vouches is about the table
+        # the digest before any coder is made: vouchers cover the table
         data_key = ring.open(self.wrapped, self.vouchers, self.digest()) if self.wrapped else None
         return coder_for(self.header, registry, data_key)
 
@@ -173,9 +171,8 @@ def open(
 ) -> StreamReader | PipeReader | StreamWriter:
     """Open a plain file through a chain.
 
-    The file records its chain, so a reader needs only the keys. What is written to a path appears under that name when
-    the file is closed, whole; if writing fails, a file that was there before stays. Readers are seekable where the
-    source is.
+    The file records its chain, so a reader needs only the keys. A written file appears under its name, complete, when
+    it is closed; if writing fails, an existing file stays. Readers are seekable where the source is.
 
     Parameters
     ----------
@@ -185,8 +182,8 @@ def open(
     chain : Chain, codecs or str
         For writing, such as ``[ZStandard(), Encrypt(key)]`` or ``"zstd+encrypt"``. The default is ``[ZStandard()]``.
     keys : Key, bytes, several of them or a KeyRing
-        For reading what is encrypted, and for ``encrypt`` in a chain's text form. With keys, a file that is not
-        encrypted is refused, so that nothing unencrypted can be slipped in.
+        For reading encrypted files, and for ``encrypt`` in a chain's text form. With keys, a file that is not encrypted
+        is refused, so that nobody can slip one in.
     block_size : int
         Bytes, a power of two from 64 KiB to 16 MiB. For writing.
     registry : CodecRegistry, optional
@@ -195,17 +192,16 @@ def open(
     Returns
     -------
     file
-        A binary file object. Use it in a ``with`` block: only a clean exit, or `close`, finishes a file that is
-        written.
+        A binary file object. Use it in a ``with`` block: only a clean exit, or `close`, finishes a written file.
 
     Raises
     ------
     ChainError, ParameterError
         If the chain or another argument cannot be used.
     ContainerError, BlockError, CodecError, AuthenticationError
-        If what is read is damaged; also later, by the reads that meet the damage.
+        If the file is damaged; also raised later, by the reads that meet the damage.
     KeyMissingError, UnknownCodecError
-        If the file needs a key or a codec that is not there.
+        If the file needs a key that was not given, or a codec that is not installed.
     PolicyError
         If keys were given and the file is not encrypted.
     """

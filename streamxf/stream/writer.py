@@ -19,11 +19,11 @@ from streamxf.stream.encoder import ContainerEncoder, Encoded, MemorySource
 
 
 class StreamWriter(io.RawIOBase):
-    """Encodes what is written to it, block by block and in parallel, into one container.
+    """Encodes written bytes, block by block and in parallel, into one container.
 
     Only an explicit `close` (or leaving a ``with`` block without an exception) finishes the container. A stream that is
-    dropped, that failed, or that crossed a fork is never finished: a truncated stream with a valid end would pass for a
-    whole one.
+    dropped, failed, or crossed a fork is never finished: a truncated stream with a valid end would pass for a complete
+    one.
 
     - `seal`: returns the bytes to write after the container, once that is complete.
     - `finish`: called once when the stream ends, with whether it was closed, in the process that opened the stream.
@@ -110,7 +110,7 @@ class StreamWriter(io.RawIOBase):
             self._meter.blocks(self._pipeline.peak_jobs)
 
     def abort(self) -> None:
-        """Give the stream up: what was written has no end, so no reader takes it for whole."""
+        """Give the stream up: the written bytes have no end, so no reader takes them for a complete stream."""
         if self._state == "open":
             try:
                 self._pipeline.cancel()
@@ -139,7 +139,7 @@ class StreamWriter(io.RawIOBase):
         # io.IOBase would close, which means finish
         if getattr(self, "_state", "closed") == "open":
             if self._pid == os.getpid() and (self._rest or self._encoder.raw_size):
-                warnings.warn("a stream was dropped without close(), so what was written is lost", ResourceWarning, 2)
+                warnings.warn("a stream was dropped without close(), so the written bytes are lost", ResourceWarning, 2)
             self._pipeline.abandon()
             self._end("aborted")
 

@@ -19,7 +19,7 @@ _LOGS = np.concatenate([[0.0], _COUNTS * np.log2(_COUNTS)])  # n log2 n
 
 
 def collision_bits(histogram: Array, total: int) -> float:
-    """The collision entropy (Renyi's, of order 2) of what was counted, without bias.
+    """The collision entropy (Renyi's, of order 2) of counted values, without bias.
 
     It is never more than Shannon's entropy, the same for noise, and a single operation of numpy: where samples are
     taken, workers wait for each other.

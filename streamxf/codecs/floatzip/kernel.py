@@ -1,7 +1,7 @@
 """FloatZip's compiled kernel: a whole block in one call, without the interpreter's lock.
 
-`_kernel.c` says what it promises. It is used where it was built; the Python beside it is the reference, which reads and
-writes the same format. `STREAMXF_KERNEL=numpy` in the environment leaves the kernel alone, and
+`_kernel.c` states its guarantees. It is used where it was built; the Python beside it is the reference, which reads and
+writes the same format. `STREAMXF_KERNEL=numpy` in the environment disables the kernel, and
 `STREAMXF_KERNEL=compiled` raises an error if there is none.
 """
 
@@ -17,7 +17,7 @@ from streamxf.errors import ParameterError
 
 VARIABLE = "STREAMXF_KERNEL"
 STORE = 0
-"""What `encode_into` returns for a block that is best stored as it is."""
+"""Result of `encode_into` for a block that is best stored unencoded."""
 
 _WANTED = os.environ.get(VARIABLE, "")
 if _WANTED not in ("", "compiled", "numpy"):
@@ -32,11 +32,11 @@ if _WANTED == "numpy":
     compiled = None  # type: ignore[assignment]
 
 WIDTHS = {**FLOAT_WIDTHS, **dict.fromkeys(BYTE_FLOATS, 1)}
-"""Bytes of an element, by the dtypes whose blocks the kernel can judge by itself."""
+"""Bytes of an element, by the dtypes whose blocks the kernel can judge alone."""
 
 
 class _Work:
-    """Memory of one thread for one block. Most of it is for what few blocks need, and is never touched."""
+    """Memory of one thread for one block. Few blocks need all of it, so most pages are never touched."""
 
     def __init__(self) -> None:
         self._memory = mapped(1)
@@ -48,7 +48,7 @@ class _Work:
 
 
 def implementation() -> str:
-    """What encodes and decodes in this process: ``"compiled"`` or ``"numpy"``."""
+    """The implementation that runs in this process: ``"compiled"`` or ``"numpy"``."""
     return "numpy" if compiled is None else "compiled"
 
 
@@ -78,7 +78,7 @@ def decode_into(payload: memoryview, out: memoryview) -> bool:
     Returns
     -------
     bool
-        False if the reference has to look: there is no kernel, it does not know all of the payload, or it is damaged.
+        False if the reference must decide: there is no kernel, or the payload is damaged or unknown to it.
     """
     if compiled is None or len(out) > frames.MAX_WINDOW:
         return False

@@ -40,7 +40,7 @@ class Plane(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What a block is made of.
+    """How a block consists of elements.
 
     - `width`: bytes of an element: 1, 2, 4 or 8, little-endian.
     - `rotated`: whether elements are rotated left by one bit before they are split: the sign of a float then stands
@@ -119,8 +119,8 @@ def raw_size(block: memoryview, limit: int) -> int:
 
 
 def parse_table(block: memoryview, limit: int) -> PlaneTable:
-    """Read the table of a block that is not stored as it is. Raises CodecError if it is not what `pack_table` writes,
-    or the block would decode to more than `limit` bytes, or the sizes do not add up to the block's own.
+    """Read the table of an encoded block. Raises CodecError unless `pack_table` can have written it, the block decodes
+    to at most `limit` bytes, and the sizes add up to the block's own.
     """
     size = raw_size(block, limit)
     first = block[0]

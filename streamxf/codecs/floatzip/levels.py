@@ -1,7 +1,7 @@
 """Scales that differ from place to place, taken off the exponents before they are packed.
 
-In the moments of an optimizer every row and every column of a matrix has a scale of its own. What a level says of a
-whole group or column of numbers, their exponents need not say again.
+In the moments of an optimizer every row and every column of a matrix has its own scale. A level states it once for a
+whole group or column of numbers, so that their exponents need not repeat it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from streamxf.errors import CodecError
 
 GROUP_LOG2 = 6
 MAX_PERIOD = 1 << 16
-_COLUMN_ROWS = 64  # so many rows say well enough what a column's level is
+_COLUMN_ROWS = 64  # enough rows to estimate a column's level
 _SAMPLE_ROWS = 32
-_LEVEL_BITS = 4.0  # what a level takes, about
+_LEVEL_BITS = 4.0  # cost of a level, about
 _GAIN_BITS = {2: 0.3, 4: 0.07, 8: 0.07}  # per value, by the width of the elements; less is not worth the time
 
 _HEAD = struct.Struct("<B3xII")
@@ -104,7 +104,7 @@ def column_levels(values: Array, period: int) -> Array:
 
 
 def _group_levels(rest: Array) -> Array:
-    """What to take off each group, so that its greatest value becomes the greatest that can be packed."""
+    """The amount to take off each group, so that its greatest value becomes the greatest that can be packed."""
     whole = len(rest) >> GROUP_LOG2 << GROUP_LOG2
     greatest = _greatest(rest[:whole].reshape(-1, 1 << GROUP_LOG2))
     if whole < len(rest):

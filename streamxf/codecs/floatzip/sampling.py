@@ -33,12 +33,12 @@ BYTE_FLOATS = (
 )
 
 SMALL_FLOATS, SMALL_BYTES = 32 * 1024, 4 * 1024  # up to here, trying to compress is cheaper than sampling first
-RUNS = 16  # the sample comes from so many places in the block
+RUNS = 16  # places in the block that the sample comes from
 RUN_ELEMENTS = 30  # 480 in all: up to 500, numpy keeps the interpreter's lock, and workers need not wait for it
 RUN_BYTES = 512  # where the width of the elements is not known yet
 TRIAL_BYTES = 16 * 1024
 NOISE_BITS = 7.87  # bytes that cannot be brought below that are stored as they are, as zstd would do
-CODE_BITS = 0.03  # what Huffman codes take beyond the entropy
+CODE_BITS = 0.03  # cost of Huffman codes beyond the entropy
 NOISE_COLLISION_BITS = 7.7  # a plane with that much collision entropy is stored as it is
 CONSTANT_COLLISION_BITS = 0.25  # below, runs decide, and packing would only be in their way
 # Levels are looked for above that, by width; exponents of one scale have 2.24 bits. A block has twice as many elements
