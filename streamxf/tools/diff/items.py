@@ -86,7 +86,7 @@ class _Comparison:
         self._incomparable: dict[str, str] = {}
         self._equal = self._elements = self._differing = 0
         self._read = 0
-        self._unread: list[Exception] = []
+        self._reason: Exception | None = None  # why the first one could not be read
 
     def tensors(self, name: str, item: TensorItem, beside: TensorItem, progress: Progress | None) -> None:
         share = Share(progress, item.size + beside.size)
@@ -118,7 +118,9 @@ class _Comparison:
             self._incomparable[name] = str(error)
         except Exception as error:  # a third-party codec, or an object's own code, may raise anything
             self._incomparable[name] = _reason(error)
-            self._unread.append(error.cause if isinstance(error, _Unreadable) else error)
+            cause = error.cause if isinstance(error, _Unreadable) else error
+            if self._reason is None and isinstance(cause, StreamxfError | OSError):
+                self._reason = cause
             return
         else:
             if change is None:
@@ -143,10 +145,9 @@ class _Comparison:
         """What was found. If nothing could be read, and the caller can mend that or there is nothing else to tell, the
         first reason is raised instead.
         """
-        reason = next((error for error in self._unread if isinstance(error, StreamxfError | OSError)), None)
         nothing_else = not (self.removed or self.added or self.changed)
-        if reason is not None and not self._read and (nothing_else or isinstance(reason, _CALLERS)):
-            raise reason
+        if self._reason is not None and not self._read and (nothing_else or isinstance(self._reason, _CALLERS)):
+            raise self._reason
         return Difference(
             *paths,
             tuple(self.removed),
@@ -206,5 +207,9 @@ def _prefix(bare: Sequence[str], prefixed: set[str]) -> tuple[str, int]:
     for name in bare[:_TRIED]:
         if tried := [longer[: -len(name)] for longer in prefixed if longer.endswith(name) and longer != name]:
             break
-    counts = {prefix: sum(prefix + name in prefixed for name in bare) for prefix in tried[:_TRIED]}
+    names = set(bare)
+    counts = {
+        prefix: sum(name.startswith(prefix) and name[len(prefix) :] in names for name in prefixed)
+        for prefix in tried[:_TRIED]
+    }
     return max(counts.items(), key=lambda entry: entry[1], default=("", 0))
