@@ -169,7 +169,7 @@ def check_path(path: object) -> str:
 # -- tiling ------------------------------------------------------------------------------------------------
 # The signed corners of a box are its corners, each with the sign (-1)^(number of coordinates that are upper ends). They
 # are the box's mixed derivative, so they determine it, and they add up as boxes do: boxes tile a tensor exactly when
-# their signed corners add up to those of the tensor, in any number of dimensions. That takes one pass over the chunks.
+# their signed corners add up to those of the tensor, in any number of dimensions. Sorting finds those that meet.
 # Boxes without elements have no derivative, and dimensions that every chunk spans whole need not be looked at.
 
 MAX_CUT_DIMS = 6  # dimensions along which one tensor is cut into chunks
@@ -184,6 +184,7 @@ _STRANGE_CUT = "its {} chunks are cut as no writer cuts a tensor: comparing them
 
 Ints = Sequence[int]
 Span = tuple[Ints, Ints]  # offsets and sizes
+Spans = tuple[tuple[int, int], ...]  # where a box begins and ends, along each dimension
 
 
 def check_offsets(chunks: Sequence[Chunk]) -> None:
@@ -208,13 +209,10 @@ def check_tiles(shape: Ints, chunks: Sequence[Span], steps: Steps | None = None)
             f"{MAX_CORNERS} corners are allowed"
         )
     _spend(steps, (len(boxes) << len(axes)) // 2, chunks)
-    lengths = [shape[axis] for axis in axes]
-    corners = _Corners(lengths)
-    for begins, ends in boxes:
-        corners.add(begins, ends, ([0], []))
+    signed = [(tuple(zip(begins, ends, strict=True)), 1) for begins, ends in boxes]
     if all(shape):
-        corners.add([0] * len(axes), lengths, ([], [0]))
-    if corners.left:
+        signed.append((tuple((0, shape[axis]) for axis in axes), -1))
+    if not _cancel(signed):
         raise MetadataError("its chunks leave out a part of it, or cover one twice")
 
 
@@ -331,26 +329,17 @@ def _cut(shape: Ints, chunks: Iterable[Span]) -> tuple[list[int], list[tuple[Int
     return kept, [(tuple(begins[axis] for axis in kept), tuple(ends[axis] for axis in kept)) for begins, ends in boxes]
 
 
-class _Corners:
-    """Sums of the signs of corners in a tensor of the shape `whole`; `left` are those that are not 0."""
-
-    def __init__(self, whole: Ints) -> None:
-        self.left: dict[int, int] = {}
-        self._radix = [math.prod(size + 1 for size in whole[axis + 1 :]) for axis in range(len(whole))]
-
-    def add(self, begins: Ints, ends: Ints, signed: tuple[list[int], list[int]]) -> None:
-        """Add those of a box, each as one number; `signed` says whether its first one counts as 1 or -1."""
-        plus, minus = signed
-        for begin, end, weight in zip(begins, ends, self._radix, strict=True):
-            lower, upper = begin * weight, end * weight
-            plus, minus = (
-                [at + lower for at in plus] + [at + upper for at in minus],
-                [at + lower for at in minus] + [at + upper for at in plus],
-            )
-        for sign, corners in ((1, plus), (-1, minus)):
-            for corner in corners:
-                total = self.left.get(corner, 0) + sign
-                if total:
-                    self.left[corner] = total
-                else:
-                    del self.left[corner]  # inner corners cancel out, so few are held at a time
+def _cancel(boxes: list[tuple[Spans, int]]) -> bool:
+    """Whether the corners of boxes with signs add up to nothing: at each place along the first dimension, those of the
+    boxes that begin or end there. So few are held at a time, however many there are.
+    """
+    groups = groupby(sorted(boxes), key=operator.itemgetter(0))
+    left = [(spans, total) for spans, group in groups if (total := sum(sign for _, sign in group))]
+    if not left or not left[0][0]:
+        return not left
+    places = sorted(
+        [(at, spans[1:], way * sign) for spans, sign in left for at, way in zip(spans[0], (1, -1), strict=True)]
+    )
+    return all(
+        _cancel([(rest, sign) for _, rest, sign in group]) for _, group in groupby(places, key=operator.itemgetter(0))
+    )
