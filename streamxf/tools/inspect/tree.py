@@ -21,6 +21,7 @@ MAX_DEPTH = 32
 _FREE_NODES, _NODES_EACH = 2**16, 2  # modules besides an item; a model's layers share most of theirs
 _MAX_RUNS = 5
 _MAX_DIGITS = 9
+_NUMBERS = 4  # in a name, that may be those of layers: what is before each is kept
 
 
 @dataclass(slots=True)
@@ -180,9 +181,10 @@ def stacks_of(items: Iterable[Item]) -> list[Stack]:
 
 
 def _numbered(name: str, parts: list[str]) -> Iterator[tuple[str, int, int]]:
-    """Those of a name's parts that are numbers: what is before each, with its dot, its place, and the number."""
-    at = 0
+    """The first of a name's parts that are numbers: what is before each, with its dot, its place, and the number."""
+    at, left = 0, _NUMBERS
     for place, part in enumerate(parts):
-        if (number := number_of(part)) is not None:
+        if left and (number := number_of(part)) is not None:
+            left -= 1
             yield name[:at], place, number
         at += len(part) + 1
