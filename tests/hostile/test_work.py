@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import random
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -29,8 +30,9 @@ from streamxf.formats.reader import FileReader
 from streamxf.proportion import Steps, TooMuch
 from streamxf.storage.storage import Storage
 from streamxf.tools.convert.model import model_in
+from streamxf.tools.diff.items import _prefix
 from streamxf.tools.diff.objects import Incomparable, difference_of
-from streamxf.tools.inspect.tree import MAX_DEPTH, Module, tree_of
+from streamxf.tools.inspect.tree import MAX_DEPTH, Module, stacks_of, tree_of
 from streamxf.tools.inspect.tree import _grown as grown_from
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.check import Check, read_outline
@@ -59,6 +61,7 @@ def colliding(count: int) -> list[bytes]:
 
 
 COUNT = 50_000
+TENSOR_OF_NOTHING = b"ctorch._utils\n_rebuild_tensor_v2\nq\0(NK\0))NNtq\1"
 SHARED = b"K\x01" + b"".join(b"q%ch%c\x86" % (place, place) for place in range(40))  # a tuple of itself, 40 times over
 PICKLES = {
     "integers of one hash, in a dict": b"}(" + b"".join(key + b"N" for key in colliding(COUNT)) + b"u.",
@@ -219,6 +222,27 @@ def test_a_text_that_is_copied_many_times() -> None:
         read_outline(pickled + b"h\x00h\x01h\x02\x86R" * 100_000 + b"e.", {})
 
 
+@pytest.mark.parametrize(
+    "call", [b"(X\7\0\0\0storageNX\1\0\0\0" + b"0NK\1tq\0", TENSOR_OF_NOTHING], ids=["storages", "tensors"]
+)
+def test_things_without_a_class_do_not_make_one_each(call: bytes) -> None:
+    again = b"h\0h\1R" if call is TENSOR_OF_NOTHING else b"h\0Q"
+    with memory_below(64 * MIB), suppress(NotSavedByTorch):
+        read_outline(b"\x80\x02" + call + again * (MIB // len(again)) + b".", {})
+
+
+def test_the_names_that_a_caller_allows_are_looked_up_once() -> None:
+    calls = 0
+
+    def trusted() -> set[str]:
+        nonlocal calls
+        calls += 1
+        return set()
+
+    Check(b"\x80\x02" + b"ca\nb\n" * 1000 + b".", {}, 5000, trusted).load()
+    assert calls == 1
+
+
 @pytest.mark.timeout(60)
 def test_as_many_names_as_fit() -> None:
     """No class is made for any of them."""
@@ -313,6 +337,13 @@ def test_chunks_cut_along_six_dimensions_draw_from_one_budget() -> None:
     check_tiles((500, 500), grid((500, 500)))
 
 
+def test_corners_of_chunks_are_never_held_all_at_once() -> None:
+    number, shape = random.Random(1), (1024,) * 6
+    chunks = [tuple(tuple(number.randrange(1, 512) for _ in shape) for _ in range(2)) for _ in range(2**14)]
+    with memory_below(64 * MIB), pytest.raises(MetadataError, match="leave out"):
+        check_tiles(shape, chunks, Steps(MIB))
+
+
 @pytest.mark.timeout(60)
 def test_offsets_that_are_equal_or_have_one_hash() -> None:
     place = Place("a", 0, 0, ())
@@ -336,6 +367,24 @@ def test_tensors_that_repeat_an_element_share_one_budget(tmp_path: Path) -> None
     assert found.equal == 2
     assert len(found.incomparable) == 6
     assert all("far larger than its storage" in reason for reason in found.incomparable.values())
+
+
+def test_reasons_of_items_that_cannot_be_compared_are_not_kept(tmp_path: Path) -> None:
+    """Each would hold on to what was at work when it was raised."""
+    stock = Stock(tmp_path)
+    for number in range(3000):
+        stock.tensor(f"w{number}", saved(torch.ones(1)) if not number else b"", [1])
+    stock.write()
+    with memory_below(24 * MIB):
+        assert len(diff(tmp_path, tmp_path).incomparable) == 2999
+
+
+@pytest.mark.timeout(10)
+def test_long_names_that_end_as_those_of_the_other_do() -> None:
+    names = [f"w{number}" for number in range(2000)]
+    prefixed = {"p" * MIB + f"{number}.w0" for number in range(40)}
+    assert _prefix(names, prefixed)[1] == 1
+    assert _prefix(names, {f"model.{name}" for name in names}) == ("model.", 2000)
 
 
 def test_views_of_one_storage_share_that_budget() -> None:
@@ -370,6 +419,13 @@ def test_a_tree_has_modules_in_proportion_to_items() -> None:
     assert tree_of(map(item, names)).tally.tensors == 10_000
     few = tree_of(map(item, names[:10]))
     assert [child.name for child in few.children] == names[:10]
+
+
+def test_what_is_before_each_number_of_a_name_is_not_kept() -> None:
+    names = [".".join(f"{number * 31 + part}" for part in range(31)) + ".w" for number in range(5_000)]
+    items = [item(name) for name in names]
+    with memory_below(32 * MIB):
+        stacks_of(items)
 
 
 # -- files of torch.save -------------------------------------------------------------------------------------------
