@@ -56,13 +56,6 @@ class Place:
         return code.replace(signing, "")
 
 
-def run(code: str, folder: Path, *arguments: str) -> None:
-    """Run a script in a process of its own."""
-    command = (sys.executable, "-c", code, *arguments)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture
 def place(kms: Any, tmp_path: Path) -> Place:
     return Place(kms.new_key(), tmp_path)
@@ -81,12 +74,16 @@ def refusal(checkpoint: Path, keys: Any) -> BaseException:
     return error
 
 
-def test_either_recipient_reads_what_the_node_signed(place: Place):
-    run(place.training_code(TRAINER), place.node)
+def test_either_recipient_reads_what_the_node_signed(place: Place, monkeypatch: pytest.MonkeyPatch):
+    command = [sys.executable, "-c", place.training_code(TRAINER)]
+    done = subprocess.run(command, cwd=place.node, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     checkpoint = place.node / "step-100"
     (place.evaluator / "step-100").symlink_to(checkpoint)
     for location in ("file:team.key", f"aws-kms:{place.arn}"):
-        run(titled("evaluate.py"), place.evaluator, location)
+        monkeypatch.setattr(sys, "argv", ["evaluate.py", location])
+        with chdir(place.evaluator):
+            exec(titled("evaluate.py"), {"__name__": "__page__"})
 
     # the node has nothing that reads
     assert sorted(os.listdir(place.node)) == ["step-100", "team.pub", "trainer.sign"]
