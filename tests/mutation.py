@@ -36,6 +36,7 @@ KINDS = ("check", "raise", "guard", "bound", "comparison", "condition", "close",
 ENDS = {"close", "finish", "abort", "cancel", "release", "unlink", "sync", "fsync", "flush", "clear", "give", "join"}
 OTHER = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is not": "is", "is": "is not"}
 OTHER |= {"not in": "in", "in": "not in", "and": "or", "or": "and"}
+LOCK = re.compile(r"(\b|_)lock(ed)?\b|turns")
 SIGN = re.compile(rb"\b(is not|not in|is|in|and|or)\b|[<>]=?|[=!]=")
 
 
@@ -87,7 +88,7 @@ def mutants_of(file: str, source: bytes) -> Iterator[Mutant]:
                 yield made("condition", node, span(node)[0], span(operand)[0], b"")
             case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name))) if name in ENDS:
                 yield made("close", node, *span(node), b"pass")
-            case ast.With(items=[ast.withitem(context_expr=taken)]) if re.search("lock|turns", ast.unparse(taken)):
+            case ast.With(items=[ast.withitem(context_expr=taken)]) if LOCK.search(ast.unparse(taken)):
                 yield made("lock", taken, *span(taken), b'__import__("contextlib").nullcontext()')
 
 

@@ -8,6 +8,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,22 @@ def test_an_abort_returns_what_was_in_flight():
         del file
         gc.collect()
         wait_until(lambda: budget.jobs == before)  # a dropped stream does not wait for the job that runs
+
+
+def test_an_abort_waits_for_the_job_that_runs():
+    begun, goes_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def job():
+        begun.set()
+        goes_on.wait(60)
+        done.set()
+
+    file = streamxf.open(io.BytesIO(), "wb")
+    file._pipeline.submit(job, 1)
+    assert begun.wait(60)
+    threading.Timer(0.05, goes_on.set).start()
+    file.abort()
+    assert done.is_set()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:

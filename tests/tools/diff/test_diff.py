@@ -245,3 +245,13 @@ def test_where_the_record_of_what_was_packed_is_gone_items_are_compared(run, tmp
         assert found.equal >= 3
         (text,) = found.not_compared
         assert text.startswith(f"{tmp_path}/one: what else was packed, since this cannot be read: the file that holds")
+
+
+def test_what_else_lies_in_a_models_folder_is_named(tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        save_file({"w": torch.zeros(3)}, tmp_path / name / "model.safetensors")
+    assert not any(diff(tmp_path / "one", tmp_path / "other").not_compared)
+    (tmp_path / "other" / "config.json").write_text("{}")
+    (text,) = diff(tmp_path / "one", tmp_path / "other").not_compared
+    assert text == f"{tmp_path}/other: what else is in the folder, such as config.json"

@@ -167,7 +167,11 @@ def test_files_that_may_be_left_of_metadata_are_read_one_by_one(
         salvage(checkpoint, keys=KEY, without_metadata=True)
     assert read == [".metadata", "metadata0", "metadata1", "metadata2"]
     (checkpoint / ".metadata.copy").write_bytes(copy)
+    monkeypatch.setattr(rebuild, "_MAX_REMAINS", len(copy))  # this comes first, and fits
     assert_same(salvage(checkpoint, keys=KEY, without_metadata=True).state_dict, {"w": torch.ones(3)})
+    monkeypatch.setattr(rebuild, "_MAX_REMAINS", len(copy) - 1)
+    with refused(MetadataError, "nothing is left of it"):
+        salvage(checkpoint, keys=KEY, without_metadata=True)
 
 
 def test_a_wrapped_key_that_stands_where_two_windows_meet(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
