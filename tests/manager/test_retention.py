@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from manager.model import Saved, believed, keep
 from streamxf.errors import ParameterError
-from streamxf.manager.record import Record
+from streamxf.manager.record import Record, is_numbered
 from streamxf.manager.retention import Retention, settled
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)  # a Monday
@@ -300,3 +300,11 @@ def test_it_can_be_compared_and_hashed():
     assert len({Retention(last=3), Retention(last=3), Retention(last=4)}) == 2
     assert Retention(mode="max").keeps_all
     assert not any(Retention(**rules).keeps_all for rules in ({"last": 1}, {"max_bytes": 1}, {"steps": [0]}))
+
+
+@pytest.mark.parametrize(
+    ("name", "numbered"),
+    [("7", True), ("a-7-b", True), ("step", False), (".step-7", False), ("1" * 15, True), ("1" * 16, False)],
+)
+def test_which_names_are_those_of_steps(name: str, numbered: bool) -> None:
+    assert is_numbered(name) == numbered
