@@ -17,7 +17,7 @@ from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.keys import KeysLike
 from streamxf.plainfile import encoded, reading
 from streamxf.registry import CodecRegistry
-from streamxf.storage.removal import remove_file_or_folder
+from streamxf.storage.opening import open_storage
 from streamxf.stream.plain import read_file, unencrypted
 
 _PICKLE = b"\x80"  # how files of torch.save begin: those from before torch 1.6, and those of today
@@ -103,7 +103,7 @@ class ChainCheckpointIO:
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove what is there, if anything is; of a link, the link."""
-        remove_file_or_folder(path)
+        open_storage(path).remove_all()
 
     def teardown(self) -> None:
         """Lightning calls this at the end; nothing is held."""

@@ -24,7 +24,8 @@ from streamxf.errors import MetadataError, ParameterError, UnsupportedError
 from streamxf.format.index import from_json, to_json
 from streamxf.format.items import ITEMSIZES
 from streamxf.keys import KeysLike
-from streamxf.storage.storage import Storage, is_url
+from streamxf.storage.opening import open_storage
+from streamxf.storage.storage import is_url
 from streamxf.wording import some
 
 _STOCK = "_METADATA"  # the tree of what orbax itself has saved
@@ -90,7 +91,7 @@ class ChainHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax i
             return getattr(ocp, f"{stock}CheckpointHandler")().restore(directory, args=given)
         partial = getattr(args, "partial_restore", False)
         target = None if args is None else _only_item(args)
-        with Checkpoint.at(Storage.of(str(directory)), self._access) as checkpoint:
+        with Checkpoint.at(open_storage(str(directory)), self._access) as checkpoint:
             if target is None:
                 return _whole(checkpoint)
             wanted, structure = _named(target)

@@ -12,7 +12,8 @@ from typing_extensions import Buffer
 
 from streamxf.buffers import Writable, flat_view
 from streamxf.chain import Chain
-from streamxf.storage.storage import Storage, is_url
+from streamxf.storage.opening import open_storage
+from streamxf.storage.storage import is_url
 from streamxf.stream.plain import Draft
 from streamxf.stream.plain import open as open_plain
 
@@ -31,7 +32,7 @@ def encoded(path: str | os.PathLike[str], chain: Chain) -> Iterator[tuple[IO[byt
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """The bytes that are stored there. Raises as `Storage.open`."""
-    with Storage.of(path).open() as file:
+    with open_storage(path).open() as file:
         yield file.raw
 
 

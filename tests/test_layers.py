@@ -107,7 +107,7 @@ EXPANDING_TOO = {name for plain in ("get", "put", "copy") for name in (plain, f"
 EXPANDING_TOO |= {"delete", "upload", "download", "cp", "move", "rename"}  # which others have, too
 FILE_SYSTEMS = {"filesystem", "_filesystem", "fs", "_fs", "inner", "layer"}  # what streamxf calls them
 MAY_EXPAND = {
-    (Path("storage/disk.py"), "mv"),  # for SFTP alone, where it renames a literal path
+    (Path("storage/remote.py"), "mv"),  # for SFTP alone, where it renames a literal path
     (Path("torch_checkpointing.py"), "glob"),  # of torch_checkpointing's storage, for whoever asks it to
 }
 

@@ -18,7 +18,9 @@ from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, el
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.proportion import MAX_EXPANSION, Budget
 from streamxf.registry import CodecRegistry
-from streamxf.storage.storage import OpenFiles, Storage
+from streamxf.storage.opening import open_storage
+from streamxf.storage.reading import OpenFiles
+from streamxf.storage.storage import Storage
 from streamxf.stream.blocks import Blocks
 from streamxf.stream.reader import read_all
 
@@ -105,7 +107,7 @@ class Checkpoint(BoxReader):
             safe_globals=safe_globals,
             max_expansion=max_expansion,
         )
-        self._open(Storage.of(path, storage_options), access, rank=rank, framework=framework)
+        self._open(open_storage(path, storage_options), access, rank=rank, framework=framework)
 
     @classmethod
     def at(cls, storage: Storage, access: Access, *, rank: int | None = None, listing: bool = False) -> Checkpoint:
@@ -131,7 +133,7 @@ class Checkpoint(BoxReader):
         }
         self.items: Mapping[str, Item] = MappingProxyType(merged(self.metadata))
         self._openers: dict[str, ItemOpener] = {}
-        self._files = OpenFiles(storage.open, local=storage.local is not None)
+        self._files = OpenFiles(storage.open, near=storage.near)
         self._last: tuple[Place, Elements] | None = None
 
     @property

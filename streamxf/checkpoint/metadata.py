@@ -20,7 +20,8 @@ from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.pair import VerifyKey
 from streamxf.keys.vouchers import Vouchers
 from streamxf.proportion import check_whole
-from streamxf.storage.storage import Storage, StoredFile
+from streamxf.storage.reading import StoredFile
+from streamxf.storage.storage import Storage
 from streamxf.torchsave.stock import read_stock
 from streamxf.wording import many, some
 

@@ -33,8 +33,8 @@ from streamxf.keys.envelope import DataKey
 from streamxf.proportion import Budget
 from streamxf.registry import providers_in, what_to_install
 from streamxf.report import Meter
+from streamxf.storage.reading import StoredFile
 from streamxf.storage.source import FileSlice
-from streamxf.storage.storage import StoredFile
 from streamxf.stream.blocks import BareBlocks, Blocks, MemoryBlocks
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.reader import StreamReader

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import GLOBAL, metadata_name, read_metadata
 from streamxf.errors import AbortedError, ContainerError, StreamxfError, UnsupportedError
 from streamxf.format.index import File
-from streamxf.storage.lock import is_still
 from streamxf.storage.storage import LOCK, Storage
 
 _RANK = r"__(?P<rank>0|[1-9][0-9]{0,9})"
@@ -79,12 +75,11 @@ def check_present(
     - `elsewhere`: files that other hosts wrote, to folders that surely are their own. Where people copy these together
       later, none of them is here.
     """
-    if storage.folder is not None and not is_still(storage.folder, str(storage.local)):
+    if storage.was_swapped():
         text = "the folder was moved or removed while it was saved to; the save was not published: find out by whom"
         raise AbortedError(text, file=storage.given)
     missing = [path for path in files if path not in found]
-    local = storage.local is not None
-    if missing and local and len(missing) < len(files) and not any(path in found for path in elsewhere):
+    if missing and len(missing) < len(files) and not any(path in found for path in elsewhere):
         missing = [path for path in missing if path not in elsewhere]
     if missing:
         raise AbortedError(
@@ -97,7 +92,7 @@ def check_present(
         if path not in found:
             continue
         size = found[path]
-        if size != facts.size and (local or size is not None):
+        if size != facts.size and (storage.has_links or size is not None):
             raise ContainerError(
                 f"{facts.size} bytes were written to the file, and now it has {'none' if size is None else size}: the "
                 "storage lost some of them, or another program writes to it. The save was not published, and what is "
@@ -109,7 +104,6 @@ def check_present(
 DAY = 86_400.0  # seconds: no save takes so long from its last byte to its publication, and no clocks differ so much
 
 _SHOWN = 5
-_WRITTEN = ("LastModified", "last_modified", "mtime", "updated")  # in listings of S3, Azure, SFTP, Google Cloud Storage
 
 
 def leftovers(files: Iterable[str], named: Collection[str], rank: int | None) -> list[str]:
@@ -179,35 +173,4 @@ def settled(storage: Storage, names: Collection[str], age: float) -> set[str]:
     if not age or not names:
         return set(names)
     now = time.time()
-    # a file system that remembers the listing of a moment ago asks for none
-    entries = storage.filesystem.ls(storage.path, detail=True) if storage.local is None else []
-    listed = {os.path.basename(entry["name"].rstrip("/")): entry for entry in entries}
-    ages = ((name, written_at(storage, name, listed.get(name, {}))) for name in names)
-    return {name for name, written in ages if written is not None and now - written >= age}
-
-
-def written_at(storage: Storage, name: str, entry: Mapping[str, Any] | None = None) -> float | None:
-    """When a file was last written, in seconds since 1970; None if it has gone, or the storage does not tell. `entry`
-    is what a listing by fsspec says of it.
-    """
-    with suppress(OSError, NotImplementedError, AttributeError, ValueError):
-        if storage.local is not None:
-            return storage.facts(name).st_mtime
-        if entry and any(key in entry for key in _WRITTEN):
-            return written_in(entry)
-        return _seconds(storage.filesystem.modified(storage.inner(name)))  # a request
-    return None
-
-
-def written_in(entry: Mapping[str, Any]) -> float | None:
-    """The same, of what a listing says; None if it does not."""
-    told = next((entry[key] for key in _WRITTEN if key in entry), None)
-    with suppress(ValueError):
-        return _seconds(told) if told is not None else None
-    return None
-
-
-def _seconds(written: Any) -> float:
-    if isinstance(written, str):
-        written = datetime.fromisoformat(written)
-    return written.timestamp() if isinstance(written, datetime) else float(written)
+    return {name for name, written in storage.written(names).items() if written is not None and now - written >= age}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from contextlib import suppress
 
@@ -21,7 +20,7 @@ def note_damage(error: BaseException, storage: Storage, save_id: str | None) -> 
     if not isinstance(error, DAMAGE) or isinstance(error, IdentityError):
         return
     if suspect(storage, save_id) is False:
-        name = os.path.basename(os.path.abspath(storage.local)) if storage.local is not None else storage.name
+        name = storage.parent()[1]
         text = f"next: set STREAMXF_SKIP={name} to resume from another checkpoint; the run's folder takes no note of it"
         error.add_note(escaped(text))
 
@@ -34,14 +33,8 @@ def suspect(storage: Storage, save_id: str | None) -> bool | None:
     """
     name = f"damage-{save_id}" if save_id is not None and _ID.fullmatch(save_id) else None
     try:
-        if storage.local is not None:
-            run = Storage.of(os.path.dirname(os.path.abspath(storage.local)))
-            there = os.path.lexists(run.child(NOTES).path)
-        else:
-            given, path = (each.rstrip("/").rpartition("/")[0] for each in (storage.given, storage.path))
-            run = Storage(given, path, storage.filesystem)
-            run.forget_listings()
-            there = run.filesystem.isdir(run.inner(NOTES))
+        run, _ = storage.parent()
+        there = run.exists(NOTES)
         if name is None or not there:
             return False if there else None
         with suppress(FileExistsError):  # another rank's, or something else that must not be opened

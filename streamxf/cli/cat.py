@@ -47,13 +47,13 @@ def cat(
 
 
 def _opened(path: str, stack: ExitStack) -> IO[bytes] | Any:
-    from streamxf.storage.storage import Storage
+    from streamxf.storage.opening import open_storage
 
     if path == "-":
         given: Any = sys.stdin.buffer
         _refuse_others(given.peek(len(PLAIN_MAGIC)))
         return given
-    storage = Storage.of(path)
+    storage = open_storage(path)
     if storage.is_folder():
         raise UnsupportedError(
             "this is a folder; cat decodes a file that streamxf.open wrote. unpack writes a checkpoint as a file",

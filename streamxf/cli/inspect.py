@@ -114,10 +114,10 @@ def _plain(path: str, access: options.Access) -> PlainSummary | None:
     from streamxf.formats.contents import Format
     from streamxf.formats.opening import kind_of
     from streamxf.keys import KeyRing
-    from streamxf.storage.storage import Storage
+    from streamxf.storage.opening import open_storage
     from streamxf.tools.inspect.plain import PlainSummary
 
-    storage = Storage.of(path)
+    storage = open_storage(path)
     if kind_of(storage) is not Format.PLAIN:
         return None
     return PlainSummary.read(storage, KeyRing.of(access["keys"], access["trust"], access["allow_unsigned"]))

@@ -31,10 +31,10 @@ def list(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: sh
     """
     from streamxf.manager.holds import held
     from streamxf.manager.listing import list_checkpoints
-    from streamxf.storage.storage import Storage
+    from streamxf.storage.opening import open_storage
 
     found = list_checkpoints(run, run_id=run_id)
-    readers = held(Storage.of(run))
+    readers = held(open_storage(run))
     if out.json:
         show.as_json({"path": run, "checkpoints": [_as_dict(record) for record in found], "in_use": readers})
     elif found:

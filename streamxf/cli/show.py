@@ -254,10 +254,10 @@ def _pieces(facts: Mapping[str, Any]) -> Iterator[str]:
 def budget_for(max_expansion: int, *paths: str) -> Budget:
     """What may be printed of the checkpoints at these paths."""
     from streamxf.proportion import Budget
-    from streamxf.storage.storage import Storage
+    from streamxf.storage.opening import open_storage
 
     stored = 0
-    for storage in map(Storage.of, paths):
+    for storage in map(open_storage, paths):
         if storage.is_folder():
             listed = storage.names(())
             stored += storage.held_by(listed, listed)

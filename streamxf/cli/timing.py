@@ -31,7 +31,7 @@ from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress
 from streamxf.storage.files import open_regular
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 from streamxf.tuning.sample import GOLDEN, box_at
 
 State = dict[str, torch.Tensor]
@@ -148,7 +148,7 @@ def portion_of(path: str, keys: KeyRing, size: int, progress: Progress | None = 
 
     Raises ParameterError if no tensor has data.
     """
-    with open_source(Storage.of(path), Access.of(keys)) as reader:
+    with open_source(open_storage(path), Access.of(keys)) as reader:
         boxes = list(_chosen([item for item in reader.items.values() if isinstance(item, TensorItem)], size))
         if not boxes:
             raise ParameterError("it has no tensor with data, so there is nothing to save", file=path)

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from streamxf.bar import ProgressBar, check_installed
 from streamxf.errors import ForeignError, ParameterError, StreamxfError
 from streamxf.progress import Progress
+from streamxf.storage.opening import storage_over
 from streamxf.storage.storage import Storage, check_local
 
 P = ParamSpec("P")
@@ -69,7 +70,7 @@ class StorageMixin(ABC):
     @property
     def _storage(self) -> Storage:
         path = os.fspath(self.path)
-        return Storage(path, path, getattr(self.fs, "fs", None))
+        return storage_over(getattr(self.fs, "fs", None), path, path)
 
 
 def rank_here() -> int:

@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 from weakref import finalize
@@ -35,7 +34,6 @@ from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.report import SaveReport
-from streamxf.storage.disk import Mount, missing_folders, sync_folder, sync_names_of
 from streamxf.storage.lock import locked
 from streamxf.stream.encoder import block_log2_of
 from streamxf.torch_private import split_by_size_and_type
@@ -159,15 +157,13 @@ class ChainWriterMixin(StorageMixin):
     @told
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Check that the folder can take this save; raises UnsupportedError for rank-local metadata beside global."""
-        save, local = self._under_way, self._storage.local
-        made = missing_folders(local) if local is not None and self.sync_files else []
+        save = self._under_way
+        self._storage.make_folder(durable=self.sync_files)
         plan = super().prepare_local_plan(plan)  # type: ignore[misc]
         save.enter(links=self.run_facts is None)  # in a run's folder nobody names links, and others may make some
-        if local is not None and self.sync_files:
-            sync_names_of([Path(os.path.abspath(local)), *made])
         if not self.use_collectives and self.fs.exists(self.fs.concat_path(self.path, GLOBAL)):
             check_free(self.path, [GLOBAL], metadata_name(self.rank), self.overwrite)
-        return note_room(plan, local, save.writer_id)
+        return note_room(plan, self._storage, save.writer_id)
 
     @told
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -194,22 +190,20 @@ class ChainWriterMixin(StorageMixin):
                 "another save through this writer is under way; wait for its future, or make a writer for each save"
             )
         storage = save.enter()
-        local = storage.local
         one = self.single_file_per_rank
         buckets = split_by_size_and_type(self.thread_count, plan.items) if one else [[item] for item in plan.items]
         files = [(save.file_name(self.rank or 0, number), items) for number, items in enumerate(filter(None, buckets))]
         versions = tensor_versions(plan, planner)
         begin = perf_counter()
         try:
-            if local is not None:
-                save.place = Mount.of(storage.place)
-                check_room(local, plan, planner, save.extensions, self._block_log2, save.writer_id)
+            save.place = storage.mount()
+            check_room(storage, plan, planner, save.extensions, self._block_log2, save.writer_id)
             with shown(self._progress, "Saving") as save.progress:
                 if save.progress is not None:
                     save.progress.expect(sum(map(planned_bytes, plan.items)))
                 results = save.write_files(files, self.thread_count, storage.create, planner.resolve_data)
-            if local is not None and self.sync_files:  # the process that publishes may be on another host
-                sync_folder(storage.place)
+            if self.sync_files:  # the process that publishes may be on another host
+                storage.sync()
             needed, text = save.refused_objects()
             if needed and needed not in self._warned:
                 self._warned.add(needed)

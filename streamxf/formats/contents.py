@@ -11,7 +11,7 @@ from typing import Any
 
 from streamxf.errors import MetadataError
 from streamxf.format.items import Chunk, Item, Path, Place, TensorItem
-from streamxf.storage.storage import StoredFile
+from streamxf.storage.reading import StoredFile
 
 OpenFile = Callable[[str], AbstractContextManager[StoredFile]]
 

@@ -117,11 +117,9 @@ def links_out(storage: Storage, names: Iterable[str]) -> list[str]:
     """The files that are links out of the folder, and where each leads: to others than those of the hub's cache, whose
     snapshots have links to ``../../blobs``.
     """
-    if (local := storage.local) is None:
-        return []
-    folder = os.path.realpath(local)
+    folder = storage.real()
     homes = tuple(f"{home.rstrip('/')}/" for home in (folder, os.path.normpath(f"{folder}/../../blobs")))
-    real = {name: os.path.realpath(os.path.join(local, name)) for name in names}
+    real = {name: storage.real(name) for name in names}
     return [f"{name}, which is {path}" for name, path in real.items() if not path.startswith(homes)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +19,8 @@ from streamxf.formats.contents import SUFFIXES, Contents, Format, sizes_of
 from streamxf.formats.reader import FileReader
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
-from streamxf.storage.storage import Storage, StoredFile
+from streamxf.storage.reading import StoredFile
+from streamxf.storage.storage import Storage
 from streamxf.wording import many, some
 
 LOOKED_FOR = (
@@ -111,8 +111,8 @@ def parts_of(storage: Storage, depth: int = 2, links: list[str] | None = None) -
         if name.endswith(tuple(SUFFIXES)) and not (layout is not None and huggingface.is_weights(name, layout))
     ]
     below: list[str] = []
-    for folder in sorted(storage.folders()) if depth else ():
-        if storage.local is not None and os.path.islink(storage.inner(folder)):
+    for folder, link in sorted(storage.folders().items()) if depth else ():
+        if link is not None:
             if links is not None:
                 links.append(storage.full(folder))
         elif folder[0] != ".":

@@ -14,7 +14,8 @@ from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.formats.contents import FOLDERS, Contents, OpenFile, Shard
 from streamxf.proportion import Budget
-from streamxf.storage.storage import OpenFiles, Storage
+from streamxf.storage.reading import OpenFiles
+from streamxf.storage.storage import Storage
 from streamxf.stream.blocks import BareBlocks
 
 
@@ -38,7 +39,7 @@ class FileReader(BoxReader):
         self.shards = shards
         self.items: Mapping[str, Item] = contents.items
         self._access = access
-        self._files = OpenFiles(open_file or (lambda name: self._place(name).open()), local=storage.local is not None)
+        self._files = OpenFiles(open_file or (lambda name: self._place(name).open()), near=storage.near)
         self._loaded: tuple[str, Any] | None = None
         self._named: dict[int, Mapping[str, Any]] = {}
 

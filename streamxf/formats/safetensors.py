@@ -12,7 +12,7 @@ from streamxf.format.items import TensorItem, elements_size
 from streamxf.format.limits import MAX_INT, MAX_NDIM
 from streamxf.formats.contents import Shard, whole_tensor
 from streamxf.proportion import check_head
-from streamxf.storage.storage import StoredFile
+from streamxf.storage.reading import StoredFile
 
 LENGTH_BYTES = 8
 MAX_HEADER = 100_000_000

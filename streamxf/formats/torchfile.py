@@ -13,7 +13,7 @@ from streamxf.format.items import Item, ObjectItem, Path, Place
 from streamxf.format.limits import MAX_STEPS
 from streamxf.formats.contents import Shard, whole_tensor
 from streamxf.proportion import FREE_WHOLE, MAX_EXPANSION
-from streamxf.storage.storage import StoredFile
+from streamxf.storage.reading import StoredFile
 from streamxf.torchsave.archive import PICKLE, Archive, NotSavedByTorch
 from streamxf.torchsave.check import read_outline
 from streamxf.torchsave.tensors import StoredTensor

@@ -21,7 +21,6 @@ from streamxf.manager.holds import has_no_place, holding
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import COMMIT, FOLDER, Commit, is_framework_file
 from streamxf.manager.record import Record, numbers_in
-from streamxf.storage.inside import opened, walk
 from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import small_names
 from streamxf.storage.storage import Storage, storage_errors
@@ -271,9 +270,8 @@ def _check_commit(folder: Folder, check: Verify, part: Part) -> None:
 def check_alone(folder: Folder, commit: Commit) -> None:
     """Frameworks take what they find, such as an ``optimizer.pt`` that somebody has put there, or a link."""
     found = set(folder.files)
-    if folder.place.local is not None:
-        with opened(folder.place.local) as top:
-            found = {path for _, _, path, is_folder in walk(top) if not is_folder}
+    if folder.place.has_links:
+        found = {each.name for each in folder.place.below() if each.kind != "folder"}
     if others := sorted(path for path in found - commit.files.keys() if is_framework_file(path)):
         text = f"{', '.join(others[:3])} {'is' if len(others) == 1 else 'are'} not of what was committed there"
         if folder.authority.strict:

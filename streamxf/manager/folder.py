@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, read_metadata
-from streamxf.checkpoint.publish import made_by_saves, made_by_writers, written_in
+from streamxf.checkpoint.publish import made_by_saves, made_by_writers
 from streamxf.errors import ContainerError, KeyServiceError, MetadataError, StreamxfError
 from streamxf.format.run import RunFacts
 from streamxf.manager.authority import Authority
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
 from streamxf.manager.record import Record, numbers_in
-from streamxf.storage.storage import Storage
+from streamxf.storage.storage import Storage, StorageEntry
 
 T = TypeVar("T")
 
@@ -89,9 +89,9 @@ class Folder:
             entry = self.files.get(path)
             if entry is None:
                 raise ContainerError("the file is gone", file=self.place.full(path))
-            if entry.get("size") != file.size:
+            if entry.size != file.size:
                 raise ContainerError(
-                    f"the file had {file.size} bytes when it was committed, and now has {entry.get('size')}",
+                    f"the file had {file.size} bytes when it was committed, and now has {entry.size}",
                     file=self.place.full(path),
                 )
             if file.checksum is not None and checksum_of(entry) not in (None, file.checksum):
@@ -188,14 +188,13 @@ class Folder:
         return replace(record, metrics=None if lost else known)
 
     def _size(self, paths: Collection[str]) -> int:
-        return sum(self.files[path].get("size") or 0 for path in paths)
+        return sum(self.files[path].size or 0 for path in paths)
 
     def _written(self, path: str) -> float | None:
-        when = written_in(self.files[path])
+        when = self.files[path].written
         return None if when is None else max(int(when * 1000), 0) / 1000
 
 
-def checksum_of(entry: Mapping[str, Any]) -> str | None:
+def checksum_of(entry: StorageEntry) -> str | None:
     """What an object store says of a file's contents."""
-    tag = next((entry[key] for key in ("ETag", "etag", "md5Hash") if entry.get(key)), None)
-    return None if tag is None else str(tag).strip('"')
+    return None if entry.tag is None else entry.tag.strip('"')

@@ -24,6 +24,7 @@ from streamxf.manager.listing import Run, run_of
 from streamxf.manager.notes import FOLDER, notes_in, put_note, remove_notes
 from streamxf.manager.sessions import is_held
 from streamxf.storage.inside import NOT_THERE
+from streamxf.storage.opening import open_storage
 from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import put_small, small_names
 from streamxf.storage.storage import Storage, storage_errors
@@ -67,8 +68,8 @@ def hold(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | N
     OSError, ForeignError
         If the run's folder cannot be written to.
     """
-    place = Storage.of(path, storage_options)
-    if place.local is not None and not os.path.isdir(place.local):
+    place = open_storage(path, storage_options)
+    if place.near and not (place.exists() and place.is_folder()):
         raise NoCheckpointError("there is no such folder", file=place.given)
     run, name = run_of(place)
     if not name:

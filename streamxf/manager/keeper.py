@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -38,7 +37,6 @@ from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.removal import finish, leftovers
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
-from streamxf.storage.disk import Volume
 from streamxf.storage.removal import files_of, remove_entry, remove_tree
 from streamxf.storage.small import put_small
 from streamxf.wording import many, size_text, some
@@ -137,7 +135,7 @@ class Keeper:
         """Apply the rules as if a save had been made already, if it would not fit, or did not; whether that removed
         anything.
         """
-        volume = Volume.of(self._storage.local) if self._storage.local and os.path.isdir(self._storage.local) else None
+        volume = self._storage.volume()
         if self._keep.keeps_all or not (full or (volume is not None and volume.free < self._size * _MARGIN)):
             return False
         _log.warning("%s: applying the rules before %s is saved, which would not fit", self._storage.given, name)
@@ -195,9 +193,8 @@ class Keeper:
 
     def _note(self, name: str, save: _Save) -> None:
         storage, run = self._storage, self._run
-        local = storage.local_path(name)
-        if local is not None and os.path.islink(local):
-            _log.warning("%s is a link, in whose place this save puts a folder", local)
+        if storage.is_link(name):
+            _log.warning("%s is a link, in whose place this save puts a folder", storage.full(name))
             remove_tree(storage, name, [], [])
         folder = run.folder(name)
         files, ours = folder.files, folder.contents()
@@ -268,7 +265,7 @@ class Keeper:
         if not files:
             raise NoCheckpointError("nothing was saved there", file=place.given)
         found = {
-            path: CommittedFile(entry.get("size") or 0, digests.get(path), checksum_of(entry))
+            path: CommittedFile(entry.size or 0, digests.get(path), checksum_of(entry))
             for path, entry in sorted(files.items())
         }
         commit = Commit(secrets.token_hex(16), replace(save.facts, metrics=metrics), found)
@@ -289,7 +286,7 @@ class Keeper:
     def _digest(self, name: str, commit: Commit) -> None:
         """Where no store tells what it has, compute what the plug-in has not, so that damage is found later."""
         unknown = [path for path, file in commit.files.items() if file.sha256 is None and file.checksum is None]
-        if unknown and self._storage.local is not None and not self._run.authority.strict:
+        if unknown and self._storage.near and not self._run.authority.strict:
             place = self._storage.child(name)
             digests = {path: digest_of(place, path) for path in unknown}
             self._supplement(name, commit.save_id, {}, digests)

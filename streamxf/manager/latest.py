@@ -14,7 +14,8 @@ from streamxf.manager.choice import Choice, Verify, by_metric, check_ranks, chec
 from streamxf.manager.listing import Run, check_folder, of_other_formats, records_of, run_of
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING
 from streamxf.manager.record import Record
-from streamxf.storage.storage import Storage, storage_errors
+from streamxf.storage.opening import open_storage
+from streamxf.storage.storage import storage_errors
 
 
 def latest(
@@ -126,7 +127,7 @@ def is_complete(
     OSError, ForeignError
         If the storage cannot be reached. A job that took that for "no" would start from scratch.
     """
-    storage = Storage.of(path, storage_options)
+    storage = open_storage(path, storage_options)
     with storage_errors(storage.given):
         try:
             names = storage.names() if storage.is_folder() else {}

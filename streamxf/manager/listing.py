@@ -6,8 +6,6 @@ import logging
 import os
 import re
 import shlex
-import stat
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,12 +28,13 @@ from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Files
 from streamxf.manager.record import Record, is_numbered, series_of
 from streamxf.manager.rows import ANY, RowCache
+from streamxf.storage.opening import open_storage
 from streamxf.storage.removal import files_of, files_of_many
 from streamxf.storage.storage import Storage, storage_errors
 
 _OF_CHECKPOINTS = {COMMIT, SAVING, REMOVED, "scheduler.pt", "scheduler.bin"}  # of frameworks, that is
 _AT_ONCE = 16  # folders of an object store that are looked at
-_SETTLED = 2 * 10**9  # ns after which a change of a folder shows in its times
+_MARKED = (GLOBAL, COMMIT)  # the first of these that is there says which checkpoint a folder holds
 _OUT = "a link that leads out of the run"
 _log = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ class Run:
     ) -> Run:
         """The run in a folder or at a URL, with the `keys`, `trust` and `allow_unsigned` of a reader, if any."""
         authority = Authority(Access.of(keys.pop("keys", None), **keys), unverified=unverified)
-        return cls(Storage.of(run, storage_options), authority, run_id)
+        return cls(open_storage(run, storage_options), authority, run_id)
 
     # -- all checkpoints -------------------------------------------------------------------------------
 
@@ -136,17 +135,16 @@ class Run:
         """Say that checkpoints are about to change, where their folders have no mark that shows it; what is `known` of
         them counts here for a while. Raises OSError.
         """
-        if self.storage.local is None:
+        if not self.storage.near:
             self._rows.drop(names, known=known)
 
     # -- one checkpoint --------------------------------------------------------------------------------
 
     def folder(self, name: str, files: Files | None = None) -> Folder:
         """A folder as it is now, or with these `files`, where they have just been listed."""
-        local = self.storage.local_path(name)
-        if local is not None and os.path.islink(local):
-            above, base = os.path.split(os.path.realpath(local))
-            where = Storage.of(above)
+        if self.storage.is_link(name):
+            above, base = os.path.split(self.storage.real(name))
+            where = open_storage(above)
             return Folder(name, where.child(base), files_of(where, base), self.authority, True)
         listed = files_of(self.storage, name) if files is None else files
         return Folder(name, self.storage.child(name), listed, self.authority)
@@ -155,8 +153,8 @@ class Run:
         """Whether a folder holds what a record says. It is looked at again unless its metadata is the same file as
         then.
         """
-        local = self.storage.local_path(record.name)
-        mark = file_mark(local) if local is not None else (listing_mark(folder.files) or "/")[1:]
+        near = self.storage.near
+        mark = self.storage.marks(record.name, _MARKED)[1] if near else (listing_mark(folder.files) or "/")[1:]
         if mark and not record.link and not any(map(SUPPLEMENT.fullmatch, folder.top)):
             known = self._rows.known(record.name, looked=not self.authority.strict)
             if known is not None and known[0].endswith(f"/{mark}") and known[1].save_id == record.save_id:
@@ -188,79 +186,53 @@ class Run:
 
     def _list(self) -> list[str]:
         """Find the folders that may be checkpoints; returns the links to folders."""
-        local, self.linked = self.storage.local, {}
-        if local is None:
-            self.names = [name for name in self.storage.folders() if is_numbered(name)]
-            return []
-        self.names, links = [], []
-        with os.scandir(local) as entries:
-            for entry in entries:
-                if entry.is_symlink():
-                    target = os.path.realpath(entry.path)
-                    if os.path.isdir(target):
-                        links.append(entry.name)
-                        folder, name = os.path.split(target)
-                        if folder == os.path.realpath(local):
-                            self.linked[name] = entry.name
-                elif is_numbered(entry.name) and entry.is_dir(follow_symlinks=False):
-                    self.names.append(entry.name)
-        return links
+        folders, base = self.storage.folders(), self.storage.real()
+        self.names = [name for name, target in folders.items() if target is None and is_numbered(name)]
+        links = {name: os.path.split(target) for name, target in folders.items() if target is not None}
+        self.linked = {name: link for link, (folder, name) in links.items() if folder == base}
+        return [*links]
 
     def _mark(self, name: str) -> str | None:
-        return folder_mark(f"{self.storage.local}/{name}") if self.storage.local is not None else ANY
+        return folder_mark(self.storage, name) if self.storage.near else ANY
 
     def _look_at(self, names: Collection[str], found: dict[str, Record]) -> None:
         """What these folders say themselves."""
         files = files_of_many(self.storage, names)
 
         def look_at(name: str) -> tuple[str, Record | None]:
-            return name, self._look(name, None if self.storage.local is not None else self.folder(name, files(name)))
+            return name, self._look(name, None if self.storage.near else self.folder(name, files(name)))
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for name, record in (map if self.storage.local is not None else pool.map)(look_at, names):
+            for name, record in (map if self.storage.near else pool.map)(look_at, names):
                 found.pop(name, None)
                 if record is not None:
                     found[name] = record
 
     def _look(self, name: str, folder: Folder | None = None) -> Record | None:
-        local = self.storage.local_path(name)
-        mark = folder_mark(local) if local is not None else None  # first: a change during the look has another one
+        mark = folder_mark(self.storage, name)  # first: a change during the look has another one
         folder = folder or self.folder(name)
         record = folder.record()
         if not folder.is_link:
-            self._rows.note(name, mark if local is not None else listing_mark(folder.files), record)
+            self._rows.note(name, mark if self.storage.near else listing_mark(folder.files), record)
         if record is None or not folder.is_link:
             return record
-        record, base = replace(record, link=folder.place.given), os.path.realpath(str(self.storage.local))
+        record, base = replace(record, link=folder.place.given), self.storage.real()
         trusted = self.authority.strict or os.path.commonpath([base, os.path.dirname(record.link)]) == base
         return record if trusted or not record.verified else replace(record, verified=False, note=record.note or _OUT)
 
 
-def folder_mark(folder: str) -> str | None:
+def folder_mark(storage: Storage, name: str) -> str | None:
     """What changes with the names in a local folder, and with its metadata or commit record; None where there is
     neither, and while its times may not show the next change.
     """
-    try:
-        facts, file = os.lstat(folder), file_mark(folder)
-    except OSError:
-        return None
-    if file is None or not stat.S_ISDIR(facts.st_mode) or facts.st_mtime_ns + _SETTLED > time.time_ns():
-        return None
-    return f"{facts.st_ino:x}.{facts.st_mtime_ns:x}/{file}"
-
-
-def file_mark(folder: str) -> str | None:
-    """The part of it that changes with the metadata, or the commit record where there is none."""
-    for name in (GLOBAL, COMMIT):
-        with suppress(OSError):
-            facts = os.lstat(f"{folder}/{name}")
-            return f"{facts.st_ino:x}.{facts.st_size:x}.{facts.st_mtime_ns:x}.{facts.st_ctime_ns:x}"
-    return None
+    folder, file = storage.marks(name, _MARKED)
+    return None if folder is None or file is None else f"{folder}/{file}"
 
 
 def listing_mark(files: Files) -> str | None:
     """The same of a folder in an object store, as far as that has marks."""
-    tag = checksum_of(files.get(COMMIT) or files.get(GLOBAL) or {})
+    entry = files.get(COMMIT) or files.get(GLOBAL)
+    tag = None if entry is None else checksum_of(entry)
     return None if tag is None else f"/{tag}"
 
 
@@ -330,8 +302,7 @@ def of_other_formats(run: Run, records: Collection[Record]) -> Iterator[Record]:
 
 def run_of(checkpoint: Storage) -> tuple[str, str]:
     """The folder that a checkpoint's folder lies in, and its name there."""
-    given = checkpoint.given if checkpoint.local is None else os.path.realpath(checkpoint.local)
-    folder, _, name = given.rstrip("/").rpartition("/")
+    folder, _, name = checkpoint.real().rstrip("/").rpartition("/")
     return folder or "/", name
 
 

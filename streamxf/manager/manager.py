@@ -41,7 +41,8 @@ from streamxf.manager.notices import Notices
 from streamxf.manager.record import Record, numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
-from streamxf.storage.storage import Storage, is_url
+from streamxf.storage.opening import open_storage
+from streamxf.storage.storage import is_url
 
 T = TypeVar("T")
 
@@ -166,7 +167,7 @@ class CheckpointManager:
         self._options = dict(storage_options or {})
         self._writer = dict(writer or {})
         # a relative path means what it means now, wherever the job changes to
-        self._storage = Storage.of(run if is_url(run) else os.path.abspath(run), storage_options)
+        self._storage = open_storage(run if is_url(run) else os.path.abspath(run), storage_options)
         self._make_writer(0)  # so that arguments which do not fit are refused now
         self._make_reader(self._storage.given)
         self.stopping = False

@@ -22,7 +22,7 @@ from streamxf.format.run import RunFacts, metrics_json, metrics_of
 from streamxf.manager.authority import Authority
 from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import MOST_BYTES, put_small, read_small, small_files
-from streamxf.storage.storage import Storage
+from streamxf.storage.storage import Entries, Storage, StorageEntry
 
 COMMIT, SAVING, REMOVED = ".streamxf-commit", ".streamxf-saving", ".streamxf-removed"
 SUPPLEMENT = re.compile(r"\.streamxf-note-[0-9a-f]{8}", re.ASCII)
@@ -32,7 +32,7 @@ _NONE: frozenset[str] = frozenset()
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Files = Mapping[str, Mapping[str, Any]]
+Files = Entries
 """What a folder holds, by relative path, as storage lists it."""
 
 
@@ -174,10 +174,9 @@ def _parsed(make: Callable[[Any], T], content: Any) -> T:
         raise MetadataError(f"the note is malformed ({type(error).__name__}: {error})") from None
 
 
-def mark_of(entry: Mapping[str, Any]) -> str:
+def mark_of(entry: StorageEntry) -> str:
     """What changes when a listed file is written to."""
-    when = next((entry[key] for key in ("mtime", "ETag", "etag", "md5Hash", "LastModified") if key in entry), "")
-    return f"{entry.get('size')} {when}"
+    return f"{entry.size} {entry.tag or entry.written or ''}"
 
 
 def is_framework_file(path: str) -> bool:
@@ -185,7 +184,7 @@ def is_framework_file(path: str) -> bool:
     return not RUN_FILE.fullmatch(path.rpartition("/")[2])
 
 
-def written_since(files: Files, before: Mapping[str, str], known: Iterable[str] = ()) -> dict[str, Mapping[str, Any]]:
+def written_since(files: Files, before: Mapping[str, str], known: Iterable[str] = ()) -> dict[str, StorageEntry]:
     """The files that a save wrote: those that were not there before, have changed since, or are `known` to be its."""
     also = set(known)
     return {

@@ -49,9 +49,9 @@ def remove_checkpoints(
             readers = held(storage, tidies=True)
             in_use.update({name: readers[name] for name in part if name in readers})
             unread = [record for name, record in part.items() if name not in readers]
-            if storage.local is None:
+            if not storage.near:
                 failed.update(_remove_unchanged(run, unread, files, extras))
-            for record in unread if storage.local is not None else ():
+            for record in unread if storage.near else ():
                 try:
                     # or a save might be published between the look and the removal; what a link leads to is not touched
                     with nullcontext() if record.link else lock(storage.child(record.name)):
@@ -133,7 +133,7 @@ def finish(run: Run, series: str, *, session: str = "", saves: bool = False, ext
         except (OSError, StreamxfError) as error:
             _log.warning("%s could not be cleaned up: %s", run.storage.full(name), escaped(str(error)))
             over.discard(announced.get(name, ""))
-    for name in run.names if saves and run.storage.local is not None else ():
+    for name in run.names if saves and run.storage.near else ():
         if series_of(name) == series and name not in records:
             files = run.folder(name).files
             if all(map(RUN_FILE.fullmatch, files)) and {COMMIT, REMOVED, SAVING}.isdisjoint(files):

@@ -4,8 +4,6 @@ job has failed.
 
 from __future__ import annotations
 
-import fcntl
-import io
 import logging
 import os
 import secrets
@@ -18,7 +16,6 @@ from weakref import WeakValueDictionary
 from streamxf.errors import AbortedError, escaped
 from streamxf.manager.authority import Authority
 from streamxf.manager.notes import FOLDER, digits, natural, notes_in, put_note, remove_notes
-from streamxf.storage.inside import opened
 from streamxf.storage.storage import Storage
 from streamxf.wording import time_text
 
@@ -77,7 +74,8 @@ class Sessions:
         for other in others:
             self._check_over(other)
         remove_notes(self._storage, [f"session-{each.id}{end}" for each in others[:-_KEPT] for end in ("", ".lock")])
-        self._lock = _locked(self._storage, self.own.id, create=True)  # before its note, or it would seem to have ended
+        # before its note, or it would seem to have ended
+        self._lock = self._storage.lock_file(_lock_of(self.own.id), make=True)
         if self._lock is not None:
             _own[self.own.id] = self._lock
         self.seen()
@@ -128,7 +126,7 @@ def is_held(storage: Storage, session: str) -> bool | None:
     if session in _own:
         return True
     try:
-        lock = _locked(storage, session)
+        lock = storage.lock_file(_lock_of(session))
     except BlockingIOError:
         return True
     if lock is None:
@@ -137,27 +135,5 @@ def is_held(storage: Storage, session: str) -> bool | None:
     return False
 
 
-def _locked(storage: Storage, session: str, *, create: bool = False) -> IO[bytes] | None:
-    """The lock of a session, held; None where there are none. Raises BlockingIOError if another process has it.
-
-    It is POSIX's: a child that outlives the job, such as a data loader, does not inherit it, and file systems over
-    a network have it, too.
-    """
-    if storage.local is None:
-        return None
-    try:
-        if create:
-            os.makedirs(storage.local, exist_ok=True)
-        with opened(storage.local, [FOLDER], make=create) as folder:
-            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-            file = io.FileIO(os.open(f"session-{session}.lock", flags, 0o600, dir_fd=folder), "r+")
-    except OSError:
-        return None
-    try:
-        fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        if isinstance(error, BlockingIOError | PermissionError):
-            raise BlockingIOError(*error.args) from None
-        return None
-    return file
+def _lock_of(session: str) -> str:
+    return f"{FOLDER}/session-{session}.lock"

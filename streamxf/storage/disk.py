@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from streamxf.buffers import write_all
 from streamxf.storage.files import create
-from streamxf.storage.inside import open_folder
+from streamxf.storage.inside import NO_LINK, open_folder
 
 SHARED = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "beegfs"})
 """Mounted from the same source, they are the same on every host, and number their folders alike."""
@@ -115,55 +114,48 @@ def _machine() -> str:
         return platform.node()
 
 
-ONE_PUT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "obs", "memory"})
-"""Storage where a put replaces an object in one step."""
-
-RENAMES = frozenset({"sftp", "ssh"})  # where a rename does, by the extension posix-rename@openssh.com
-
-Check = Callable[[], object]
-
 # Some network file systems cannot sync a folder, or do not let it be opened: then its names are as durable as
 # the file system makes them by itself. Anything else, EIO above all, is an error.
 _CANNOT = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EROFS})
 _MAY_NOT = frozenset({errno.EACCES, errno.EPERM})
 
 
-def put_local(target: str, data: bytes, sync: bool, check: Check | None, folder: int | None = None) -> None:
-    """In a local folder, or by a name in an open one: a draft, synced, is renamed over the target; as `Storage.put`."""
-    path = Path(target)
-    draft, place = path.with_name(draft_of(path.name)), path.parent if folder is None else folder
+def put_file(folder: int, name: str, data: bytes, sync: bool, check: Callable[[], object] | None, once: bool) -> None:
+    """Put a file into an open folder: a draft, synced, takes the name in one step; as `Storage.put`."""
+    draft = draft_of(name)
     try:
-        with create(draft, None if check is None else path, folder) as file:
+        with create(draft, None if check is None else name, folder) as file:
             write_all(file, data)
             if sync:
                 os.fsync(file.fileno())
         if sync:
-            sync_folder(place)  # the data files' names, before anything refers to them
+            sync_folder(folder)  # the data files' names, before anything refers to them
         if check is not None:
             check()
-        os.replace(draft, path, src_dir_fd=folder, dst_dir_fd=folder)
+        if once:
+            _link(folder, draft, name)
+        else:
+            os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException as error:
         with noted(error, draft), suppress(FileNotFoundError):
             os.unlink(draft, dir_fd=folder)
         raise
     if sync:
-        sync_folder(place)
+        sync_folder(folder)
 
 
-def put_renamed(inner: Any, target: str, data: bytes, check: Check | None) -> None:
-    """Where a file system of fsspec renames in one step; as `Storage.put`."""
-    folder, _, name = target.rpartition("/")
-    draft = f"{folder}/{draft_of(name)}"
+def _link(folder: int, draft: str, name: str) -> None:
+    """Give a file its name if nothing has it; where a file system has no links, there is a moment between."""
     try:
-        inner.pipe_file(draft, data)
-        if check is not None:
-            check()
-        inner.mv(draft, target)  # which is a rename there, of literal paths, unlike most that are called so
-    except BaseException as error:
-        with noted(error, draft):
-            if inner.exists(draft):
-                inner.rm_file(draft)
+        os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        os.unlink(draft, dir_fd=folder)
+    except FileExistsError:
         raise
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666, dir_fd=folder))
+        os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 @contextmanager

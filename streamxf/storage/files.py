@@ -31,9 +31,12 @@ def open_regular(path: str | os.PathLike[str], folder: int | None = None) -> io.
     return file
 
 
-def create(path: str | Path, like: Path | None = None, folder: int | None = None, *, anew: bool = True) -> io.FileIO:
+def create(
+    path: str | Path, like: str | Path | None = None, folder: int | None = None, *, anew: bool = True
+) -> io.FileIO:
     """Open a file, or a name in an open `folder`, to write it unbuffered, never through a link; `anew` if it must not
-    exist. From its first byte on nobody may read it who may not read the file `like`, which it replaces; or OSError.
+    exist. From its first byte on nobody may read it who may not read the file `like`, which it replaces and which is in
+    the same folder; or OSError.
     """
     mode = 0o666 if like is None else 0o600
     file = open(  # noqa: SIM115 - returned
@@ -41,7 +44,7 @@ def create(path: str | Path, like: Path | None = None, folder: int | None = None
     )
     if like is not None:
         try:
-            _share_like(like, file.fileno())
+            _share_like(os.stat(like, dir_fd=folder), file.fileno())
         except BaseException:
             file.close()
             raise
@@ -73,8 +76,8 @@ def aim(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(path))  # absolute, so that the folder may change meanwhile
 
 
-def _share_like(path: Path, descriptor: int) -> None:
-    wanted, own = path.stat(), os.fstat(descriptor)
+def _share_like(wanted: os.stat_result, descriptor: int) -> None:
+    own = os.fstat(descriptor)
     mode = wanted.st_mode & 0o777
     if (wanted.st_uid, wanted.st_gid) != (own.st_uid, own.st_gid):
         try:

@@ -14,6 +14,7 @@ MOST = 1_000_000  # names; no checkpoint has as many files
 _DEEPEST = 64  # folders in folders, each of which takes a descriptor while it is walked
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+ENTER = getattr(os, "O_PATH", 0) | FOLDER  # which need not be readable
 NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 
 NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
@@ -37,17 +38,18 @@ def open_folder(folder: str | os.PathLike[str] | int) -> int:
 
 
 @contextmanager
-def opened(folder: str | int, parts: Sequence[str] = (), *, make: bool = False) -> Iterator[int]:
+def opened(folder: str | int, parts: Sequence[str] = (), *, make: bool = False, how: int = FOLDER) -> Iterator[int]:
     """Open a folder below `folder`, which is a path that may contain links, or a descriptor. Raises OSError with a
-    number of `NOT_THERE` where a part is a link, or no folder. `make` creates those that are not there.
+    number of `NOT_THERE` where a part is a link, or no folder. `make` creates those that are not there. What is opened
+    by `ENTER` cannot be listed.
     """
-    descriptor = os.dup(folder) if isinstance(folder, int) else os.open(folder, FOLDER)
+    descriptor = os.dup(folder) if isinstance(folder, int) else os.open(folder, how)
     try:
         for part in parts:
             if make:
                 with suppress(FileExistsError):
                     os.mkdir(part, dir_fd=descriptor)
-            below = os.open(part, FOLDER | NO_LINK, dir_fd=descriptor)
+            below = os.open(part, how | NO_LINK, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = below
         yield descriptor

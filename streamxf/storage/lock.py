@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from typing import IO
 
 from streamxf.errors import AbortedError
-from streamxf.storage.disk import Mount
 from streamxf.storage.inside import NO_LINK, open_folder
 from streamxf.storage.storage import LOCK, Storage
 
@@ -31,7 +33,8 @@ def locked(storage: Storage, patience: float | None = None) -> Iterator[bool]:
     not kept apart.
     """
     with lock(storage, patience) as held:
-        yield held and storage.local is not None and Mount.of(storage.place).of_one_machine
+        mount = storage.mount() if held else None
+        yield mount is not None and mount.of_one_machine
 
 
 @contextmanager
@@ -43,17 +46,16 @@ def lock(storage: Storage, patience: float | None = None) -> Iterator[bool]:
     hold that of the folder itself. The lock ends with the process that holds it, however that ends; the file goes with
     it, unless the process is killed. Object stores have none, nor has a folder that cannot be written to.
     """
-    seconds = PATIENCE if patience is None else patience
-    held = _acquire(storage.local, storage.place, seconds) if storage.local is not None else None
+    release = storage.acquire(PATIENCE if patience is None else patience)
     try:
-        yield held is not None
+        yield release is not None
     finally:
-        if held is not None:
-            _release(*held, unlock=True)
+        if release is not None:
+            release()
 
 
-def _acquire(path: str, place: str | int, patience: float) -> tuple[int, int] | None:
-    """The descriptors of the folder and of its lock's file; None where there are no locks."""
+def acquire(path: str, place: str | int, patience: float) -> Callable[[], None] | None:
+    """Take the lock of a local folder, as `lock`; what releases it, or None where there are no locks."""
     end = time.monotonic() + patience
     pause = 0.001
     while True:
@@ -69,7 +71,7 @@ def _acquire(path: str, place: str | int, patience: float) -> tuple[int, int] | 
                 return None
             if free and is_still(descriptor, LOCK, folder) and (place != path or is_still(folder, path)):
                 kept = True
-                return folder, descriptor
+                return partial(_release, folder, descriptor, unlock=True)
         finally:
             if not kept:
                 _release(folder, descriptor, unlock=free is not False)
@@ -139,3 +141,21 @@ def is_still(descriptor: int, name: str, folder: int | None = None) -> bool:
         return os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=folder, follow_symlinks=folder is None))
     except FileNotFoundError:
         return False
+
+
+def try_lock_file(folder: int, name: str, make: bool) -> IO[bytes] | None:
+    """A file in an open folder, held; None if there are no locks. Raises BlockingIOError if another process has it.
+
+    The lock is POSIX's: a child that outlives the job, such as a data loader, does not inherit it, and file systems
+    over a network have it, too.
+    """
+    flags = os.O_RDWR | NO_LINK | os.O_NONBLOCK | (os.O_CREAT if make else 0)
+    file = io.FileIO(os.open(name, flags, 0o600, dir_fd=folder), "r+")
+    try:
+        fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if isinstance(error, BlockingIOError | PermissionError):
+            raise BlockingIOError(*error.args) from None
+        return None
+    return file

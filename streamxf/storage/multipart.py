@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Protocol
 
 from streamxf.storage.calls import is_asynchronous, made
@@ -141,16 +142,11 @@ def multipart_of(filesystem: Any, path: str) -> Multipart | None:
 
 @dataclass(frozen=True)
 class PendingUpload:
-    """An upload to S3 that was begun, and neither completed nor aborted: `key` is the object's, without its bucket."""
+    """An upload to S3 that was begun, and neither completed nor aborted, of an object with that name."""
 
-    bucket: str
-    key: str
-    id: str
+    name: str
     begun: datetime
-
-    @property
-    def name(self) -> str:
-        return self.key.rpartition("/")[2]
+    abort: Callable[[], Any]
 
 
 def pending_uploads(filesystem: Any, folder: str) -> list[PendingUpload]:
@@ -164,14 +160,12 @@ def pending_uploads(filesystem: Any, folder: str) -> list[PendingUpload]:
         answer = filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **after)
         for upload in answer.get("Uploads", ()):
             if "/" not in upload["Key"][len(prefix) :]:
-                found.append(PendingUpload(bucket, upload["Key"], upload["UploadId"], upload["Initiated"]))
+                which = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                abort = partial(filesystem.call_s3, "abort_multipart_upload", **which)
+                found.append(PendingUpload(upload["Key"][len(prefix) :], upload["Initiated"], abort))
         if not answer.get("IsTruncated"):
             return found
         after = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer["NextUploadIdMarker"]}
-
-
-def abort_upload(filesystem: Any, upload: PendingUpload) -> None:
-    filesystem.call_s3("abort_multipart_upload", Bucket=upload.bucket, Key=upload.key, UploadId=upload.id)
 
 
 # -- puts on a condition: an object is replaced only if it is still the one that was seen ------------------------

@@ -1,22 +1,21 @@
-"""`Storage`: a folder or a file, in the local file system or wherever fsspec reads; all that touches storage goes
-through it.
-"""
+"""`Storage`: a folder or a file, wherever it is kept; all that touches storage goes through it."""
 
 from __future__ import annotations
 
+import copy
 import errno
 import io
 import os
 import re
-import stat
-from collections import OrderedDict
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import IO, Any
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import IO, ClassVar, Literal, NamedTuple
 
 from streamxf.errors import (
-    ContainerError,
+    AbortedError,
     ForeignError,
     MetadataError,
     ParameterError,
@@ -24,23 +23,14 @@ from streamxf.errors import (
     UnsupportedError,
     redacted,
 )
-from streamxf.storage.calls import is_asynchronous
-from streamxf.storage.disk import ONE_PUT, RENAMES, Check, put_local, put_renamed
-from streamxf.storage.fetch import FetchedFile
-from streamxf.storage.files import create, held_at, open_regular
-from streamxf.storage.inside import FOLDER, components, opened
-from streamxf.storage.multipart import PendingUpload, abort_upload, pending_uploads, put_over, stamp_of
-from streamxf.storage.source import FileSlice, PositionalFile, access_to
-from streamxf.storage.upload import creating
+from streamxf.storage.disk import Mount, Volume
+from streamxf.storage.inside import check_component, components
+from streamxf.storage.multipart import ABSENT, PendingUpload, ReplacedMeanwhile
+from streamxf.storage.reading import RangedFile, StoredFile
 
 LOCK = ".streamxf.lock"
-"""Held while something is published into a folder. No part of what lies there: `Storage.names` leaves it out."""
+"""Held while something is published into a folder. No part of what lies there: listings leave it out."""
 
-ENTER = getattr(os, "O_PATH", 0) | FOLDER  # which need not be readable
-_SPECIAL = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EINVAL})
-"""Of links, and of what is no regular file."""
-
-_CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
 
 
@@ -65,96 +55,104 @@ def storage_errors(file: str) -> Iterator[None]:
         raise ForeignError(f"the storage failed: {type(error).__name__}: {error}", file=file) from error
 
 
-@dataclass
-class StoredFile:
-    """A file that is open for reading.
+Kind = Literal["file", "folder", "link", "other"]
 
-    - `name`: for errors.
-    - `access`: to the file, by position; may be replaced by one that counts or measures.
-    - `fetched`: the file in an object store, below `access`; None of any other file.
+
+class StorageEntry(NamedTuple):
+    """What a storage says of something in a folder.
+
+    - `name`: its name there, or its path below.
+    - `size`: bytes; None of what is not a file, and where the storage does not say.
+    - `written`: when it was last written, in seconds since 1970; None where the storage does not say.
+    - `tag`: changes with the contents, such as an ETag; None where the storage has none.
     """
 
     name: str
-    size: int
-    raw: IO[bytes]
-    access: PositionalFile
-    fetched: FetchedFile | None = None
-    _ahead: tuple[int, bytes] = (0, b"")
-
-    def slice(self, at: int, size: int) -> FileSlice:
-        if at + size > self.size:
-            raise ContainerError(
-                f"{size} bytes at {at} reach beyond the end of the file, which has {self.size}: it was cut",
-                file=self.name,
-            )
-        start, ahead = self._ahead
-        if start <= at and at + size <= start + len(ahead):
-            return FileSlice(self.access, at, size, ahead[at - start : at - start + size])
-        return FileSlice(self.access, at, size)
-
-    def read_ahead(self, at: int, size: int) -> None:
-        """Read `size` bytes at once, so that slices of them need not be read one by one."""
-        self._ahead = at, FileSlice(self.access, at, size).read_at(0, size)
-
-    def read(self, at: int = 0, size: int | None = None) -> bytes:
-        size = self.size - at if size is None else size
-        return self.slice(at, size).read_at(0, size)
+    kind: Kind
+    size: int | None = None
+    written: float | None = None
+    tag: str | None = None
 
 
-@dataclass(frozen=True)
-class Storage:
-    """Where a checkpoint is: as the caller gave it, as the file system takes it, fsspec's file system, None for the
-    local one, and an open `folder`: while it is held, files are written, listed and removed in that one alone.
+Entries = Mapping[str, StorageEntry]
+Check = Callable[[], object]
+
+
+class Storage(ABC):
+    """A folder or a file, somewhere.
+
+    Derive from it to keep checkpoints where neither the local file system nor fsspec reaches. `info`, `entries` and
+    `read` are enough for reading; `write`, `create` and `remove` are needed for writing. Everything else is made of
+    these, and may be overridden where a storage has a better way. `streamxf.testing.check_storage` tests an
+    implementation.
+
+    Each method takes a path below this place, "" being the place itself. Its parts are separated by ``/`` and stand for
+    themselves: ``*``, ``?`` and ``..`` have no meaning. `inner` turns it into a path from the storage's root. Any
+    method may be called in several threads at once.
+
+    Parameters
+    ----------
+    path : str
+        From the storage's root, ``/`` between its parts; "" is the root.
+    given : str, optional
+        What errors and reports call this place.
     """
 
-    given: str
-    path: str
-    filesystem: Any = None
-    folder: int | None = None
+    near: ClassVar[bool] = False
+    """Whether it is a folder of this machine or mounted there: files are read and listed without requests, and folders
+    have locks and `marks`.
+    """
+    has_links: bool = False
+    """Whether a name may stand for a link, or for something else that is not a regular file."""
+    conditional: bool = False
+    """Whether `write` takes `over`."""
+    replaces_in_one_step: bool = True
+    """Whether `write` replaces a file so that readers see the old contents or the new ones."""
+    is_cached: bool = False
+    """Whether reads may return what has been replaced since."""
 
-    @classmethod
-    def of(cls, path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Storage:
-        """Nothing is read yet. A URL is for fsspec, and so is anything with `storage_options`."""
-        text = os.fspath(path)
-        if is_url(text) or storage_options:
-            try:
-                from fsspec.core import url_to_fs
+    def __init__(self, path: str = "", given: str | None = None) -> None:
+        self.path = path
+        self.given = f"{type(self).__name__}:{path}" if given is None else given
 
-                filesystem, inner = url_to_fs(text, **(storage_options or {}))
-            except ImportError as error:
-                raise UnsupportedError(f"this URL needs a package that is not installed: {error}", file=text) from None
-            except ValueError as error:
-                raise ParameterError(f"this URL cannot be used: {error}", file=text) from None
-            return cls(text, inner, filesystem)
-        return cls(text, text)
+    # -- what an implementation says ---------------------------------------------------------------
 
-    @property
-    def local(self) -> str | None:
-        if self.filesystem is None:
-            return self.path
-        for layer, path, names in self._layers():
-            if "file" in names:
-                return str(layer._strip_protocol(path))
-        return None
+    @abstractmethod
+    def info(self, path: str = "") -> StorageEntry:
+        """What is there; a folder is there if anything is below it. Raises FileNotFoundError."""
 
-    @property
-    def place(self) -> str | int:
-        """Of what is local, the descriptor while it is open, or else the path."""
-        return str(self.local) if self.folder is None else self.folder
+    @abstractmethod
+    def entries(self, path: str = "") -> Iterable[StorageEntry]:
+        """What is directly in a folder. Raises FileNotFoundError if there is no such folder."""
 
-    @property
-    def protocol(self) -> str:
-        """The protocol of the storage below all layers of fsspec's: ``file``, ``s3``, ..."""
-        return ["file", *(names[0] for _, _, names in self._layers())][-1]
+    @abstractmethod
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """The bytes of a file from `start` to `stop`, fewer only at its end. Raises FileNotFoundError."""
 
-    @property
-    def is_cached(self) -> bool:
-        """Whether files are read through a cache of fsspec's, which may remember what has been replaced since."""
-        return any(_CACHES.intersection(names) for _, _, names in self._layers())
+    def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
+        """Store a whole file, in one step: readers see what was there before, or all of `data`.
 
-    @property
-    def replaces_in_one_step(self) -> bool:
-        return self.protocol in ONE_PUT | RENAMES | {"file"}
+        - `over`: only if `conditional`: the `stamp` of what may be replaced; raises ReplacedMeanwhile if something else
+          is there by now.
+        """
+        raise self._read_only()
+
+    def create(self, path: str = "") -> AbstractContextManager[IO[bytes]]:
+        """Open a new file to write it once and in order; ``write`` takes any bytes-like object. After an error within
+        the block nothing of the file is left.
+        """
+        raise self._read_only()
+
+    def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
+        """Remove files. Returns those that could not be removed, each with the reason. It is no error if a file is not
+        there.
+        """
+        raise self._read_only()
+
+    def _read_only(self) -> Exception:
+        return UnsupportedError("this storage is only read", file=self.given)
+
+    # -- where it is -------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -163,139 +161,145 @@ class Storage:
     def full(self, name: str) -> str:
         return f"{self.given.rstrip('/')}/{name}" if name else self.given
 
+    def inner(self, name: str) -> str:
+        """The path from the storage's root of what has this path here."""
+        return "/".join(filter(None, (self.path.rstrip("/"), name)))
+
     def child(self, name: str) -> Storage:
-        """A file of this folder, as a place of its own. A link is followed then, wherever it leads."""
-        return Storage(self.full(name), self.inner(name), self.filesystem)
+        """What is below, as a place of its own. A link is followed then, wherever it leads."""
+        return self._at(self.full(name), self.inner(name))
+
+    def parent(self) -> tuple[Storage, str]:
+        """The folder that this lies in, and its name there."""
+        above = (each.rstrip("/").rpartition("/")[0] for each in (self.given, self.path))
+        return self._at(*above), self.name
+
+    def real(self, name: str = "") -> str:
+        """What names the same file or folder whichever way it is reached, with all links resolved."""
+        return self.full(name)
+
+    def _at(self, given: str, path: str) -> Storage:
+        made = copy.copy(self)
+        made.given, made.path = given, path
+        return made
 
     def is_folder(self) -> bool:
         """Whether it is a folder and not a file. Raises FileNotFoundError if it is neither, UnsupportedError if it is a
         device, a pipe or the like.
         """
-        if self.filesystem is not None:
-            self.forget_listings()
-            try:
-                return bool(self.filesystem.info(self.path)["type"] == "directory")
-            except FileNotFoundError as error:
-                cause = error.__cause__
-                if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
-                    raise cause from None  # fsspec says the same of a server that does not answer
-                raise self._missing() from None
         try:
-            mode = os.stat(self.path).st_mode
-        except FileNotFoundError:
-            raise self._missing() from None
-        if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+            kind = self.info().kind
+        except FileNotFoundError as error:
+            text = "there is no such file or folder"
+            raise FileNotFoundError(errno.ENOENT, text, redacted(self.given)) from error.__cause__
+        if kind not in ("folder", "file"):
             raise UnsupportedError("this is neither a file nor a folder, so it holds no checkpoint", file=self.given)
-        return stat.S_ISDIR(mode)
+        return kind == "folder"
+
+    def is_link(self, name: str) -> bool:
+        return False
+
+    def exists(self, path: str = "") -> bool:
+        """Whether anything is there."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self.info(path)
+            return True
+        return False
+
+    # -- what is in it -----------------------------------------------------------------------------
 
     def names(self, known: Collection[str] | None = None) -> dict[str, int | None]:
         """The names directly in the folder, without those of folders, each with its size in bytes: None for what is not
-        a regular file, such as a link, and where the file system reports none. A folder that is not there has no
-        files.
+        a regular file, such as a link, and where the storage reports none. A folder that is not there has no files.
 
-        - `known`: the only names whose sizes matter. In a local folder each size takes a call, over a network perhaps,
-          and every rank may ask in a folder that holds the files of all; the sizes of others are None there. They are
-          looked for one by one if they are not listed: this process may write to the folder and not list it, or its
-          listing is older than they are.
+        - `known`: the only names whose sizes matter; those of others may be None.
         """
-        found: dict[str, int | None] = {}
-        if self.local is not None:
-            unlisted = (FileNotFoundError, PermissionError) if known else (FileNotFoundError,)
-            with suppress(*unlisted), opened(self.place, ["."]) as folder, os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.name == LOCK or entry.is_dir(follow_symlinks=False):
-                        continue
-                    with suppress(FileNotFoundError):  # removed meanwhile
-                        wanted = (known is None or entry.name in known) and entry.is_file(follow_symlinks=False)
-                        found[entry.name] = entry.stat(follow_symlinks=False).st_size if wanted else None
-            for name in (name for name in known or () if name not in found):
-                with suppress(FileNotFoundError), _missing_files():
-                    facts = self.facts(name)
-                    found[name] = facts.st_size if stat.S_ISREG(facts.st_mode) else None
-            return found
         with suppress(FileNotFoundError):
-            found |= {name: entry.get("size") for name, entry in self.listed() if entry.get("type") != "directory"}
-            found.pop(LOCK, None)
-        return found
+            return {each.name: each.size for each in self.entries() if each.kind != "folder" and each.name != LOCK}
+        return {}
 
-    def listed(self) -> list[tuple[str, dict[str, Any]]]:
-        self.forget_listings()
-        entries = self.filesystem.ls(self.path, detail=True)
-        return [(os.path.basename(each["name"].rstrip("/")), each) for each in entries]
+    def folders(self) -> dict[str, str | None]:
+        """The folders directly in the folder, each with where it leads if it is a link. Raises FileNotFoundError."""
+        return {each.name: None for each in self.entries() if each.kind == "folder"}
 
-    def forget_listings(self) -> None:
-        """Have fsspec ask again, which may remember names and sizes from before another process changed them."""
-        if self.filesystem is not None:
-            self.filesystem.invalidate_cache()
+    def below(self, path: str = "", *, folders: bool = False) -> Iterator[StorageEntry]:
+        """Everything below a folder, at any depth, with its path from there; no link is entered. Folders are among it
+        if they are asked for.
+        """
+        for entry in self.entries(path):
+            if entry.kind != "folder" or folders:
+                yield entry
+            if entry.kind == "folder":
+                inside = self.below(f"{path}/{entry.name}".lstrip("/"), folders=folders)
+                yield from (each._replace(name=f"{entry.name}/{each.name}") for each in inside)
 
-    def folders(self) -> list[str]:
-        """The names of the folders directly in the folder, links to folders among them; raises FileNotFoundError."""
-        local = self.local
-        if local is not None:
-            with os.scandir(local) as entries:
-                return [entry.name for entry in entries if entry.is_dir()]
-        return [name for name, entry in self.listed() if entry.get("type") == "directory"]
+    def written(self, names: Collection[str]) -> dict[str, float | None]:
+        """When files were last written, in seconds since 1970; None if one has gone, or the storage does not say."""
+        found = {each.name: each.written for each in self.entries()}
+        return {name: found.get(name) for name in names}
 
-    @contextmanager
-    def entered(self) -> Iterator[Storage]:
-        """The same place with a local folder held open, so that no file of it is looked for along its whole path."""
-        descriptor = None
-        if self.folder is None and (local := self.local) is not None:
-            with suppress(OSError):  # whoever opens a file is told
-                descriptor = os.open(local, ENTER)
+    def held(self, name: str, size: int | None) -> int:
+        """Bytes that the storage holds of a file of this folder, holes left out; `size` is what it says where it cannot
+        be asked. What cannot be asked at all counts for nothing.
+        """
+        return size or 0
+
+    def held_by(self, names: Iterable[str], listed: Mapping[str, int | None] | None = None) -> int:
+        """The same of several files; `listed` is what `names` returned, where the caller has it already."""
+        if listed is None:
+            listed = {} if self.near else self.names(())
+        return sum(self.held(name, listed.get(name)) for name in names)
+
+    def version(self, name: str = "") -> object:
+        """A value, plain JSON, that changes when a file is written to or replaced. None where there is no file."""
         try:
-            yield self if descriptor is None else replace(self, folder=descriptor)
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
+            return [*self.info(name)[2:]]
+        except FileNotFoundError:
+            return None
 
-    def facts(self, name: str) -> os.stat_result:
-        """What the system says of a local file of this folder, or of a link; raises OSError."""
-        return os.stat(self._target(name), dir_fd=self.folder, follow_symlinks=False)
+    def forget_listings(self) -> None:  # noqa: B027 - nothing is remembered
+        """Ask again from now on, where names and sizes are remembered that other processes may change."""
+
+    # -- reading -----------------------------------------------------------------------------------
 
     @contextmanager
     def open(self, name: str = "", *, random: bool = False, step: int | None = None) -> Iterator[StoredFile]:
         """Open a file of this folder, or this file itself, for reading. With `random` little is read, here and there,
-        so that fetching what lies ahead would not pay; `step` is the bytes that fsspec fetches at a time.
+        so that fetching what lies ahead would not pay; `step` is the bytes that are fetched at a time.
 
         Raises FileNotFoundError; MetadataError if it is not a regular file, or a link that leads out of the folder: it
         was not read then; UnsupportedError if it does not tell its size.
         """
-        with self._opened(name, random, step) as raw:
-            try:
-                size = raw.seek(0, os.SEEK_END)
-                raw.seek(0)
-            except OSError as error:
-                if error.errno == errno.EINVAL:  # as those that Linux makes up in /proc
-                    raise UnsupportedError("the file has no known size", file=self.full(name)) from error
-                raise
-            if self.local_path(name) is not None or not is_asynchronous(self.filesystem):
-                yield StoredFile(self.full(name), size, raw, access_to(raw))
-                return
-            with closing(FetchedFile(self.filesystem, self.inner(name), size)) as fetched:
-                yield StoredFile(self.full(name), size, raw, fetched, fetched)
+        entry = self.info("/".join(components(name)) if name else "")
+        if entry.kind != "file":
+            raise MetadataError(NOT_REGULAR, file=self.full(name))
+        if entry.size is None:
+            raise self._no_size(name)
+        access = RangedFile(partial(self.read, name), entry.size)
+        with io.BufferedReader(access) as raw:
+            yield StoredFile(self.full(name), entry.size, raw, access)
 
-    @contextmanager
-    def create(self, name: str = "") -> Iterator[IO[bytes]]:
-        """Open a file of this folder, or this file itself, for writing, once and in order. After an error nothing of it
-        is left where fsspec stores it; locally it is the caller's to remove.
-        """
-        if (path := self.local_path(name)) is not None:
-            try:
-                raw = create(self._target(name), folder=self.folder, anew=False)
-            except OSError as error:
-                error.filename = path
-                raise
-            with io.BufferedWriter(raw) as file:
-                yield file
-            return
-        with creating(self.filesystem, self.inner(name)) as stream:
-            yield stream
+    def _no_size(self, name: str) -> UnsupportedError:
+        return UnsupportedError("the file has no known size", file=self.full(name))
+
+    def fetch(self, path: str, start: int, stop: int) -> Callable[[], bytes]:
+        """Begin to `read`, where a storage can do that in the background; returns what waits for the data."""
+        return partial(self.read, path, start, stop)
+
+    # -- writing -----------------------------------------------------------------------------------
 
     def put(
-        self, name: str, data: bytes, *, sync: bool = True, check: Check | None = None, over: str | None = None
+        self,
+        path: str,
+        data: bytes,
+        *,
+        sync: bool = True,
+        check: Check | None = None,
+        over: str | None = None,
+        once: bool = False,
+        make: bool = False,
     ) -> None:
-        """Put `data` at `name`, replacing what is there in one step where the storage has such a step. Raises OSError;
+        """Put `data` at `path`, replacing what is there in one step where the storage has such a step. Raises OSError;
         what was there before is then still there, unless the error came after the step: when the folder could not be
         synced, or when the answer of a server was lost.
 
@@ -303,177 +307,123 @@ class Storage:
         - `check`: called last before that step, and may raise. With it, `data` is a new version of what is there: local
           files keep their owner and permissions, as far as this process may give them away.
         - `over`: the `stamp` of what may be replaced; raises ReplacedMeanwhile if something else is there by now.
+        - `once`: raise FileExistsError if something is there by then; where a storage cannot tell, of two at the same
+          moment one is lost.
+        - `make`: also make the folders that it needs. No link is followed then.
         """
-        if self.local is not None:
-            put_local(self._target(name), data, sync, check, self.folder)
-        elif self.protocol in RENAMES:
-            put_renamed(self.filesystem, self.inner(name), data, check)
+        if once and not self.conditional:
+            self.forget_listings()
+            if self.exists(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.full(path))
+        if make:
+            self.make_folder(path.rpartition("/")[0], durable=sync)
+        if check is not None:
+            check()
+        if self.conditional and (once or over is not None):
+            try:
+                self.write(path, data, over=ABSENT if once else over)
+            except ReplacedMeanwhile:
+                if not once:
+                    raise
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.full(path)) from None
         else:
-            if check is not None:
-                check()
-            if over is None:
-                self.filesystem.pipe_file(self.inner(name), data)
-            else:
-                put_over(self.filesystem, self.inner(name), data, over)
-            self.forget_listings()  # adlfs keeps those that lack what it has put
+            self.write(path, data)
 
     def stamp(self, name: str) -> str | None:
         """What identifies the file that is there now, for `put`; None where the storage cannot put on a condition."""
-        return stamp_of(self.filesystem, self.inner(name)) if self.local is None else None
+        return None
+
+    def make_folder(self, path: str = "", *, durable: bool = True) -> list[Path]:
+        """Make a folder and those above it, where a storage has any; `durable` if the disk must have their names.
+        Returns the local ones that were not there, the uppermost last.
+        """
+        return []
+
+    def sync(self) -> None:  # noqa: B027 - it has
+        """Wait until the disk has the names of the files of this folder."""
 
     def uploads(self) -> list[PendingUpload]:
         """Uploads to files of this folder that were begun, and neither completed nor aborted."""
-        return pending_uploads(self.filesystem, self.path) if self.local is None else []
+        return []
 
-    def abort(self, upload: PendingUpload) -> None:
-        abort_upload(self.filesystem, upload)
+    # -- removing ----------------------------------------------------------------------------------
 
-    def remove(self, names: Iterable[str]) -> dict[str, Exception]:
-        failed: dict[str, Exception] = {}
-        for name in names:
-            try:
-                if self.local is not None:
-                    os.unlink(self._target(name), dir_fd=self.folder)
-                else:
-                    self.filesystem.rm_file(self.inner(name))
-            except FileNotFoundError:
-                pass
-            except Exception as error:  # the others are removed all the same
-                failed[name] = error
-        return failed
+    def check_literal(self, name: str) -> None:
+        """Raise ParameterError if `name` is not a name in a folder, or might be taken for something else."""
+        check_component(name)
 
-    def held(self, name: str, size: int | None) -> int:
-        """Bytes that the storage holds of a file of this folder, holes left out; `size` is what it says where it cannot
-        be asked. What cannot be asked at all counts for nothing.
+    def remove_folder(self, name: str, first: Collection[str], rest: Collection[str]) -> list[str] | None:
+        """As `streamxf.storage.removal.remove_tree`, of names that were checked; None where files of many folders are
+        rather removed in batches.
         """
-        path = self.local_path(name)
-        return held_at(path) if path is not None else size or 0
+        return None
 
-    def held_by(self, names: Iterable[str], listed: Mapping[str, int | None] | None = None) -> int:
-        """The same of several files; `listed` is what `names` returned, where the caller has it already."""
-        if listed is None:
-            listed = self.names(()) if self.local is None else {}
-        return sum(self.held(name, listed.get(name)) for name in names)
-
-    def inner(self, name: str) -> str:
-        return f"{self.path.rstrip('/') or '/'}/{name}" if name else self.path
-
-    def local_path(self, name: str) -> str | None:
-        local = self.local
-        return os.path.join(local, name) if local is not None and name else local
-
-    def version(self, name: str = "") -> object:
-        """A value that changes when a file of this folder, or this file itself, is written to or replaced.
-
-        Times of writing alone would not do: programs that copy files set them back. None where there is no file.
-        """
-        if (path := self.local_path(name)) is None:
-            self.forget_listings()
-            return self.filesystem.ukey(self.inner(name))
+    def remove_all(self) -> None:
+        """Remove what is at this place, if anything is: a file, a folder with everything in it, or a link alone."""
+        self.forget_listings()
         try:
-            with _missing_files():
-                facts = os.stat(path)
+            paths = [each.name for each in self.below()] if self.is_folder() else [""]
         except FileNotFoundError:
-            return None
-        return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
+            return
+        for error in self.remove(paths).values():
+            raise error
+        self.prune("")
 
-    def _target(self, name: str) -> str:
-        """What a call is given beside ``dir_fd=self.folder``."""
-        return str(self.local_path(name)) if self.folder is None else name
+    def prune(self, path: str) -> list[str]:
+        """Remove the empty folders below, and the folder itself, where a storage has any; what is there besides."""
+        return []
 
-    def _missing(self) -> FileNotFoundError:
-        return FileNotFoundError(errno.ENOENT, "there is no such file or folder", redacted(self.given))
+    # -- one process among others ------------------------------------------------------------------
 
-    def _opened(self, name: str, random: bool, step: int | None) -> IO[bytes]:
-        if (path := self.local_path(name)) is None:
-            options: dict[str, Any] = {"cache_type": "none"} if random else {}
-            if step is not None:
-                options["block_size"] = step
-            remote: IO[bytes] = self.filesystem.open(self.inner(name), "rb", **options)
-            return remote
-        with _missing_files():
-            if not name:
-                self._check_regular(path, name)
-                return open_regular(path)  # again: it may have been replaced meanwhile
-            try:
-                return self._open_inside(components(name))
-            except OSError as error:
-                if error.errno not in _SPECIAL:
-                    raise
-            return self._open_inside(self._check_regular(path, name))
-
-    def _open_inside(self, parts: list[str]) -> IO[bytes]:
-        """Open what the parts lead to, through no link."""
-        with self.entered() as here, opened(here.place, parts[:-1]) as folder:
-            return open_regular(parts[-1], folder)
-
-    def _check_regular(self, path: str, name: str) -> list[str]:
-        """Refuse what is not a file of this folder, before it is opened: a link that leads out of it, or a pipe or a
-        device in place of a file, which might never end. Returns where it is in the folder, links resolved.
+    def hold(self, *, links: bool = True) -> Storage:
+        """The same place, with a local folder held open: files are written, listed and removed in that one alone,
+        whatever is put in its place. AbortedError if it is a link and `links` are not allowed.
         """
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise MetadataError(
-                "this is not a regular file, so no writer made it; it was not read", file=self.full(name)
-            )
-        base, real = os.path.realpath(self.local or ""), os.path.realpath(path)
-        if name and os.path.commonpath([base, real]) != base:
-            raise MetadataError(
-                f"this is a link to {real}, outside the checkpoint's folder; it was not followed. Put the file itself "
-                "there if you trust it",
-                file=self.full(name),
-            )
-        return os.path.relpath(real, base).split(os.sep)
+        return self
 
-    def _layers(self) -> Iterator[tuple[Any, Any, tuple[str, ...]]]:
-        """Fsspec's file systems, the outermost first: caches, and folders that pose as a root."""
-        layer, path = self.filesystem, self.path
-        while hasattr(layer, "_strip_protocol"):
-            path = layer._strip_protocol(path)
-            names = (layer.protocol,) if isinstance(layer.protocol, str) else tuple(layer.protocol)
-            yield layer, path, names
-            if "dir" in names:
-                path = layer._join(path)
-            layer = getattr(layer, "fs", None)
+    def let_go(self) -> Storage:
+        """The same place as it was before `hold`."""
+        return self
+
+    @contextmanager
+    def entered(self) -> Iterator[Storage]:
+        """The same place, held, so that no file of it is looked for along its whole path."""
+        held = self
+        with suppress(OSError, AbortedError):  # whoever opens a file is told
+            held = self.hold()
+        try:
+            yield held
+        finally:
+            if held is not self:
+                held.let_go()
+
+    def was_swapped(self) -> bool:
+        """Whether the folder that is held was moved or removed meanwhile."""
+        return False
+
+    def acquire(self, patience: float) -> Callable[[], None] | None:
+        """Take the folder's lock, as `streamxf.storage.lock.lock`; what releases it, or None if there is none."""
+        return None
+
+    def lock_file(self, path: str, *, make: bool = False) -> IO[bytes] | None:
+        """A small file, held by a lock of its own; None where there are none. `make` makes it, if it is not there.
+        Raises BlockingIOError if another process holds it.
+        """
+        return None
+
+    def marks(self, folder: str, names: Iterable[str]) -> tuple[str | None, str | None]:
+        """What changes with the names in a folder below, and what changes with the first of the files `names` that is
+        there; None if it is not known.
+        """
+        return None, None
+
+    def mount(self) -> Mount | None:
+        """Where this process finds the folder; None if it is not there, or not local."""
+        return None
+
+    def volume(self) -> Volume | None:
+        """The file system that has the folder; None where space is not counted, or the folder is not there."""
+        return None
 
 
-@contextmanager
-def _missing_files() -> Iterator[None]:
-    """Raise FileNotFoundError where a path leads through another file or in circles, or has a part that is too long."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
-            raise
-        raise FileNotFoundError(errno.ENOENT, error.strerror, error.filename) from None
-
-
-# Tensors of many ranks lie in the files of all of them; what fsspec opens may hold much of a file ahead.
-_LOCAL, _REMOTE = 256, 8
-
-
-class OpenFiles:
-    """Opens files by name, and closes the one that was used least recently when there are too many; not while blocks of
-    it are under way.
-    """
-
-    def __init__(self, open_file: Callable[[str], AbstractContextManager[StoredFile]], *, local: bool) -> None:
-        self._open = open_file
-        self._most = _LOCAL if local else _REMOTE
-        self._files: OrderedDict[str, tuple[StoredFile, ExitStack]] = OrderedDict()
-
-    def __getitem__(self, name: str) -> StoredFile:
-        if (known := self._files.get(name)) is not None:
-            self._files.move_to_end(name)
-            return known[0]
-        while len(self._files) >= self._most:
-            _, (_, stack) = self._files.popitem(last=False)
-            stack.close()
-        stack = ExitStack()
-        opened = stack.enter_context(self._open(name))
-        self._files[name] = opened, stack
-        return opened
-
-    def close(self) -> None:
-        while self._files:
-            _, (_, stack) = self._files.popitem()
-            stack.close()
+NOT_REGULAR = "this is not a regular file, so no writer made it; it was not read"

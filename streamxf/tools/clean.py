@@ -24,6 +24,7 @@ from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.storage.lock import locked
+from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.wording import listed, many, size_text
 
@@ -120,7 +121,7 @@ def clean(
     if min_age is not None and not (isinstance(min_age, int | float) and min_age >= 0):
         raise ParameterError(f"min_age={min_age!r:.80}: it is a number of seconds, from 0")
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned)
-    storage = Storage.of(path, storage_options)
+    storage = open_storage(path, storage_options)
     if storage.is_cached:
         raise UnsupportedError(
             "this URL leads through a cache of fsspec's, which may show what has been replaced since; name the storage "
@@ -183,7 +184,7 @@ def _clean_uploads(
             continue
         try:
             if not dry_run:
-                storage.abort(upload)
+                upload.abort()
             done.append(upload.name)
         except FileNotFoundError:
             """It was finished or aborted meanwhile."""

@@ -11,7 +11,7 @@ from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.format.items import ObjectItem
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 from streamxf.stream.reader import read_all
 from streamxf.torchsave.check import needs_of, shown
 
@@ -79,7 +79,7 @@ def unsafe_globals(
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, **options)
     names: dict[str, list[str]] = {}
     refused: dict[str, list[str]] = {}
-    with Checkpoint.at(Storage.of(path, storage_options), access) as checkpoint:
+    with Checkpoint.at(open_storage(path, storage_options), access) as checkpoint:
         for name, item in sorted(checkpoint.items.items()):
             if isinstance(item, ObjectItem):
                 needed, reason = needs_of(read_all(checkpoint.blocks(item)))

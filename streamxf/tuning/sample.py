@@ -17,7 +17,7 @@ from streamxf.checkpoint.reading import Box, BoxReader
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 BLOCK_BYTES = 1 << DEFAULT_BLOCK_LOG2  # that is how the writers cut streams
 BLOCKS = 24
@@ -156,7 +156,7 @@ class RawFile:
     """A file of any kind: bytes of unknown meaning."""
 
     def __init__(self, path: str) -> None:
-        self._storage = Storage.of(path)
+        self._storage = open_storage(path)
         with self._storage.open(random=True) as file:
             self.parts = [Part(path, (file.size,), 1)]
 

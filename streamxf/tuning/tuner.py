@@ -21,7 +21,7 @@ from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.progress import Progress
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 from streamxf.tuning.estimate import Recommendation, choose, estimate, reason
 from streamxf.tuning.measure import measure
 from streamxf.tuning.sample import RawFile, Sampled, StoredTensors, take_sample
@@ -127,7 +127,7 @@ def source_of(source: Any, keys: KeysLike) -> Sampled:
             "model.state_dict()"
         )
     try:
-        return StoredTensors(open_source(Storage.of(source), Access.of(keys)))
+        return StoredTensors(open_source(open_storage(source), Access.of(keys)))
     except (NoCheckpointError, UnsupportedError):
         if not os.path.isfile(source):
             raise

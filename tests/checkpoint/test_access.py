@@ -17,6 +17,7 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import KeyMissingError, ParameterError, PolicyError
 from streamxf.keys import ring as rings
+from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from tests.dcp.helpers import refused
 
@@ -28,12 +29,12 @@ PUBLIC_ONLY = Chain([Encrypt(PAIR.public, signer=SIGNER)])
 
 def saved(folder: Path, chain: object) -> Storage:
     dcp_save({"weight": torch.arange(9.0)}, storage_writer=FileSystemWriter(folder, chain=chain), no_dist=True)
-    return Storage.of(folder)
+    return open_storage(folder)
 
 
 def saved_by_torch(folder: Path) -> Storage:
     dcp_save({"weight": torch.arange(9.0)}, storage_writer=WriterOfTorch(folder), no_dist=True)
-    return Storage.of(folder)
+    return open_storage(folder)
 
 
 def test_a_job_that_only_encrypts_gets_no_plaintext(tmp_path: Path):

@@ -19,7 +19,8 @@ from streamxf.checkpoint.publish import DAY, settled
 from streamxf.errors import AbortedError
 from streamxf.storage import disk, lock
 from streamxf.storage.disk import Mount
-from streamxf.storage.storage import LOCK, Storage
+from streamxf.storage.opening import open_storage, storage_over
+from streamxf.storage.storage import LOCK
 
 OLD = time.time() - 2 * 86_400
 
@@ -46,9 +47,9 @@ def test_mounts() -> None:
 def test_a_lock_on_a_network_file_system_is_one_machines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "mounted", lambda _: ("nfs4", "server:/export"))
     monkeypatch.setattr(lock, "PATIENCE", 0.0)
-    with lock.locked(Storage.of(folder)) as alone:
+    with lock.locked(open_storage(folder)) as alone:
         assert not alone
-        with pytest.raises(AbortedError), lock.locked(Storage.of(folder)):
+        with pytest.raises(AbortedError), lock.locked(open_storage(folder)):
             pass  # it is held all the same
 
 
@@ -59,7 +60,7 @@ def test_two_threads_wait_for_each_other(folder: Path) -> None:
 
     def hold() -> None:
         for _ in range(20):
-            with lock.locked(Storage.of(folder)):
+            with lock.locked(open_storage(folder)):
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()
@@ -89,7 +90,7 @@ def test_who_waits_for_a_folder_that_is_moved_away_locks_the_new_one(
             locked.append((facts.st_dev, facts.st_ino))
 
     monkeypatch.setattr(lock.fcntl, "flock", note)
-    with lock.locked(Storage.of(folder)) as alone:
+    with lock.locked(open_storage(folder)) as alone:
         assert alone
         facts = (folder / LOCK).stat()
         assert locked[-1] == (facts.st_dev, facts.st_ino)
@@ -109,7 +110,7 @@ def test_who_waits_for_a_file_that_is_unlinked_locks_the_new_one(folder: Path, m
         calls.append(operation)
 
     monkeypatch.setattr(lock.fcntl, "flock", note)
-    with lock.locked(Storage.of(folder)):
+    with lock.locked(open_storage(folder)):
         assert calls.count(lock.fcntl.LOCK_EX | lock.fcntl.LOCK_NB) == 2
         assert os.listdir(folder) == [LOCK]
     assert not os.listdir(folder)
@@ -120,7 +121,7 @@ def test_who_may_only_read_cannot_keep_it(folder: Path, monkeypatch: pytest.Monk
     reader = os.open(folder, os.O_RDONLY)
     lock.fcntl.flock(reader, lock.fcntl.LOCK_EX)
     try:
-        with lock.locked(Storage.of(folder)) as alone:
+        with lock.locked(open_storage(folder)) as alone:
             assert alone
     finally:
         os.close(reader)
@@ -131,7 +132,7 @@ def test_the_file_is_for_those_who_may_write_to_the_folder(folder: Path, mode: i
     folder.chmod(mode)
     before = os.umask(0o077)
     try:
-        with lock.locked(Storage.of(folder)):
+        with lock.locked(open_storage(folder)):
             assert (folder / LOCK).stat().st_mode & 0o777 == wanted
     finally:
         os.umask(before)
@@ -148,7 +149,7 @@ def test_what_is_no_lock_counts_as_none(folder: Path, tmp_path: Path, kind: str)
         os.mkfifo(folder / LOCK)
     else:
         (folder / LOCK).symlink_to(victim if kind == "link" else tmp_path / "nowhere")
-    with lock.locked(Storage.of(folder)) as alone:
+    with lock.locked(open_storage(folder)) as alone:
         assert not alone
     assert os.listdir(folder) == [LOCK]
     assert victim.stat().st_mode & 0o777 == 0o644
@@ -167,7 +168,7 @@ def test_where_its_file_cannot_be_made_there_is_none(
         return real(path, flags, *given, **options)
 
     monkeypatch.setattr(os, "open", refuse)
-    with lock.locked(Storage.of(folder)) as alone:
+    with lock.locked(open_storage(folder)) as alone:
         assert not alone
 
 
@@ -176,15 +177,15 @@ def test_where_there_are_no_locks_no_file_stays(folder: Path, monkeypatch: pytes
         raise OSError(errno.ENOLCK, "injected")
 
     monkeypatch.setattr(lock.fcntl, "flock", refuse)
-    with lock.locked(Storage.of(folder)) as alone:
+    with lock.locked(open_storage(folder)) as alone:
         assert not alone
         assert not os.listdir(folder)
 
 
 def test_a_file_of_a_process_that_was_killed_is_taken_over(folder: Path) -> None:
     (folder / LOCK).touch(0o600)
-    assert Storage.of(folder).names() == {}
-    with lock.locked(Storage.of(folder)) as alone:
+    assert open_storage(folder).names() == {}
+    with lock.locked(open_storage(folder)) as alone:
         assert alone
     assert not os.listdir(folder)
 
@@ -225,7 +226,7 @@ def test_what_stores_tell_of_the_last_write(listed: Callable[[float], dict[str, 
                 return datetime.fromtimestamp(OLD, UTC)
             raise NotImplementedError
 
-    storage = Storage("bucket", "bucket", Inner())
+    storage = storage_over(Inner(), "bucket", "bucket")
     written = {"old": OLD, "new": time.time(), "tomorrow": time.time() + 86_400}
     asked: list[str] = []
     told = listed(OLD)

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 import streamxf
+from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
 
 from .foreign_errors import NeedsTwo, StoreError
@@ -100,15 +101,15 @@ def failing_saves(folder: Path) -> Any:
     attempt("data of two", {1, 2}, Raise("put", rank))
     attempt("plan of one", {2}, _fail_with_value_error, in_plan=True)
 
-    put = Storage.put
+    put = LocalStorage.put
     if rank == 0:
 
         def fail(*_: Any, **__: Any) -> None:
             raise StoreError(503)
 
-        Storage.put = fail  # type: ignore[method-assign]
+        LocalStorage.put = fail  # type: ignore[method-assign]
     attempt("publishing", set(), Raise())
-    Storage.put = put  # type: ignore[method-assign]
+    LocalStorage.put = put  # type: ignore[method-assign]
 
     found["report of the rank that publishes"] = rank != 0 or writer.report is None
     mine = writer_for(path)
@@ -186,7 +187,7 @@ def failing_loads(folder: Path) -> Any:
     dcp.save(state_of(3), storage_writer=writer_for(path))
 
     def load_without(what: str, rank: int) -> Any:
-        opened = Storage.open
+        opened = LocalStorage.open
 
         def fails(storage: Storage, name: str = "", **options: Any) -> Any:
             if name.endswith(what):
@@ -194,12 +195,12 @@ def failing_loads(folder: Path) -> Any:
             return opened(storage, name, **options)
 
         if dist.get_rank() == rank:
-            Storage.open = fails  # type: ignore[method-assign]
+            LocalStorage.open = fails  # type: ignore[method-assign]
         reader = streamxf.FileSystemReader(path, keys=KEY)
         try:
             return failures_of(lambda: dcp.load(state_of(0), storage_reader=reader))
         finally:
-            Storage.open = opened  # type: ignore[method-assign]
+            LocalStorage.open = opened  # type: ignore[method-assign]
 
     return {"metadata": load_without(".metadata", 1), "data": load_without(".distcp", 2)}
 
@@ -305,14 +306,14 @@ def dies_after_publishing(path: Path) -> None:
 
 def _with_publish(path: Path, before: bool) -> None:
     """The coordinator, of rank 0, dies in `finish`."""
-    put = Storage.put
+    put = LocalStorage.put
 
     def put_and_die(*arguments: Any, **options: Any) -> None:
         if not before:
             put(*arguments, **options)
         _die()
 
-    Storage.put = put_and_die  # type: ignore[method-assign]
+    LocalStorage.put = put_and_die  # type: ignore[method-assign]
     dcp.save(state_of(2), storage_writer=writer_for(path))
 
 

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 from .helpers import KEY, assert_same, full_chain, load_with
 
@@ -60,7 +60,7 @@ def fsspec_files(url: str, storage: dict[str, Any] | None = None) -> dict[str, i
 
 def assert_only_the_save_remains(url: str, storage: dict[str, Any] | None = None) -> None:
     """The files that the metadata names are there, as long as it says, and no others."""
-    files = read_metadata(Storage.of(url, storage), ".metadata", Access(), listing=True).files
+    files = read_metadata(open_storage(url, storage), ".metadata", Access(), listing=True).files
     sizes = fsspec_files(url, storage)
     sizes.pop(".metadata")
     assert sizes == {name: file.size for name, file in files.items()}

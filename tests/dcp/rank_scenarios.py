@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 import streamxf
 from streamxf import engine
 from streamxf.errors import StreamxfError
-from streamxf.storage.storage import Storage
+from streamxf.storage.local import LocalStorage
 
 from .helpers import KEY, OTHER_KEY, full_chain, raw_bytes
 from .process_groups import join_group, start_ranks
@@ -188,7 +188,7 @@ def failing_write_on_one_rank(folder: Path) -> Any:
     dcp.save(old, storage_writer=streamxf.FileSystemWriter(folder / "full disk", _extensions=full_chain()))
     writer = streamxf.FileSystemWriter(folder / "full disk", _extensions=full_chain())
     full = OSError(28, "No space left on device")
-    with patch.object(Storage, "create", side_effect=full) if rank == 1 else nullcontext():
+    with patch.object(LocalStorage, "create", side_effect=full) if rank == 1 else nullcontext():
         report = describe(lambda: dcp.save(new, storage_writer=writer))
     found = {name: torch.zeros(50) for name in old}
     dcp.load(found, storage_reader=streamxf.FileSystemReader(folder / "full disk", keys=KEY))

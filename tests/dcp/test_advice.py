@@ -86,7 +86,7 @@ def test_a_folder_that_cannot_be_listed(saved: Path, monkeypatch: pytest.MonkeyP
     def listed(*_: Any) -> Any:
         raise PermissionError("somebody forbids it")
 
-    monkeypatch.setattr("streamxf.storage.storage.Storage.names", listed)
+    monkeypatch.setattr("streamxf.storage.local.LocalStorage.names", listed)
     (saved / ".metadata").unlink()
     assert "its folder cannot be listed (PermissionError: somebody forbids it)" in told_by(saved)
 

@@ -24,7 +24,7 @@ import streamxf
 from streamxf import Checksum
 from streamxf.dcp.save.datafile import DataFile
 from streamxf.errors import AbortedError, CodecError
-from streamxf.storage.storage import Storage
+from streamxf.storage.local import LocalStorage
 
 from .foreign_errors import MADE, NeedsTwo
 from .helpers import assert_same, full_chain, index_of, load, save, since, unwrapped
@@ -248,8 +248,8 @@ def test_errors_while_a_failed_save_is_cleaned_up_do_not_hide_why_it_failed(
     save(old, checkpoint)
     monkeypatch.setattr(os, "unlink", may_not_be_removed)
     writer = writer_for(checkpoint, 2)
-    create = Storage.create
-    monkeypatch.setattr(Storage, "create", lambda storage, name: Unclosable(create(storage, name)))
+    create = LocalStorage.create
+    monkeypatch.setattr(LocalStorage, "create", lambda storage, name: Unclosable(create(storage, name)))
     planner = Planner(raising(3, ValueError("the cause")))
     with warnings.catch_warnings():
         warnings.simplefilter(filters)
@@ -388,7 +388,7 @@ def test_a_save_that_fails_in_publishing_is_not_in_report_and_id(
         made.append("tried")
         raise NeedsTwo("publish", 1)
 
-    monkeypatch.setattr(Storage, "put", fail)
+    monkeypatch.setattr(LocalStorage, "put", fail)
     found = failure_of(lambda: dcp.save(new, storage_writer=writer))
     assert made
     assert "publish failed with 1" in str(found)

@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf.errors import ContainerError, MetadataError, PolicyError, StreamxfError, UnsupportedError
+from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 
 from .fsspec_checks import assert_only_the_save_remains, check_round_trips, load_from, save_to
@@ -74,7 +75,8 @@ def test_a_save_that_fails_leaves_the_old_one(url: str, state: dict[str, Any], m
         raise OSError("fault injected")
 
     # the second of two files fails, so that there is one that was finished
-    original = Storage.create
+    kind = type(open_storage(url))
+    original: Any = kind.create
     opened: list[str] = []
 
     def create(self: Storage, name: str = "") -> Any:
@@ -83,7 +85,7 @@ def test_a_save_that_fails_leaves_the_old_one(url: str, state: dict[str, Any], m
             fail()
         return original(self, name)
 
-    monkeypatch.setattr(Storage, "create", create)
+    monkeypatch.setattr(kind, "create", create)
     error = error_of(lambda: dcp.save({**state, "step": 99}, storage_writer=writer))
     monkeypatch.undo()
     assert isinstance(error, OSError)

@@ -20,7 +20,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf.errors import AbortedError
-from streamxf.storage.storage import Storage
+from streamxf.storage.local import LocalStorage
 
 from .helpers import assert_same, full_chain, index_of, load, save
 from .rank_scenarios import run_ranks
@@ -166,7 +166,7 @@ def test_what_cannot_be_removed_is_logged(
         writer, finish = written(checkpoint)
         with monkeypatch.context() as patch:
             failing = {"remove": lambda _, names: dict.fromkeys(names, OSError("no")), "names": _fail}[method]
-            patch.setattr(Storage, method, failing)
+            patch.setattr(LocalStorage, method, failing)
             writer.reset(checkpoint)
         del finish
     of_files = [line for line in caplog.messages if line.startswith("__")]

@@ -189,7 +189,7 @@ def test_a_save_that_cannot_be_prepared_leaves_nothing(checkpoint: Path, monkeyp
     assert set(checkpoint.iterdir()) == before
     with monkeypatch.context() as patch:
         patch.setattr("streamxf.storage.lock.PATIENCE", 0.0)
-        with streamxf.storage.lock.locked(streamxf.storage.storage.Storage.of(checkpoint)):
+        with streamxf.storage.lock.locked(streamxf.storage.opening.open_storage(checkpoint)):
             with pytest.raises(AbortedError, match="another process is publishing"):
                 save_shards(checkpoint, states)
             before.add(checkpoint / ".streamxf.lock")

@@ -20,7 +20,8 @@ import streamxf
 from streamxf.dcp import writer as writer_module
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError
 from streamxf.storage import disk
-from streamxf.storage.storage import Storage, StoredFile
+from streamxf.storage.reading import StoredFile
+from streamxf.storage.remote import RemoteStorage
 
 from .helpers import assert_same, data_files, error_of, index_of, load, refused, save
 from .shards import Planner, save_shards
@@ -185,14 +186,14 @@ def test_clean_beside_a_save_to_an_object_store(monkeypatch: pytest.MonkeyPatch)
     """The save has found all its files, and puts its metadata when `clean` has listed them as leftovers."""
     url = "memory://beside"
     dcp.save(state_of(0), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
-    put = Storage.put
+    put = RemoteStorage.put
     report: list[Any] = []
 
     def late(*arguments: Any, **options: Any) -> None:
         report.append(streamxf.clean(url))
         put(*arguments, **options)
 
-    monkeypatch.setattr(Storage, "put", late)
+    monkeypatch.setattr(RemoteStorage, "put", late)
     dcp.save(state_of(1), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
     assert len(report[0].recent) == 1
     target = state_of(-1)

@@ -19,7 +19,7 @@ from streamxf.checkpoint.metadata import Metadata, read_metadata
 from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError
 from streamxf.format.run import RunFacts
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.transcode import transcode
 from streamxf.tools.convert.unpack import unpack
@@ -41,7 +41,7 @@ def saved(path: Path, chain: list[Any] | None = None, **options: Any) -> Path:
 
 
 def metadata_of(path: Path, access: Access | None = None) -> Metadata:
-    return read_metadata(Storage.of(path), ".metadata", access or Access(), listing=True)
+    return read_metadata(open_storage(path), ".metadata", access or Access(), listing=True)
 
 
 # -- saves -------------------------------------------------------------------------------------------------------------

@@ -97,6 +97,6 @@ def test_nor_has_one_that_is_not_published(tmp_path: Path, monkeypatch: pytest.M
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no space")
 
-    monkeypatch.setattr("streamxf.storage.storage.Storage.put", fail)
+    monkeypatch.setattr("streamxf.storage.local.LocalStorage.put", fail)
     assert isinstance(error_of(lambda: dcp.save(make_state(), storage_writer=writer)), OSError)
     assert writer.report is None

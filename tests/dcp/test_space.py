@@ -22,6 +22,7 @@ from streamxf.dcp.save import space
 from streamxf.dcp.save.space import RoomNote, check_room, note_room, share_room
 from streamxf.errors import NoSpaceError
 from streamxf.storage.disk import Volume
+from streamxf.storage.opening import open_storage
 
 from .helpers import KEY
 
@@ -118,7 +119,7 @@ def planned(state: dict[str, Any], planner: DefaultSavePlanner | None = None) ->
 def refused(state: dict[str, Any], chain: tuple[Any, ...] = CHECKED, planner: Any = None, **changes: Any) -> bool:
     plan, planner = planned(state, planner)
     try:
-        check_room("folder", replace(plan, **changes), planner, Extensions.of(chain).renew(), 16, b"save")
+        check_room(open_storage("folder"), replace(plan, **changes), planner, Extensions.of(chain).renew(), 16, b"save")
     except NoSpaceError:
         return True
     return False
@@ -127,7 +128,7 @@ def refused(state: dict[str, Any], chain: tuple[Any, ...] = CHECKED, planner: An
 def test_the_error_is_one_of_the_operating_systems_too(disk: Disk) -> None:
     plan, planner = planned({"w": noise(100)})
     with pytest.raises(OSError, match="too full") as caught:
-        check_room("folder", plan, planner, Extensions.of(()), 16, b"save")
+        check_room(open_storage("folder"), plan, planner, Extensions.of(()), 16, b"save")
     for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
         assert type(error) is NoSpaceError
         assert (error.errno, error.file) == (errno.ENOSPC, "folder")
@@ -207,7 +208,7 @@ def shared(disk: Disk, names: str, free: int = 3 * MIB) -> list[Any]:
     plans = []
     for name in names:
         disk.has(free, name=name)
-        plans.append(note_room(planned({"w": noise(2 * MIB)})[0], "folder", b"save"))
+        plans.append(note_room(planned({"w": noise(2 * MIB)})[0], open_storage("folder"), b"save"))
     return share_room(plans)
 
 
@@ -229,7 +230,7 @@ def test_room_is_shared_as_it_was_before_anybody_wrote(disk: Disk) -> None:
 
 def test_a_plan_that_has_storage_data_keeps_it(disk: Disk) -> None:
     plan = replace(planned({"w": noise(10)})[0], storage_data="a planner's own")
-    assert share_room([note_room(plan, "folder", b"save")]) == [plan]
+    assert share_room([note_room(plan, open_storage("folder"), b"save")]) == [plan]
 
 
 # -- the file system itself ------------------------------------------------------------------------

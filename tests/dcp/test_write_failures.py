@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf.storage import disk
+from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
 
 from .helpers import KEY, assert_same, error_of, full_chain, index_of, load, save
@@ -68,7 +69,7 @@ class FaultyFiles:
             raise OSError(self._error, "fault injected")
 
     def patched(self) -> Any:
-        create = Storage.create
+        create = LocalStorage.create
 
         @contextmanager
         def creating(storage: Storage, name: str) -> Iterator[Any]:
@@ -77,7 +78,7 @@ class FaultyFiles:
                 yield self.stream(stream, self)
                 self.count("close")
 
-        return patch.object(Storage, "create", creating)
+        return patch.object(LocalStorage, "create", creating)
 
 
 def save_faulty(

@@ -34,7 +34,7 @@ from faults.full_disk import NotPermitted
 from faults.trials import Tally
 from streamxf.manager.holds import held
 from streamxf.manager.notes import SAVING, SUPPLEMENT
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 RANKS = 2
 STEPS = 100
@@ -447,7 +447,7 @@ def unpublished(run: Path) -> set[tuple[str, int]]:
 
 def newest_published(run: str, options: dict[str, Any]) -> int:
     """The newest step whose metadata is there, which must verify."""
-    place = Storage.of(run, options)
+    place = open_storage(run, options)
     try:
         names = place.folders()
     except FileNotFoundError:
@@ -463,9 +463,9 @@ def newest_published(run: str, options: dict[str, Any]) -> int:
 
 def what_is_wrong(run: str, options: dict[str, Any]) -> list[str]:
     """What is not as it should be after a training that has ended."""
-    place = Storage.of(run, options)
+    place = open_storage(run, options)
     wrong = []
-    local = place.local is not None  # elsewhere nobody can tell a killed save from one under way: it stays for a day
+    local = place.near  # elsewhere nobody can tell a killed save from one under way: it stays for a day
     records = streamxf.list_checkpoints(run, storage_options=options or None)
     wrong += [
         f"{record.name} is {record.kind}: {record.note}"

@@ -28,7 +28,7 @@ from faults.subjects import NEW, OLD, Subject, codecs, state_of
 from faults.trials import Tally
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 PUBLISHES = ("PutObject", "CopyObject", "CompleteMultipartUpload")
 FOR_GOOD = 10**6
@@ -259,7 +259,7 @@ class Place:
         """The names of what must be left after it."""
         options = storage(self.server)
         streamxf.clean(self.url, keys=self.subject.keys, min_age=0, storage_options=options)
-        return [".metadata", *read_metadata(Storage.of(self.url, options), ".metadata", Access(), listing=True).files]
+        return [".metadata", *read_metadata(open_storage(self.url, options), ".metadata", Access(), listing=True).files]
 
     def _arm(self, fault: Fault | None) -> None:
         if fault is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from streamxf.checkpoint.reading import Box, boxes_of
 from streamxf.format.items import TensorItem
 from streamxf.formats.opening import open_source
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 
 def peak() -> int:
@@ -19,7 +19,7 @@ def peak() -> int:
 
 def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # each worker has memory of its own
-    with open_source(Storage.of(sys.argv[1])) as reader:
+    with open_source(open_storage(sys.argv[1])) as reader:
         item = reader.items["t"]
         assert isinstance(item, TensorItem)
         list(reader.read_boxes([Box(item, (0, 0), (1, 1))]))  # now codecs and threads are there

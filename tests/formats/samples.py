@@ -22,7 +22,7 @@ from streamxf.format.items import TensorItem
 from streamxf.formats import opening
 from streamxf.formats.contents import Contents
 from streamxf.formats.opening import Source
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 FLOATS = "float16 bfloat16 float32 float64 complex64"
 FP8 = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
@@ -85,7 +85,7 @@ def part_of(tensor: torch.Tensor, box: Box) -> torch.Tensor:
 
 def open_at(path: Path | str, *, listing: bool = False, **access: Any) -> Source:
     """Open a checkpoint of any format; `access` as `Access.of` takes it."""
-    return opening.open_source(Storage.of(path), Access.of(**access), listing=listing)
+    return opening.open_source(open_storage(path), Access.of(**access), listing=listing)
 
 
 def contents_at(path: Path | str, **access: Any) -> Contents:

@@ -25,7 +25,7 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.formats.contents import Format
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 from .samples import WRITERS, contents_at, keys_of, noise, open_at, whole, written
 
@@ -208,7 +208,7 @@ def test_what_becomes_no_regular_file_is_not_waited_for(tmp_path: Path, name: st
     """It was a file when it was listed."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
-    for storage, inside in ((Storage.of(tmp_path), name), (Storage.of(tmp_path).child(name), "")):
+    for storage, inside in ((open_storage(tmp_path), name), (open_storage(tmp_path).child(name), "")):
         with pytest.raises(MetadataError, match="not a regular file"), storage.open(inside):
             pass
 
@@ -240,9 +240,12 @@ def test_reading_tensors_needs_no_torch(tmp_path: Path, kind: str) -> None:
 import sys, streamxf
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.reading import boxes_of
+from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.formats.opening import contents_of, open_source
-with open_source(Storage.of({str(path)!r}), Access.of({keys})) as reader:
+with open_source(open_storage({str(path)!r}), Access.of({keys})) as reader:
     assert len(contents_of(reader).items) == 2
     for item in reader.items.values():
         assert sum(array.size for array in reader.read_boxes(boxes_of(item))) in (1200, 9)

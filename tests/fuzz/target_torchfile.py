@@ -34,7 +34,7 @@ from fuzz.target_checkpoint import loaded_into
 from streamxf.checkpoint.reading import boxes_of
 from streamxf.format.items import ObjectItem
 from streamxf.formats.opening import open_source
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 TENSOR = torch.arange(6.0).reshape(2, 3)
 
@@ -90,7 +90,7 @@ def _folder() -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    with open_source(Storage.of(path)) as source:
+    with open_source(open_storage(path)) as source:
         for name, item in source.items.items():
             if isinstance(item, ObjectItem):
                 found[name] = source.load_object(name)

@@ -28,7 +28,7 @@ from streamxf.format.items import Chunk, Place, TensorItem, check_apart, check_o
 from streamxf.formats.opening import open_source
 from streamxf.formats.reader import FileReader
 from streamxf.proportion import Steps, TooMuch
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.model import model_in
 from streamxf.tools.diff.items import _prefix
 from streamxf.tools.diff.objects import Incomparable, difference_of
@@ -450,14 +450,14 @@ def shared_list(path: Path, count: int, last: bytes = b"") -> Path:
 @pytest.mark.parametrize("last", [b"", b"ca\nb\n"], ids=["plain", "not plain"])
 def test_a_list_that_many_entries_share_is_looked_through_once(tmp_path: Path, last: bytes) -> None:
     count = 30_000
-    with open_source(Storage.of(shared_list(tmp_path / "a.pt", count, last))) as reader:
+    with open_source(open_storage(shared_list(tmp_path / "a.pt", count, last))) as reader:
         assert len(reader.items) == 2 * count + 1
 
 
 def test_an_object_that_holds_itself_is_not_taken_for_plain(tmp_path: Path) -> None:
     """Nor is what holds it."""
     path = as_file(tmp_path / "a.pt", b"}(X\1\0\0\0a]q\0h\0aX\1\0\0\0b]h\0aX\1\0\0\0c]K\1au.")
-    with open_source(Storage.of(path)) as reader:
+    with open_source(open_storage(path)) as reader:
         assert isinstance(reader, FileReader)
         assert reader.shards["a.pt"].objects == {"c": [1]}
 
@@ -486,7 +486,7 @@ def test_an_objects_weight_has_its_parts_as_often_as_they_are_there(tmp_path: Pa
     torch.save(
         {"a": shared, "b": (shared, shared), "c": "x" * 500, "d": {1, 2}, "e": (torch.ones(64),)}, tmp_path / "a.pt"
     )
-    with open_source(Storage.of(tmp_path / "a.pt")) as reader:
+    with open_source(open_storage(tmp_path / "a.pt")) as reader:
         assert isinstance(reader, FileReader)
         weights = reader.shards["a.pt"].weights
     assert weights["a"] > 1000
@@ -500,7 +500,7 @@ def test_an_objects_weight_has_its_parts_as_often_as_they_are_there(tmp_path: Pa
 def test_many_beginnings_beside_a_model(tmp_path: Path) -> None:
     names = b"".join(b"X\6\0\0\0%06xN" % number for number in range(100_000))
     path = as_file(tmp_path / "a.pt", b"}(" + b"X\7\0\0\0model.w" + TENSOR + names + b"u.")
-    with open_source(Storage.of(path)) as reader:
+    with open_source(open_storage(path)) as reader:
         model, beside, _ = model_in(reader.items)
     assert [*model] == ["model.w"]
     assert len(beside) == 100_000

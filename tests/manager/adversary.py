@@ -21,6 +21,7 @@ from streamxf.format.run import RunFacts
 from streamxf.manager.latest import latest_in
 from streamxf.manager.listing import folder_mark
 from streamxf.manager.rows import ANY
+from streamxf.storage.opening import open_storage
 
 STRANGE = ("step-1*", "step-[1-9]", "step-?9", "step-7 (copy)", "step-0003", "x-3", "step--3")
 NAMES = st.one_of(st.integers(1, 60).map(lambda step: f"step-{step}"), st.sampled_from(STRANGE))
@@ -209,7 +210,7 @@ class Adversary(RunOnDisk):
 
     def mark(self, name: str) -> str:
         """That of a folder as it is now."""
-        return folder_mark(str(self.place.path(name))) or "0" if self.place.local else ANY
+        return folder_mark(open_storage(self.place.run), name) or "0" if self.place.local else ANY
 
     @precondition(lambda self: self.sound())
     @rule(data=st.data(), pipe=st.booleans())

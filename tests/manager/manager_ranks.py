@@ -20,6 +20,7 @@ from streamxf.manager.keeper import Keeper
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.notes import COMMIT
 from streamxf.manager.retention import Retention
+from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
 
 from .runs import complete, damage
@@ -104,14 +105,14 @@ def failing_saves(folder: Path) -> Any:
 
 def busy(folder: Path) -> Any:
     """One rank is slower than the other; which saves are left out is the same on both."""
-    put = Storage.put
+    put = LocalStorage.put
 
     def slow(storage: Storage, name: str, *arguments: Any, **options: Any) -> None:
         if name == ".metadata":
             time.sleep(0.3)
         put(storage, name, *arguments, **options)
 
-    Storage.put = slow  # type: ignore[method-assign]
+    LocalStorage.put = slow  # type: ignore[method-assign]
     saved = []
     try:
         with CheckpointManager(folder / "busy", async_save=True, save=1, when_busy="skip", in_flight=2) as manager:
@@ -121,7 +122,7 @@ def busy(folder: Path) -> Any:
                     saved.append(step)
                     manager.save(step, state_at(step))
     finally:
-        Storage.put = put  # type: ignore[method-assign]
+        LocalStorage.put = put  # type: ignore[method-assign]
     dist.barrier()
     return {"saved": saved, "there": [int(name[5:]) for name in complete(folder / "busy")]}
 

@@ -10,6 +10,7 @@ from typing import Any
 import streamxf
 from manager.runs import state_at
 from streamxf.manager.manager import CheckpointManager
+from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
 
 
@@ -17,7 +18,7 @@ def main(what: str, run: str, said: str, keyed: str) -> None:
     options: dict[str, Any] = {}
     if keyed == "keyed":
         options = {"chain": "zstd+encrypt", "keys": streamxf.Key(bytes(range(32)))}
-    put = Storage.put
+    put = LocalStorage.put
 
     def waits(storage: Storage, name: str, *arguments: Any, **more: Any) -> None:
         if name == ".metadata" and what == "save":
@@ -25,7 +26,7 @@ def main(what: str, run: str, said: str, keyed: str) -> None:
             time.sleep(1000)
         put(storage, name, *arguments, **more)
 
-    Storage.put = waits  # type: ignore[method-assign]
+    LocalStorage.put = waits  # type: ignore[method-assign]
     with CheckpointManager(run, **options) as manager:
         manager.save(1, state_at(1))
         manager.wait()

@@ -16,6 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from streamxf.manager import forget, holds, keeper, listing, removal, sessions
 from streamxf.manager.keeper import Keeper
+from streamxf.storage import local
 
 # where removals look at what others may have changed, each by its module's own name
 LOOKS = ((removal, "held"), (removal, "remove_trees"), (forget, "held"), (forget, "newest"), (keeper, "put_hold"))
@@ -128,7 +129,7 @@ class Points:
             # what is remembered of an object store may be outdated, by design; the model knows what is there
             stack.enter_context(patch.object(listing, "ANY", None))
             if settled is not None:
-                stack.enter_context(patch.object(listing, "_SETTLED", settled))
+                stack.enter_context(patch.object(local, "_SETTLED", settled))
             yield
 
 

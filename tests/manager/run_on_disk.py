@@ -22,7 +22,7 @@ from streamxf.manager.holds import holding
 from streamxf.manager.keeper import Keeper
 from streamxf.manager.listing import Run
 from streamxf.manager.retention import Retention
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 NOON = 1_700_000_000
 EVERY_CHECK = {"none", "sample", "whole"}
@@ -227,7 +227,7 @@ class RunOnDisk(RuleBasedStateMachine):
         return None if evident and not self.named else self.run_id
 
     def seen(self) -> Run:
-        return Run(Storage.of(self.place.run), self.keying.authority(), self.known_id())
+        return Run(open_storage(self.place.run), self.keying.authority(), self.known_id())
 
     def forget(self, rules: dict[str, Any], check: str, dry_run: bool = False) -> ForgetReport:
         return forget_in(self.seen(), Retention(**rules), check, dry_run=dry_run)

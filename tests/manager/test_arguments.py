@@ -17,7 +17,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.errors import KeyMissingError, NoCheckpointError, ParameterError
 from streamxf.manager.authority import Authority
 from streamxf.manager.sessions import Sessions
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 from .runs import blank, complete, is_at, saved_run, state_at
 
@@ -173,7 +173,7 @@ def test_an_exit_is_a_failure_if_its_code_says_so(tmp_path: Path, code: int | No
     with pytest.raises(SystemExit), CheckpointManager(tmp_path) as manager:
         manager.save(1, state_at(1))
         raise SystemExit(code)
-    (session,) = Sessions(Storage.of(tmp_path), "step-{}", Authority(Access())).earlier()
+    (session,) = Sessions(open_storage(tmp_path), "step-{}", Authority(Access())).earlier()
     assert session.ended is ended
 
 

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from streamxf.manager import manager as module
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
+from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
 
 from .runs import blank, complete, is_at, state_at, unsaveable
@@ -28,7 +29,7 @@ class Held:
     def __init__(self) -> None:
         self.go_on = threading.Semaphore(0)
         self.waiting = threading.Semaphore(0)
-        self._put = Storage.put
+        self._put = LocalStorage.put
 
     def put(self, storage: Storage, name: str, *arguments: Any, **options: Any) -> None:
         if name == ".metadata":
@@ -44,7 +45,7 @@ class Held:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     made = Held()
-    monkeypatch.setattr(Storage, "put", lambda *arguments, **options: made.put(*arguments, **options))
+    monkeypatch.setattr(LocalStorage, "put", lambda *arguments, **options: made.put(*arguments, **options))
     yield made
     made.let(100)
 

@@ -27,7 +27,7 @@ from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Schedule
 from streamxf.manager.sessions import Sessions
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 from .runs import blank, complete, is_at, saved_run, state_at, unsaveable
 
@@ -59,7 +59,7 @@ def test_what_is_saved_is_listed_with_its_metrics_and_loads(tmp_path: Path) -> N
 def test_what_no_rule_keeps_is_removed_after_a_save(tmp_path: Path) -> None:
     saved_run(tmp_path, *range(1, 8), keep=Retention(last=2, every=3, best=1, metric="loss", mode="max"))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".streamxf", "step-1", "step-3", "step-6", "step-7"]
-    assert not going(Run(Storage.of(tmp_path)))
+    assert not going(Run(open_storage(tmp_path)))
 
 
 def test_the_schedule_is_asked_once_a_step(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from streamxf.checkpoint import notes
 from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import ParameterError
 from streamxf.manager.listing import folder_mark, list_checkpoints
+from streamxf.storage.opening import open_storage
 
 from .runs import blank, complete, is_at, saved_run, state_at
 
@@ -78,7 +79,7 @@ def test_rows_neither_hide_a_checkpoint_nor_say_which_run_this_is(tmp_path: Path
     for folder in tmp_path.glob("step-*"):
         os.utime(folder, (old, old))
     told = {
-        name: [folder_mark(str(tmp_path / name)), json.dumps([None, 0, 1, {}, told_by(of, str(mine))])]
+        name: [folder_mark(open_storage(tmp_path), name), json.dumps([None, 0, 1, {}, told_by(of, str(mine))])]
         for name in names
     }
     for file in (tmp_path / ".streamxf").glob("rows-*"):

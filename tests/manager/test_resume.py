@@ -27,6 +27,7 @@ from streamxf.manager.holds import held, hold
 from streamxf.manager.listing import Run, list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
+from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 
 from .runs import blank, complete, damage, is_at, resumed, saved_run, state_at
@@ -191,7 +192,7 @@ def test_a_save_that_is_replaced_at_that_moment_is_not_loaded_in_part(
 def test_a_removal_looks_for_holds_after_it_has_said_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that waited for it long enough keeps what is still there."""
     monkeypatch.setattr(module_of_holds, "_PATIENCE", 0.2)
-    place, looks_for_holds = Run(Storage.of(run)), module_of_removal.held
+    place, looks_for_holds = Run(open_storage(run)), module_of_removal.held
     with ExitStack() as stack:
 
         def looking(storage: Storage, **options: Any) -> dict[str, str]:
@@ -209,7 +210,7 @@ def test_a_removal_looks_for_holds_after_it_has_said_so(run: Path, monkeypatch: 
 def test_a_reader_waits_for_a_removal(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And is refused when it is over: it has put its hold too late."""
     here, results = threading.current_thread(), []
-    place, looks_for_holds = Run(Storage.of(run)), module_of_removal.held
+    place, looks_for_holds = Run(open_storage(run)), module_of_removal.held
 
     def read() -> None:
         try:
@@ -265,7 +266,7 @@ def test_who_asks_for_readers_removes_nothing_and_who_removes_checkpoints_does(r
     killed = run / ".streamxf" / "holds" / f"step-1@{int(time.time()) - 100_000}@host-1-01234567"
     killed.parent.mkdir(exist_ok=True)
     killed.touch()
-    assert held(Storage.of(run)) == {}
+    assert held(open_storage(run)) == {}
     assert killed.exists()
     assert forget(run, 2).removed == ("step-1",)
     assert not killed.exists()

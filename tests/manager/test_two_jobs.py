@@ -13,7 +13,7 @@ from streamxf.errors import AbortedError
 from streamxf.manager import sessions as module
 from streamxf.manager.authority import Authority
 from streamxf.manager.sessions import Sessions
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], N
 
 
 def session(run: Path, number: str) -> Sessions:
-    made = Sessions(Storage.of(run), "step-{}", Authority(Access()))
+    made = Sessions(open_storage(run), "step-{}", Authority(Access()))
     made.own = module.Session(**{**vars(made.own), "id": number * 32})
     return made
 

@@ -16,7 +16,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
-from streamxf.storage.storage import Storage
+from streamxf.storage.local import LocalStorage
+from streamxf.storage.opening import open_storage
 
 from .points import no_locks
 from .runs import blank, is_at, state_at
@@ -51,7 +52,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     if request.param == "store":
         yield f"slow://run-{secrets.token_hex(4)}"
         return
-    put = Storage.put
+    put = LocalStorage.put
     for name in ("flock", "lockf"):
         monkeypatch.setattr(fcntl, name, no_locks)
 
@@ -59,7 +60,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         time.sleep(SECONDS)
         put(*arguments, **options)
 
-    monkeypatch.setattr(Storage, "put", slow_put)
+    monkeypatch.setattr(LocalStorage, "put", slow_put)
     yield str(tmp_path)
 
 
@@ -122,4 +123,4 @@ def test_it_is_slow() -> None:
     filesystem.pipe_file("/slow/file", b"data")
     assert filesystem.cat_file("/slow/file") == b"data"
     assert time.monotonic() - began >= 2 * SECONDS
-    assert Storage.of("slow://slow").protocol == "slow"
+    assert open_storage("slow://slow").protocol == "slow"

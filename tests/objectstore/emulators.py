@@ -17,6 +17,7 @@ import torch
 from dcp.fsspec_checks import assert_only_the_save_remains, fsspec_files, load_from, save_to
 from dcp.helpers import assert_same, error_of
 
+from streamxf.storage.remote import RemoteStorage
 from streamxf.storage.storage import Storage
 
 SECONDS = 120.0  # far above what anything here takes
@@ -54,7 +55,7 @@ def large_state(step: int) -> dict[str, Any]:
 
 def just_before_the_put(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any], times: int = 1) -> None:
     """Have something done when `.metadata` is about to be put, after all that was looked at before."""
-    original = Storage.put
+    original = RemoteStorage.put
     left = [times]
 
     def put(self: Storage, name: str, data: bytes, **options: Any) -> None:
@@ -63,7 +64,7 @@ def just_before_the_put(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any],
             act()
         original(self, name, data, **options)
 
-    monkeypatch.setattr(Storage, "put", put)
+    monkeypatch.setattr(RemoteStorage, "put", put)
 
 
 class Meeting:

@@ -21,7 +21,7 @@ from dcp.helpers import assert_same
 from dcp.s3_server import free_ports
 
 from streamxf.storage.multipart import ReplacedMeanwhile
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 from .emulators import SECONDS, Meeting, check_failing_save, emulated, just_before_the_put, large_state, state_of
 
@@ -72,7 +72,7 @@ def test_a_failing_save_leaves_the_old_checkpoint(options: dict[str, Any], monke
 
 
 def test_a_put_on_a_condition(options: dict[str, Any]) -> None:
-    storage = Storage.of("abfs://checkpoints/condition", options)
+    storage = open_storage("abfs://checkpoints/condition", options)
     absent = storage.stamp("name")
     assert absent is not None
     storage.put("name", b"first", over=absent)

@@ -15,6 +15,8 @@ from dcp.s3_server import storage
 
 import streamxf
 from streamxf.errors import AbortedError, MetadataError, NoCheckpointError
+from streamxf.storage.opening import open_storage
+from streamxf.storage.remote import RemoteStorage
 from streamxf.storage.storage import Storage
 
 from .control import Proxy
@@ -57,16 +59,16 @@ def test_recipients_do_not_change_a_save_that_was_published_meanwhile(
 ) -> None:
     url, options = "s3://checkpoints/rekey", storage(endpoint)
     save_to(url, state_of(0), options)
-    original = Storage.stamp
+    original = RemoteStorage.stamp
 
     def stamp(self: Storage, name: str) -> str | None:
         found = original(self, name)
-        monkeypatch.setattr(Storage, "stamp", original)
+        monkeypatch.setattr(RemoteStorage, "stamp", original)
         save_to(url, state_of(1), options)
         return found
 
     # what is compared before the put would notice, too
-    monkeypatch.setattr(Storage, "stamp", stamp)
+    monkeypatch.setattr(RemoteStorage, "stamp", stamp)
     with refused(MetadataError, "replaced meanwhile"):
         streamxf.rekey(url, KEY, OTHER_KEY, storage_options=options)
     assert_same(load_from(url, state_of(0), options), state_of(1))
@@ -109,7 +111,7 @@ def _abort(filesystem: Any, upload: dict[str, str]) -> None:
 
 
 def uploads_to(url: str, options: dict[str, Any]) -> list[str]:
-    return [upload.name for upload in Storage.of(url, options).uploads()]
+    return [upload.name for upload in open_storage(url, options).uploads()]
 
 
 OWN = f"__0_0_{'ab' * 16}.distcp"

@@ -18,11 +18,12 @@ from streamxf.formats.opening import contents_of, open_source
 from streamxf.lightning import ChainCheckpointIO
 from streamxf.plainfile import reading
 from streamxf.storage.files import NotRegular, aim, create, open_regular
-from streamxf.storage.storage import Storage
+from streamxf.storage.local import LocalStorage
+from streamxf.storage.opening import open_storage
 
 # Where the name is the system's, the package's own, or was just made; and streamxf.open, which is given a file by name
 # and may be given a pipe.
-OPENS_BY_ITSELF = {"storage/files.py", "storage/disk.py", "storage/small.py", "cli/run.py", "stream/plain.py"}
+OPENS_BY_ITSELF = {"storage/files.py", "storage/disk.py", "cli/run.py", "stream/plain.py"}
 OPENS_BY_ITSELF |= {"tools/inspect/page/page.py"}
 
 
@@ -74,18 +75,18 @@ def test_a_pipe_that_takes_a_files_place_is_not_waited_for(
     path = tmp_path / "a.bin"
     path.write_bytes(b"abc")
     (tmp_path / "link").symlink_to("a.bin")
-    check = Storage._check_regular
+    check = LocalStorage._check_regular
 
-    def check_and_replace(self: Storage, *names: str) -> list[str]:
+    def check_and_replace(self: LocalStorage, *names: str) -> list[str]:
         found = check(self, *names)
         os.unlink(path)
         os.mkfifo(path)
         return found
 
-    monkeypatch.setattr(Storage, "_check_regular", check_and_replace)
+    monkeypatch.setattr(LocalStorage, "_check_regular", check_and_replace)
     with (
         pytest.raises(OSError, match="not a regular file"),
-        Storage.of(tmp_path).open("link") if inside else Storage.of(path).open(),
+        open_storage(tmp_path).open("link") if inside else open_storage(path).open(),
     ):
         """It is not opened."""
     assert stat.S_ISFIFO(path.stat().st_mode)
@@ -161,14 +162,14 @@ def test_links_out_of_a_hugging_face_folder_are_named(tmp_path: Path) -> None:
     save_file({"w": torch.ones(3)}, blob)
     shard = snapshot / "model.safetensors"
     shard.symlink_to("../../blobs/0123")
-    with open_source(Storage.of(snapshot)) as source:
+    with open_source(open_storage(snapshot)) as source:
         assert contents_of(source).notes == ()
     assert not any("links" in text for text in streamxf.verify(snapshot).unchecked)
     stranger = tmp_path / "secret.safetensors"
     blob.rename(stranger)
     shard.unlink()
     shard.symlink_to(stranger)
-    with open_source(Storage.of(snapshot)) as source:
+    with open_source(open_storage(snapshot)) as source:
         (note,) = contents_of(source).notes
     assert note == f"Links lead out of the folder for 1 file: model.safetensors, which is {stranger}."
     assert note in streamxf.inspect(snapshot).notes

@@ -16,13 +16,13 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from streamxf.errors import MetadataError, ParameterError
-from streamxf.storage import inside, removal
+from streamxf.storage import inside
+from streamxf.storage.inside import check_component
+from streamxf.storage.opening import open_storage, storage_over
 from streamxf.storage.removal import (
-    check_component,
     files_of,
     files_of_many,
     remove_entry,
-    remove_file_or_folder,
     remove_tree,
     remove_trees,
 )
@@ -64,23 +64,23 @@ def run(tmp_path: Path) -> Path:
 def test_a_folder_goes_with_its_files(run: Path) -> None:
     others = [below(run.with_name(name)) for name in ("exp1", "exp2")]
     (run / "step-1" / "empty" / "folders").mkdir(parents=True)
-    assert remove_tree(Storage.of(run), "step-1", FILES[:1], FILES[1:]) == []
+    assert remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:]) == []
     assert below(run) == set()
     assert [below(run.with_name(name)) for name in ("exp1", "exp2")] == others
-    assert remove_tree(Storage.of(run), "step-1", FILES[:1], FILES[1:]) == []
+    assert remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:]) == []
 
 
 def test_what_was_not_asked_for_stays(run: Path) -> None:
     made(run, "step-1", ["mine.txt", "extra/notes/a", "data/b"])
-    left = remove_tree(Storage.of(run), "step-1", FILES[:1], [*FILES[1:], "never/there", "data"])
+    left = remove_tree(open_storage(run), "step-1", FILES[:1], [*FILES[1:], "never/there", "data"])
     assert sorted(left) == ["data/b", "extra/notes/a", "mine.txt"]
     assert below(run / "step-1") == {"mine.txt", "extra", "extra/notes", "extra/notes/a", "data", "data/b"}
 
 
 def test_the_lock_that_the_caller_holds_goes_too(run: Path) -> None:
     made(run, "step-1", [LOCK])
-    assert LOCK not in files_of(Storage.of(run), "step-1")
-    assert remove_tree(Storage.of(run), "step-1", FILES[:1], FILES[1:]) == []
+    assert LOCK not in files_of(open_storage(run), "step-1")
+    assert remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:]) == []
     assert below(run) == set()
 
 
@@ -92,7 +92,7 @@ def test_names_that_lead_elsewhere(run: Path, name: str) -> None:
     before = below(run.parent)
     with pytest.raises(ParameterError, match="not a name"):
         check_component(name)
-    for storage in (Storage.of(run), Storage.of("memory://run")):
+    for storage in (open_storage(run), open_storage("memory://run")):
         with pytest.raises(ParameterError, match="not a name"):
             remove_tree(storage, name, FILES, [])
         with pytest.raises(ParameterError, match="not a name"):
@@ -108,7 +108,7 @@ def test_paths_that_lead_elsewhere(run: Path, path: str) -> None:
     before = below(run.parent)
     for files in ((["__0_0.distcp", path], []), (["__0_0.distcp"], [path])):
         with pytest.raises(MetadataError, match="outside"):
-            remove_tree(Storage.of(run), "step-1", *files)
+            remove_tree(open_storage(run), "step-1", *files)
     assert below(run.parent) == before
 
 
@@ -116,7 +116,7 @@ def test_paths_that_lead_elsewhere(run: Path, path: str) -> None:
 def test_a_pattern_is_a_name(run: Path, given: str) -> None:
     link = run.with_name("link")
     link.symlink_to(run)
-    storage = Storage.of({"local": str(run), "file": f"file://{run}", "link": str(link)}[given])
+    storage = open_storage({"local": str(run), "file": f"file://{run}", "link": str(link)}[given])
     made(run, "step-1*")
     made(run, "step-100")
     before = below(run / "step-100")
@@ -133,7 +133,7 @@ def test_links_are_not_followed(run: Path, tmp_path: Path) -> None:
     (run / "step-3" / ".metadata").symlink_to(victim / ".metadata")
     (run / "step-3" / "extra").symlink_to(victim / "extra")
     (run / "step-3" / "more").symlink_to(victim)
-    storage = Storage.of(run)
+    storage = open_storage(run)
     assert files_of(storage, "step-2") == files_of(storage, "step-3") == {}
     assert remove_tree(storage, "step-2", FILES, []) == []
     assert not os.path.lexists(run / "step-2")
@@ -149,16 +149,16 @@ def test_what_is_no_file(run: Path) -> None:
     os.mkfifo(step / "pipe")
     (step / "folder").mkdir()
     (run / "file").write_bytes(b"")
-    assert set(files_of(Storage.of(run), "step-1")) == set(FILES)
-    assert files_of(Storage.of(run), "file") == files_of(Storage.of(run), "nothing") == {}
-    remove_entry(Storage.of(run), "step-1/folder")
+    assert set(files_of(open_storage(run), "step-1")) == set(FILES)
+    assert files_of(open_storage(run), "file") == files_of(open_storage(run), "nothing") == {}
+    remove_entry(open_storage(run), "step-1/folder")
     assert (step / "folder").is_dir()
-    assert remove_tree(Storage.of(run), "step-1", FILES, ["folder"]) == ["pipe"]
-    assert remove_tree(Storage.of(run), "step-1", ["pipe"], []) == []
+    assert remove_tree(open_storage(run), "step-1", FILES, ["folder"]) == ["pipe"]
+    assert remove_tree(open_storage(run), "step-1", ["pipe"], []) == []
     with pytest.raises(NotADirectoryError):
-        remove_tree(Storage.of(run), "file", FILES, [])
-    remove_entry(Storage.of(run), "file")
-    remove_entry(Storage.of(run), "file")
+        remove_tree(open_storage(run), "file", FILES, [])
+    remove_entry(open_storage(run), "file")
+    remove_entry(open_storage(run), "file")
     assert below(run) == set()
 
 
@@ -168,8 +168,8 @@ def test_a_maze_of_links_is_not_walked(run: Path) -> None:
         (step / "a").mkdir() if level == 0 else None
         for way in ("left", "right"):
             (step / "a" / f"{way}{level}").symlink_to(step / "a")
-    assert set(files_of(Storage.of(run), "step-1")) == set(FILES)
-    assert len(remove_tree(Storage.of(run), "step-1", FILES, [])) == 60
+    assert set(files_of(open_storage(run), "step-1")) == set(FILES)
+    assert len(remove_tree(open_storage(run), "step-1", FILES, [])) == 60
 
 
 def test_a_deep_folder_is_not_walked_to_its_end(run: Path) -> None:
@@ -178,13 +178,13 @@ def test_a_deep_folder_is_not_walked_to_its_end(run: Path) -> None:
         place /= "d"
     place.mkdir(parents=True)
     (place / "file").touch()
-    assert set(files_of(Storage.of(run), "step-1")) == set(FILES)
-    assert remove_tree(Storage.of(run), "step-1", FILES, [])
+    assert set(files_of(open_storage(run), "step-1")) == set(FILES)
+    assert remove_tree(open_storage(run), "step-1", FILES, [])
 
 
 def test_no_more_files_than_wanted(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     made(run, "step-1", [f"many{number}" for number in range(50)])
-    assert len(files_of(Storage.of(run), "step-1", 20)) <= 20
+    assert len(files_of(open_storage(run), "step-1", 20)) <= 20
     assert "more than 20" in caplog.text
 
 
@@ -214,7 +214,7 @@ def test_a_folder_swapped_for_a_link_meanwhile(
         with monkeypatch.context() as patch:
             patch.setattr(os, call, swapping)
             with suppress(NotADirectoryError):
-                remove_tree(Storage.of(run), "step-1", FILES[:1], FILES[1:])
+                remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:])
         assert below(victim) == wanted
         if calls < at:
             break
@@ -237,15 +237,15 @@ def test_the_rest_stays_if_the_first_cannot_go(run: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "unlink", failing)
     with pytest.raises(PermissionError, match="metadata"):
-        remove_tree(Storage.of(run), "step-1", FILES[:1], FILES[1:])
+        remove_tree(open_storage(run), "step-1", FILES[:1], FILES[1:])
     assert below(run / "step-1") == {*FILES, "extra"}
     made(run, "step-1", ["mark"])
     with pytest.raises(PermissionError, match="distcp"):
-        remove_tree(Storage.of(run), "step-1", [], [*FILES[1:], "mark"])
+        remove_tree(open_storage(run), "step-1", [], [*FILES[1:], "mark"])
     assert below(run / "step-1") == {".metadata", "__0_0.distcp", "mark"}  # the others were tried, but for the last
     made(run, "step-2")
     monkeypatch.setattr(os, "unlink", lambda name, **options: name != ".metadata" and real(name, **options))
-    done = remove_trees(Storage.of(run), {"step-1": ([], [*FILES[1:], "mark"]), "step-2": ([], FILES)})
+    done = remove_trees(open_storage(run), {"step-1": ([], [*FILES[1:], "mark"]), "step-2": ([], FILES)})
     assert done == {"step-1": [".metadata"], "step-2": [".metadata"]}
 
 
@@ -254,7 +254,7 @@ def test_a_file_or_a_folder(run: Path, tmp_path: Path) -> None:
     (run / "link").symlink_to(victim)
     (run / "step-1" / "link").symlink_to(victim)
     for name in ("link", "step-1/.metadata", "step-1", "nothing"):
-        remove_file_or_folder(run / name)
+        open_storage(run / name).remove_all()
     assert below(run) == set()
     assert below(victim) == {*FILES, "extra"}
 
@@ -282,7 +282,7 @@ def check_literal(open_run: Callable[[str], Storage]) -> None:
         assert set(storage.child("step-1*").names()) == {".metadata", "__0_0.distcp"}
         for step in ("step-1*", "step-[1]"):
             found = files_of(storage, step)
-            assert {path: facts["size"] for path, facts in found.items()} == dict.fromkeys(FILES, 4)
+            assert {path: facts.size for path, facts in found.items()} == dict.fromkeys(FILES, 4)
             assert remove_tree(storage, step, FILES[:1], FILES[1:]) == []
             assert files_of(storage, step) == {}
             assert remove_tree(storage, step, FILES[:1], FILES[1:]) == []
@@ -298,7 +298,7 @@ def check_literal(open_run: Callable[[str], Storage]) -> None:
         assert gives("nothing") == {}
         orders = dict.fromkeys(made_now, (FILES[:1], [*FILES[1:], "nothing"]))
         assert remove_trees(storage, orders) == {step: ["mine"] for step in made_now}
-        remove_file_or_folder_of(storage)
+        storage.remove_all()
         found = storage.filesystem.find(storage.path, detail=True).values()
         assert not [each for each in found if each["type"] == "file"]
     for name in ("exp1", "exp2"):
@@ -307,19 +307,13 @@ def check_literal(open_run: Callable[[str], Storage]) -> None:
             remove_tree(runs[name], "step-1?versionId=7", FILES, [])
 
 
-def remove_file_or_folder_of(storage: Storage) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(removal.Storage, "of", lambda path: storage)
-        remove_file_or_folder("")
-
-
 def test_in_memory() -> None:
     base = uuid4().hex
-    check_literal(lambda name: Storage.of(f"memory://{base}/{name}"))
+    check_literal(lambda name: open_storage(f"memory://{base}/{name}"))
 
 
 def test_on_a_server_with_folders(tmp_path: Path) -> None:
-    check_literal(lambda name: Storage(name, f"{tmp_path}/{name}", Stranger()))
+    check_literal(lambda name: storage_over(Stranger(), f"{tmp_path}/{name}", "name"))
 
 
 def test_on_a_server_with_links(tmp_path: Path) -> None:
@@ -337,7 +331,7 @@ def test_on_a_server_with_links(tmp_path: Path) -> None:
     run = made(tmp_path / "run", "step-1").parent
     (run / "step-2").symlink_to(victim)
     (run / "step-1" / "more").symlink_to(victim)
-    storage = Storage("run", str(run), Linked())
+    storage = storage_over(Linked(), str(run), "run")
     assert files_of(storage, "step-2") == {}
     assert set(files_of(storage, "step-1")) == set(FILES)
     with pytest.raises(OSError, match="link"):
@@ -348,7 +342,7 @@ def test_on_a_server_with_links(tmp_path: Path) -> None:
 
 def test_below_a_folder_that_poses_as_a_root(tmp_path: Path) -> None:
     made(tmp_path / "exp[1]", "step-1")
-    storage = Storage("dir", "exp[1]", DirFileSystem(str(tmp_path), fs=fsspec.filesystem("file")))
+    storage = storage_over(DirFileSystem(str(tmp_path), fs=fsspec.filesystem("file")), "exp[1]", "dir")
     assert remove_tree(storage, "step-1", FILES, []) == []
     assert below(tmp_path / "exp[1]") == set()
 
@@ -357,13 +351,13 @@ def test_below_a_folder_that_poses_as_a_root(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_on_s3(endpoint: str) -> None:
     base = f"s3://checkpoints/{uuid4().hex}"
-    check_literal(lambda name: Storage.of(f"{base}/{name}", s3_options(endpoint)))
+    check_literal(lambda name: open_storage(f"{base}/{name}", s3_options(endpoint)))
 
 
 @pytest.mark.s3
 @pytest.mark.slow
 def test_more_than_a_batch_on_s3(endpoint: str) -> None:
-    storage = Storage.of(f"s3://checkpoints/{uuid4().hex}", s3_options(endpoint))
+    storage = open_storage(f"s3://checkpoints/{uuid4().hex}", s3_options(endpoint))
     files = [f"file{number}" for number in range(1200)]
     filesystem = storage.filesystem
     filesystem.pipe({storage.inner(f"step-1/{file}"): b"" for file in [*files, "mine"]})

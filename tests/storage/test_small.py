@@ -16,6 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from streamxf.errors import ParameterError
 from streamxf.storage import small
+from streamxf.storage.opening import open_storage, storage_over
 from streamxf.storage.small import put_small, read_small, small_files, small_names
 from streamxf.storage.storage import LOCK, Storage
 
@@ -41,14 +42,14 @@ def untold(monkeypatch: pytest.MonkeyPatch) -> None:
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
     name = f"exp[12]-{uuid4().hex}"
     if request.param == "local":
-        yield Storage.of(tmp_path / name)
+        yield open_storage(tmp_path / name)
     elif request.param == "memory":
-        yield Storage.of(f"memory://{name}")
+        yield open_storage(f"memory://{name}")
     elif request.param == "server":
-        yield Storage("server", str(tmp_path / name), Linked())
+        yield storage_over(Linked(), str(tmp_path / name), "server")
     else:
         endpoint = request.getfixturevalue("endpoint")
-        yield Storage.of(f"s3://checkpoints/{name}", s3_options(endpoint))
+        yield open_storage(f"s3://checkpoints/{name}", s3_options(endpoint))
 
 
 def test_what_is_put_is_read(storage: Storage) -> None:
@@ -83,7 +84,7 @@ def test_where_there_are_no_hard_links(tmp_path: Path, monkeypatch: pytest.Monke
         raise PermissionError(1, "no links here")
 
     monkeypatch.setattr(os, "link", refuse)
-    test_once_is_once(Storage.of(tmp_path))
+    test_once_is_once(open_storage(tmp_path))
 
 
 @pytest.mark.parametrize("path", ["", ".", "../x", "/etc/passwd", "a//b", "a/..", "a\0"])
@@ -136,9 +137,8 @@ def test_what_cannot_be_read_is_ignored(
             raise PermissionError(13, "no")
         return real(*given, **options)
 
-    name = "read_small" if storage.local else "_fetched"
-    real = getattr(small, name)
-    monkeypatch.setattr(small, name, failing)
+    real = small._received
+    monkeypatch.setattr(small, "_received", failing)
     assert small_files(storage, "d", lambda name: True) == {"b": b"b"}
     assert "PermissionError" in caplog.text
 
@@ -152,7 +152,7 @@ def test_links_are_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture
     (run / "file").symlink_to(tmp_path / "victim" / "file")
     (run / "loop").symlink_to("loop")
     (run / "link").symlink_to(run)
-    for storage in (Storage.of(run), Storage("server", str(run), Linked())):
+    for storage in (open_storage(run), storage_over(Linked(), str(run), "server")):
         assert small_names(storage, "") == small_names(storage, "folder") == {}
         for path in ("folder/file", "file", "loop", "loop/x", "link/file"):
             assert read_small(storage, path) is None
@@ -160,13 +160,13 @@ def test_links_are_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture
             put_small(storage, "folder/new", b"new")
     with pytest.raises(NotADirectoryError):
         put_small(storage, "file", b"mine")
-    put_small(Storage.of(run), "file", b"mine")  # replaces the link
+    put_small(open_storage(run), "file", b"mine")  # replaces the link
     assert read_small(storage, "file") == b"mine"
     assert {path.name: path.read_bytes() for path in (tmp_path / "victim").iterdir()} == {"file": b"v"}
     assert "it lies behind a link" in caplog.text
-    assert read_small(Storage.of(tmp_path / "run" / "link"), "folder") is None  # the run's own path may have links
+    assert read_small(open_storage(tmp_path / "run" / "link"), "folder") is None  # the run's own path may have links
     (run / "own").write_bytes(b"own")
-    assert read_small(Storage.of(run / "link"), "own") == b"own"
+    assert read_small(open_storage(run / "link"), "own") == b"own"
 
 
 def test_what_is_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -181,22 +181,25 @@ def test_what_is_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     code = f"""
 import resource
 from streamxf.storage.small import read_small, small_files, small_names
+from streamxf.storage.opening import open_storage, storage_over
+from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
-storage = Storage.of({os.fspath(tmp_path)!r})
+storage = open_storage({os.fspath(tmp_path)!r})
 for name in ("pipe", "folder", "hole", "device", "pipe/more"):
     assert read_small(storage, name) is None, name
 assert small_files(storage, "", lambda name: True) == {{"good": b"good"}}
 assert small_names(storage, "") == {{"good": 4, "hole": 2**40}}
 assert small_names(storage, "pipe") == {{}}
-assert read_small(Storage.of("/dev"), "zero") is None
+assert read_small(open_storage("/dev"), "zero") is None
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_pipe_put_in_place_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look and the opening."""
-    put_small(Storage.of(tmp_path), "file", b"data")
+    put_small(open_storage(tmp_path), "file", b"data")
     real = os.stat
 
     def swapping(name: Any, *given: Any, **options: Any) -> Any:
@@ -207,11 +210,11 @@ def test_a_pipe_put_in_place_of_a_file(tmp_path: Path, monkeypatch: pytest.Monke
         return facts
 
     monkeypatch.setattr(os, "stat", swapping)
-    assert read_small(Storage.of(tmp_path), "file") is None
+    assert read_small(open_storage(tmp_path), "file") is None
 
 
 def test_a_failed_put_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(IsADirectoryError):
-        put_small(Storage.of(tmp_path), "taken", b"data")
+        put_small(open_storage(tmp_path), "taken", b"data")
     assert os.listdir(tmp_path) == ["taken"]

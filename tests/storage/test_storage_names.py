@@ -8,7 +8,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_every_size_is_told_unless_few_are_wanted(folder: Path) -> None:
     sizes = {"a": 0, "b": 1, "c": 2, "link": None, "nowhere": None}
-    storage, nothing = Storage.of(folder), Storage.of(folder / "not there")
+    storage, nothing = open_storage(folder), open_storage(folder / "not there")
     assert storage.names() == sizes
     wanted = ["b", "link", "folder", "not there"]
     assert storage.names(wanted) == {**sizes, "a": None, "c": None, "folder": None}
@@ -37,11 +37,11 @@ def test_a_folder_that_may_not_be_listed(folder: Path, monkeypatch: pytest.Monke
         raise PermissionError(13, "may not be listed")
 
     monkeypatch.setattr("os.scandir", refuse)
-    assert Storage.of(folder).names(["b", "link", "folder", "not there"]) == {"b": 1, "link": None, "folder": None}
+    assert open_storage(folder).names(["b", "link", "folder", "not there"]) == {"b": 1, "link": None, "folder": None}
 
 
 def test_the_sizes_of_an_object_store_come_with_its_names() -> None:
     memory = fsspec.filesystem("memory")
     for size, name in enumerate("abc"):
         memory.pipe_file(f"/listing/{name}", bytes(size))
-    assert Storage.of("memory://listing").names(["b"]) == {"a": 0, "b": 1, "c": 2}
+    assert open_storage("memory://listing").names(["b"]) == {"a": 0, "b": 1, "c": 2}

@@ -14,7 +14,7 @@ from streamxf.checkpoint.reading import BoxReader
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.formats.contents import Contents, Format
 from streamxf.proportion import Budget
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 from streamxf.stream.blocks import MemoryBlocks
 
 NOWHERE = Place("memory", 0, 0, ())
@@ -44,7 +44,7 @@ class Memory(BoxReader):
     """
 
     def __init__(self, state: Mapping[str, Any], path: str = "memory") -> None:
-        self.storage = Storage.of(path)
+        self.storage = open_storage(path)
         self._state = state
         self.largest = 0
         self.refused: dict[str, Exception] = {}

@@ -41,8 +41,9 @@ from streamxf.progress import Progress, Shares
 from streamxf.proportion import held_bytes
 from streamxf.report import Meter
 from streamxf.storage.fetch import FetchedFile
+from streamxf.storage.reading import StoredFile
 from streamxf.storage.source import READ_WHOLE, Counted, FileSlice, Timed
-from streamxf.storage.storage import Storage, StoredFile
+from streamxf.storage.storage import Storage
 from streamxf.stream.blocks import Blocks
 from streamxf.stream.reader import StreamReader, read_all
 from streamxf.torch_private import narrow_tensor_by_index, set_element

@@ -33,7 +33,6 @@ from streamxf.format.items import Item, TensorItem, check_apart, check_tiles
 from streamxf.format.run import RunFacts
 from streamxf.keys.envelope import Envelope
 from streamxf.proportion import Steps
-from streamxf.storage.disk import Mount
 from streamxf.storage.multipart import ReplacedMeanwhile
 from streamxf.storage.storage import Storage
 from streamxf.version import __version__
@@ -180,7 +179,7 @@ def warn_unless_in_one_step(storage: Storage, stacklevel: int) -> None:
     """Warn of storage on which a crash while the metadata is replaced may leave no checkpoint at all."""
     if not storage.replaces_in_one_step:
         warnings.warn(
-            f"{storage.protocol} is not known to replace a file in one step: a crash while .metadata is written "
+            f"{storage.given} is not known to replace a file in one step: a crash while .metadata is written "
             "may leave neither the old checkpoint nor the new one. Save into a new folder each time, or to a local or "
             "mounted file system, or to an object store",
             stacklevel=stacklevel,
@@ -208,7 +207,7 @@ def publish(
     - `check`: called last before the step that publishes, and may raise.
     """
     index, name = made.index, metadata_name(made.index.rank)
-    own = Mount.of(storage.place) if storage.local is not None and os.path.isdir(storage.place) else None
+    own = storage.mount()
     elsewhere = {record.path for record in made.records if own and record.place and record.place.is_other_than(own)}
     begun = False
     try:
@@ -260,10 +259,9 @@ def _surely_unpublished(storage: Storage, name: str, data: bytes) -> bool:
 
     The error may have come after the step that publishes, or hide that a server did it, or will do it yet.
     """
-    if storage.local is None:
-        return False
     try:
-        if not Mount.of(storage.place).of_one_machine:  # which may remember what was there before
+        mount = storage.mount()
+        if mount is None or not mount.of_one_machine:  # which may remember what was there before
             return False
         with storage.open(name) as file:
             return file.read() != data

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import IO, Any
 from weakref import finalize
@@ -24,7 +23,7 @@ from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.progress import Progress
 from streamxf.report import Meter, SaveReport
 from streamxf.storage.disk import Mount
-from streamxf.storage.storage import ENTER, Storage
+from streamxf.storage.storage import Storage
 from streamxf.threads import side_by_side
 from streamxf.torchsave.check import quick_needs, shown
 
@@ -92,23 +91,11 @@ class Save:
 
     def enter(self, *, links: bool = True) -> Storage:
         """Hold a local folder open, whatever is put in its place; AbortedError for a link that is not followed."""
-        if self.storage.folder is None and (local := self.storage.local) is not None:
-            try:
-                descriptor = os.open(local, ENTER if links else ENTER | os.O_NOFOLLOW)
-            except OSError as error:
-                if error.errno not in (errno.ELOOP, errno.ENOTDIR):
-                    raise
-                text = "a link, or a file, was put in the place of this folder, and nothing was saved: find out by whom"
-                raise AbortedError(text, file=self.storage.given) from error
-            self.storage = replace(self.storage, folder=descriptor)
-            self._close = finalize(self, os.close, descriptor)
-            self._close.atexit = False  # threads may still be writing there
+        self.storage = self.storage.hold(links=links)
         return self.storage
 
     def leave(self) -> None:
-        if self.storage.folder is not None:
-            self.storage = replace(self.storage, folder=None)
-            self._close()
+        self.storage = self.storage.let_go()
 
     def file_name(self, rank: int, number: int) -> str:
         """A name that no other save or process uses."""

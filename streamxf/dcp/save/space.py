@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import statistics
 import sys
 import zlib
@@ -30,6 +29,7 @@ from streamxf.dcp.save.sources import has_elements, memory_of
 from streamxf.errors import NoSpaceError
 from streamxf.format.header import Kind
 from streamxf.storage.disk import Volume
+from streamxf.storage.storage import Storage
 
 SAMPLE_BYTES = 1 << 24
 MAX_SAMPLES, MIN_SAMPLES = 16, 8
@@ -59,11 +59,11 @@ class RoomNote:
 _ENDLESS = Volume((), sys.maxsize, plain=False)  # for all that cannot tell its room
 
 
-def note_room(plan: SavePlan, folder: str | os.PathLike[str] | None, save: bytes) -> SavePlan:
-    """Put a note into a rank's plan, if the plan has nothing there; without `folder` if that is not local."""
+def note_room(plan: SavePlan, folder: Storage, save: bytes) -> SavePlan:
+    """Put a note into a rank's plan, if the plan has nothing there."""
     if plan.storage_data is not None:
         return plan
-    return replace(plan, storage_data=RoomNote(save, (folder is not None and Volume.of(folder)) or _ENDLESS))
+    return replace(plan, storage_data=RoomNote(save, folder.volume() or _ENDLESS))
 
 
 def share_room(plans: list[SavePlan]) -> list[SavePlan]:
@@ -87,7 +87,7 @@ def share_room(plans: list[SavePlan]) -> list[SavePlan]:
 
 
 def check_room(
-    folder: str | os.PathLike[str],
+    folder: Storage,
     plan: SavePlan,
     planner: SavePlanner,
     extensions: Extensions,
@@ -95,7 +95,7 @@ def check_room(
     save: bytes,
 ) -> None:
     """Refuse to begin what cannot fit; raises NoSpaceError."""
-    volume = Volume.of(folder)
+    volume = folder.volume()
     if volume is None or extensions.foreign or not _gives_data_again(planner):
         return
     planned = sum(map(planned_bytes, plan.items))
@@ -105,7 +105,7 @@ def check_room(
         return
     tensors = _Tensors(plan.items, planner)
     if note is not None and together and tensors.size == planned:
-        _refuse(folder, note.planned, note.volume.free, f" by {note.ranks} ranks together")
+        _refuse(folder.given, note.planned, note.volume.free, f" by {note.ranks} ranks together")
     if tensors.size <= volume.free:
         return
     exact = _is_exact(extensions, volume)
@@ -116,11 +116,11 @@ def check_room(
 
     needed = tensors.size if exact else _estimate(stored, tensors.size, block_log2)
     if needed > volume.free:
-        _refuse(folder, needed, volume.free, "")
+        _refuse(folder.given, needed, volume.free, "")
 
 
 def check_copy(
-    folder: str | os.PathLike[str],
+    folder: Storage,
     items: Sequence[WriteItem],
     block_at: Callable[[int, float], torch.Tensor | None],
     extensions: Extensions,
@@ -129,7 +129,7 @@ def check_copy(
     """The same of tensors that are read while they are written: `block_at` reads a block of that with a number in
     `items`, at a share of its bytes, or gives None if it is not known what comes of it. Raises as `check_room`.
     """
-    volume, sizes = Volume.of(folder), list(map(planned_bytes, items))
+    volume, sizes = folder.volume(), list(map(planned_bytes, items))
     if volume is None or (needed := sum(sizes)) <= volume.free or extensions.foreign:
         return
     if not _is_exact(extensions, volume):
@@ -142,17 +142,17 @@ def check_copy(
 
         needed = _estimate(stored, needed, block_log2)
     if needed > volume.free:
-        _refuse(folder, needed, volume.free, "")
+        _refuse(folder.given, needed, volume.free, "")
 
 
-def _refuse(folder: str | os.PathLike[str], needed: int, free: int, whose: str) -> None:
+def _refuse(folder: str, needed: int, free: int, whose: str) -> None:
     shown = [_shown(size) if _shown(needed) != _shown(free) else f"{size:,} bytes" for size in (needed, free)]
     raise NoSpaceError(
         f"the disk is too full for this save: at least {shown[0]} are to be written to it{whose}, and "
         f"{shown[1]} are free. A checkpoint that is there stays until the new one is published, so both need "
         "space. Nothing was written. Make room (`streamxf forget` removes checkpoints by rules, `streamxf clean` what "
         "failed saves left), or save elsewhere",
-        file=os.fspath(folder),
+        file=folder,
     )
 
 

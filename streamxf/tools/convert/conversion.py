@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -34,7 +33,7 @@ from streamxf.format.items import MAX_RANK_CHUNKS, Item, TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike, SignerLike
-from streamxf.storage.disk import missing_folders, sync_names_of
+from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import block_log2_of
 from streamxf.version import __version__
@@ -80,27 +79,15 @@ class Destination:
         advice `cure`, if there is a checkpoint that may not be replaced.
         """
         made = _chain_of(chain, encrypt_to, signer, was_encrypted)
-        storage = Storage.of(path, storage_options)
+        storage = open_storage(path, storage_options)
         warn_unless_in_one_step(storage, stacklevel=4)
         to = cls(storage, Extensions.of(made), block_log2_of(block_size), overwrite)
-        local = storage.local
-        if local is not None and os.path.lexists(local) and not os.path.isdir(local):
+        if storage.near and os.path.lexists(storage.path) and not os.path.isdir(storage.path):
             text = "this is a file, and a checkpoint is a folder: name another target"
-            raise NotADirectoryError(errno.ENOTDIR, text, local)
+            raise NotADirectoryError(errno.ENOTDIR, text, storage.path)
         if not overwrite and any(map(is_metadata_name, storage.names())):
             raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", redacted(storage.given))
         return to
-
-    def make(self) -> list[Path]:
-        """Make the folder, durably; returns the local folders that did not exist."""
-        local = self.storage.local
-        if local is None:
-            self.storage.filesystem.makedirs(self.storage.path, exist_ok=True)
-            return []
-        made = missing_folders(local)
-        os.makedirs(local, exist_ok=True)
-        sync_names_of([Path(os.path.abspath(local)), *made])
-        return made
 
 
 def _chain_of(chain: ChainLike | None, encrypt_to: KeysLike, signer: SignerLike | None, was_encrypted: bool) -> Chain:

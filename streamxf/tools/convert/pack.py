@@ -26,7 +26,8 @@ from streamxf.formats.opening import is_checkpoint
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.storage.storage import Storage, is_url
+from streamxf.storage.opening import open_storage
+from streamxf.storage.storage import is_url
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Data, Destination, check_same, refuse_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
@@ -88,7 +89,7 @@ def pack(
     StreamxfError, OSError
         As `transcode`.
     """
-    storage = Storage.of(source, storage_options)
+    storage = open_storage(source, storage_options)
     of_dcp, tree = is_checkpoint(storage), Tree.of(storage)
     if of_dcp:
         _refuse_beside(tree)

@@ -33,7 +33,6 @@ from streamxf.errors import ParameterError, StreamxfError
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place
 from streamxf.progress import Progress
-from streamxf.storage.disk import Mount
 from streamxf.storage.lock import locked
 from streamxf.tools.convert.conversion import Conversion, Destination, Part, wanted_of
 from streamxf.tools.convert.result import Converted
@@ -66,7 +65,7 @@ def convert(to: Destination, conversion: Conversion, file_size: int, progress: P
     if file_size < 1:
         raise ParameterError(f"file_size {file_size}: it must be a number of bytes, at least 1")
     begin = perf_counter()
-    made = to.make()
+    made = to.storage.make_folder()
     try:
         return replace(_Session(to, conversion, file_size).run(progress), seconds=perf_counter() - begin)
     except BaseException:
@@ -84,9 +83,7 @@ class _Session:
         self._files = conversion.files(file_size)
         self._job = conversion.id(to, file_size)
         self._rank = conversion.rank or 0
-        local = to.storage.local
-        place = Mount.of(local) if local is not None else None
-        self._save = Save(to.storage, to.extensions.renew(), to.block_log2, sync=True, place=place)
+        self._save = Save(to.storage, to.extensions.renew(), to.block_log2, sync=True, place=to.storage.mount())
         self._done: list[_Finished] = []
 
     def run(self, progress: Progress | None) -> Converted:
@@ -94,10 +91,9 @@ class _Session:
         kept, discarded = self._finished_earlier()
         left = {save.file_name(self._rank, n): parts for n, parts in enumerate(self._files) if n not in kept}
         expected = sum(planned_bytes(write) for parts in left.values() for _, write in parts)
-        if storage.local is not None:
-            parts = [part for parts in left.values() for part in parts if planned_bytes(part[1])]
-            block_at = partial(self._block_at, [wanted for wanted, _ in parts])
-            check_copy(storage.local, [write for _, write in parts], block_at, save.extensions, save.block_log2)
+        parts = [part for parts in left.values() for part in parts if planned_bytes(part[1])]
+        block_at = partial(self._block_at, [wanted for wanted, _ in parts])
+        check_copy(storage, [write for _, write in parts], block_at, save.extensions, save.block_log2)
         if progress is not None:
             save.progress = progress
             progress.expect(expected)

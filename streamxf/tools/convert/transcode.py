@@ -24,6 +24,7 @@ from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.stream.blocks import BareBlocks, Blocks
 from streamxf.stream.encoder import Load
@@ -120,7 +121,7 @@ def transcode(
         block_size=block_size,
         storage_options=options,
     )
-    storage = Storage.of(source, storage_options)
+    storage = open_storage(source, storage_options)
     if in_place and storage.is_cached:
         raise UnsupportedError(
             "this URL leads through a cache, which may return the metadata of an older save; use the URL of the "

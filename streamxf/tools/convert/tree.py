@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
+from streamxf.errors import UnsupportedError
 from streamxf.format.limits import MAX_PATH
-from streamxf.storage.storage import Storage
+from streamxf.storage.storage import Storage, StorageEntry
 from streamxf.wording import printable, some
 
 _EMPTY = "an empty folder"
@@ -36,7 +37,7 @@ class Tree:
         if not storage.is_folder():
             with storage.open() as file:
                 return cls(storage, False, {storage.name: file.size})
-        found = dict(_walk(storage.local) if storage.local is not None else _find(storage))
+        found = {each.name: _what(storage, each) for each in storage.below(folders=True)}
         full = {path.rpartition("/")[0] for path in found}
         files: dict[str, int] = {}
         left_out = []
@@ -44,6 +45,8 @@ class Tree:
             if isinstance(what, int) and path not in full:
                 files[path] = what
             elif isinstance(what, int) or path not in full:  # an object may have a name that others have as a folder
+                if what == _EMPTY and storage.near and any(storage.entries(path)):  # or it may not be read
+                    raise UnsupportedError("the folder lies too deep to be packed", file=storage.full(path))
                 left_out.append(f"{printable(path, 200)} ({_STRANGE if isinstance(what, int) else what})")
         return cls(storage, True, files, tuple(left_out))
 
@@ -57,40 +60,22 @@ class Tree:
 
     def identity(self) -> str:
         """A digest of the paths, sizes and times of all files, to recognize them by."""
-        local = self.storage.local
-        where = os.path.realpath(local) if local is not None else self.storage.path
         versions = [[path, self.place(path).version()] for path in self.files]
-        return hashlib.sha256(json.dumps([where, self.left_out, versions]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.storage.real(), self.left_out, versions]).encode()).hexdigest()
 
 
-def _walk(folder: str) -> Iterator[tuple[str, int | str]]:
-    """Everything in a local folder: sizes of files, and of anything else what it is, if nothing is in it."""
-    left = [(folder, "")]
-    while left:
-        whole, prefix = left.pop()
-        with os.scandir(whole) as entries:
-            for entry in entries:
-                path = prefix + entry.name
-                if not is_inside(path):
-                    yield path, _STRANGE
-                elif entry.is_dir(follow_symlinks=False):
-                    left.append((entry.path, f"{path}/"))
-                    yield path, _EMPTY
-                elif os.path.isfile(entry.path):
-                    yield path, entry.stat().st_size
-                else:
-                    yield path, "a link, but not to a regular file" if entry.is_symlink() else _SPECIAL
-
-
-def _find(storage: Storage) -> Iterator[tuple[str, int | str]]:
-    """The same, where fsspec reads."""
-    storage.forget_listings()
-    root = storage.path.strip("/")
-    for name, entry in storage.filesystem.find(storage.path, withdirs=True, detail=True).items():
-        if path := name.strip("/").removeprefix(root).strip("/"):
-            is_file = entry["type"] == "file" and entry.get("size") is not None
-            other = _EMPTY if entry["type"] == "directory" else _SPECIAL
-            yield path, _STRANGE if not is_inside(path) else int(entry["size"]) if is_file else other
+def _what(storage: Storage, entry: StorageEntry) -> int | str:
+    """The size of a file; of anything else what it is, if nothing is in it."""
+    if not is_inside(entry.name):
+        return _STRANGE
+    if entry.kind == "link":
+        with suppress(FileNotFoundError):
+            entry = storage.child(entry.name).info()
+        if entry.kind != "file":
+            return "a link, but not to a regular file"
+    if entry.kind == "folder":
+        return _EMPTY
+    return _SPECIAL if entry.size is None else entry.size
 
 
 def is_inside(path: str) -> bool:

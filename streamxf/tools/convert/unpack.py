@@ -15,7 +15,7 @@ from streamxf.formats.opening import open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.model import open_model
 from streamxf.tools.convert.origin import origin_of
 from streamxf.tools.convert.plan import SHARD_SIZE, format_of_name, fresh, restored
@@ -118,11 +118,11 @@ def unpack(
     if shard_size < 1:
         raise ParameterError(f"shard_size {shard_size}: it must be a number of bytes, at least 1")
     begin = perf_counter()
-    place = Storage.of(target, target_options)
+    place = open_storage(target, target_options)
     asked = FORMATS[format] if format is not None else format_of_name(place.name)
     if asked is Format.DCP and (only or prefix or model):
         raise ParameterError("a DCP checkpoint is always copied whole: leave out only, prefix and model")
-    storage = Storage.of(source, storage_options)
+    storage = open_storage(source, storage_options)
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     if asked is Format.DCP:
         from streamxf.chain import Chain

@@ -31,8 +31,8 @@ from streamxf.formats.contents import SUFFIXES, Contents, Format, Shard, whole_t
 from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_source
 from streamxf.formats.reader import FileReader
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.storage.reading import StoredFile
 from streamxf.storage.source import FileSlice, PositionalFile
-from streamxf.storage.storage import StoredFile
 from streamxf.stream.blocks import BareBlocks
 from streamxf.stream.reader import StreamReader
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, Placed, is_kept, rest_of

@@ -22,7 +22,9 @@ from streamxf.formats.opening import OF_DCP
 from streamxf.progress import Progress, Shares
 from streamxf.storage.disk import Volume, missing_folders, sync_folder, sync_names_of
 from streamxf.storage.files import aim
+from streamxf.storage.local import LocalStorage
 from streamxf.storage.lock import locked
+from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.storage.synced import SyncedFile
 from streamxf.tools.convert.plan import Plan, pieces
@@ -36,8 +38,8 @@ def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, pr
     """Write what is planned, with what `reader` reads; raises as `unpack`. After an error a local target is as it
     was.
     """
-    if target.local is not None:
-        _write_local(aim(target.local), plan, reader, overwrite, progress)
+    if isinstance(target, LocalStorage):
+        _write_local(aim(target.path), plan, reader, overwrite, progress)
         return
     if not overwrite:
         refuse_existing(target)
@@ -49,12 +51,11 @@ def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, pr
 
 def refuse_existing(target: Storage) -> None:
     """Raise FileExistsError if something is at `target`; an empty folder does not count."""
-    if target.local is not None:
-        path = aim(target.local)
+    if isinstance(target, LocalStorage):
+        path = aim(target.path)
         found = os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir()))
     else:
-        target.filesystem.invalidate_cache()  # which may be out of date
-        found = target.filesystem.isfile(target.path) or bool(target.names())
+        found = target.exists() and not (target.is_folder() and not target.names())
     if found:
         raise FileExistsError(errno.EEXIST, _EXISTS, redacted(target.given))
 
@@ -64,10 +65,7 @@ def _write_files(target: Storage, plan: Plan, reader: BoxReader, progress: Progr
     for file in plan.files:
         share = shares.begin(file.name)
         name = file.name if plan.folder else ""
-        if target.local is not None:
-            Path(target.local, name).parent.mkdir(parents=True, exist_ok=True)
-        else:
-            target.filesystem.makedirs(target.inner(name).rpartition("/")[0], exist_ok=True)
+        target.child(name).parent()[0].make_folder(durable=False)
         with target.create(name) as stream:
             synced = SyncedFile(stream)
             for piece in pieces(reader, file):
@@ -90,7 +88,7 @@ def _write_local(target: Path, plan: Plan, reader: BoxReader, overwrite: bool, p
             shutil.rmtree(content) if content.is_dir() else content.unlink()
         _check_target(target, plan, overwrite)
         _check_room(target, plan)
-        _write_files(Storage.of(content), plan, reader, progress)
+        _write_files(open_storage(content), plan, reader, progress)
         if plan.folder:
             content.mkdir(exist_ok=True)
             for folder, _, _ in os.walk(content):
@@ -109,7 +107,7 @@ def _write_local(target: Path, plan: Plan, reader: BoxReader, overwrite: bool, p
 
 def _check_target(target: Path, plan: Plan, overwrite: bool) -> None:
     if not overwrite:
-        refuse_existing(Storage.of(target))
+        refuse_existing(open_storage(target))
     if not target.exists():
         return
     if not plan.folder and not target.is_file():
@@ -165,7 +163,7 @@ def _claimed(draft: Path) -> Iterator[Path]:
     """
     while True:
         draft.mkdir(mode=0o700, exist_ok=True)
-        with locked(Storage.of(draft), patience=0.0):
+        with locked(open_storage(draft), patience=0.0):
             if not os.path.lexists(draft):  # the process that had it was done, and removed it
                 continue
             if draft.is_symlink() or draft.stat().st_uid != os.geteuid():

@@ -17,6 +17,7 @@ from streamxf.formats.reader import FileReader
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.tools.convert.origin import Origin, origin_of
 from streamxf.tools.convert.tree import Tree
@@ -81,7 +82,7 @@ def diff(
     """
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     plain = Access.of(max_expansion=max_expansion)
-    storages = [Storage.of(path, storage_options) for path in (first, second)]
+    storages = [open_storage(path, storage_options) for path in (first, second)]
     sides: dict[int, BoxReader] = {}
     origins: dict[int, Origin] = {}
     unknown: dict[int, str] = {}

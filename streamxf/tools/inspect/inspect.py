@@ -11,7 +11,7 @@ from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 from streamxf.tools.inspect.summary import Summary, Values
 
 
@@ -54,7 +54,7 @@ def inspect(
         also if keys are missing, or a tensor cannot be read.
     """
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
-    with open_source(Storage.of(path, storage_options), access, listing=not values) as source:
+    with open_source(open_storage(path, storage_options), access, listing=not values) as source:
         contents = contents_of(source)
         if not values:
             return Summary.of(contents)

@@ -27,8 +27,10 @@ from streamxf.format.plain import pack_prefix, pack_seal
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
 from streamxf.storage.files import open_regular
+from streamxf.storage.local import LocalStorage
 from streamxf.storage.lock import locked
 from streamxf.storage.multipart import ReplacedMeanwhile
+from streamxf.storage.opening import open_storage
 from streamxf.storage.source import FileSlice
 from streamxf.storage.storage import Storage
 from streamxf.stream.plain import Draft, PlainParts
@@ -208,20 +210,20 @@ def holder_at(
 
     Raises ParameterError if a certain save is expected and it is a plain file, and UnsupportedError for other files.
     """
-    storage = Storage.of(path, storage_options)
+    storage = open_storage(path, storage_options)
     is_folder = True
     with suppress(FileNotFoundError):
         is_folder = storage.is_folder()
     if is_folder:
         return MetadataFiles(storage)
     is_plain = False
-    if storage.local is not None:
-        with open_regular(storage.local) as file:
+    if isinstance(storage, LocalStorage):
+        with open_regular(storage.path) as file:
             is_plain = file.read(len(PLAIN_MAGIC)) == PLAIN_MAGIC
-    if storage.local is None or not is_plain:
+    if not is_plain:
         raise UnsupportedError(
             "this file is neither a checkpoint's folder nor a local file that streamxf.open wrote", file=storage.given
         )
     if expected is not None:
         raise ParameterError("expect_save_id is for checkpoints: a file that streamxf.open wrote is not a save")
-    return PlainFile(storage.local)
+    return PlainFile(storage.path)

@@ -46,8 +46,9 @@ from streamxf.errors import (
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Path, TensorItem
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget
+from streamxf.storage.reading import OpenFiles
 from streamxf.storage.source import Counted
-from streamxf.storage.storage import OpenFiles, Storage, storage_errors
+from streamxf.storage.storage import Storage, storage_errors
 from streamxf.stream.blocks import Blocks, MemoryBlocks
 from streamxf.stream.reader import StreamReader
 from streamxf.tools.salvage.rebuild import rebuild, writer_of
@@ -90,7 +91,7 @@ class Catalog:
         self.save_ids: dict[str, str] = {}
         self.full = storage.full
         self._access = access
-        self._files = OpenFiles(storage.open, local=storage.local is not None)
+        self._files = OpenFiles(storage.open, near=storage.near)
         self._shares = Shares(None, {})
 
     def add(self, metadata: Metadata) -> None:

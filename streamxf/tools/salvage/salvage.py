@@ -22,7 +22,7 @@ from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Destination, refuse_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
@@ -113,7 +113,7 @@ def salvage(
         safe_globals=safe_globals,
         max_expansion=max_expansion,
     )
-    storage = Storage.of(path, storage_options)
+    storage = open_storage(path, storage_options)
     with closing(open_catalog(storage, access, rank, merge_ranks, without_metadata, progress)) as catalog:
         filler = Filler(catalog, partial, progress)
         return filler.whole() if state_dict is None else filler.into(state_dict)
@@ -181,7 +181,7 @@ def salvage_to(
         expect_save_id=expect_save_id,
         max_expansion=max_expansion,
     )
-    storage = Storage.of(source, storage_options)
+    storage = open_storage(source, storage_options)
     with closing(open_catalog(storage, access, rank, merge_ranks, without_metadata, progress)) as catalog:
         items = [item for metadata, _ in catalog.found for item in metadata.items.values()]
         descriptors = {text for item in items for place in item.places for text in place.descriptors}

@@ -26,7 +26,7 @@ from streamxf.format.index import File
 from streamxf.format.items import TensorItem
 from streamxf.proportion import Budget
 from streamxf.registry import NOT_AT_HAND
-from streamxf.storage.storage import StoredFile
+from streamxf.storage.reading import StoredFile
 from streamxf.stream.blocks import MemoryBlocks
 from streamxf.stream.container import ChainOpener, read_header
 from streamxf.stream.reader import StreamReader

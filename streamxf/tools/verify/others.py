@@ -29,8 +29,9 @@ from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, open_layout
 from streamxf.registry import NOT_AT_HAND
+from streamxf.storage.reading import StoredFile
 from streamxf.storage.source import Counted
-from streamxf.storage.storage import Storage, StoredFile, storage_errors
+from streamxf.storage.storage import Storage, storage_errors
 from streamxf.stream.blocks import BareBlocks
 from streamxf.stream.container import read_header
 from streamxf.stream.plain import PlainParts

@@ -21,8 +21,9 @@ from streamxf.format.container import Block, ContainerParser
 from streamxf.format.header import Header
 from streamxf.progress import Progress, Share
 from streamxf.proportion import held_bytes
+from streamxf.storage.reading import StoredFile
 from streamxf.storage.source import Counted, FileSlice, PositionalFile
-from streamxf.storage.storage import Storage, StoredFile, storage_errors
+from streamxf.storage.storage import Storage, storage_errors
 from streamxf.stream.container import BlockReader
 from streamxf.tools.verify.report import Findings, Notes
 

@@ -36,6 +36,7 @@ from streamxf.formats.opening import format_of, is_checkpoint, parts_of
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage, storage_errors
 from streamxf.threads import side_by_side
 from streamxf.tools.verify.items import FileCheck
@@ -121,7 +122,7 @@ def verify(
     ring = KeyRing.of(keys, trust, allow_unsigned)
     access = make(ring, require=require, expect_save_id=expect_save_id, max_expansion=max_expansion)
     named = require is not None or expect_save_id is not None
-    storage = Storage.of(path, storage_options)
+    storage = open_storage(path, storage_options)
     parts: list[str] = []
     links: list[str] = []
     with storage_errors(storage.given), suppress(FileNotFoundError):  # of which `verify_at` says more
@@ -345,7 +346,7 @@ def _run(call: Call, checks: list[FileCheck]) -> None:
             failures.append(error)
 
     # else workers read, all from one file
-    side_by_side(work, min(_AT_ONCE, len(checks)) if call.storage.filesystem is not None else 1, failures.append)
+    side_by_side(work, 1 if call.storage.near else min(_AT_ONCE, len(checks)), failures.append)
     if failures:
         cause = failures[0]
         failures.clear()

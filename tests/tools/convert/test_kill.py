@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
 from streamxf.dcp.save.datafile import DataFile
-from streamxf.storage.storage import Storage
+from streamxf.storage.local import LocalStorage
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.transcode import transcode
 from streamxf.tools.convert.unpack import unpack
@@ -24,7 +24,7 @@ from streamxf.tools.convert.unpack import unpack
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 
 FILE_SIZE = 600_000
-TOUCHES = [(Storage, "put"), (Storage, "create"), (Storage, "remove"), (DataFile, "write")]
+TOUCHES = [(LocalStorage, "put"), (LocalStorage, "create"), (LocalStorage, "remove"), (DataFile, "write")]
 
 
 def only_named(path: Path) -> None:

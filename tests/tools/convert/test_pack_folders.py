@@ -26,7 +26,7 @@ import streamxf
 from streamxf import engine
 from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.keys import Key
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.tree import Tree
 from streamxf.tools.convert.unpack import unpack
@@ -467,7 +467,7 @@ def test_an_object_with_the_name_of_a_folder_is_left_out(monkeypatch):
     memory.pipe_file("/folders/run/a/b", b"b")
     both = {f"/folders/run/{path}": {"type": "file", "size": 1} for path in ("a", "a/b")}
     monkeypatch.setattr(type(memory), "find", lambda *_, **__: both)
-    tree = Tree.of(Storage.of("memory://folders/run"))
+    tree = Tree.of(open_storage("memory://folders/run"))
     assert (tree.files, tree.left_out) == ({"a/b": 1}, ("a (a name that cannot be restored everywhere)",))
 
 

@@ -21,7 +21,8 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import NoCheckpointError, NoSpaceError, StreamxfError
 from streamxf.formats.opening import open_source
 from streamxf.keys import Key, PrivateKey
-from streamxf.storage.storage import Storage
+from streamxf.storage.local import LocalStorage
+from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.transcode import transcode
 
@@ -206,7 +207,7 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "verify": lambda path: streamxf.verify(path),
     "clean": lambda path: streamxf.clean(path),
     "recipients": lambda path: streamxf.recipients(path),
-    "open": lambda path: open_source(Storage.of(path)),
+    "open": lambda path: open_source(open_storage(path)),
     "transcode": lambda path: transcode(path, path.parent / "copy"),
 }
 
@@ -296,7 +297,7 @@ class _Full:
 def test_one_that_fails_by_a_full_disk_resumes_later(tmp_path, source, monkeypatch):
     target = tmp_path / "target"
     written = []
-    real = Storage.put
+    real = LocalStorage.put
 
     def full(*arguments: Any, **options: Any) -> None:
         written.append(arguments)
@@ -305,7 +306,7 @@ def test_one_that_fails_by_a_full_disk_resumes_later(tmp_path, source, monkeypat
         real(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Storage, "put", full)
+        patch.setattr(LocalStorage, "put", full)
         with pytest.raises(OSError, match="No space left"):
             transcode(source, target, "zstd", file_size=FILE_SIZE)
     assert len(data_files(target)) == 3

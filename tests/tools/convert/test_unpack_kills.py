@@ -15,11 +15,11 @@ from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
 from streamxf.errors import AbortedError, ContainerError, NoSpaceError
-from streamxf.storage.storage import Storage
+from streamxf.storage.local import LocalStorage
 from streamxf.tools.convert import writing
 from streamxf.tools.convert.unpack import unpack
 
-TOUCHES = [(Storage, "create"), (writing, "write_all"), (writing, "sync_folder"), (shutil, "rmtree")]
+TOUCHES = [(LocalStorage, "create"), (writing, "write_all"), (writing, "sync_folder"), (shutil, "rmtree")]
 TOUCHES += [(Path, name) for name in ("mkdir", "rename", "replace")]
 TARGETS = {"x.safetensors": None, "x.pt": None, "hub": "huggingface"}
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner, save
 import streamxf
 from streamxf.errors import MetadataError
 from streamxf.formats.opening import open_source
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.origin import ITEM
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
@@ -144,7 +144,7 @@ def test_a_checkpoint_that_is_not_what_was_packed(tmp_path, change, words):
     """Somebody saved it again with other items, and kept the one that tells about the file."""
     torch.save({"w": torch.arange(6.0)[:4]}, tmp_path / "a.pt")
     pack(tmp_path / "a.pt", tmp_path / "packed")
-    with open_source(Storage.of(tmp_path / "packed")) as source:
+    with open_source(open_storage(tmp_path / "packed")) as source:
         kept = source.load_object(ITEM)
     state = {**loaded(tmp_path / "packed"), ITEM: kept, **change}
     state = {name: value for name, value in state.items() if value is not None}

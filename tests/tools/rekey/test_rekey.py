@@ -55,6 +55,7 @@ from streamxf.errors import (
 )
 from streamxf.format.index import pack
 from streamxf.keys.envelope import MAX_RECIPIENTS, Entry
+from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
 from streamxf.tools.rekey import holders
 
@@ -641,14 +642,14 @@ def test_adding_and_removing_once_more_after_a_crash(local: Path, monkeypatch: p
 
 
 def _fail_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = Storage.put
+    put = LocalStorage.put
 
     def fail(self: Storage, target: str, *rest: Any, **options: Any) -> None:
         if target == name:
             raise OSError("injected")
         put(self, target, *rest, **options)
 
-    monkeypatch.setattr(Storage, "put", fail)
+    monkeypatch.setattr(LocalStorage, "put", fail)
 
 
 # -- others at the same time -----------------------------------------------------------------------------
@@ -704,13 +705,13 @@ def test_a_save_at_the_same_time_is_not_undone(
 
 
 def test_a_checkpoint_that_goes_at_the_same_time(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = Storage.put
+    put = LocalStorage.put
 
     def late(*arguments: Any, **options: Any) -> None:
         (saved / ".metadata").unlink()
         put(*arguments, **options)
 
-    monkeypatch.setattr(Storage, "put", late)
+    monkeypatch.setattr(LocalStorage, "put", late)
     with pytest.raises((MetadataError, FileNotFoundError)):
         streamxf.rekey(saved, KEY, OTHER_KEY)
     assert not list(saved.glob("*metadata*"))
@@ -765,12 +766,8 @@ def test_the_owner_stays(saved: Path) -> None:
 def test_another_group_gets_no_more_than_everybody(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where neither owner nor group can be kept."""
     found = os.stat_result((0o100640, 0, 0, 1, os.getuid() + 1, os.getgid() + 1, 0, 0, 0, 0))
-    original = Path.stat
-    monkeypatch.setattr(
-        Path,
-        "stat",
-        lambda self, **options: found if self.name == ".metadata" else original(self, **options),
-    )
+    original = os.stat
+    monkeypatch.setattr(os, "stat", lambda path, **how: found if path == ".metadata" else original(path, **how))
 
     def fail(*_: Any) -> None:
         raise PermissionError("injected")

@@ -20,7 +20,8 @@ import streamxf
 from streamxf.errors import MetadataError, StreamxfError
 from streamxf.format.index import pack_keys
 from streamxf.storage.lock import locked
-from streamxf.storage.storage import LOCK, Storage
+from streamxf.storage.opening import open_storage
+from streamxf.storage.storage import LOCK
 
 # without lstat, whose failures os.path.realpath ignores
 CALLS = [(os, name) for name in ("open", "stat", "fstat", "fsync", "fchmod", "fchown", "close", "scandir", "replace")]
@@ -138,7 +139,7 @@ def test_the_old_metadata_or_the_new(tmp_path: Path, ranks: int, error: BaseExce
         outcomes.add((len(old), len(new)))
         streamxf.rekey(path, KEY, OTHER_KEY)
         assert opens(path, OTHER_KEY) == names
-        with locked(Storage.of(path), patience=0.0):
+        with locked(open_storage(path), patience=0.0):
             pass
         assert {file.name for file in path.iterdir()} == before.keys()
         number += 1

@@ -27,7 +27,7 @@ from streamxf.errors import (
 from streamxf.format.index import pack
 from streamxf.keys.envelope import Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 from streamxf.tools.rekey.holders import MetadataFiles
 
 
@@ -89,7 +89,7 @@ def test_a_signer_counts_only_if_all_signatures_in_that_name_were_verified(
     checkpoint: Path, state: dict[str, Any]
 ) -> None:
     save(state, checkpoint, [Encrypt(KEY, signer=SIGNER)])
-    keys, _ = MetadataFiles(Storage.of(checkpoint)).read(".metadata")
+    keys, _ = MetadataFiles(open_storage(checkpoint)).read(".metadata")
     good, bad = ((keys, verified, "") for verified in (True, False))
     assert streamxf.Recipients.of([good, good], True).verified == (SIGNER.id,)
     assert streamxf.Recipients.of([good, bad], True).verified == ()

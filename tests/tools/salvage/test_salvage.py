@@ -40,7 +40,7 @@ from streamxf.checkpoint.metadata import read_metadata
 from streamxf.errors import IdentityError, KeyMissingError, ParameterError, PolicyError
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.limits import MAX_STEP
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 Chain = Callable[[], list[Any]]
 CHAINS: dict[str, Chain] = {
@@ -71,7 +71,7 @@ def flat(state: dict[str, Any], like: dict[str, Any] | None = None) -> dict[str,
 
 
 def items(path: Path) -> Mapping[str, Item]:
-    return read_metadata(Storage.of(path), ".metadata", Access(), listing=True).items
+    return read_metadata(open_storage(path), ".metadata", Access(), listing=True).items
 
 
 def places(path: Path) -> dict[str, tuple[Path, int, int]]:

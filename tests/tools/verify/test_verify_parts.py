@@ -11,7 +11,7 @@ import streamxf
 from streamxf.errors import NoCheckpointError, PolicyError
 from streamxf.formats.opening import open_source, parts_of
 from streamxf.keys import Key
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 
 
 def flip(path: Path) -> None:
@@ -56,7 +56,7 @@ def test_damage_is_named_by_its_path_in_the_folder(tmp_path: Path):
 def test_a_run_is_verified_checkpoint_by_checkpoint(tmp_path: Path):
     torchtitan(tmp_path / "step-5")
     lightning_with_fsdp(tmp_path / "step-6")
-    assert parts_of(Storage.of(tmp_path)) == ["step-5", "step-6", "step-6/meta.pt"]
+    assert parts_of(open_storage(tmp_path)) == ["step-5", "step-6", "step-6/meta.pt"]
     assert len(streamxf.verify(tmp_path).save_ids) == 2
 
 
@@ -99,7 +99,7 @@ def test_links_to_folders_are_named_and_not_followed(tmp_path: Path):
     assert len([text for text in report.unchecked if "a link to a folder" in text]) == 300
     assert "link7: a link to a folder, which is not followed" in report.unchecked
     with pytest.raises(NoCheckpointError, match="has 1 checkpoint in it: step-5"):
-        open_source(Storage.of(tmp_path))
+        open_source(open_storage(tmp_path))
 
 
 def test_a_link_beside_the_files_of_a_checkpoint_is_named(tmp_path: Path):
@@ -117,5 +117,5 @@ def test_a_folder_of_links_alone_holds_no_checkpoint(tmp_path: Path):
     with pytest.raises(NoCheckpointError, match="best: a link to a folder, which is not followed"):
         streamxf.verify(tmp_path / "run")
     with pytest.raises(NoCheckpointError, match=r"links to folders are not followed \(.*/run/best\)"):
-        open_source(Storage.of(tmp_path / "run"))
+        open_source(open_storage(tmp_path / "run"))
     assert streamxf.verify(tmp_path / "run" / "best").ok

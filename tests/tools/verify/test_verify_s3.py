@@ -20,7 +20,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.errors import StreamxfError
 from streamxf.format.items import Place
-from streamxf.storage.storage import Storage
+from streamxf.storage.opening import open_storage
 from streamxf.tools.verify.reading import GuardedAccess
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
@@ -44,7 +44,7 @@ class Saved:
         return streamxf.verify(self.url, keys, storage_options={**self.options, **options})
 
     def place_of(self, item: str) -> Place:
-        storage = Storage.of(self.url, self.options)
+        storage = open_storage(self.url, self.options)
         return read_metadata(storage, ".metadata", Access(), listing=True).items[item].places[0]
 
 

@@ -1,0 +1,419 @@
+"""`LocalStorage`: the local file system, and what is mounted into it."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+import stat
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from streamxf.errors import AbortedError, MetadataError
+from streamxf.storage.disk import Mount, Volume, missing_folders, put_file, sync_folder, sync_names_of
+from streamxf.storage.files import NotRegular, create, held_at, open_regular
+from streamxf.storage.inside import ENTER, MOST, NOT_THERE, components, opened, walk
+from streamxf.storage.lock import acquire, is_still, try_lock_file
+from streamxf.storage.reading import StoredFile
+from streamxf.storage.source import access_to
+from streamxf.storage.storage import LOCK, NOT_REGULAR, Check, Storage, StorageEntry
+
+_SPECIAL = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EINVAL})
+"""Of links, and of what is no regular file."""
+
+_SETTLED = 2 * 10**9  # ns after which a change of a folder shows in its times
+
+
+class LocalStorage(Storage):
+    """A local folder or file. While its `folder` is held open, files are written, listed and removed in that one alone,
+    whatever is put in its place. The path of the place itself may have links; below it none is followed, but by `open`
+    within the folder.
+    """
+
+    near = True
+    has_links = True
+
+    def __init__(self, path: str | os.PathLike[str], given: str | None = None, folder: int | None = None) -> None:
+        super().__init__(os.fspath(path), os.fspath(path) if given is None else given)
+        self.folder = folder
+        self._close: Callable[[], Any] | None = None
+
+    @property
+    def place(self) -> str | int:
+        """The descriptor while it is held, or else the path."""
+        return self.path if self.folder is None else self.folder
+
+    def inner(self, name: str) -> str:
+        return os.path.join(self.path, name) if name else self.path
+
+    def parent(self) -> tuple[Storage, str]:
+        folder, name = os.path.split(os.path.abspath(self.path))
+        return LocalStorage(folder), name
+
+    def real(self, name: str = "") -> str:
+        return os.path.realpath(self.inner(name))
+
+    def _at(self, given: str, path: str) -> Storage:
+        return LocalStorage(path, given)
+
+    def is_link(self, name: str) -> bool:
+        return os.path.islink(self.inner(name))
+
+    # -- listing -----------------------------------------------------------------------------------
+
+    def info(self, path: str = "") -> StorageEntry:
+        if not path:
+            return _entry(self.name, os.stat(self.path))
+        with _missing_files(), self._below(path) as (folder, name):
+            return _entry(name, os.stat(name, dir_fd=folder, follow_symlinks=False))
+
+    def entries(self, path: str = "") -> Iterator[StorageEntry]:
+        with opened(self.place, components(path) if path else ["."]) as folder, os.scandir(folder) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    yield _entry(entry.name, entry.stat(follow_symlinks=False))
+
+    def names(self, known: Collection[str] | None = None) -> dict[str, int | None]:
+        """Each size takes a call, over a network perhaps, and every rank may ask in a folder that holds the files of
+        all: so those of others than the `known` are None. These are looked for one by one if they are not listed: this
+        process may write to the folder and not list it, or its listing is older than they are.
+        """
+        found: dict[str, int | None] = {}
+        unlisted = (FileNotFoundError, PermissionError) if known else (FileNotFoundError,)
+        with suppress(*unlisted), opened(self.place, ["."]) as folder, os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name == LOCK or entry.is_dir(follow_symlinks=False):
+                    continue
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    wanted = (known is None or entry.name in known) and entry.is_file(follow_symlinks=False)
+                    found[entry.name] = entry.stat(follow_symlinks=False).st_size if wanted else None
+        for name in (name for name in known or () if name not in found):
+            with suppress(FileNotFoundError), _missing_files():
+                found[name] = _entry(name, self._facts(name)).size
+        return found
+
+    def folders(self) -> dict[str, str | None]:
+        with os.scandir(self.path) as entries:
+            found = {each.name: os.path.realpath(each.path) if each.is_symlink() else None for each in entries}
+        return {name: link for name, link in found.items() if os.path.isdir(link or self.inner(name))}
+
+    def below(self, path: str = "", *, folders: bool = False) -> Iterator[StorageEntry]:
+        """Folders are always among it."""
+        with opened(self.place, components(path) if path else ["."]) as top:
+            for folder, name, inner, is_folder in walk(top):
+                with suppress(FileNotFoundError):
+                    if is_folder:
+                        yield StorageEntry(inner, "folder")
+                    elif inner != LOCK:
+                        yield _entry(inner, os.stat(name, dir_fd=folder, follow_symlinks=False))
+
+    def written(self, names: Collection[str]) -> dict[str, float | None]:
+        found: dict[str, float | None] = dict.fromkeys(names)
+        for name in names:
+            with suppress(OSError):
+                found[name] = self._facts(name).st_mtime
+        return found
+
+    def held(self, name: str, size: int | None) -> int:
+        return held_at(self.inner(name))
+
+    def version(self, name: str = "") -> object:
+        """Times of writing alone would not do: programs that copy files set them back."""
+        try:
+            with _missing_files():
+                facts = os.stat(self.inner(name))
+        except FileNotFoundError:
+            return None
+        return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
+
+    def marks(self, folder: str, names: Iterable[str]) -> tuple[str | None, str | None]:
+        """The first is None, too, while the folder's times may not show the next change."""
+        of_folder = None
+        with suppress(OSError):
+            facts = os.lstat(self.inner(folder))
+            if stat.S_ISDIR(facts.st_mode) and facts.st_mtime_ns + _SETTLED <= time.time_ns():
+                of_folder = f"{facts.st_ino:x}.{facts.st_mtime_ns:x}"
+        for name in names:
+            with suppress(OSError):
+                facts = os.lstat(self.inner(f"{folder}/{name}"))
+                marks = facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+                return of_folder, ".".join(f"{mark:x}" for mark in marks)
+        return of_folder, None
+
+    def _facts(self, name: str) -> os.stat_result:
+        return os.stat(self._target(name), dir_fd=self.folder, follow_symlinks=False)
+
+    def _target(self, name: str) -> str:
+        """What a call is given beside ``dir_fd=self.folder``."""
+        return self.inner(name) if self.folder is None else name
+
+    @contextmanager
+    def _below(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+        """The folder that a path leads to through no link, open for what needs no listing, and the name in it."""
+        *parts, name = components(path)
+        with opened(self.place, parts, make=make, how=ENTER) as folder:
+            yield folder, name
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def open(self, name: str = "", *, random: bool = False, step: int | None = None) -> Iterator[StoredFile]:
+        with self._opened(name) as raw:
+            try:
+                size = raw.seek(0, os.SEEK_END)
+                raw.seek(0)
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # as those that Linux makes up in /proc
+                    raise self._no_size(name) from error
+                raise
+            yield StoredFile(self.full(name), size, raw, access_to(raw))
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        """Looked at first, since to open a device may do something; and again, since it may be another one by then."""
+        with self._below(path) as (folder, name):
+            if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                raise NotRegular(errno.EINVAL, "this is not a regular file; it was not read", self.full(path))
+            with open_regular(name, folder) as file:
+                file.seek(start)
+                data = bytearray()
+                while len(data) < stop - start and (piece := file.read(stop - start - len(data))):
+                    data += piece
+                return bytes(data)
+
+    def _opened(self, name: str) -> IO[bytes]:
+        path = self.inner(name)
+        with _missing_files():
+            if not name:
+                self._check_regular(path, name)
+                return open_regular(path)  # again: it may have been replaced meanwhile
+            try:
+                return self._open_inside(components(name))
+            except OSError as error:
+                if error.errno not in _SPECIAL:
+                    raise
+            return self._open_inside(self._check_regular(path, name))
+
+    def _open_inside(self, parts: list[str]) -> IO[bytes]:
+        """Open what the parts lead to, through no link."""
+        with opened(self.place, parts[:-1], how=ENTER) as folder:
+            return open_regular(parts[-1], folder)
+
+    def _check_regular(self, path: str, name: str) -> list[str]:
+        """Refuse what is not a file of this folder, before it is opened: a link that leads out of it, or a pipe or a
+        device in place of a file, which might never end. Returns where it is in the folder, links resolved.
+        """
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise MetadataError(NOT_REGULAR, file=self.full(name))
+        base, real = self.real(), os.path.realpath(path)
+        if name and os.path.commonpath([base, real]) != base:
+            raise MetadataError(
+                f"this is a link to {real}, outside the checkpoint's folder; it was not followed. Put the file itself "
+                "there if you trust it",
+                file=self.full(name),
+            )
+        return os.path.relpath(real, base).split(os.sep)
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def put(
+        self,
+        path: str,
+        data: bytes,
+        *,
+        sync: bool = True,
+        check: Check | None = None,
+        over: str | None = None,
+        once: bool = False,
+        make: bool = False,
+    ) -> None:
+        try:
+            if make:
+                os.makedirs(self.path, exist_ok=True)
+            with self._below(path, make=make) as (folder, name):
+                put_file(folder, name, data, sync, check, once)
+        except OSError as error:
+            error.filename, error.filename2 = self.inner(path), None
+            raise
+        if make and sync:
+            parts = path.split("/")
+            for depth in range(len(parts) - 1):  # the names of folders that may be new
+                sync_folder(self.inner("/".join(parts[:depth])))
+
+    @contextmanager
+    def create(self, path: str = "") -> Iterator[IO[bytes]]:
+        """After an error the file is the caller's to remove."""
+        try:
+            raw = create(self._target(path), folder=self.folder, anew=False)
+        except OSError as error:
+            error.filename = self.inner(path)
+            raise
+        with io.BufferedWriter(raw) as file:
+            yield file
+
+    def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
+        """Folders stay: they are not what was asked for."""
+        failed: dict[str, Exception] = {}
+        for path in paths:
+            try:
+                _unlink(self.place, path)
+            except Exception as error:  # the others are removed all the same
+                failed[path] = error
+        return failed
+
+    def make_folder(self, path: str = "", *, durable: bool = True) -> list[Path]:
+        folder = self.inner(path)
+        made = missing_folders(folder)
+        os.makedirs(folder, exist_ok=True)
+        if durable:
+            sync_names_of([Path(os.path.abspath(folder)), *made])
+        return made
+
+    def sync(self) -> None:
+        sync_folder(self.place)
+
+    # -- removing ----------------------------------------------------------------------------------
+
+    def remove_folder(self, name: str, first: Collection[str], rest: Collection[str]) -> list[str]:
+        with opened(self.path) as run:
+            try:
+                if stat.S_ISLNK(os.stat(name, dir_fd=run, follow_symlinks=False).st_mode):
+                    os.unlink(name, dir_fd=run)
+                    return []
+                with opened(run, [name]) as folder:
+                    _unlink_all(folder, first)
+                    failed: list[OSError] = []
+                    others = list(rest)
+                    try:
+                        _unlink_all(folder, others[:-1])
+                        _unlink_all(folder, others[-1:])
+                    except OSError as error:
+                        failed.append(error)
+                    left = _prune(folder)
+                    if failed:
+                        raise failed[0]
+                    if left:
+                        return left
+                    _unlink(folder, LOCK)
+                os.rmdir(name, dir_fd=run)
+            except FileNotFoundError:
+                return []  # someone else removed it, too
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                return [LOCK]  # who waited for it
+        return []
+
+    def remove_all(self) -> None:
+        if os.path.isdir(self.path) and not os.path.islink(self.path):
+            shutil.rmtree(self.path)
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(self.path)
+
+    # -- one process among others ------------------------------------------------------------------
+
+    def hold(self, *, links: bool = True) -> LocalStorage:
+        if self.folder is not None:
+            return self
+        try:
+            descriptor = os.open(self.path, ENTER if links else ENTER | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            text = "a link, or a file, was put in the place of this folder, and nothing was saved: find out by whom"
+            raise AbortedError(text, file=self.given) from error
+        held = LocalStorage(self.path, self.given, descriptor)
+        held._close = close = weakref.finalize(held, os.close, descriptor)
+        close.atexit = False  # threads may still be writing there
+        return held
+
+    def let_go(self) -> LocalStorage:
+        if self._close is not None:
+            self._close()
+        return LocalStorage(self.path, self.given)
+
+    def was_swapped(self) -> bool:
+        return self.folder is not None and not is_still(self.folder, self.path)
+
+    def acquire(self, patience: float) -> Callable[[], None] | None:
+        return acquire(self.path, self.place, patience)
+
+    def lock_file(self, path: str, *, make: bool = False) -> IO[bytes] | None:
+        try:
+            if make:
+                os.makedirs(self.path, exist_ok=True)
+            with self._below(path, make=make) as (folder, name):
+                return try_lock_file(folder, name, make)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return None
+
+    def mount(self) -> Mount | None:
+        return Mount.of(self.place) if os.path.isdir(self.place) else None
+
+    def volume(self) -> Volume | None:
+        return Volume.of(self.path)
+
+
+def _entry(name: str, facts: os.stat_result) -> StorageEntry:
+    if stat.S_ISREG(facts.st_mode):
+        return StorageEntry(name, "file", facts.st_size, facts.st_mtime)
+    return StorageEntry(
+        name, "folder" if stat.S_ISDIR(facts.st_mode) else "link" if stat.S_ISLNK(facts.st_mode) else "other"
+    )
+
+
+@contextmanager
+def _missing_files() -> Iterator[None]:
+    """Raise FileNotFoundError where a path leads through another file or in circles, or has a part that is too long."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
+            raise
+        raise FileNotFoundError(errno.ENOENT, error.strerror, error.filename) from None
+
+
+def _unlink_all(folder: int, paths: Collection[str]) -> None:
+    failed: list[OSError] = []
+    for path in paths:
+        try:
+            _unlink(folder, path)
+        except OSError as error:
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+def _unlink(folder: str | int, path: str) -> None:
+    *parts, name = components(path)
+    try:
+        with opened(folder, parts, how=ENTER) as below:
+            os.unlink(name, dir_fd=below)
+    except OSError as error:
+        if error.errno not in (*NOT_THERE, errno.EISDIR):  # a folder is not what was asked for, so it stays
+            raise
+
+
+def _prune(top: int) -> list[str]:
+    """Remove the folders below that are empty; what is there besides."""
+    left: list[str] = []
+    for folder, name, path, is_folder in walk(top):
+        if not is_folder:
+            left += [path] if path != LOCK else []
+        elif not left or not left[-1].startswith(f"{path}/"):
+            try:
+                os.rmdir(name, dir_fd=folder)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                left.append(path)  # not empty, or swapped for a link, or not ours
+        if len(left) == MOST:
+            break
+    return left

@@ -1,0 +1,47 @@
+"""`open_storage`: the one way from a path or a URL to a `Storage`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from streamxf.errors import ParameterError, UnsupportedError
+from streamxf.storage.local import LocalStorage
+from streamxf.storage.remote import RemoteStorage, layers_of
+from streamxf.storage.storage import Storage, is_url
+
+Location = str | os.PathLike[str] | Storage
+"""Where a checkpoint is: a path, a URL, or a storage."""
+
+
+def open_storage(path: Location, storage_options: Mapping[str, Any] | None = None) -> Storage:
+    """The storage at a path or a URL, of which nothing is read yet; a `Storage` as it is. A URL is for fsspec, and so
+    is anything with `storage_options`.
+    """
+    if isinstance(path, Storage):
+        if storage_options:
+            raise ParameterError(f"storage_options= are for URLs; {type(path).__name__} has its own")
+        return path
+    text = os.fspath(path)
+    if not is_url(text) and not storage_options:
+        return LocalStorage(text)
+    try:
+        from fsspec.core import url_to_fs
+
+        filesystem, inner = url_to_fs(text, **(storage_options or {}))
+    except ImportError as error:
+        raise UnsupportedError(f"this URL needs a package that is not installed: {error}", file=text) from None
+    except ValueError as error:
+        raise ParameterError(f"this URL cannot be used: {error}", file=text) from None
+    return storage_over(filesystem, inner, text)
+
+
+def storage_over(filesystem: Any, path: str, given: str) -> Storage:
+    """A path in a file system of fsspec's; None is the local one, which may also lie below others of its layers."""
+    if filesystem is None:
+        return LocalStorage(path, given)
+    for place, names in layers_of(filesystem, path):
+        if "file" in names:
+            return LocalStorage(str(place), given)
+    return RemoteStorage(path, filesystem, given)

@@ -1,0 +1,322 @@
+"""`RemoteStorage`: whatever fsspec reads and writes, object stores above all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from datetime import datetime
+from functools import cached_property, partial
+from itertools import accumulate
+from pathlib import Path
+from typing import IO, Any
+
+from streamxf.errors import ParameterError
+from streamxf.storage.calls import begun, is_asynchronous
+from streamxf.storage.deletion import remove_files
+from streamxf.storage.disk import draft_of, noted
+from streamxf.storage.fetch import FetchedFile
+from streamxf.storage.inside import check_component
+from streamxf.storage.multipart import (
+    PendingUpload,
+    multipart_of,
+    pending_uploads,
+    put_over,
+    stamp_of,
+)
+from streamxf.storage.reading import StoredFile
+from streamxf.storage.source import access_to
+from streamxf.storage.storage import Check, Kind, Storage, StorageEntry
+from streamxf.storage.upload import creating
+
+_FLAT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "obs", "memory"})
+"""Object stores: a put replaces an object in one step, and there are no links and no folders."""
+
+_RENAMES = frozenset({"sftp", "ssh"})  # in one step, by the extension posix-rename@openssh.com
+_CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
+
+_KINDS: dict[str, Kind] = {"file": "file", "directory": "folder", "link": "link"}
+_WRITTEN = ("LastModified", "last_modified", "mtime", "updated")  # in listings of S3, Azure, SFTP, Google Cloud Storage
+_TAGS = ("ETag", "etag", "md5Hash")
+
+# Some clients take the end of a path for a version (`?versionId=`, `#`), and no store takes control characters.
+_NOT_LITERAL = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]")
+
+
+class RemoteStorage(Storage):
+    """A folder or a file of a file system of fsspec's."""
+
+    def __init__(self, path: str, filesystem: Any, given: str | None = None) -> None:
+        self.filesystem = filesystem
+        self.layers = tuple(layers_of(filesystem, path))
+        super().__init__(self.layers[0][0] if self.layers else path, path if given is None else given)
+
+    @property
+    def protocol(self) -> str:
+        """That below all of fsspec's layers: ``s3``, ``sftp``, ..."""
+        return self.layers[-1][1][0] if self.layers else "file"
+
+    @property
+    def has_links(self) -> bool:  # type: ignore[override]
+        return self.protocol not in _FLAT
+
+    @property
+    def is_cached(self) -> bool:  # type: ignore[override]
+        return any(_CACHES.intersection(names) for _, names in self.layers)
+
+    @property
+    def replaces_in_one_step(self) -> bool:  # type: ignore[override]
+        return self.protocol in _FLAT | _RENAMES
+
+    @cached_property
+    def conditional(self) -> bool:  # type: ignore[override]
+        return multipart_of(self.filesystem, self.inner("any")) is not None
+
+    def inner(self, name: str) -> str:
+        return f"{self.path.rstrip('/') or '/'}/{name}" if name else self.path
+
+    def forget_listings(self) -> None:
+        self.filesystem.invalidate_cache()
+
+    # -- listing -----------------------------------------------------------------------------------
+
+    def info(self, path: str = "") -> StorageEntry:
+        self.forget_listings()
+        try:
+            return _entry(path, self.filesystem.info(self.inner(path)))
+        except FileNotFoundError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+                raise cause from None  # fsspec says the same of a server that does not answer
+            raise
+
+    def entries(self, path: str = "") -> Iterator[StorageEntry]:
+        self._check_folders(path)
+        self.forget_listings()
+        for entry in self.filesystem.ls(self.inner(path), detail=True):
+            yield _entry(_last(entry), entry)
+
+    def below(self, path: str = "", *, folders: bool = False) -> Iterator[StorageEntry]:
+        self.forget_listings()
+        if path and (_NOT_LITERAL.search(path) or self.is_link(path)):
+            return
+        base = self.inner(path).rstrip("/") + "/"
+        for found, entry in self.filesystem.find(self.inner(path), withdirs=folders, detail=True).items():
+            if found.startswith(base) and found != base:
+                yield _entry(found.removeprefix(base), entry)
+
+    def is_link(self, name: str) -> bool:
+        return self.has_links and self._kind(name) == "link"
+
+    def written(self, names: Collection[str]) -> dict[str, float | None]:
+        # a file system that remembers the listing of a moment ago asks for none
+        listed = {_last(each): each for each in self.filesystem.ls(self.path, detail=True)}
+        found: dict[str, float | None] = dict.fromkeys(names)
+        for name in names:
+            with suppress(OSError, NotImplementedError, AttributeError, ValueError):
+                if any(key in listed.get(name, ()) for key in _WRITTEN):
+                    found[name] = _written_in(listed[name])
+                else:
+                    found[name] = _seconds(self.filesystem.modified(self.inner(name)))  # a request
+        return found
+
+    def version(self, name: str = "") -> object:
+        self.forget_listings()
+        return self.filesystem.ukey(self.inner(name))
+
+    def _check_folders(self, path: str) -> None:
+        """Refuse a path through a link, where there may be some."""
+        for above in _above(path) if self.has_links else ():
+            if self._kind(above) != "folder":
+                raise NotADirectoryError(errno.ENOTDIR, f"{above} is a link, or no folder", self.full(path))
+
+    def _kind(self, path: str) -> Kind | None:
+        """What is there by a listing, which follows no link at the end of the path."""
+        self.forget_listings()
+        above, _, last = self.inner(path).rpartition("/")
+        with suppress(FileNotFoundError, NotADirectoryError):
+            found = {_last(each): each for each in self.filesystem.ls(above or "/", detail=True)}
+            return _entry(last, found[last]).kind if last in found else None
+        return None
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def open(self, name: str = "", *, random: bool = False, step: int | None = None) -> Iterator[StoredFile]:
+        options: dict[str, Any] = {"cache_type": "none"} if random else {}
+        if step is not None:
+            options["block_size"] = step
+        with self.filesystem.open(self.inner(name), "rb", **options) as raw:
+            try:
+                size = raw.seek(0, os.SEEK_END)
+                raw.seek(0)
+            except OSError as error:
+                if error.errno == errno.EINVAL:
+                    raise self._no_size(name) from error
+                raise
+            if not is_asynchronous(self.filesystem):
+                yield StoredFile(self.full(name), size, raw, access_to(raw))
+                return
+            with closing(FetchedFile(self.filesystem, self.inner(name), size)) as fetched:
+                yield StoredFile(self.full(name), size, raw, fetched, fetched)
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        if self.has_links:
+            self._check_folders(path.rpartition("/")[0])
+            if self._kind(path) != "file":
+                raise FileNotFoundError(errno.ENOENT, "there is no such regular file", self.full(path))
+        return self._received(path, self._begin(path, start, stop))
+
+    def fetch(self, path: str, start: int, stop: int) -> Callable[[], bytes]:
+        if self.has_links or not is_asynchronous(self.filesystem):
+            return super().fetch(path, start, stop)
+        return partial(self._received, path, self._begin(path, start, stop))
+
+    def _begin(self, path: str, start: int, stop: int) -> Callable[[], bytes]:
+        place, filesystem = self.inner(path), self.filesystem
+        if is_asynchronous(filesystem):
+            return begun(filesystem, lambda: filesystem._cat_file(place, start=start, end=stop)).result
+        return lambda: filesystem.cat_file(place, start=start, end=stop)
+
+    def _received(self, path: str, wait: Callable[[], bytes]) -> bytes:
+        try:
+            return wait()
+        except (FileNotFoundError, IsADirectoryError):
+            raise
+        except Exception:
+            if self.info(path).size == 0:  # a range of an empty object is an error
+                return b""
+            raise
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def put(self, path: str, data: bytes, *, check: Check | None = None, make: bool = False, **how: Any) -> None:
+        if make and self.has_links:
+            for above in _above(path):
+                if self._kind(above) == "link":
+                    raise NotADirectoryError(errno.ENOTDIR, f"{above} is a link", self.full(path))
+            self.make_folder(path.rpartition("/")[0])
+        if self.protocol in _RENAMES and check is not None:
+            self._put_renamed(self.inner(path), data, check)
+        else:
+            super().put(path, data, check=check, **how)
+
+    def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
+        place = self.inner(path)
+        try:
+            if self.protocol in _RENAMES:
+                self._put_renamed(place, data)
+            elif over is None:
+                self.filesystem.pipe_file(place, data)
+            else:
+                put_over(self.filesystem, place, data, over)
+        finally:
+            self.forget_listings()  # adlfs keeps those that lack what it has put
+
+    def _put_renamed(self, target: str, data: bytes, check: Check = lambda: None) -> None:
+        """Where a file system renames in one step."""
+        folder, _, name = target.rpartition("/")
+        draft = f"{folder}/{draft_of(name)}"
+        try:
+            self.filesystem.pipe_file(draft, data)
+            check()
+            self.filesystem.mv(draft, target)  # a rename there, of literal paths, unlike most that are called so
+        except BaseException as error:
+            with noted(error, draft):
+                if self.filesystem.exists(draft):
+                    self.filesystem.rm_file(draft)
+            raise
+
+    def create(self, path: str = "") -> AbstractContextManager[IO[bytes]]:
+        return creating(self.filesystem, self.inner(path))
+
+    def make_folder(self, path: str = "", *, durable: bool = True) -> list[Path]:
+        self.filesystem.makedirs(self.inner(path), exist_ok=True)
+        return []
+
+    def stamp(self, name: str) -> str | None:
+        return stamp_of(self.filesystem, self.inner(name))
+
+    def uploads(self) -> list[PendingUpload]:
+        return pending_uploads(self.filesystem, self.path)
+
+    # -- removing ----------------------------------------------------------------------------------
+
+    def check_literal(self, name: str) -> None:
+        check_component(name)
+        if _NOT_LITERAL.search(name):
+            text = "cannot be removed: not every client of a store takes it literally"
+            raise ParameterError(f"{ascii(name)[:80]} {text}")
+
+    def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
+        places = {self.inner(path): path for path in paths}
+        failed = remove_files(self.filesystem, places)
+        self.forget_listings()
+        return {places[place]: error for place, error in failed.items()}
+
+    def remove_all(self) -> None:
+        if self.is_link(""):
+            raise OSError(errno.ELOOP, "this is a link, which cannot be removed from here", self.given)
+        super().remove_all()
+
+    def prune(self, path: str) -> list[str]:
+        self.forget_listings()
+        if not self.has_links and self.protocol != "memory":
+            return []
+        place = self.inner(path)
+        try:
+            found = self.filesystem.find(place, withdirs=True, detail=True)
+            left = sorted(path for path, entry in found.items() if entry.get("type") != "directory")
+            folders = {path for path, entry in found.items() if entry.get("type") == "directory"} | {place}
+            for folder in sorted(folders, key=len, reverse=True):
+                if not any(path.startswith(f"{folder}/") for path in left) and self.filesystem.exists(folder):
+                    self.filesystem.rmdir(folder)
+        except FileNotFoundError:
+            return []
+        finally:
+            self.forget_listings()
+        return [path.removeprefix(place).lstrip("/") for path in left]
+
+
+def layers_of(filesystem: Any, path: Any) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """Fsspec's file systems, the outermost first: caches, and folders that pose as a root. Of each the path in it, and
+    the protocols.
+    """
+    while hasattr(filesystem, "_strip_protocol"):
+        path = filesystem._strip_protocol(path)
+        names = (filesystem.protocol,) if isinstance(filesystem.protocol, str) else tuple(filesystem.protocol)
+        yield path, names
+        if "dir" in names:
+            path = filesystem._join(path)
+        filesystem = getattr(filesystem, "fs", None)
+
+
+def _above(path: str) -> Iterator[str]:
+    """A path and those of the folders above it, the uppermost first."""
+    return accumulate(path.split("/"), "{}/{}".format) if path else iter(())
+
+
+def _last(found: Mapping[str, Any]) -> str:
+    return os.path.basename(str(found["name"]).rstrip("/"))
+
+
+def _entry(name: str, found: Mapping[str, Any]) -> StorageEntry:
+    kind: Kind = _KINDS.get(found.get("type", ""), "other")
+    size = found.get("size") if kind == "file" else None
+    tag = next((str(found[key]) for key in _TAGS if found.get(key)), None)
+    return StorageEntry(name, kind, int(size) if isinstance(size, int) else None, _written_in(found), tag)
+
+
+def _written_in(found: Mapping[str, Any]) -> float | None:
+    written = next((found[key] for key in _WRITTEN if key in found), None)
+    with suppress(ValueError):
+        return _seconds(written) if written is not None else None
+    return None
+
+
+def _seconds(written: Any) -> float:
+    if isinstance(written, str):
+        written = datetime.fromisoformat(written)
+    return written.timestamp() if isinstance(written, datetime) else float(written)
