@@ -13,6 +13,8 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from streamxf.extension import TorchExtension
+
 if TYPE_CHECKING:
     from streamxf import errors as errors, keys as keys
     from streamxf.bar import ProgressBar as ProgressBar
@@ -158,6 +160,10 @@ def __getattr__(name: str) -> Any:
     if name in ("errors", "keys", "testing"):
         return import_module(f"streamxf.{name}")
     raise AttributeError(f"module 'streamxf' has no attribute {name!r}")
+
+
+# a codec can be given to torch's own writers, and none of its code knows of torch
+TorchExtension.answer_by(lambda: import_module("streamxf.dcp.stock"))
 
 
 def __dir__() -> list[str]:

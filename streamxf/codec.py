@@ -12,13 +12,14 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Literal, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_type_hints
 
 from typing_extensions import Buffer
 
 from streamxf.buffers import Scratch
 from streamxf.descriptor import Descriptor, shorten
 from streamxf.errors import DescriptorError
+from streamxf.extension import TorchExtension
 
 if TYPE_CHECKING:
     from streamxf.keys import KeyRing
@@ -84,7 +85,7 @@ class BlockInfo:
         return out
 
 
-class Codec(abc.ABC):
+class Codec(TorchExtension, abc.ABC):
     """One reversible transform of a block: the class that a codec's author derives from.
 
     A subclass is a frozen dataclass with a `name`, and it implements `encode` and `decode`. Its fields are its
@@ -180,36 +181,6 @@ class Codec(abc.ABC):
         the text, for a codec that encrypts.
         """
         return cls.from_parameters(parameters)
-
-    # -- torch's extension interface ---------------------------------------------------------------
-    # Torch's own writers, readers and ExtensionRegistry call these. The streams are made in streamxf.dcp, which is
-    # imported only then: this module stays free of torch.
-
-    @classmethod
-    def registry_name(cls) -> str:
-        """The codec's name."""
-        return cls.name
-
-    @classmethod
-    def from_descriptor(cls, version: str) -> Self:
-        """Make the codec from the part of a descriptor behind the name's slash."""
-        return cls.rebuild(Descriptor.parse(f"{cls.name}/{version}"))
-
-    def get_descriptor(self) -> str:
-        """The descriptor's text."""
-        return str(self.descriptor())
-
-    def transform_to(self, output: IO[bytes]) -> IO[bytes]:
-        """Wrap a stream on save. Neighbouring codecs join one container."""
-        from streamxf.dcp.stock import save_stream
-
-        return save_stream(self, output)
-
-    def transform_from(self, input: IO[bytes]) -> IO[bytes]:
-        """Wrap a stream on load. The codecs of a chain join again."""
-        from streamxf.dcp.stock import load_stream
-
-        return load_stream(self, input)
 
 
 def parameter_fields(cls: type[Codec]) -> list[dataclasses.Field[Any]]:

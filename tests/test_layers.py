@@ -16,7 +16,7 @@ PACKAGE = Path(streamxf.__file__).parent
 
 # From the ground up; modules on one line do not import each other.
 LAYERS = [
-    ["buffers", "collector", "errors", "progress", "threads", "version"],
+    ["buffers", "collector", "errors", "extension", "progress", "threads", "version"],
     ["descriptor", "engine", "torch_private", "wording"],
     ["bar", "keys", "proportion", "report"],
     ["codec"],
@@ -49,8 +49,6 @@ WITH_TORCH = {
 }
 # Listings of a run need no torch.
 WITH_TORCH_LATE = {Path("manager/agreement.py"), Path("manager/manager.py")}
-# A codec is an extension of torch's too, and only there does it need the streams of dcp/.
-EXCEPTIONS = {("codec.py", "streamxf.dcp.stock")}
 SOURCES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 
@@ -134,7 +132,7 @@ def test_imports_point_downwards(path: Path):
     own = home_layer(path)
     assert own in ranks, f"{path}: {own} has no place yet: say where it belongs"
     for module, _ in imports(path):
-        if module.startswith("streamxf.") and (str(path), module) not in EXCEPTIONS:
+        if module.startswith("streamxf."):
             other = module.split(".")[1]
             assert other == own or ranks[other] < ranks[own], f"{path}: {module}"
 
@@ -148,8 +146,7 @@ def test_every_place_is_there():
 def test_no_module_imports_itself_through_others():
     graph = {}
     for path in SOURCES:
-        own = {target for target in modules_imported(path) if (str(path), target) not in EXCEPTIONS}
-        graph[module_of(path)] = own - {"streamxf", module_of(path)}
+        graph[module_of(path)] = modules_imported(path) - {"streamxf", module_of(path)}
     while ends := [module for module, targets in graph.items() if not targets & graph.keys()]:
         for module in ends:
             del graph[module]
@@ -202,11 +199,6 @@ def test_chain_and_registry_do_not_load_codecs():
     for name in ("chain.py", "registry.py"):
         eager = [module for module, runs in imports(Path(name)) if runs]
         assert not [module for module in eager if module.startswith("streamxf.codecs")]
-
-
-def test_the_one_exception_is_lazy():
-    found = [runs for module, runs in imports(Path("codec.py")) if module.startswith("streamxf.dcp")]
-    assert found == [False, False]
 
 
 def test_only_the_dcp_layer_and_above_import_torch_at_once():

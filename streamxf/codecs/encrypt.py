@@ -206,10 +206,6 @@ class Encrypt(Uncopied, Codec):
     def descriptor(self) -> Descriptor:
         return Descriptor(self.name, self.version)
 
-    def get_descriptor(self) -> str:
-        """The descriptor's text with the wrapped data key, for which torch's writers have no other place."""
-        return f"{self.descriptor()}#{self.wrapped}"
-
     @classmethod
     def rebuild(cls, descriptor: Descriptor, keys: KeyRing | DataKey | None = None) -> Self:
         """Make the codec that decrypts: with a data key, or with one that the descriptor carries and `keys` open.

@@ -14,8 +14,10 @@ from typing import IO, Any, cast
 
 from streamxf.chain import Chain
 from streamxf.codec import Codec
+from streamxf.codecs.encrypt import Encrypt
 from streamxf.coder import StreamCoder
 from streamxf.dcp.frame import frame_of
+from streamxf.descriptor import Descriptor
 from streamxf.errors import AbortedError, IdentityError, UnsupportedError
 from streamxf.format.header import Header, Kind
 from streamxf.storage.source import FileSlice
@@ -27,7 +29,19 @@ from streamxf.stream.writer import StreamWriter
 from streamxf.torch_private import extensions_of_the_asking_writer
 
 
-def save_stream(codec: Codec, output: IO[bytes]) -> IO[bytes]:
+def registry_name(cls: type[Codec]) -> str:
+    return cls.name
+
+
+def from_descriptor(cls: type[Codec], version: str) -> Codec:
+    return cls.rebuild(Descriptor.parse(f"{cls.name}/{version}"))
+
+
+def get_descriptor(codec: Codec) -> str:
+    return f"{codec.descriptor()}{f'#{codec.wrapped}' if isinstance(codec, Encrypt) else ''}"
+
+
+def transform_to(codec: Codec, output: IO[bytes]) -> IO[bytes]:
     """Wrap `output` with `codec`, or let `codec` join the container that `output` already is. Raises UnsupportedError
     if the writer's list also holds a foreign extension, which cannot be told from the data there, and ChainError if it
     breaks a rule of order.
@@ -40,7 +54,7 @@ def save_stream(codec: Codec, output: IO[bytes]) -> IO[bytes]:
     return cast("IO[bytes]", output)
 
 
-def load_stream(codec: Codec, input: IO[bytes]) -> IO[bytes]:
+def transform_from(codec: Codec, input: IO[bytes]) -> IO[bytes]:
     """Wrap `input` with `codec`, or let `codec` join the stream that `input` already is."""
     if not isinstance(input, JoinedReader):
         return cast("IO[bytes]", JoinedReader(input, codec))

@@ -1,0 +1,47 @@
+"""What torch's own writers and readers call of their extensions, for a class that knows nothing of torch.
+
+A module that knows torch's streams answers. It is imported when torch first asks; `streamxf` says which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import IO, Any, ClassVar, Self
+
+
+class TorchExtension:
+    """The methods of torch's ``StreamTransformExtension``."""
+
+    _answers: ClassVar[list[Callable[[], Any]]] = []
+
+    @staticmethod
+    def answer_by(load: Callable[[], Any]) -> None:
+        """Let the module that `load` gives answer. It has a function for each method, which takes the same."""
+        TorchExtension._answers[:] = [load]
+
+    @classmethod
+    def registry_name(cls) -> str:
+        """The codec's name."""
+        name: str = cls._answers[0]().registry_name(cls)
+        return name
+
+    @classmethod
+    def from_descriptor(cls, version: str) -> Self:
+        """Make the codec from what follows the name's slash in a descriptor."""
+        made: Self = cls._answers[0]().from_descriptor(cls, version)
+        return made
+
+    def get_descriptor(self) -> str:
+        """The descriptor's text; with the wrapped data key, for which torch's writers have no other place."""
+        text: str = self._answers[0]().get_descriptor(self)
+        return text
+
+    def transform_to(self, output: IO[bytes]) -> IO[bytes]:
+        """Wrap a stream on save. Neighbouring codecs join one container."""
+        stream: IO[bytes] = self._answers[0]().transform_to(self, output)
+        return stream
+
+    def transform_from(self, input: IO[bytes]) -> IO[bytes]:
+        """Wrap a stream on load. The codecs of a chain join again."""
+        stream: IO[bytes] = self._answers[0]().transform_from(self, input)
+        return stream
