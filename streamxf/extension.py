@@ -27,7 +27,7 @@ class TorchExtension:
 
     @classmethod
     def from_descriptor(cls, version: str) -> Self:
-        """Make the codec from what follows the name's slash in a descriptor."""
+        """Make the codec from the part of a descriptor behind the name's slash."""
         made: Self = cls._answers[0]().from_descriptor(cls, version)
         return made
 
