@@ -15,7 +15,7 @@ from dcp.s3_server import serving
 from benchmarks.harness import Settings, progress
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.run_folders import CACHE, LOST, MOST, STEADY, ManyCheckpoints, Place, save_run
-from benchmarks.run_jobs import ALONE, BEHIND, CALL, read_of_each, saves
+from benchmarks.run_jobs import ALONE, BEHIND, CALL, saves
 from benchmarks.spread import Spread
 from benchmarks.stepping import OURS, STEP, WAITING, blocked
 
@@ -24,10 +24,9 @@ STEPS = 1000
 MANY = (1000, 10_000)
 BESIDE = (10, 1200)
 SAVES = 30
-LARGE_ITEMS = 10_000
 BLOCKED_GOAL, SECONDS_GOAL, LINEAR_GOAL = 1.0, 2.0, 11.0
 LOST_GOALS = {"local disk": 5.0, "S3": 60.0}
-READ_GOAL, SAVE_GOAL = 64.0, 10.0
+SAVE_GOAL = 10.0
 
 QUANTILES = {"median": 0.5, "99th percentile": 0.99, "longest": 1.0}
 
@@ -41,12 +40,8 @@ def run(settings: Settings) -> Result:
     counts, beside = settings.pick((MANY, BESIDE), ((12, 24), (2, 4)))
     save_run(saved, counts[-1])
     with TemporaryDirectory(dir=settings.folder) as folder, serving(Path(folder)) as server:
-        places = [(Place.local(settings.folder), None), (Place.s3(server), server)]
-        many = [row for place, _ in places for row in _many(place, saved, counts, rounds, goals)]
-        for place, url in places:
-            items = settings.pick(LARGE_ITEMS, 10)
-            kib = Spread.of([read_of_each(place, url, settings.folder / f"large-{place.name}", items) / 1024])
-            goals.append(goal_row(f"KiB read of each, {LOST}, {place.name}", "", kib, READ_GOAL))
+        places = (Place.local(settings.folder), Place.s3(server))
+        many = [row for place in places for row in _many(place, saved, counts, rounds, goals)]
     added = _saves(settings, saved, beside, goals)
     shutil.rmtree(saved)
     count = counts[-1]
@@ -62,7 +57,7 @@ def run(settings: Settings) -> Result:
         f"listing of checkpoints that were copied there without `{CACHE}`; before the rest, a manager has saved "
         "once. *Latest* is `CheckpointManager.latest`, with a manager made and closed around it. *Dry run* and *forget "
         f"one* verify the newest checkpoint first. *Linear*: the fewest seconds with {count:,} checkpoints, divided by "
-        f"those with a tenth of them. *KiB read of each*: of checkpoints of {LARGE_ITEMS:,} items, listings apart.\n\n"
+        "those with a tenth of them.\n\n"
         f"*Saves*: of one small tensor on the local disk, {ALONE} into new folders and a manager's in runs with so "
         "many checkpoints, all of which its rules keep, in turn; *added* is what the manager's call takes longer."
     )

@@ -5,10 +5,8 @@ Server and proxy are those of the tests, so ``tests`` must be on the path, as ``
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,13 +14,13 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.s3_server import ACCESS, SECRET, client_of, serving, storage
+from dcp.s3_server import client_of, serving, storage
 from objectstore.control import Proxy, proxied
 
 import streamxf
 from benchmarks.child import in_child
 from benchmarks.data.gaussian import gaussian_matrices
-from benchmarks.dcp_sides import KEY, Run, State, empty_target, full_chain, raw_bytes
+from benchmarks.dcp_sides import FULL, KEY, STOCK, Run, State, empty_target, full_chain, raw_bytes
 from benchmarks.harness import MIB, Phases, Rounds, Settings, alternate, progress
 from benchmarks.memory import need_proc, peak_added
 from benchmarks.result import Result, Row, Table, goal_row
@@ -39,72 +37,31 @@ MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
-class Client:
-    """A way to an S3 server for stock DCP, and the same with streamxf's chain."""
-
-    name: str
-    writer: Callable[[str, str, bool], Any]
-    reader: Callable[[str, str, bool], Any]
-
-
-@dataclass(frozen=True)
 class StoreSide:
-    """A client with or without the chain; a `benchmarks.dcp_sides.Side` whose paths are URLs."""
+    """s3fs with or without the chain; a `benchmarks.dcp_sides.Side` whose paths are URLs."""
 
-    client: Client
     chain: bool
     endpoint: str
 
     @property
     def name(self) -> str:
-        return f"{'streamxf, FloatZip + Checksum + Encrypt' if self.chain else 'stock DCP'}, {self.client.name}"
+        return FULL.name if self.chain else STOCK.name
 
     def save(self, state: State, path: Any, threads: int) -> None:
-        dcp.save(state, storage_writer=self.client.writer(path, self.endpoint, self.chain))
+        # torch would sync all file systems of the machine, since an object has no file to sync
+        options = {"thread_count": threads, "sync_files": False, **storage(self.endpoint)}
+        if self.chain:
+            writer: Any = streamxf.FsspecWriter(path, _extensions=full_chain(), **options)
+        else:
+            writer = torch_private.FsspecWriter(path, **options)
+        dcp.save(state, storage_writer=writer)
 
     def load(self, target: State, path: Any, threads: int) -> None:
-        dcp.load(target, storage_reader=self.client.reader(path, self.endpoint, self.chain))
-
-
-def _fsspec_writer(url: str, endpoint: str, chain: bool) -> Any:
-    # torch would sync all file systems of the machine, since an object has no file to sync
-    options = {"thread_count": THREADS, "sync_files": False, **storage(endpoint)}
-    if chain:
-        return streamxf.FsspecWriter(url, _extensions=full_chain(), **options)
-    return torch_private.FsspecWriter(url, **options)
-
-
-def _fsspec_reader(url: str, endpoint: str, chain: bool) -> Any:
-    if chain:
-        return streamxf.FsspecReader(url, keys=KEY, **storage(endpoint))
-    return torch_private.FsspecReader(url, **storage(endpoint))
-
-
-def _connector_writer(url: str, endpoint: str, chain: bool) -> Any:
-    from s3torchconnector.dcp import S3StorageWriter
-
-    writer = S3StorageWriter("us-east-1", url, _connected(endpoint), thread_count=THREADS)
-    return streamxf.attach(writer, full_chain()) if chain else writer
-
-
-def _connector_reader(url: str, endpoint: str, chain: bool) -> Any:
-    from s3torchconnector.dcp import S3StorageReader
-
-    reader = S3StorageReader("us-east-1", url, _connected(endpoint))
-    return streamxf.attach(reader, keys=KEY) if chain else reader
-
-
-def _connected(endpoint: str) -> Any:
-    from s3torchconnector import S3ClientConfig
-
-    # its classes for DCP take all this from nowhere else
-    os.environ |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": ACCESS, "AWS_SECRET_ACCESS_KEY": SECRET}
-    return S3ClientConfig(force_path_style=True)
-
-
-S3FS = Client("s3fs", _fsspec_writer, _fsspec_reader)
-CONNECTOR = Client("s3torchconnector", _connector_writer, _connector_reader)
-CLIENTS = (S3FS, CONNECTOR) if importlib.util.find_spec("s3torchconnector") else (S3FS,)
+        if self.chain:
+            reader: Any = streamxf.FsspecReader(path, keys=KEY, **storage(self.endpoint))
+        else:
+            reader = torch_private.FsspecReader(path, **storage(self.endpoint))
+        dcp.load(target, storage_reader=reader)
 
 
 def run(settings: Settings) -> Result:
@@ -129,7 +86,7 @@ def run(settings: Settings) -> Result:
             progress(f"objects: memory, {side.name}")
             added[side.name] = in_child("benchmarks.objects", "memory_child", number=number, **arguments)
     found: dict[str, Rounds] = measured["rounds"]
-    stock, full = (side.name for side in sides(server)[:2])
+    stock, full = STOCK.name, FULL.name
     goals = [
         goal_row(f"{phase}, {full}, {link}", stock, ratios(of[full][phase], of[stock][phase]), GOALS[link][phase])
         for link, of in found.items()
@@ -146,16 +103,15 @@ def run(settings: Settings) -> Result:
         f"(lowest-highest) of {rounds} rounds. The server is SeaweedFS on the same machine with its data in memory, so "
         f"on {DIRECT} it shares the CPUs with its clients. *{LIMITED}* are those of a proxy before it, each way, for "
         "all connections together. Each save goes to a bucket of its own. *Requests* are those that the proxy saw, "
-        "and *added* is the peak over the memory in use before, in a process of its own. Clients have their default "
-        "settings"
-        + ("." if CONNECTOR in CLIENTS else "; s3torchconnector is measured where it is installed, which it was not.")
+        "and *added* is the peak over the memory in use before, in a process of its own. Both sides use s3fs with "
+        "its default settings."
     )
     return Result("objects", "Object storage", note, tables)
 
 
 def sides(endpoint: str) -> list[StoreSide]:
-    """Each client, first without the chain and then with it."""
-    return [StoreSide(client, chain, endpoint) for client in CLIENTS for chain in (False, True)]
+    """First without the chain, then with it."""
+    return [StoreSide(chain, endpoint) for chain in (False, True)]
 
 
 # -- in the child ----------------------------------------------------------------------------------------------------
@@ -286,21 +242,15 @@ def _runs(server: str, state: State, label: str = "run") -> list[StoreRun]:
 # -- tables ---------------------------------------------------------------------------------------------------------
 
 
-def _pairs(rounds: Rounds) -> list[tuple[str, str]]:
-    """Names of sides, stock's first, then the chain's with the same client."""
-    names = list(rounds)
-    return list(zip(names[::2], names[1::2], strict=True))
-
-
 def _rows(found: dict[str, Rounds], phase: str, stored: dict[str, float]) -> list[Row]:
-    rows: list[Row] = []
-    for stock, full in _pairs(found[DIRECT]):
-        for name in (stock, full):
-            cells = {link: Spread.of(rounds[name][phase]) for link, rounds in found.items()}
-            rows.append({"side": name, "stored": stored[name], **cells})
-        against = {link: ratios(rounds[full][phase], rounds[stock][phase]) for link, rounds in found.items()}
-        rows.append({"side": f"the latter, against {stock}", "stored": stored[full] / stored[stock], **against})
-    return rows
+    rows: list[Row] = [
+        {"side": name, "stored": stored[name]}
+        | {link: Spread.of(rounds[name][phase]) for link, rounds in found.items()}
+        for name in (STOCK.name, FULL.name)
+    ]
+    against = {link: ratios(rounds[FULL.name][phase], rounds[STOCK.name][phase]) for link, rounds in found.items()}
+    ratio = stored[FULL.name] / stored[STOCK.name]
+    return [*rows, {"side": f"the latter, against {STOCK.name}", "stored": ratio, **against}]
 
 
 def _request_rows(requests: dict[str, dict[str, dict[str, int]]]) -> list[Row]:

@@ -1,4 +1,4 @@
-"""What a manager adds to a save as checkpoints gather, and what a listing reads of large ones."""
+"""What a manager adds to a save as checkpoints gather."""
 
 from __future__ import annotations
 
@@ -8,20 +8,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.s3_server import storage
-from objectstore.control import proxied
 
 import streamxf
-from benchmarks.harness import Phases, Rounds, alternate, progress, timed
-from benchmarks.memory import need_proc
-from benchmarks.run_folders import CACHE, CHAIN, ManyCheckpoints, Place, save
+from benchmarks.harness import Phases, Rounds, alternate, timed
+from benchmarks.run_folders import CHAIN, ManyCheckpoints, Place, save
 
 ALONE = "dcp.save"
 CALL, BEHIND = "manager.save", "in the background"
-LARGE = 3  # checkpoints
-
-
-# -- saves beside many -----------------------------------------------------------------------------
 
 
 def saves(folder: Path, saved: Path, counts: tuple[int, ...], rounds: int) -> Rounds:
@@ -59,35 +52,3 @@ def saves(folder: Path, saved: Path, counts: tuple[int, ...], rounds: int) -> Ro
         place.remove(f"beside-{count}")
     place.remove("alone")
     return found
-
-
-# -- what is read of large ones --------------------------------------------------------------------
-
-
-def read_of_each(place: Place, server: str | None, scratch: Path, items: int) -> float:
-    """Bytes that a listing reads of each of a few checkpoints of many items, once ``.streamxf`` is lost; `server` is
-    that of the place.
-    """
-    need_proc()
-    progress(f"manager: large checkpoints, {place.name}")
-    with streamxf.CheckpointManager(scratch, CHAIN) as manager:
-        for step in range(LARGE):
-            save(manager, step, items)
-    place.fill("large", scratch, range(LARGE))
-    run = f"{place.base}/large"
-    if server is None:
-        streamxf.list_checkpoints(run)  # imports what it needs
-        place.remove(f"large/{CACHE}")
-        before = _read_so_far()
-        streamxf.list_checkpoints(run)
-        size = _read_so_far() - before
-    else:
-        with proxied(server) as proxy:
-            streamxf.list_checkpoints(run, storage_options=storage(proxy.url))
-            size = sum(request.received for request in proxy.requests() if request.operation == "GetObject")
-    place.remove("large")
-    return size / LARGE
-
-
-def _read_so_far() -> int:
-    return int(Path("/proc/self/io").read_text().split()[1])
