@@ -26,36 +26,16 @@ class Change:
     text: str = ""
 
     @property
-    def of_dtype(self) -> bool:
-        """Whether the dtype changed; from a tensor to an object, and back, does not count."""
-        return self.dtypes[0] != self.dtypes[1] and not self.of_kind
-
-    @property
-    def of_shape(self) -> bool:
-        """Whether the shape changed."""
-        return self.shapes[0] != self.shapes[1] and not self.of_kind
-
-    @property
-    def of_kind(self) -> bool:
-        """Whether a tensor became an object, or an object a tensor."""
-        return (self.dtypes[0] is None) != (self.dtypes[1] is None)
-
-    @property
-    def of_values(self) -> bool:
-        """Whether values changed; of another shape, or kind, that cannot be said."""
-        return bool(self.text) or (self.distance is not None and self.distance.differing > 0)
-
-    @property
     def what(self) -> str:
         """What changed, in words, without how far values are apart."""
-        if self.of_kind:
+        if None in self.dtypes and self.dtypes != (None, None):
             return " became ".join("an object" if dtype is None else f"a tensor of {dtype}" for dtype in self.dtypes)
         parts = [self.text] if self.text else []
-        if self.of_dtype:
+        if self.dtypes[0] != self.dtypes[1]:
             parts.append(f"{self.dtypes[0]} became {self.dtypes[1]}")
-        if self.of_shape:
+        if self.shapes[0] != self.shapes[1]:
             parts.append(f"{list(self.shapes[0])} became {list(self.shapes[1])}")
-        if self.of_values and not self.text:
+        if self.distance is not None and self.distance.differing:
             parts.append("values")
         return ", ".join(parts)
 
