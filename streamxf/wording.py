@@ -54,10 +54,10 @@ def listed(title: str, entries: Collection[object], unlisted: int = 0, most: int
     return [*lines, f"{title}: {more:,} more"] if more else lines
 
 
-def some(names: Iterable[str], between: str = ", ", most: int = 5) -> str:
+def some(names: Iterable[str], most: int = 5) -> str:
     """The first names in one line, as they may be shown, and how many there are besides."""
     found = list(names)
-    shown = between.join(printable(name, 200) for name in found[:most])
+    shown = ", ".join(printable(name, 200) for name in found[:most])
     return f"{shown} and {len(found) - most:,} more" if len(found) > most else shown
 
 

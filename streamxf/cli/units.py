@@ -40,8 +40,8 @@ def count(text: str) -> int:
 
 
 def number(text: str) -> int:
-    """A whole number; raises BadParameter for anything else."""
-    if not re.fullmatch("-?[0-9]{1,18}", text, re.ASCII):
+    """A whole number from 0; raises BadParameter for anything else."""
+    if not re.fullmatch("[0-9]{1,18}", text, re.ASCII):
         raise typer.BadParameter(f"{text!r:.40} is not a whole number")
     return int(text)
 

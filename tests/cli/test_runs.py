@@ -395,7 +395,7 @@ def test_other_files_in_its_folder(run: Run, folder: Path, extras: str, stays: b
         ("--keep daily=-2", "'-2' is not a count"),
         ("--keep every=x", "'x' is not a whole number"),
         ("--keep every=0", "every=0: it is a number of steps, from 1"),
-        ("--keep step=-1", "steps="),
+        ("--keep step=-1", "'-1' is not a whole number"),
         ("--keep within=0", "within=0.0: it is a time, more than 0"),
         ("--keep within=soon", "is not a time"),
         ("--max-size 0", "is not a size"),
