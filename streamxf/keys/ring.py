@@ -7,7 +7,7 @@ import hmac
 import os
 import warnings
 from collections.abc import Iterable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, Union
 
@@ -25,7 +25,6 @@ from streamxf.keys.vouchers import Vouchers
 KeysLike = Union["KeyRing", KeyLike, Iterable[KeyLike], None]
 TrustLike = VerifyKey | Location | Iterable[VerifyKey | Location] | None
 
-MAX_OPENED = 1024
 MAX_REMEMBERED = 2**13
 REST_SECONDS = 300.0
 
@@ -74,7 +73,6 @@ class KeyRing(Uncopied):
         if (self._trust or allow_unsigned) and not self._keys:
             raise ParameterError("trust and allow_unsigned apply only with keys; pass keys, too")
         self._answers = _Answers()
-        self._opened = lru_cache(MAX_OPENED)(self._open)
 
     @property
     def trust(self) -> tuple[VerifyKey, ...]:
@@ -101,7 +99,7 @@ class KeyRing(Uncopied):
     def open(self, wrapped: str, vouchers: str, digest: bytes) -> DataKey:
         """Unwrap a data key, and check that someone vouches for the contents.
 
-        `wrapped` and `vouchers` are as they are stored, and `digest` is D of the format. Opened data keys are
+        `wrapped` and `vouchers` are as they are stored, and `digest` is D of the format. Answers of keys are
         remembered. A service that did not answer is asked last for some minutes.
 
         Raises
@@ -121,25 +119,25 @@ class KeyRing(Uncopied):
 
     def open_by(self, wrapped: str, vouchers: str, digest: bytes) -> tuple[KeyProvider, DataKey]:
         """The key that opens a data key, and the result of `open`; raises as that."""
-        return self._opened(wrapped, Claim(Vouchers.parse(vouchers), digest))
+        return self._open(wrapped, Claim(Vouchers.parse(vouchers), digest))
 
     def open_pipe(self, wrapped: str) -> DataKey:
         """Unwrap a data key whose vouchers come later, to be checked by `open` then.
 
         Raises as `open`, and PolicyError if the contents must be signed: a pipe hands them out before the signature.
         """
-        return self._opened(wrapped, _PIPE)[1]
+        return self._open(wrapped, _PIPE)[1]
 
     def unwrap(self, wrapped: str) -> DataKey:
         """Unwrap a data key whose id is in an index that was vouched for; raises as `open`."""
-        return self._opened(wrapped, None)[1]
+        return self._open(wrapped, None)[1]
 
     def unwrap_unvouched(self, fragment: Parameters) -> DataKey:
         """Unwrap the data key in the fragment of an Encrypt descriptor: no index vouches for it, or for anything else.
 
         Raises as `open`, and PolicyError if a signature is required.
         """
-        return self._opened(format_parameters(fragment), _NO_INDEX)[1]
+        return self._open(format_parameters(fragment), _NO_INDEX)[1]
 
     def _open(self, wrapped: str, claim: Claim | None) -> tuple[KeyProvider, DataKey]:
         envelope, answers = Envelope.parse(wrapped), self._answers

@@ -14,7 +14,6 @@ from sealed import DEK, Sealed
 import streamxf
 from streamxf import Encrypt, Key, KeyProvider, KeyRing, PrivateKey, SigningKey
 from streamxf.errors import AuthenticationError, ParameterError, PolicyError
-from streamxf.keys import ring as rings
 
 KEY = Key(bytes(range(32)))
 A, B = (PrivateKey(bytes(range(number, number + 32)), "hpke-x25519") for number in (1, 2))
@@ -87,14 +86,6 @@ def test_what_was_opened_for_one_purpose_is_not_opened_for_another():
     assert signed.open_with(ring) == DEK
     with pytest.raises(AuthenticationError):
         dataclasses.replace(signed, digest=bytes(32)).open_with(ring)
-
-
-def test_a_ring_remembers_only_so_many(monkeypatch):
-    monkeypatch.setattr(rings, "MAX_OPENED", 4)
-    ring = KeyRing([KEY])
-    for _ in range(9):
-        streamxf.decode(streamxf.encode(b"", [Encrypt(KEY)]), keys=ring)
-    assert ring._opened.cache_info().currsize == 4
 
 
 def test_encrypt_takes_no_ring_that_trusts():
