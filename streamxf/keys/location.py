@@ -8,9 +8,7 @@ object, such as ``pathlib.Path``, is a key file.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -34,8 +32,6 @@ _PLACES = {
     "env": "streamxf.keys.file:read_environment",
     "aws-kms": "streamxf.keys.aws:AwsKms",
 }
-_WORD = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,15}", re.ASCII)
-_HEX = re.compile(r"[0-9A-Fa-f]+", re.ASCII)
 _SHOWN = 31  # characters of a file name: fewer than 16 bytes take in hexadecimal
 
 T = TypeVar("T")
@@ -106,7 +102,7 @@ def find(location: Location) -> KeyProvider | SigningKey | VerifyKey:
     """The key at a location, or in the file at a path.
 
     Raises KeyFileError, KeyMissingError or KeyServiceError if it cannot be read there, and ParameterError if the string
-    has no known scheme. The string may be a key, so no error shows more than a short word before its first colon.
+    has no known scheme. The string may be a key, so no error shows it.
     """
     text = location if isinstance(location, str) else f"file:{os.fsdecode(location)}"
     scheme, colon, rest = text.partition(":")
@@ -137,14 +133,8 @@ def _named(given: object, found: KeyProvider | SigningKey | VerifyKey) -> str:
 
 def _guess(text: str) -> str:
     """Guess the meaning of a string that is not a location. It may hold a key, so errors show little of it."""
-    word, colon, _ = text.partition(":")
-    if colon and word in (SECRET, PUBLIC, PROTECTED):
+    if text.startswith((f"{SECRET}:", f"{PUBLIC}:", f"{PROTECTED}:")):
         return "this is a key itself; put it into a file or an environment variable, and pass its location."
-    if colon and text.startswith("arn:"):
-        return "did you mean 'aws-kms:arn:...'?"
-    if colon and _WORD.fullmatch(word) and not _HEX.fullmatch(word):
-        close = get_close_matches(word.lower(), places(), 1)
-        return f"{word!r} is not a scheme" + (f"; did you mean '{close[0]}:'?" if close else ".")
     if text and os.path.isfile(text):
         return f"did you mean 'file:{text}'?" if len(text) <= _SHOWN else "if this is a file, put 'file:' before it."
     return ""

@@ -171,11 +171,7 @@ def test_errors_of_a_list_keep_their_kind():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("fil:a.key", "'fil' is not a scheme; did you mean 'file:'? A key is"),
-        ("FILE:a.key", "did you mean 'file:'?"),
-        ("aws-km:arn", "did you mean 'aws-kms:'?"),
-        ("vault:x", "'vault' is not a scheme. A key is"),
-        ("arn:aws:kms:x", "did you mean 'aws-kms:arn:...'?"),
+        ("fil:a.key", "a key is 32 bytes, not a string; a string is a location: 'file:PATH'"),
         ("a.key", "did you mean 'file:a.key'?"),
         ("streamxf-secret:aeskw:x:y", "this is a key itself"),
         ("streamxf-protected:aeskw:x:y", "this is a key itself"),
@@ -207,7 +203,6 @@ def test_what_may_be_a_key_is_not_shown(text):
     Path("YWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWE=").touch()
     Path(KEY.reveal().hex()).touch()
     said = message(lambda: KeyRing(text))
-    assert "is not a scheme" not in said
     assert not text or text not in said
     first = text.partition(":")[0]
     assert len(first) < 3 or first not in said
