@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
+from unicodedata import combining, east_asian_width
 
 from streamxf.cli.exits import FAILED, FINE, with_options
 from streamxf.errors import ParameterError
@@ -204,12 +205,10 @@ def _excess(widths: Mapping[int, int]) -> int:
 
 
 def _cells(text: str) -> int:
-    """How many columns of a terminal a text takes: letters of some scripts take two."""
+    """How many columns of a terminal a text takes: letters of some scripts take two, and combining marks none."""
     if text.isascii():
         return len(text)
-    from rich.cells import cell_len
-
-    return cell_len(text)
+    return sum(1 + (east_asian_width(letter) in "WF") - (combining(letter) > 0) for letter in text)
 
 
 def _folded(text: str, columns: int) -> list[str]:
