@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -276,3 +277,13 @@ def test_salvage_without_metadata(tmp_path: Path, damaged: bool) -> None:
     found = streamxf.salvage(tmp_path, without_metadata=True, progress=recorder)
     assert bool(found.damaged) == damaged
     assert recorder.done == recorder.expected == 2 * stored_size(tmp_path)
+
+
+def test_salvage_of_a_file_that_is_mostly_a_hole(tmp_path: Path) -> None:
+    save(make_state(), tmp_path, [Checksum()])
+    (tmp_path / ".metadata").unlink()
+    (file,) = data_files(tmp_path)
+    os.truncate(file, 2**40)
+    recorder = Recorder()
+    assert streamxf.salvage(tmp_path, without_metadata=True, progress=recorder).damaged
+    assert recorder.done == recorder.expected > 2**40

@@ -115,3 +115,18 @@ def test_a_file_that_is_refused_is_closed(tmp_path: Path) -> None:
         streamxf.open(path, keys=KEY)
     assert caught.value.__traceback__ is not None  # whose frames keep the file
     assert str(path) not in {os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")}
+
+
+def test_a_file_whose_first_bytes_cannot_be_written_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        streamxf.open("/dev/full", "wb")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("streamxf.stream.plain.write_all", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        streamxf.open(tmp_path / "file", "wb")
+    assert [*tmp_path.iterdir()] == []
