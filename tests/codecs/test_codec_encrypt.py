@@ -8,7 +8,8 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from samples import KEY
 
-from streamxf import Encrypt
+import streamxf
+from streamxf import Encrypt, KeyProvider
 from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.errors import AuthenticationError, CodecError
 from streamxf.keys.envelope import DataKey
@@ -109,3 +110,32 @@ def test_threads_that_save_at_once_share_one_data_key(codec, monkeypatch):
     other.join(60)
     assert len(drawn) == 1
     assert wrapped == [codec.wrapped] * 2
+
+
+class Nested(KeyProvider):
+    """Encrypts by itself, in this thread and in another."""
+
+    kind = "test-nested"
+    id = "e" * 16
+
+    def wrap(self, data_key, dek_id):
+        done = []
+        other = threading.Thread(target=lambda: done.append(streamxf.encode(data_key, [Encrypt(KEY)])), daemon=True)
+        other.start()
+        other.join(60)
+        return done[0] + streamxf.encode(data_key, [Encrypt(KEY)])
+
+
+def test_a_provider_that_encrypts_by_itself_does_not_hang():
+    """Nor does one chain wait for the key service of another."""
+    done = []
+    thread = threading.Thread(target=lambda: done.append(Encrypt([Nested(), KEY]).descriptor()), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert done
+
+
+def test_codecs_that_were_made_to_read_differ_by_their_data_keys():
+    first, second = (Encrypt(KEY).data_key for _ in range(2))
+    assert Encrypt.reading(first) == Encrypt.reading(first)
+    assert Encrypt.reading(first) != Encrypt.reading(second)

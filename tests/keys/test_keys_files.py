@@ -13,7 +13,7 @@ import pytest
 import streamxf
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError, WrongKeyError
 from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey, file, read_key, write_key
-from streamxf.keys.text import format_key
+from streamxf.keys.text import format_key, parse_key
 
 KEY = Key(bytes(range(107, 139)))
 PAIR = PrivateKey(bytes(range(112, 144)))
@@ -74,6 +74,14 @@ def test_locations(tmp_path):
             KeyRing.of(f"file:{other}")
     with pytest.raises(KeyFileError):
         KeyRing.of("file:")
+
+
+def test_a_location_may_pin_the_id(tmp_path):
+    other = PrivateKey.generate().public
+    write_key(tmp_path / "team.pub", PAIR.public)
+    assert tuple(KeyRing(f"file:{tmp_path}/team.pub#{PAIR.public.id}")) == (PAIR.public,)
+    with pytest.raises(KeyFileError, match=f"holds the key {PAIR.public.id}, and the location requires {other.id}"):
+        KeyRing(f"file:{tmp_path}/team.pub#{other.id}")
 
 
 def test_symbolic_links_are_followed_as_kubernetes_makes_them(tmp_path):
@@ -186,6 +194,27 @@ def test_files_that_hold_no_key(content, tmp_path):
         read_key(path)
     assert str(path) in str(caught.value)
     assert caught.value.__context__ is None or isinstance(caught.value.__context__, ParameterError)
+
+
+def test_blanks_that_count_for_nothing(tmp_path):
+    """Spaces, tabs and carriage returns around the line; in a comment, any."""
+    line = format_key(KEY)
+    assert parse_key(f" \t{line}\r\n") == KEY
+    assert read_key(put(tmp_path / "key", f"# für später\u00a0\n\n \t{line} \t\r\n")) == KEY
+
+
+@pytest.mark.parametrize("blank", ["\u00a0", "\u2003", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\ufeff"], ids=ascii)
+def test_other_blanks(blank, tmp_path):
+    for text in (f"{blank}{format_key(KEY)}", f"{format_key(KEY)}{blank}"):
+        with pytest.raises(ParameterError):
+            parse_key(text)
+        with pytest.raises(KeyFileError):
+            read_key(put(tmp_path / "key", text))
+
+
+def test_text_in_another_encoding(tmp_path):
+    with pytest.raises(KeyFileError, match="not text in UTF-8"):
+        read_key(put(tmp_path / "key", f"# für später\n{format_key(KEY)}\n".encode("latin-1")))
 
 
 def test_the_largest_file(tmp_path):
