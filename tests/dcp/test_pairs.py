@@ -282,6 +282,25 @@ def test_a_foreign_extension_does_see_the_data_first(checkpoint: Path) -> None:
     assert bytes([ord("a") ^ 0x11]) * 5000 in file.read_bytes()
 
 
+class Unreadable(Xor):
+    """Reads by something else than streams."""
+
+    @staticmethod
+    def from_descriptor(version: str) -> Unreadable:
+        return Unreadable(int(version))
+
+    def transform_from(self, input: Any) -> Any:
+        return input.read()
+
+
+def test_a_foreign_extension_that_returns_no_stream(checkpoint: Path, state: dict[str, Any]) -> None:
+    save(state, checkpoint, [Unreadable(), ZStandard()])
+    registry = streamxf.Registry()
+    registry.register(Unreadable)
+    with refused(streamxf.errors.UnsupportedError, "'toy.xor/90' does not return a readable stream"):
+        load(state, checkpoint, None, _extension_registry=registry)
+
+
 def test_a_foreign_extension_that_is_not_registered_is_named(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint, [Xor(), ZStandard()])
     with refused(streamxf.errors.UnknownCodecError, "toy.xor"):
