@@ -51,7 +51,7 @@ def worker_count() -> int:
     wanted = os.environ.get(VARIABLE, "")
     if wanted:
         if not wanted.isdecimal() or not 0 < int(wanted) <= _MOST:
-            raise ParameterError(f"{VARIABLE}={wanted:.80} in the environment: it is a whole number from 1 to {_MOST}")
+            raise ParameterError(f"{VARIABLE}={wanted:.80} in the environment must be a whole number from 1 to {_MOST}")
         return int(wanted)
     ranks = next((int(text) for name in _LOCAL_RANKS if (text := os.environ.get(name, "")).isdecimal()), 1)
     return max(1, min(usable_cpus(), (os.cpu_count() or 1) // max(1, ranks)))

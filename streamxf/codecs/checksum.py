@@ -45,7 +45,7 @@ class Checksum(Codec):
     def __post_init__(self) -> None:
         if type(self.algorithm) is not str or self.algorithm not in _DIGESTS:
             raise ParameterError(
-                f"Checksum(algorithm={self.algorithm!r}): the algorithm is one of {', '.join(_DIGESTS)}"
+                f"Checksum(algorithm={self.algorithm!r}): the algorithm must be one of {', '.join(_DIGESTS)}"
             )
 
     def encode(self, block: memoryview, info: BlockInfo) -> memoryview:

@@ -110,8 +110,8 @@ class Encrypt(Uncopied, Codec):
         accepted = isinstance(recipients, KeyRing) and recipients.allow_unsigned
         if by is None and not accepted and not any(key.vouches for key in made):
             warnings.warn(
-                "nothing will show who wrote this: anyone may have these public keys, and there is no signer. "
-                "Readers will refuse it, unless they accept it unsigned (allow_unsigned)",
+                "readers cannot tell who wrote this: anyone may have these public keys, and there is no signer. "
+                "They will refuse it, unless they accept it unsigned (allow_unsigned)",
                 stacklevel=2,
             )
         vars(self).update(vars(self._made(made, by)))
@@ -219,8 +219,8 @@ class Encrypt(Uncopied, Codec):
             raise KeyMissingError("the data is encrypted, and there are no keys here; use streamxf.Registry(keys=...)")
         opened = isinstance(keys, DataKey)
         if opened == bool(descriptor.fragment):
-            found = "one where none belongs" if opened else "none"
-            raise DescriptorError(f"codec {cls.name}: of wrapped data keys the descriptor has {found}")
+            found = "a wrapped data key, which belongs elsewhere" if opened else "no wrapped data key"
+            raise DescriptorError(f"codec {cls.name}: the descriptor has {found}")
         if isinstance(keys, DataKey):
             return cls.reading(keys)
         return cls.reading(keys.unwrap_unvouched(descriptor.fragment))

@@ -37,7 +37,7 @@ class LZ4(Codec):
     def __post_init__(self) -> None:
         if type(self.level) is not int or not MIN_LEVEL <= self.level <= MAX_LEVEL:
             raise ParameterError(
-                f"LZ4(level={self.level!r}): the level is a whole number from {MIN_LEVEL} to {MAX_LEVEL}"
+                f"LZ4(level={self.level!r}): the level must be a whole number from {MIN_LEVEL} to {MAX_LEVEL}"
             )
 
     def encode(self, block: memoryview, info: BlockInfo) -> bytes:

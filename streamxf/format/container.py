@@ -91,10 +91,10 @@ class Footer(NamedTuple):
     @classmethod
     def parse(cls, data: bytes, block_size: int) -> Footer:
         if len(data) != limits.FOOTER_BYTES:
-            raise ContainerError("the container is truncated: there is no room for its footer")
+            raise ContainerError("the container is truncated: it is too short for its footer")
         raw_size, container_size, blocks, crc, magic = _FOOTER.unpack(data)
         if magic != limits.FOOTER_MAGIC:
-            raise ContainerError("the container does not end as one: it is truncated, or something was appended")
+            raise ContainerError("the container has no valid end: it is truncated or continued")
         if (
             not 1 <= blocks <= limits.MAX_BLOCKS
             or raw_size > limits.MAX_RAW_SIZE
@@ -271,7 +271,7 @@ class ContainerParser:
         if self._step != self._done:
             raise ContainerError("the container is truncated: its end is missing")
         if self._buffer:
-            raise ContainerError("something follows the container's end")
+            raise ContainerError("there is data behind the container's end")
 
     def _take(self, size: int) -> bytes:
         data = bytes(memoryview(self._buffer)[:size])

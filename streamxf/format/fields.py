@@ -72,7 +72,7 @@ def _too_many(text: bytes, marks: int) -> bool:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
-    return made if len(made) == len(pairs) else bad("something is named twice in one object")
+    return made if len(made) == len(pairs) else bad("an object has two members of the same name")
 
 
 def _natural(text: str) -> int:

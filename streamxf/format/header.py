@@ -199,7 +199,7 @@ class Header:
         """
         size = header_size(data)
         if len(data) != size:
-            raise ContainerError(f"the header has {size} bytes, {len(data)} are there")
+            raise ContainerError(f"the header should have {size} bytes, and has {len(data)}")
         if _CRC.unpack_from(data, size - _CRC.size)[0] != crc32c.crc32c(data[: size - _CRC.size]):
             raise ContainerError("the header's CRC does not match: it is damaged")
         _, _, block_log2, flags, _, chain_len, ident_len, salt = _FIXED.unpack_from(data)
@@ -251,7 +251,7 @@ def header_size(start: bytes) -> int:
         raise ContainerError("this is not a streamxf container, or it is truncated inside its header")
     magic, version, block_log2, flags, reserved, chain_len, ident_len, _ = _FIXED.unpack_from(start)
     if magic != CONTAINER_MAGIC:
-        raise ContainerError("this is not a streamxf container: it does not begin as one")
+        raise ContainerError("this is not a streamxf container: its first bytes are others")
     if version != VERSION:
         raise ContainerError(
             f"the container has format version {version}; this streamxf reads version {VERSION}. Upgrade streamxf if "

@@ -122,7 +122,7 @@ class Index:
         }
         if self.run is not None:
             if self.rank is not None:
-                raise MetadataError("metadata of a single rank says nothing of a run: that is for the one of all ranks")
+                raise MetadataError("metadata of a single rank cannot name a run; only that of all ranks can")
             content["run"] = self.run.to_json()
         return pack_json(content, "the index", "save fewer items or shards, or put less into DCP's metadata")
 

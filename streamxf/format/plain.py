@@ -33,7 +33,7 @@ def prefix_size(start: bytes) -> int:
     streamxf.
     """
     if len(start) < PREFIX_START_BYTES or start[:8] != PLAIN_MAGIC:
-        raise ContainerError("this is not a file that streamxf.open wrote: it does not begin as one")
+        raise ContainerError("this is not a file that streamxf.open wrote: its first bytes are others")
     size = int(_WORD.unpack_from(start, 8)[0])
     if size > MAX_KEY_LINE:
         raise ContainerError(f"the file's prefix says it has {size} bytes of keys, {MAX_KEY_LINE} are allowed")
@@ -57,7 +57,7 @@ def seal_size(end: bytes) -> int:
     file.
     """
     if len(end) != SEAL_END_BYTES or end[8:] != SEAL_MAGIC:
-        raise ContainerError("the file does not end as an encrypted one: it is truncated, or something was appended")
+        raise ContainerError("the file has no valid seal at its end: it is truncated or continued")
     size = int(_WORD.unpack_from(end)[0])
     if not 1 <= size <= MAX_KEY_LINE:
         raise ContainerError(f"the file's seal says it has {size} bytes of vouchers, 1 to {MAX_KEY_LINE} are allowed")

@@ -51,7 +51,7 @@ class RunFacts:
         entry = exact(value, _MEMBERS, frozenset(), "run")
         name = _text(entry["name"], "a run's name")
         if not 1 <= len(name) <= limits.MAX_NAME or name in (".", "..") or "/" in name:
-            bad("a run's name is not one of a folder")
+            bad("a run's name cannot be that of a folder")
         rules = mapping(entry["rules"], "a run's rules")
         _check_rules(rules, limits.MAX_RULES_DEPTH)
         metrics = metrics_of(entry["metrics"])

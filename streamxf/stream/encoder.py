@@ -181,7 +181,7 @@ def block_log2_of(block_size: int) -> int:
     log2 = block_size.bit_length() - 1 if type(block_size) is int else 0
     if not 16 <= log2 <= 24 or block_size != 1 << log2:
         raise ParameterError(
-            f"block_size={block_size!r}: it is a power of two from {1 << 16} (64 KiB) to {1 << 24} (16 MiB)"
+            f"block_size={block_size!r}: it must be a power of two from {1 << 16} (64 KiB) to {1 << 24} (16 MiB)"
         )
     return log2
 

@@ -138,7 +138,7 @@ def check_header(header: Header, wrapped: str) -> None:
 def check_signed(header: Header, vouchers: str) -> None:
     if header.hashed != (Vouchers.parse(vouchers).signature is not None):
         raise ContainerError(
-            "a file has hashes of its blocks exactly if it is signed, and this one contradicts that: its signature was "
+            "hashes of blocks and a signature belong together, and this file has only one of them: the signature was "
             "removed or added"
         )
 
@@ -211,7 +211,7 @@ def open(
         made = Chain.chosen(chain, "zstd", keys, registry)
         return _open_writer(path_or_file, made.renew(), block_log2_of(block_size))
     if mode != "rb":
-        raise ParameterError(f"streamxf.open: the mode is 'rb' or 'wb', not {mode!r}")
+        raise ParameterError(f"streamxf.open: the mode must be 'rb' or 'wb', not {mode!r}")
     if chain is not None:
         raise ParameterError("streamxf.open: a file records its own chain; to read it, pass keys= only")
     return _open_reader(path_or_file, KeyRing.of(keys), registry or CodecRegistry())
@@ -327,7 +327,7 @@ def _read_pipe(
             check_signed(headers[0], vouchers)
             ring.open(wrapped, vouchers, contents_digest(event.table_digest))
         elif rest:
-            raise ContainerError("something follows the container's end")
+            raise ContainerError("there is data behind the container's end")
 
     return PipeReader(file, begin, end, finish, name)
 

@@ -89,7 +89,7 @@ class StreamReader(CheckedReader):
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}
         if whence not in base:
-            raise ValueError(f"whence is 0, 1 or 2, not {whence}")
+            raise ValueError(f"whence must be 0, 1 or 2, not {whence}")
         position = base[whence] + offset
         if position < 0:
             raise ValueError("seek to before the start of the stream")

@@ -184,7 +184,7 @@ def test_the_ranks_of_a_machine_share_its_cpus(machine, launcher):
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "9999999"])
 def test_a_number_of_workers_that_cannot_be_is_refused(machine, text):
     machine.setenv("STREAMXF_WORKERS", text)
-    with pytest.raises(ParameterError, match=f"STREAMXF_WORKERS={text} in the environment: it is a whole number from"):
+    with pytest.raises(ParameterError, match=f"STREAMXF_WORKERS={text} in the environment must be a whole number from"):
         worker_count()
 
 

@@ -90,13 +90,13 @@ def test_cut_anywhere(kind: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("extra", [b"\0", THREE[:48], THREE], ids=["a byte", "a header", "a container"])
 def test_what_follows_is_an_error_or_the_next_one(extra: bytes) -> None:
     for pieces in ([THREE + extra], [THREE, extra]):
-        with pytest.raises(ContainerError, match="follows"):
+        with pytest.raises(ContainerError, match="behind the container"):
             events(pieces)
     parser = ContainerParser()
     parser.feed(THREE + extra)
     while parser.next_event() is not NEED_DATA:
         """Up to the end of the first."""
-    with pytest.raises(ContainerError, match="follows"):
+    with pytest.raises(ContainerError, match="behind the container"):
         parser.finish()
     assert parser.rest == extra
 

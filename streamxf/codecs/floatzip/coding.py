@@ -117,7 +117,7 @@ def unpack(stored: memoryview, out: Array, work: Workspace) -> None:
         raise CodecError("FloatZip packed plane lists exceptions that do not rise or lie outside of it")
     packed = np.frombuffer(inflate(stored[start:], (count + 1) // 2), np.uint8)
     if count % 2 and packed[-1] >= WINDOW:
-        raise CodecError("FloatZip packed plane has half a byte too much")
+        raise CodecError("FloatZip packed plane is half a byte too long")
     _unpack(packed, base, out, work)
     out[positions] = values
 

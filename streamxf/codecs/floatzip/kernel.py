@@ -21,7 +21,7 @@ STORE = 0
 
 _WANTED = os.environ.get(VARIABLE, "")
 if _WANTED not in ("", "compiled", "numpy"):
-    raise ParameterError(f"{VARIABLE}={_WANTED} in the environment: it may be compiled or numpy")
+    raise ParameterError(f"{VARIABLE}={_WANTED} in the environment must be compiled or numpy")
 try:
     import streamxf.codecs.floatzip._kernel as compiled
 except ImportError as error:

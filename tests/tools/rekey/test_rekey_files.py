@@ -111,7 +111,7 @@ def test_readers_that_require_a_signature(tmp_path: Path, file: Path) -> None:
 def test_what_anyone_can_have_written_is_not_given_to_readers_who_believe(tmp_path: Path) -> None:
     private = PrivateKey.generate()
     path = tmp_path / "forged.sxf"
-    with pytest.warns(UserWarning, match="nothing will show who wrote this"):
+    with pytest.warns(UserWarning, match="readers cannot tell who wrote this"):
         path.write_bytes(streamxf.encode(DATA, [Encrypt(private.public)]))
     with pytest.raises(PolicyError, match="take it for authentic"):
         streamxf.rekey(path, private, NEW, allow_unsigned=True)
