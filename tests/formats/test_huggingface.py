@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from streamxf.errors import ContainerError, MetadataError, StreamxfError, UnsupportedError
 from streamxf.formats.contents import Format
+from streamxf.formats.huggingface import MAX_INDEX
 
 from .samples import contents_at, open_at, whole
 
@@ -199,3 +200,9 @@ def test_a_bad_folder(folder: Path, case: str) -> None:
         assert type(caught.value) is kind
         assert str(caught.value.file).startswith(str(folder))
         assert len(str(caught.value)) < 600
+
+
+def test_an_index_that_is_too_long_is_not_read(folder: Path) -> None:
+    os.truncate(folder / INDEX, MAX_INDEX + 1)
+    with pytest.raises(ContainerError, match=r"the index has .* are allowed"):
+        contents_at(folder)

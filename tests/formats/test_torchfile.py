@@ -26,6 +26,7 @@ from streamxf.errors import ContainerError, MetadataError, PolicyError, Streamxf
 from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import contents_of
+from streamxf.torchsave.archive import Archive, NotSavedByTorch
 
 from .samples import contents_at, in_pieces, open_at, read_boxes, tensor_item
 
@@ -338,3 +339,31 @@ def test_damaged_pickles_raise_nothing_else(tmp_path: Path) -> None:
             read(path)
         except (ContainerError, MetadataError, PolicyError, UnsupportedError) as error:
             assert error.file == str(path)  # noqa: PT017
+
+
+def altered_archive(place: bytes, at: int, value: bytes) -> bytes:
+    """A file whose last record has other bytes: in its local header, or in its entry of the directory."""
+    file = io.BytesIO()
+    torch.save({"a": BASE}, file)
+    data = bytearray(file.getvalue())
+    start = data.rindex(place) + at
+    data[start : start + len(value)] = value
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("place", "at", "value", "words"),
+    [
+        (b"PK\x03\x04", 28, b"\xff\xff", "reaches beyond its end"),
+        (b"PK\x03\x04", 0, b"PK\x03\x05", "names a record that is missing"),
+        (b"PK\x01\x02", 60, b"\xff", "its directory is damaged"),
+        (b"PK\x01\x02", 46, b"\xff", "in several folders"),
+        (b"PK\x01\x02", 34, b"\x01", "on another disk"),
+    ],
+)
+def test_records_that_are_elsewhere(place: bytes, at: int, value: bytes, words: str) -> None:
+    data = altered_archive(place, at, value)
+    with pytest.raises(NotSavedByTorch, match=words):
+        archive = Archive(io.BytesIO(data), len(data))
+        for name in archive.sizes:
+            archive.find(name)
