@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -305,3 +306,13 @@ def test_a_foreign_extension_that_is_not_registered_is_named(checkpoint: Path, s
     save(state, checkpoint, [Xor(), ZStandard()])
     with refused(streamxf.errors.UnknownCodecError, "toy.xor"):
         load(state, checkpoint, None)
+
+
+def test_a_codec_joins_no_stream_that_was_written_to() -> None:
+    """As a stock writer would use them that wraps its extensions late."""
+    first: Any = ZStandard()
+    stream = first.transform_to(io.BytesIO())
+    stream.write(b"data")
+    second: Any = Checksum()
+    with pytest.raises(streamxf.errors.AbortedError, match="used already"):
+        second.transform_to(stream)
