@@ -109,7 +109,7 @@ def child(folder: str, ranks: int, items: int, gib: int, rounds: int) -> dict[st
                 else:  # warm, and memory has its maximum at the first time
                     added[name] = peak_added(action)
             with streamxf.Checkpoint(path, keys=OLD) as checkpoint:
-                found = checkpoint.items.values()
+                found = checkpoint.stored.values()
             if sum(len(item.chunks) for item in found if isinstance(item, TensorItem)) != items:
                 raise AssertionError("the metadata is not what it was")
         after = {file.name: (file.stat().st_mtime_ns, file.stat().st_size) for file in path.glob("*.distcp")}

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 Framework = Literal["torch", "numpy"]
 
 
-class Checkpoint(BoxReader):
-    """A DCP checkpoint, opened for reading: its items, tensors and parts of tensors.
+class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
+    """A DCP checkpoint, opened for reading: a mapping from the names of its items to handles.
 
-    Only metadata is read when it is opened. `items` lists what there is; ``checkpoint[name]`` returns a handle, and
-    slicing it reads only the blocks that are needed::
+    Only metadata is read when it is opened. ``checkpoint[name]`` returns a handle, and slicing it reads only the blocks
+    that are needed::
 
         with streamxf.Checkpoint("checkpoint", keys=key) as checkpoint:
-            for name, item in checkpoint.items.items():
-                print(name, item)
+            for name, handle in checkpoint.items():
+                print(name, handle)
             rows = checkpoint["layers.0.weight"][10:20]
 
     Parameters
@@ -62,7 +62,7 @@ class Checkpoint(BoxReader):
 
     Attributes
     ----------
-    items : mapping of str to TensorItem or ObjectItem
+    stored : mapping of str to TensorItem or ObjectItem
         By name, in the order of the metadata: dtypes, shapes, and where each chunk is stored.
     metadata : tuple of Metadata
         What each metadata file says; one, or one for each rank.
@@ -131,7 +131,7 @@ class Checkpoint(BoxReader):
         self._of_file = {
             place.file: each for each in self.metadata for item in each.items.values() for place in item.places
         }
-        self.items: Mapping[str, Item] = MappingProxyType(merged(self.metadata))
+        self.stored: Mapping[str, Item] = MappingProxyType(merged(self.metadata))
         self._openers: dict[str, ItemOpener] = {}
         self._files = OpenFiles(storage.open, near=storage.near)
         self._last: tuple[Place, Elements] | None = None
@@ -152,19 +152,21 @@ class Checkpoint(BoxReader):
 
     def __getitem__(self, name: str) -> TensorHandle | ObjectHandle:
         """A handle that reads an item; raises KeyError if no item has that name."""
-        item = self.items[name]
+        item = self.stored[name]
         if isinstance(item, TensorItem):
             return TensorHandle(self, name, item, self.framework)
         return ObjectHandle(self, name, item)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.items)
+        return iter(self.stored)
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self.stored)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.items
+        return name in self.stored
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # two that are equal may be read with different keys
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
         if self._last is not None and self._last[0] == chunk.place:
@@ -197,7 +199,7 @@ class Checkpoint(BoxReader):
             return self._openers[metadata.name].open(file, wanted)
 
     def load_object(self, name: str) -> Any:
-        item = self.items[name]
+        item = self.stored[name]
         if not isinstance(item, ObjectItem):
             raise ParameterError("this item is a tensor", item=name)
         blocks = self.blocks(item)

@@ -36,10 +36,10 @@ class Box(NamedTuple):
 class BoxReader(abc.ABC):
     """A checkpoint whose tensors can be read box by box; a context manager, which closes its files.
 
-    - `items`: by name, in the order of the checkpoint's own metadata.
+    - `stored`: by name, in the order of the checkpoint's own metadata.
     """
 
-    items: Mapping[str, Item]
+    stored: Mapping[str, Item]
 
     @property
     @abc.abstractmethod

@@ -123,7 +123,7 @@ def flip_one_bit(path: Path, key: Key) -> dict[str, Any]:
     import streamxf
 
     with streamxf.Checkpoint(path, keys=key) as checkpoint:
-        item = max(checkpoint.items.values(), key=lambda item: item.stored_bytes)
+        item = max(checkpoint.stored.values(), key=lambda item: item.stored_bytes)
     (place,) = item.places
     byte = place.at + place.size // 2
     with (path / place.file).open("r+b") as file:

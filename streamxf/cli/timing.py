@@ -149,7 +149,7 @@ def portion_of(path: str, keys: KeyRing, size: int, progress: Progress | None = 
     Raises ParameterError if no tensor has data.
     """
     with open_source(open_storage(path), Access.of(keys)) as reader:
-        boxes = list(_chosen([item for item in reader.items.values() if isinstance(item, TensorItem)], size))
+        boxes = list(_chosen([item for item in reader.stored.values() if isinstance(item, TensorItem)], size))
         if not boxes:
             raise ParameterError("it has no tensor with data, so there is nothing to save", file=path)
         if progress is not None:

@@ -168,7 +168,7 @@ def contents_of(source: Source) -> Contents:
     packages: dict[str, str] = {}
     for metadata in source.metadata:
         packages |= metadata.index.packages if metadata.index is not None else {}
-    descriptors = {place.descriptors for item in source.items.values() for place in item.places}
+    descriptors = {place.descriptors for item in source.stored.values() for place in item.places}
     indexed = any(metadata.index is not None for metadata in source.metadata)
     own = indexed or any(text.startswith("streamxf.") for chain in descriptors for text in chain)
     vouchers = [Vouchers.parse(metadata.vouchers) for metadata in source.metadata if metadata.vouchers]
@@ -177,7 +177,7 @@ def contents_of(source: Source) -> Contents:
     return Contents(
         redacted(source.storage.given),
         Format.STREAMXF if own else Format.DCP,
-        {label: item if item.name == label else replace(item, name=label) for label, item in source.items.items()},
+        {label: item if item.name == label else replace(item, name=label) for label, item in source.stored.items()},
         sizes,
         packages,
         source.save_ids,
@@ -202,7 +202,7 @@ def _files(checkpoint: Checkpoint) -> tuple[dict[str, int], list[str], tuple[str
     storage = checkpoint.storage
     least = dict.fromkeys((metadata.name for metadata in checkpoint.metadata), 0)
     exact = {name: file.size for metadata in checkpoint.metadata for name, file in metadata.files.items()}
-    for item in checkpoint.items.values():
+    for item in checkpoint.stored.values():
         for place in item.places:
             least[place.file] = max(place.at + place.size, least.get(place.file, 0))
     named = {**least, **exact}
@@ -236,5 +236,5 @@ def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]
         yield "Its metadata names no versions, and nothing shows whether it was damaged or altered."
     if files[0].rank is not None:
         yield f"It was saved without collectives: {many(len(files), 'rank')}, each with its own metadata."
-    if copies := sum(name != item.name for name, item in checkpoint.items.items()):
+    if copies := sum(name != item.name for name, item in checkpoint.stored.items()):
         yield f"{many(copies, 'item')} of a name that lower ranks use, too: the rank is appended to these names."

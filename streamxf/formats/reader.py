@@ -37,7 +37,7 @@ class FileReader(BoxReader):
         self.storage = storage
         self.contents = contents
         self.shards = shards
-        self.items: Mapping[str, Item] = contents.items
+        self.stored: Mapping[str, Item] = contents.items
         self._access = access
         self._files = OpenFiles(open_file or (lambda name: self._place(name).open()), near=storage.near)
         self._loaded: tuple[str, Any] | None = None
@@ -60,7 +60,7 @@ class FileReader(BoxReader):
         return self._place(file).given
 
     def load_object(self, name: str) -> Any:
-        item = self.items[name]
+        item = self.stored[name]
         if not isinstance(item, ObjectItem):
             raise ParameterError("this item is a tensor", item=name)
         file = item.place.file

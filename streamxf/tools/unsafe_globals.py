@@ -80,7 +80,7 @@ def unsafe_globals(
     names: dict[str, list[str]] = {}
     refused: dict[str, list[str]] = {}
     with Checkpoint.at(open_storage(path, storage_options), access) as checkpoint:
-        for name, item in sorted(checkpoint.items.items()):
+        for name, item in sorted(checkpoint.stored.items()):
             if isinstance(item, ObjectItem):
                 needed, reason = needs_of(read_all(checkpoint.blocks(item)))
                 for each in needed:

@@ -136,7 +136,7 @@ class StoredTensors:
         self._reader = reader
         self._shards: list[tuple[TensorItem, Ints]] = []
         self.parts: list[Part] = []
-        for item in reader.items.values():
+        for item in reader.stored.values():
             if isinstance(item, TensorItem) and item.dtype in ITEMSIZES:
                 for chunk in item.chunks:
                     self._shards.append((item, chunk.offset))

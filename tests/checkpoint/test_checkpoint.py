@@ -7,7 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -89,19 +89,34 @@ WRITERS = [of_streamxf, without_chain, of_torch, of_torch_compressed, of_torch_w
 # -- items, tensors and objects --------------------------------------------------------------------
 
 
+def test_a_checkpoint_is_a_mapping_of_handles(tmp_path: Path) -> None:
+    state = {"a": torch.arange(3), "step": 7}
+    dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+    with Checkpoint(tmp_path) as one, Checkpoint(tmp_path) as other:
+        assert isinstance(one, Mapping)
+        assert list(one.keys()) == list(one.stored) == ["a", "step"]
+        assert {name: handle.name for name, handle in one.items()} == {"a": "a", "step": "step"}
+        assert_same({name: handle.read() for name, handle in dict(one).items()}, state)
+        assert [handle.name for handle in one.values()] == ["a", "step"]
+        assert one.get("b") is None
+        assert one == one  # noqa: PLR0124
+        assert one != other
+        assert len({one, other, one}) == 2
+
+
 @pytest.mark.parametrize("writer", WRITERS)
 def test_everything_that_was_saved(writer: Callable[[Path, dict[str, Any]], None], tmp_path: Path) -> None:
     state = small_state()
     writer(tmp_path / "a", state)
     with Checkpoint(tmp_path / "a") as checkpoint:
-        assert {name: item.path for name, item in checkpoint.items.items()} == FLAT
-        assert (list(checkpoint), len(checkpoint)) == (list(checkpoint.items), len(FLAT))
+        assert {name: item.path for name, item in checkpoint.stored.items()} == FLAT
+        assert (list(checkpoint), len(checkpoint)) == (list(checkpoint.stored), len(FLAT))
         assert "weight" in checkpoint
         assert "other" not in checkpoint
         for name, path in FLAT.items():
             wanted = value_at(state, path)
             assert_same(checkpoint[name].read(), wanted, name)
-            assert isinstance(checkpoint.items[name], TensorItem if isinstance(wanted, torch.Tensor) else ObjectItem)
+            assert isinstance(checkpoint.stored[name], TensorItem if isinstance(wanted, torch.Tensor) else ObjectItem)
         handle = checkpoint["weight"]
         assert (handle.dtype, handle.shape, len(handle)) == ("float32", (7, 5), 7)
         assert 0 < handle.stored_bytes == sum(chunk.place.size for chunk in handle.chunks)
@@ -372,7 +387,7 @@ sys.modules["torch"] = None
 import streamxf
 
 with streamxf.Checkpoint("checkpoint", framework="numpy", keys=bytes(range(32)) if sys.argv[1:] else None) as found:
-    for name, item in found.items.items():
+    for name, item in found.stored.items():
         print(name, (item.dtype, found[name][2:].tolist()) if name in "ab" else found[name].read())
 """
 

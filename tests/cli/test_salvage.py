@@ -150,7 +150,7 @@ def sharded_checkpoint(path: Path, parts: dict[int, torch.Tensor]) -> None:
 
 def flip_in_chunk(path: Path, row: int) -> None:
     with streamxf.Checkpoint(path) as checkpoint:
-        (item,) = checkpoint.items.values()
+        (item,) = checkpoint.stored.values()
     (place,) = (chunk.place for chunk in item.chunks if chunk.offset[0] == row)
     file = path / place.file
     data = bytearray(file.read_bytes())

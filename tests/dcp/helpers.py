@@ -70,7 +70,7 @@ def data_files(path: Path) -> list[Path]:
 def stored_chain(path: Path | str, keys: Any = KEY) -> str:
     """The chain that all items of a checkpoint went through."""
     with streamxf.Checkpoint(path, keys=keys) as checkpoint:
-        chunks = [getattr(item, "chunks", [item]) for item in checkpoint.items.values()]
+        chunks = [getattr(item, "chunks", [item]) for item in checkpoint.stored.values()]
     (chain,) = {chunk.place.chain for items in chunks for chunk in items}
     return "+".join(text.partition("/")[0].removeprefix("streamxf.") for text in chain)
 

@@ -49,10 +49,10 @@ def test_it_loads(checkpoint: Path) -> None:
 
 def test_it_is_read_item_by_item(checkpoint: Path) -> None:
     with streamxf.Checkpoint(checkpoint) as opened:
-        assert {*opened.items} == {"weight", "model.bias", "step"}
+        assert {*opened.stored} == {"weight", "model.bias", "step"}
         assert torch.equal(opened["weight"].read(), STATE["weight"])
         assert torch.equal(opened["model.bias"].read(), STATE["model"]["bias"])
-        assert len(opened.items["weight"].chunks) == (2 if checkpoint.name == "two" else 1)
+        assert len(opened.stored["weight"].chunks) == (2 if checkpoint.name == "two" else 1)
 
 
 def test_it_verifies_and_is_salvaged(checkpoint: Path) -> None:

@@ -20,7 +20,7 @@ def peak() -> int:
 def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # each worker has memory of its own
     with open_source(open_storage(sys.argv[1])) as reader:
-        item = reader.items["t"]
+        item = reader.stored["t"]
         assert isinstance(item, TensorItem)
         list(reader.read_boxes([Box(item, (0, 0), (1, 1))]))  # now codecs and threads are there
         before = peak()

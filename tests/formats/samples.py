@@ -94,7 +94,7 @@ def contents_at(path: Path | str, **access: Any) -> Contents:
 
 
 def tensor_item(reader: BoxReader, name: str) -> TensorItem:
-    item = reader.items[name]
+    item = reader.stored[name]
     assert isinstance(item, TensorItem)
     return item
 

@@ -111,7 +111,7 @@ def test_objects(tmp_path: Path) -> None:
                 assert reader.load_object(name) == wanted
             with pytest.raises(PolicyError, match="PosixPath"):
                 reader.load_object("unsafe")
-            assert reader.items["ordered.a"].path == ("ordered", "a")
+            assert reader.stored["ordered.a"].path == ("ordered", "a")
 
 
 # -- ranks -----------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_copies_of_shards(tmp_path: Path) -> None:
     tensor = noise(torch.float32, 6, 4)
     ranks(tmp_path, [{"t": rows(tensor, rank % 2, 2)} for rank in range(4)])
     with open_at(tmp_path) as reader:
-        assert list(reader.items) == ["t", "t (rank 2)"]
+        assert list(reader.stored) == ["t", "t (rank 2)"]
         for name in ("t", "t (rank 2)"):
             assert_same(whole(reader, name), tensor)
 
@@ -228,7 +228,7 @@ def test_a_foreign_extension(tmp_path: Path) -> None:
     state = {"a": noise(torch.float32, 300, 400)}
     dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path, sync_files=False, _extensions=[TorchsOwn()]))
     with open_at(tmp_path) as reader:
-        assert reader.items["a"].places[0].chain == ("stream.zstd/1",)
+        assert reader.stored["a"].places[0].chain == ("stream.zstd/1",)
         assert_same(in_pieces(reader, "a", 50_000), state["a"])
 
 

@@ -41,7 +41,7 @@ def index(folder: Path, placed: Any, name: str = INDEX) -> None:
 
 def check(folder: Path, state: dict[str, torch.Tensor] = STATE) -> None:
     with open_at(folder) as reader:
-        assert set(reader.items) == set(state)
+        assert set(reader.stored) == set(state)
         for name, tensor in state.items():
             assert_same(whole(reader, name), tensor)
 

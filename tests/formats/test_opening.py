@@ -70,7 +70,7 @@ def test_urls(tmp_path: Path, kind: str) -> None:
         assert remote.items == local.items
         assert remote.files == local.files
         with open_at(url, **keys_of(kind)) as reader:
-            for name in reader.items:
+            for name in reader.stored:
                 assert_same(whole(reader, name), STATE[name])
     finally:
         memory.rm(f"/{tmp_path.name}", recursive=True)
@@ -247,7 +247,7 @@ from streamxf.storage.storage import Storage
 from streamxf.formats.opening import contents_of, open_source
 with open_source(open_storage({str(path)!r}), Access.of({keys})) as reader:
     assert len(contents_of(reader).items) == 2
-    for item in reader.items.values():
+    for item in reader.stored.values():
         assert sum(array.size for array in reader.read_boxes(boxes_of(item))) in (1200, 9)
 assert "torch" not in sys.modules
 """
@@ -259,7 +259,7 @@ def test_damage_in_a_data_file_names_the_item(tmp_path: Path) -> None:
     (file,) = path.glob("*.distcp")
     data = bytearray(file.read_bytes())
     with open_at(path) as reader:
-        (place,) = reader.items["a"].places
+        (place,) = reader.stored["a"].places
         data[place.at + place.size // 2] ^= 1
         file.write_bytes(data)
         with pytest.raises(ContainerError) as caught:

@@ -41,7 +41,7 @@ def test_random_boxes(kind: str, state: dict[str, Any], data: st.DataObject) -> 
     with tempfile.TemporaryDirectory() as folder:
         path = written(kind, state, Path(folder))
         with open_at(path, **keys_of(kind)) as reader:
-            assert set(reader.items) == set(state)
+            assert set(reader.stored) == set(state)
             assert contents_of(reader) == contents_at(path, **keys_of(kind))
             items = [tensor_item(reader, data.draw(st.sampled_from(sorted(state)))) for _ in range(6)]
             wanted = [data.draw(boxes(item)) for item in items]

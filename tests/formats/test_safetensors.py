@@ -25,7 +25,7 @@ FOUR = [torch.float4_e2m1fn_x2] if hasattr(torch, "float4_e2m1fn_x2") else []  #
 
 def read(path: Path) -> dict[str, torch.Tensor]:
     with open_at(path) as reader:
-        return {name: whole(reader, name) for name in reader.items}
+        return {name: whole(reader, name) for name in reader.stored}
 
 
 @given(state=states(), metadata=st.none() | st.dictionaries(st.text(max_size=4), st.text(max_size=4)))

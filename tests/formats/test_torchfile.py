@@ -47,7 +47,7 @@ def read(path: Path) -> dict[str, Any]:
     with open_at(path) as reader:
         return {
             name: in_pieces(reader, name, 1000) if isinstance(item, TensorItem) else reader.load_object(name)
-            for name, item in reader.items.items()
+            for name, item in reader.stored.items()
         }
 
 
@@ -129,7 +129,7 @@ def test_items_are_named_as_dcp_names_them(tmp_path: Path) -> None:
         found, {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in flat.items()}
     )
     with open_at(path) as reader:
-        assert {name: item.path for name, item in reader.items.items()} == paths
+        assert {name: item.path for name, item in reader.stored.items()} == paths
         contents = contents_of(reader)
     assert contents.format is Format.TORCH
     assert contents.files == {"model.pt": path.stat().st_size}
@@ -297,7 +297,7 @@ def test_tensors_that_are_more_than_elements_are_objects(tmp_path: Path, case: s
     value = MORE_THAN_ELEMENTS[case]()
     path = saved({"a": BASE, "n": {"o": value}}, tmp_path)
     with open_at(path) as reader:
-        assert isinstance(reader.items["n.o"], ObjectItem)
+        assert isinstance(reader.stored["n.o"], ObjectItem)
         assert_same(in_pieces(reader, "a", 1000), BASE)
         found = reader.load_object("n.o")
     assert type(found) is type(value)
@@ -313,7 +313,7 @@ def test_tensors_that_are_more_than_elements_are_objects(tmp_path: Path, case: s
 def test_what_torch_would_not_load_is_listed_and_not_loaded(tmp_path: Path, value: Any, words: str) -> None:
     path = saved({"a": BASE, "o": value}, tmp_path)
     with open_at(path) as reader:
-        assert isinstance(reader.items["o"], ObjectItem)
+        assert isinstance(reader.stored["o"], ObjectItem)
         assert_same(in_pieces(reader, "a", 1000), BASE)
         with pytest.raises(PolicyError, match=words) as caught:
             reader.load_object("o")

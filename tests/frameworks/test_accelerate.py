@@ -32,7 +32,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
         utils.merge_fsdp_weights(str(model), str(tmp_path / "merged"), safe_serialization=False)
     merged = torch.load(tmp_path / "merged" / "pytorch_model.bin")
     with streamxf.Checkpoint(model) as checkpoint:
-        assert {*merged} == {name.removeprefix("model.") for name in checkpoint.items}
+        assert {*merged} == {name.removeprefix("model.") for name in checkpoint.stored}
         assert all(torch.equal(merged[name], checkpoint[f"model.{name}"].read()) for name in merged)
 
 

@@ -73,7 +73,7 @@ def test_fsdp2_killed_and_resumed(launcher: list[str | Path], example: str, part
     weights = next(iter(torch.load(whole, weights_only=True).values()))
     with streamxf.Checkpoint(saved[-1]) as checkpoint:
         for name, weight in weights.items():
-            (item,) = (item for item in checkpoint.items if item.endswith(name))
+            (item,) = (item for item in checkpoint.stored if item.endswith(name))
             assert torch.equal(weight, checkpoint[item].read())
 
 

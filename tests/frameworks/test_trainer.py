@@ -42,9 +42,9 @@ def test_fsdp2(tmp_path: Path) -> None:
         utils.merge_fsdp_weights(str(model), str(tmp_path / "merged"))
     merged = safetensors.load_file(tmp_path / "merged" / "model.safetensors")
     with streamxf.Checkpoint(model) as checkpoint:
-        assert {*merged} == {name.removeprefix("model.") for name in checkpoint.items}
+        assert {*merged} == {name.removeprefix("model.") for name in checkpoint.stored}
         assert all(torch.equal(merged[name], checkpoint[f"model.{name}"].read()) for name in merged)
-        assert len(checkpoint.items["model.lm_head.weight"].chunks) == 2, "each process saves a part"
+        assert len(checkpoint.stored["model.lm_head.weight"].chunks) == 2, "each process saves a part"
 
 
 def test_trl(tmp_path: Path) -> None:

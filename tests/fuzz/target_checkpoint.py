@@ -89,7 +89,7 @@ def streams_of(folder: Path, keys: streamxf.Key | None) -> dict[str, Any]:
     """All streams of a checkpoint."""
     found: dict[str, Any] = {}
     with streamxf.Checkpoint(folder, keys=keys, framework="numpy") as checkpoint:
-        for name, item in checkpoint.items.items():
+        for name, item in checkpoint.stored.items():
             if isinstance(item, ObjectItem):
                 found[name] = read_all(checkpoint.blocks(item))
             else:
@@ -112,7 +112,7 @@ def _load(folder: Path, keys: streamxf.Key | None, streams: dict[str, Any] | Non
     """Load through DCP what the checkpoint says it has."""
     try:
         with streamxf.Checkpoint(folder, keys=keys) as checkpoint:
-            items = dict(checkpoint.items)
+            items = dict(checkpoint.stored)
     except StreamxfError:
         items = {}
     if sum(getattr(item, "size", 0) for item in items.values()) > _MAX_LOADED:

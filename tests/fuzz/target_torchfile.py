@@ -91,7 +91,7 @@ def _folder() -> Path:
 def _read(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with open_source(open_storage(path)) as source:
-        for name, item in source.items.items():
+        for name, item in source.stored.items():
             if isinstance(item, ObjectItem):
                 found[name] = source.load_object(name)
                 continue

@@ -246,7 +246,7 @@ def test_the_size_is_believed_only_where_a_block_vouches_for_it(row: Row, tmp_pa
     for raw_size in (parts.raw_size - 1, parts.raw_size + 1, len(parts.blocks) * BLOCK):
         target.data_file.write_bytes(parts.change(raw_size=raw_size).container())
         with streamxf.Checkpoint(target.folder, keys=target.keys) as checkpoint:
-            row.refuse(raw_size, checkpoint.blocks, checkpoint.items["o"])
+            row.refuse(raw_size, checkpoint.blocks, checkpoint.stored["o"])
 
 
 def test_bytes_that_follow_for_ever_are_not_taken_in(row: Row) -> None:

@@ -451,7 +451,7 @@ def shared_list(path: Path, count: int, last: bytes = b"") -> Path:
 def test_a_list_that_many_entries_share_is_looked_through_once(tmp_path: Path, last: bytes) -> None:
     count = 30_000
     with open_source(open_storage(shared_list(tmp_path / "a.pt", count, last))) as reader:
-        assert len(reader.items) == 2 * count + 1
+        assert len(reader.stored) == 2 * count + 1
 
 
 def test_an_object_that_holds_itself_is_not_taken_for_plain(tmp_path: Path) -> None:
@@ -501,6 +501,6 @@ def test_many_beginnings_beside_a_model(tmp_path: Path) -> None:
     names = b"".join(b"X\6\0\0\0%06xN" % number for number in range(100_000))
     path = as_file(tmp_path / "a.pt", b"}(" + b"X\7\0\0\0model.w" + TENSOR + names + b"u.")
     with open_source(open_storage(path)) as reader:
-        model, beside, _ = model_in(reader.items)
+        model, beside, _ = model_in(reader.stored)
     assert [*model] == ["model.w"]
     assert len(beside) == 100_000

@@ -41,7 +41,7 @@ def test_of_two_saves_at_once_the_last_one_stays_whole(
     save_to(url, state_of(2), options)
     assert_same(load_from(url, state_of(0), options), state_of(2))
     with streamxf.Checkpoint(url, keys=KEY, storage_options=options) as checkpoint:
-        named = {place.file for item in checkpoint.items.values() for place in item.places}
+        named = {place.file for item in checkpoint.stored.values() for place in item.places}
     assert files_of(url, options) == {".metadata", *named}, "what the other save had published was not removed"
 
 

@@ -48,8 +48,8 @@ class Memory(BoxReader):
         self._state = state
         self.largest = 0
         self.refused: dict[str, Exception] = {}
-        self.items: dict[str, Item] = {name: item_of(name, value) for name, value in state.items()}
-        self.contents = Contents(path, Format.TORCH, self.items, {})
+        self.stored: dict[str, Item] = {name: item_of(name, value) for name, value in state.items()}
+        self.contents = Contents(path, Format.TORCH, self.stored, {})
 
     @property
     def budget(self) -> Budget:

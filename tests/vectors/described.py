@@ -88,7 +88,7 @@ def checkpoint_by_streamxf(entry: Entry, folder: Path) -> dict[str, Any]:
     rank = entry.get("rank")
     found: dict[str, Any] = {}
     with Checkpoint(folder, keys=keyring_of(entry), rank=rank, framework="numpy") as checkpoint:
-        for name, item in checkpoint.items.items():
+        for name, item in checkpoint.stored.items():
             if isinstance(item, ObjectItem):
                 found[name] = StreamReader(checkpoint.blocks(item)).read()
                 continue

@@ -235,7 +235,7 @@ def test_checkpoints_that_dcp_does_not_load(name: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"keys": keyring_of(entry)}
     try:
         with Checkpoint(tmp_path, **options, rank=entry.get("rank")) as checkpoint:
-            items = dict(checkpoint.items)
+            items = dict(checkpoint.stored)
     except StreamxfError:
         return  # by the test above
     target = {name: torch.zeros(item.shape) if isinstance(item, TensorItem) else None for name, item in items.items()}

@@ -117,7 +117,7 @@ class Origin:
 
 def origin_of(reader: BoxReader) -> Origin | None:
     """The origin of a checkpoint; None if `pack` did not make it. Raises as `Origin.from_plain`."""
-    return Origin.from_plain(reader.load_object(ITEM)) if ITEM in reader.items else None
+    return Origin.from_plain(reader.load_object(ITEM)) if ITEM in reader.stored else None
 
 
 def _file(tensors: Any, others: Any) -> PackedFile:

@@ -118,7 +118,7 @@ def pack(
         def check() -> None:
             check_same(storage, before, Tree.of(storage).identity())
 
-        contents = Conversion(tuple(whole.items.values()), None, before, partial(_read, whole), check=check)
+        contents = Conversion(tuple(whole.stored.values()), None, before, partial(_read, whole), check=check)
         return replace(convert(to, contents, file_size, progress), notes=tuple(whole.contents.notes))
 
 

@@ -128,7 +128,7 @@ def fresh(
 
     Raises ParameterError if no item is chosen, and UnsupportedError if the format has no place for one.
     """
-    found = chosen(reader.items, only, prefix)
+    found = chosen(reader.stored, only, prefix)
     items = {shown: item for shown, item in found.items() if not is_kept(item.name)}
     left_out: tuple[str, ...] = ()
     if origin is not None and origin.is_folder:

@@ -138,7 +138,7 @@ def unpack(
         origin = None if only or prefix else origin_of(reader)
         wanted = asked or (origin.format if origin is not None and not model else Format.HUGGING_FACE)
         if origin is not None and origin.format is wanted and not model:
-            plan = restored(reader.items, origin, place.name)
+            plan = restored(reader.stored, origin, place.name)
         else:
             kinds = {"skip_objects": skip_objects, "model": model}
             plan = fresh(reader, wanted, place.name, only, prefix, shard_size, origin=origin, **kinds)

@@ -74,7 +74,7 @@ class Whole(FileReader):
         """An object, which is written by itself, with what it shares with others."""
         if name == ITEM:
             return self.origin.to_plain()
-        for place in self.items[name].places:
+        for place in self.stored[name].places:
             weight = self.shards[place.file].weights.get(name, 0)
             self.budget.spend_once(name, weight, "the object", file=self.full(place.file), item=name)
         return super().load_object(name)
@@ -176,7 +176,7 @@ class _Packing:
         self.unread: list[str] = []
         self._tree = tree
         self._stored: dict[str, list[tuple[TensorItem, Chunk]]] = {}  # of DCP checkpoints within the folder, as of FSDP
-        self._take(main.items if main is not None else {})
+        self._take(main.stored if main is not None else {})
         for path in tree.files:
             if path.endswith(_METADATA):
                 with suppress(StreamxfError, OSError):  # then its files are packed as bytes
@@ -212,7 +212,7 @@ class _Packing:
 
     def _find_stored(self, folder: str) -> None:
         checkpoint = Checkpoint.at(self._tree.storage.child(folder), Access(), listing=True)
-        for item in checkpoint.items.values():
+        for item in checkpoint.stored.values():
             for chunk in item.chunks if isinstance(item, TensorItem) else ():
                 if isinstance(item, TensorItem) and chunk.framed and not chunk.place.descriptors:
                     self._stored.setdefault(f"{folder}/{chunk.place.file}", []).append((item, chunk))

@@ -40,7 +40,7 @@ def compare(
 ) -> Difference:
     """Compare two opened checkpoints, as `diff` does; with `files`, also what `pack` keeps of files."""
     one, other = (
-        {name: item for name, item in chosen(reader.items, only, prefix).items() if files or not is_kept(item.name)}
+        {name: item for name, item in chosen(reader.stored, only, prefix).items() if files or not is_kept(item.name)}
         for reader, prefix in zip((first, second), prefixes, strict=True)
     )
     if not one and not other and (only or any(prefixes)):

@@ -23,7 +23,7 @@ def statistics_of(reader: BoxReader, progress: Progress | None = None) -> dict[s
     """Read a checkpoint's tensors, and count their values. By name; None where the elements are not numbers. Raises
     StreamxfError if a tensor cannot be read.
     """
-    tensors = {name: item for name, item in reader.items.items() if isinstance(item, TensorItem)}
+    tensors = {name: item for name, item in reader.stored.items() if isinstance(item, TensorItem)}
     nothing = ValueCounter().result()  # what stays of tensors without elements
     found = {name: nothing if has_numbers(item.dtype) else None for name, item in tensors.items()}
     counted = {name: item for name, item in tensors.items() if found[name] is not None}

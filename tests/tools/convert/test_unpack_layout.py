@@ -25,7 +25,7 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tenso
 
 
 def tensor_in(source: Memory, name: str) -> TensorItem:
-    item = source.items[name]
+    item = source.stored[name]
     assert isinstance(item, TensorItem)
     return item
 

@@ -46,7 +46,7 @@ def test_a_large_one_is_sharded_in_a_folder(tmp_path: Path):
     assert index["weight_map"].keys() == MODEL.keys()
     assert len(set(index["weight_map"].values())) > 1
     with streamxf.Checkpoint(tmp_path / "step-10") as checkpoint:
-        assert len(checkpoint.items) > len(MODEL)
+        assert len(checkpoint.stored) > len(MODEL)
 
 
 def test_without_it_every_tensor_is_written(tmp_path: Path):

@@ -238,7 +238,7 @@ def test_where_the_record_of_what_was_packed_is_gone_items_are_compared(run, tmp
     for name in ("one", "other"):
         streamxf.pack(model, tmp_path / name, chain="zstd", file_size=20_000)
     with streamxf.Checkpoint(tmp_path / "one") as checkpoint:
-        (place,) = checkpoint.items[ITEM].places
+        (place,) = checkpoint.stored[ITEM].places
     (tmp_path / "one" / place.file).unlink()
     for first, second in (("one", "other"), ("other", "one")):
         found = diff(tmp_path / first, tmp_path / second)

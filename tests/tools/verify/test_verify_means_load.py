@@ -289,7 +289,7 @@ def test_checkpoints_of_other_writers(checkpoint: Path, writer: str) -> None:
     (file,) = checkpoint.glob("*.distcp")
     data = file.read_bytes()
     with streamxf.Checkpoint(checkpoint) as found:
-        place = found.items["w"].places[0]
+        place = found.stored["w"].places[0]
     middle = place.at + place.size // 2
     file.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
     assert {damage.item for damage in streamxf.verify(checkpoint).damaged} == {"w"}
