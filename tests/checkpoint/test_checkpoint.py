@@ -99,7 +99,7 @@ def test_a_checkpoint_is_a_mapping_of_handles(tmp_path: Path) -> None:
         assert_same({name: handle.read() for name, handle in dict(one).items()}, state)
         assert [handle.name for handle in one.values()] == ["a", "step"]
         assert one.get("b") is None
-        assert one == one  # noqa: PLR0124
+        assert one == one
         assert one != other
         assert len({one, other, one}) == 2
 
