@@ -28,22 +28,17 @@ LAYERS = [
     ["checkpoint"],
     ["dcp", "formats", "plainfile"],
     ["tools"],
-    ["environment", "lightning", "orbax", "testing", "torch_checkpointing", "tuning"],
+    ["environment", "testing", "tuning"],
     ["manager"],
-    ["keras", "lightning_callback", "torchtitan", "transformers"],
+    ["integrations"],
     ["cli"],
 ]
 # Where torch may be imported at the top of a module. Below it is imported by the functions that need it, if at all.
 WITH_TORCH = {
     "dcp",
-    "keras",
-    "lightning_callback",
-    "orbax",
+    "integrations",
     "tools",
     "testing",
-    "torch_checkpointing",
-    "torchtitan",
-    "transformers",
     "tuning",
     "cli",
 }
@@ -106,7 +101,7 @@ EXPANDING_TOO |= {"delete", "upload", "download", "cp", "move", "rename"}  # whi
 FILE_SYSTEMS = {"filesystem", "_filesystem", "fs", "_fs", "inner", "layer"}  # what streamxf calls them
 MAY_EXPAND = {
     (Path("storage/remote.py"), "mv"),  # for SFTP alone, where it renames a literal path
-    (Path("torch_checkpointing.py"), "glob"),  # of torch_checkpointing's storage, for whoever asks it to
+    (Path("integrations/torch_checkpointing.py"), "glob"),  # of torch_checkpointing's storage, for whoever asks it to
 }
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 import streamxf
-from streamxf.keras import ManagedModelCheckpoint
+from streamxf.integrations.keras import ManagedModelCheckpoint
 
 EPOCHS, SAVE_EVERY = 12, 3
 

@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
 
 import streamxf
-from streamxf.lightning_callback import ManagedCheckpoint
+from streamxf.integrations.lightning_callback import ManagedCheckpoint
 
 streamxf.install(chain="floatzip+checksum")
 

@@ -6,8 +6,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 import streamxf
-from streamxf.lightning import ChainCheckpointIO
-from streamxf.lightning_callback import ManagedCheckpoint
+from streamxf.integrations.lightning import ChainCheckpointIO
+from streamxf.integrations.lightning_callback import ManagedCheckpoint
 
 STEPS, SAVE_EVERY = 12, 3
 

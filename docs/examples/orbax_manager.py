@@ -13,7 +13,7 @@ from flax import linen
 from flax.training.train_state import TrainState
 
 from streamxf.errors import is_damage
-from streamxf.orbax import chain_handlers
+from streamxf.integrations.orbax import chain_handlers
 
 STEPS, SAVE_EVERY = 12, 3
 

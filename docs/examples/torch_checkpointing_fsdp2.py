@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch_checkpointing import CheckpointManager, SyncCheckpointSaverConfig
 
 import streamxf
-from streamxf.torch_checkpointing import ChainStorageConfig
+from streamxf.integrations.torch_checkpointing import ChainStorageConfig
 
 STEPS, SAVE_EVERY = 12, 3
 

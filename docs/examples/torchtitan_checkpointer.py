@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 
 import streamxf
-from streamxf.torchtitan import ManagedCheckpointer
+from streamxf.integrations.torchtitan import ManagedCheckpointer
 
 streamxf.install(chain="floatzip+checksum")
 

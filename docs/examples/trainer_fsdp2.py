@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 import streamxf
-from streamxf.transformers import ManagerCallback
+from streamxf.integrations.transformers import ManagerCallback
 
 streamxf.install(chain="floatzip+checksum")
 

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from trl import SFTConfig, SFTTrainer
 
 import streamxf
-from streamxf.transformers import ManagerCallback
+from streamxf.integrations.transformers import ManagerCallback
 
 streamxf.install(chain="floatzip+checksum")
 

@@ -46,7 +46,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     """Trains for 6 epochs unless told otherwise; the epochs that were trained."""
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     keras = pytest.importorskip("keras")
-    from streamxf.keras import ManagedModelCheckpoint
+    from streamxf.integrations.keras import ManagedModelCheckpoint
 
     class Note(keras.callbacks.Callback):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""`streamxf.lightning`, in a Trainer that is killed and resumed; and Lightning's DCP strategies under `install`."""
+"""The plug-in for Lightning, in a Trainer that is killed and resumed; and Lightning's DCP strategies under `install`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dcp.helpers import KEY, OTHER_KEY, assert_same, stored_chain
 import streamxf
 from streamxf.checkpoint.notes import parse_note
 from streamxf.errors import ChainError, ContainerError, KeyMissingError, ParameterError, PolicyError
-from streamxf.lightning import ChainCheckpointIO
+from streamxf.integrations.lightning import ChainCheckpointIO
 
 from .damaged import assert_falls_back, flip, truncate
 from .killed import EXAMPLES, WAITING, assert_managed, finished, killed_at, two_ranks
@@ -95,7 +95,7 @@ def test_damaged_and_resumed(launcher: list[str | Path], example: str, files: st
 @pytest.fixture
 def train(tmp_path: Path, lightning: Any) -> Callable[..., Any]:
     """Trains for 16 batches, validated after each 4 of them; the run's folder and the losses."""
-    callback = pytest.importorskip("streamxf.lightning_callback").ManagedCheckpoint
+    callback = pytest.importorskip("streamxf.integrations.lightning_callback").ManagedCheckpoint
 
     class Model(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -262,7 +262,7 @@ def test_who_starts_over_in_a_run_is_told_how_to_go_on(train: Callable[..., Any]
         train("run", save=5, resume=False)
 
 
-@pytest.mark.parametrize("first", ["from streamxf.lightning_callback import ManagedCheckpoint", ""])
+@pytest.mark.parametrize("first", ["from streamxf.integrations.lightning_callback import ManagedCheckpoint", ""])
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_the_trainer_knows_it_whatever_is_imported_first(package: str, first: str, tmp_path: Path) -> None:
     """Otherwise it adds a ModelCheckpoint of its own."""
@@ -272,7 +272,7 @@ import sys
 {first}
 import {package} as lightning
 import streamxf
-from streamxf.lightning_callback import ManagedCheckpoint
+from streamxf.integrations.lightning_callback import ManagedCheckpoint
 managed = ManagedCheckpoint(streamxf.CheckpointManager(sys.argv[1]))
 trainer = lightning.Trainer(accelerator="cpu", logger=False, callbacks=[managed])
 print([type(each).__name__ for each in trainer.checkpoint_callbacks])

@@ -1,4 +1,4 @@
-"""docs/examples/orbax_manager.py and flax_msgpack.py, killed, damaged and resumed; and what `streamxf.orbax` saves."""
+"""docs/examples/orbax_manager.py and flax_msgpack.py, killed, damaged and resumed; and what the plug-in saves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ jax = pytest.importorskip("jax")
 ocp = pytest.importorskip("orbax.checkpoint")
 jnp = jax.numpy
 
-from streamxf.orbax import ChainHandler, chain_handlers  # noqa: E402 - needs orbax
+from streamxf.integrations.orbax import ChainHandler, chain_handlers  # noqa: E402 - needs orbax
 
 KEY = streamxf.Key.generate()
 CHAIN = "floatzip+checksum+encrypt"
@@ -161,7 +161,7 @@ def test_each_device_reads_its_part(tmp_path: Path) -> None:
 import sys
 import jax, numpy as np, orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from streamxf.orbax import chain_handlers
+from streamxf.integrations.orbax import chain_handlers
 def on(*axes):
     return NamedSharding(Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y")), PartitionSpec(*axes))
 values = np.arange(4000.0, dtype=np.float32).reshape(40, 100)
@@ -192,7 +192,7 @@ def test_an_error_of_the_background_is_raised(tmp_path: Path, monkeypatch: pytes
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr("streamxf.orbax.FileSystemWriter.write_data", fail)
+    monkeypatch.setattr("streamxf.integrations.orbax.FileSystemWriter.write_data", fail)
     saver = manager(tmp_path)
     saver.save(1, args=ocp.args.StandardSave(tree()))
     with pytest.raises(OSError, match="no room"):

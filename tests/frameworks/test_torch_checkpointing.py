@@ -19,7 +19,7 @@ from .killed import EXAMPLES, assert_managed, two_ranks
 package = pytest.importorskip("torch_checkpointing")
 filesystem = pytest.importorskip("torch_checkpointing.storage.filesystem")
 
-from streamxf.torch_checkpointing import ChainStorageConfig  # noqa: E402 - needs torch_checkpointing
+from streamxf.integrations.torch_checkpointing import ChainStorageConfig  # noqa: E402 - needs torch_checkpointing
 
 CHAIN = "floatzip+checksum+encrypt"
 LOCAL = filesystem.LocalFileSystemStorageConfig(use_direct_io=False)

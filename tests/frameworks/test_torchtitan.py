@@ -65,7 +65,7 @@ def test_saving_in_a_thread(tmp_path: Path) -> None:
 
 def test_options() -> None:
     """torchtitan reads its command line into this, and logs it as JSON."""
-    checkpointer = pytest.importorskip("streamxf.torchtitan").ManagedCheckpointer
+    checkpointer = pytest.importorskip("streamxf.integrations.torchtitan").ManagedCheckpointer
     tyro = pytest.importorskip("tyro")
     default = checkpointer.Config(manager={"save": streamxf.Schedule(seconds=1800, at=[1])})
     config = tyro.cli(checkpointer.Config, default=default, args=["--interval", "7"])
@@ -83,7 +83,7 @@ def test_torchtitans_own(tmp_path: Path) -> None:
     example = SCRIPT.read_text()
     for old, new in (
         (managed, "ManagedCheckpointer.Config(\n        enable=True,\n        interval=SAVE_EVERY,"),
-        ("streamxf.torchtitan import ", "torchtitan.components.checkpointer import CheckpointManager as "),
+        ("streamxf.integrations.torchtitan import ", "torchtitan.components.checkpointer import CheckpointManager as "),
         ("        if checkpointer.manager.stopping:\n            break\n", ""),
     ):
         assert old in example

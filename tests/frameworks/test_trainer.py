@@ -100,7 +100,7 @@ def test_without_fsdp(
     file: str, damage: Callable[[Path], None], tmp_path: Path, make_trainer: Callable[..., Any]
 ) -> None:
     """Its files know no chain; the manager does the rest all the same."""
-    callbacks = pytest.importorskip("streamxf.transformers")
+    callbacks = pytest.importorskip("streamxf.integrations.transformers")
     early = pytest.importorskip("transformers").EarlyStoppingCallback(1, early_stopping_threshold=1e9)
     run = tmp_path / "run"
     with streamxf.CheckpointManager(run, name="checkpoint-{}", save=3) as manager:
@@ -126,7 +126,7 @@ def test_without_fsdp(
 
 
 def test_who_starts_over_in_a_run_is_told_how_to_go_on(tmp_path: Path, make_trainer: Callable[..., Any]) -> None:
-    callbacks = pytest.importorskip("streamxf.transformers")
+    callbacks = pytest.importorskip("streamxf.integrations.transformers")
 
     def train(resume: bool) -> None:
         with streamxf.CheckpointManager(tmp_path / "run", name="checkpoint-{}", save=3) as manager:
@@ -142,7 +142,7 @@ def test_who_starts_over_in_a_run_is_told_how_to_go_on(tmp_path: Path, make_trai
 
 
 def test_who_decides_when_to_save(tmp_path: Path, make_trainer: Callable[..., Any]) -> None:
-    callbacks = pytest.importorskip("streamxf.transformers")
+    callbacks = pytest.importorskip("streamxf.integrations.transformers")
     with streamxf.CheckpointManager(tmp_path / "run", name="checkpoint-{}") as manager:
         trainer = make_trainer(callbacks.ManagerCallback(manager), save_strategy="steps")
         with pytest.raises(ParameterError, match="save_strategy"):

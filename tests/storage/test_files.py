@@ -15,7 +15,7 @@ import streamxf
 from streamxf.cli.__main__ import main
 from streamxf.errors import MetadataError
 from streamxf.formats.opening import contents_of, open_source
-from streamxf.lightning import ChainCheckpointIO
+from streamxf.integrations.lightning import ChainCheckpointIO
 from streamxf.plainfile import reading
 from streamxf.storage.files import NotRegular, aim, create, open_regular
 from streamxf.storage.local import LocalStorage

@@ -59,7 +59,9 @@ class ChainHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax i
     def _begin(self, folder: str, tree: Any) -> Any:
         """Write in a thread; raises at once if the tree cannot be saved."""
         if jax.process_count() > 1 or is_url(folder):
-            raise UnsupportedError("streamxf.orbax saves from a single process to local folders, nothing else")
+            raise UnsupportedError(
+                "streamxf.integrations.orbax saves from a single process to local folders, nothing else"
+            )
         # copies: the caller may donate its arrays to the next step
         state = {name: _stored(name, leaf) for name, leaf in _named(tree)[0].items()}
 
@@ -67,7 +69,7 @@ class ChainHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax i
         try:
             to_json(outline)
         except MetadataError as error:
-            raise UnsupportedError(f"streamxf.orbax does not save this tree: {error.message}") from None
+            raise UnsupportedError(f"streamxf.integrations.orbax does not save this tree: {error.message}") from None
 
         async def write() -> None:
             try:
@@ -147,7 +149,7 @@ def _only_item(args: Any) -> Any:
     for field in dataclasses.fields(args):
         value = getattr(args, field.name)
         if field.name not in ("item", "partial_restore") and value is not None and value != field.default:
-            raise ParameterError(f"streamxf.orbax takes no {field.name}=")
+            raise ParameterError(f"streamxf.integrations.orbax takes no {field.name}=")
     return args.item
 
 
@@ -156,7 +158,7 @@ def _named(tree: Any) -> tuple[dict[str, Any], Any]:
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
     if len(named) != len(leaves) or "" in named:
-        raise ParameterError("streamxf.orbax saves trees, whose leaves have names, and no two the same")
+        raise ParameterError("streamxf.integrations.orbax saves trees, whose leaves have names, and no two the same")
     return named, structure
 
 
@@ -203,7 +205,7 @@ def _stored(name: str, leaf: Any) -> Any:
         return leaf
     array = np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
     if array.dtype.name not in ITEMSIZES:
-        raise UnsupportedError(f"streamxf.orbax does not save dtype {array.dtype}", item=name)
+        raise UnsupportedError(f"streamxf.integrations.orbax does not save dtype {array.dtype}", item=name)
     return as_torch(array, array.dtype.name)
 
 

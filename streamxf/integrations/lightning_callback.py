@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from streamxf.errors import ParameterError
-from streamxf.lightning import packages
+from streamxf.integrations.lightning import packages
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.notices import Notices
 
