@@ -1,4 +1,4 @@
-"""The plug-in for Lightning, in a Trainer that is killed and resumed; and Lightning's DCP strategies under `install`."""
+"""The plug-in for Lightning, in a Trainer that is killed and resumed; and Lightning's DCP strategies."""
 
 from __future__ import annotations
 
