@@ -83,7 +83,8 @@ class Objects:
             raise MetadataError(
                 f"the object cannot be loaded: {type(error).__name__}: {shorten(str(error), 300)}"
             ) from error
-        if "torch" in sys.modules and isinstance(made, sys.modules["torch"].Tensor):
+        torch: Any = sys.modules.get("torch")
+        if torch is not None and isinstance(made, torch.Tensor):
             raise MetadataError("the item holds a tensor, the metadata says an object")
         return made
 

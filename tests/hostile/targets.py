@@ -86,7 +86,7 @@ class Checkpoint:
         self._plan = self._reader.prepare_local_plan(self._planner.create_local_plan())
         listed = streamxf.Checkpoint(folder, keys=self.keys, require="encrypted" if keyed else None)
         with listed:
-            found = {name: item.places[0] for name, item in listed.items.items()}
+            found = {name: item.places[0] for name, item in listed.stored.items()}
         self.places = {name: (place.at, place.at + place.size) for name, place in found.items()}
         """Where each item's container stands in the data file."""
         assert self.load_data() == self.right
