@@ -83,8 +83,7 @@ class Objects:
             raise MetadataError(
                 f"the object cannot be loaded: {type(error).__name__}: {shorten(str(error), 300)}"
             ) from error
-        torch: Any = sys.modules.get("torch")
-        if torch is not None and isinstance(made, torch.Tensor):
+        if isinstance(made, getattr(sys.modules.get("torch"), "Tensor", ())):
             raise MetadataError("the item holds a tensor, the metadata says an object")
         return made
 
