@@ -26,7 +26,7 @@ _drawing = threading.Lock()  # two bars would write over each other; the second 
 
 
 class ProgressBar:
-    """A `Progress` for people: bytes, rate and time left, on stderr. Raises UnsupportedError if rich is not installed.
+    """A `Progress` on the terminal: bytes, rate and time left. Raises UnsupportedError if rich is not installed.
 
     It appears after a second, and only if stderr is a terminal. One line stays after success, and nothing after an
     exception. Any number of threads may report to it.
@@ -46,12 +46,12 @@ class ProgressBar:
         self._begin = 0.0
 
     def expect(self, count: int) -> None:
-        """Say that there are `count` bytes to do, besides those that were expected before."""
+        """Announce `count` more bytes of work."""
         with self._counting:
             self._expected += count
 
     def advance(self, count: int) -> None:
-        """Say that `count` bytes are done."""
+        """Report `count` bytes as done."""
         with self._counting:
             self._done += count
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Half the time would go into looking for garbage among a million objects, of which none is."""
+    """Collecting would take half of the time, and find no garbage among a million objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:

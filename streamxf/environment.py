@@ -1,4 +1,4 @@
-"""`install` by environment, for launchers and scripts that are not to be changed.
+"""`install` by environment, for launchers and scripts that stay unchanged.
 
 ``streamxf_autoload.py``, which torch calls when it is imported, calls `install_from_environment` if one of the
 variables is set.

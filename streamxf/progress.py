@@ -8,13 +8,13 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """What functions report their progress to, in bytes, by ``progress=``. Any thread may call it."""
+    """Receives the progress of functions with ``progress=``, in bytes. Any thread may call it."""
 
     def expect(self, count: int) -> None:
-        """Say that there are `count` bytes to do, besides those that were expected before."""
+        """Announce `count` more bytes of work."""
 
     def advance(self, count: int) -> None:
-        """Say that `count` bytes are done."""
+        """Report `count` bytes as done."""
 
 
 class Share:
@@ -60,7 +60,7 @@ class Shares:
         return self._current
 
     def finish(self) -> None:
-        """Say that everything is done, items that were never begun included."""
+        """Report everything as done, items that were never begun included."""
         self._current.finish()
         Share(self._progress, sum(self._left.values())).finish()
         self._left.clear()

@@ -1,4 +1,4 @@
-"""How much may come of what is stored: one rule for memory, work and output.
+"""Limits on what a checkpoint may expand to: one rule for memory, work and output.
 
 A few bytes can ask for any amount. A stride of 0 makes one number a tensor of 2^60 elements, a list can hold another
 list a million times, a name of 64 KiB can belong to a million shards, a file can be one hole. So what a checkpoint says
@@ -30,31 +30,31 @@ from streamxf.errors import ParameterError, PolicyError, StreamxfError
 from streamxf.wording import size_text
 
 MAX_EXPANSION = 64
-"""How many times what is stored. Weights take hardly twice their stored bytes. A checkpoint that is nearly all zeros
-may take more, and then the caller has to say so."""
+"""Factor over the stored bytes. Weights hardly take twice their stored bytes. Checkpoints of mostly zeros may take
+more, if the caller allows it."""
 
 FREE = 256 * 2**20
 """Bytes that are allowed however little is stored."""
 
 FREE_WHOLE = 16 * 2**20
-"""The same for what is read into memory, and parsed, before anything is known of it."""
+"""The same for files that are read into memory, and parsed, before anything is known of them."""
 
 
 def most(stored: int, times: int = MAX_EXPANSION) -> int:
-    """What may come of so many stored bytes."""
+    """The limit for `stored` bytes."""
     return max(FREE, times * stored)
 
 
 def check_expansion(times: object) -> int:
-    """Return the caller's `max_expansion`; raises ParameterError if it is no whole number from 1."""
+    """Return the caller's `max_expansion`; raises ParameterError unless it is a whole number from 1."""
     if type(times) is not int or times < 1:
-        raise ParameterError(f"max_expansion={times!r:.40}: it is a whole number, from 1")
+        raise ParameterError(f"max_expansion={times!r:.40}: it must be a whole number from 1")
     return times
 
 
 class Budget:
-    """What may still come of a checkpoint in one call, whose storage holds `stored` bytes, as far as is known yet.
-    `times` is the caller's `max_expansion`; raises ParameterError if it is no whole number from 1.
+    """The rest of one call's limit for a checkpoint whose storage holds `stored` bytes, as far as is known yet. `times`
+    is the caller's `max_expansion`; raises ParameterError unless it is a whole number from 1.
     """
 
     def __init__(self, times: int, stored: int) -> None:

@@ -1,4 +1,4 @@
-"""How reports put things: numbers with their nouns, sizes, and lists that come to an end."""
+"""Text of reports: numbers with their nouns, sizes, and lists of limited length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Access`: with what keys and on what terms checkpoints are read; one frozen object that every reader is given."""
+"""`Access`: the keys and terms for reading checkpoints; one frozen object that every reader is given."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SaveIds = str | Collection[str] | None
 """The id of a save, as ``writer.save_id`` gave it, or those of several ranks whose metadata is their own."""
 
 UNKNOWN_RANKS = "how many ranks there were, each with its own metadata, and whether all are of one save"
-"""What cannot be checked without these ids, where ranks have metadata of their own."""
+"""The check that needs these ids, where each rank has its own metadata."""
 
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
@@ -43,9 +43,9 @@ REQUIREMENTS: tuple[Require, ...] = ("published", "bound", "encrypted")
 
 @dataclass(frozen=True)
 class Access:
-    """With what keys and on what terms a checkpoint is read.
+    """The keys and terms for reading a checkpoint.
 
-    - `require`: the weakest item that is acceptable; None takes any.
+    - `require`: minimum protection to accept; None accepts any item.
     - `expected_saves`: the only saves that are acceptable.
     - `transform`: undoes stream transforms.
     - `refuses_plaintext`: the job that reads encrypts what it saves, so nothing else is acceptable, even without a key
@@ -81,7 +81,7 @@ class Access:
         safe_globals: Sequence[Any] = (),
         max_expansion: int = MAX_EXPANSION,
     ) -> Self:
-        """What the keyword arguments of public functions say; raises ParameterError."""
+        """From the keyword arguments of public functions; raises ParameterError."""
         ring = KeyRing.of(keys, trust, allow_unsigned)
         if require is not None and require not in REQUIREMENTS:
             raise ParameterError(f"require={require!r}: it is one of {', '.join(map(repr, REQUIREMENTS))}")
@@ -96,7 +96,7 @@ class Access:
         return replace(self, refuses_plaintext=True) if chain.encryption is not None else self
 
     def lenient(self) -> Self:
-        """The same keys, for what need not be encrypted."""
+        """The same keys, for checkpoints that need not be encrypted."""
         return replace(self, refuses_plaintext=False, require=None)
 
     def not_encrypted(self, what: str) -> PolicyError:
@@ -105,7 +105,7 @@ class Access:
 
     @property
     def way_out(self) -> str:
-        """What to do about plaintext that is refused."""
+        """Advice on refused plaintext, for errors."""
         known, reader = "if you know that it was not encrypted", "load it with FileSystemReader(path, require=None)"
         if self.refuses_plaintext:
             return (

@@ -1,8 +1,8 @@
-"""Saves by `dcp.async_save`: how their failures are told, and what torch's staging leaves uncopied.
+"""Saves by `dcp.async_save`: how failures are reported, and which objects torch's staging leaves uncopied.
 
-torch gives the future of such a save to the caller of `async_save` alone. If nobody asks it, a full disk or a killed
-process goes unnoticed for as long as training runs. A writer finds that future on the stack of the thread in which
-torch's executor runs the save, and has a failure logged.
+torch gives the future of such a save to the caller of `async_save` alone. A future nobody awaits hides its error, and a
+full disk or a killed process would go unnoticed for as long as training runs. A writer finds that future on the stack
+of the thread in which torch's executor runs the save, and logs a failure.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Background:
             future.add_done_callback(_log_failure)
 
     def join(self) -> None:
-        """Wait until an earlier save is over. Two at the same time would mix what the writer knows of each, and torch
-        may stage the second into the memory of the first.
+        """Wait until an earlier save is over. Two at the same time would mix the writer's state of each, and torch may
+        stage the second into the memory of the first.
         """
         earlier = self._future()
         if earlier is not None and earlier is not future_of_the_save_in_this_thread():
@@ -86,7 +86,7 @@ def _log_failure(future: Future[Any]) -> None:
 
 
 def with_copies(staged: Any) -> Any:
-    """What torch's staging returned, with copies of what it had not copied: file objects in memory, and DTensors
+    """The result of torch's staging, with copies of objects that it had not copied: file objects in memory and DTensors
     without dimensions.
     """
     match staged:
