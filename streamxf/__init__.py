@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from streamxf.progress import Progress as Progress
     from streamxf.registry import CodecRegistry as CodecRegistry
     from streamxf.report import LoadReport as LoadReport, Report as Report, SaveReport as SaveReport
+    from streamxf.storage.storage import Storage as Storage, StorageEntry as StorageEntry
     from streamxf.stream import decode as decode, encode as encode, open as open
     from streamxf.tools.clean import CleanReport as CleanReport, clean as clean
     from streamxf.tools.convert.pack import pack as pack
@@ -123,6 +124,7 @@ _NAMES = {
     "progress": "Progress",
     "registry": "CodecRegistry",
     "report": "LoadReport Report SaveReport",
+    "storage.storage": "Storage StorageEntry",
     "stream": "decode encode open",
     "tools.clean": "CleanReport clean",
     "tools.convert.pack": "pack",

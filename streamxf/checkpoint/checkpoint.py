@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -18,7 +17,7 @@ from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, el
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.proportion import MAX_EXPANSION, Budget
 from streamxf.registry import CodecRegistry
-from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import OpenFiles
 from streamxf.storage.storage import Storage
 from streamxf.stream.blocks import Blocks
@@ -43,7 +42,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
 
     Parameters
     ----------
-    path : path or str
+    path : path, str or Storage
         The checkpoint's folder, or its URL.
     keys : Key, bytes, location, several of them or a KeyRing, optional
         For what is encrypted. With keys, what is not encrypted is refused.
@@ -81,7 +80,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Location,
         *,
         keys: KeysLike = None,
         trust: TrustLike = None,

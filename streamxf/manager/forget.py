@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from streamxf.manager.listing import Run, records_of
 from streamxf.manager.record import Record
 from streamxf.manager.removal import finish, remove_checkpoints
 from streamxf.manager.retention import Retention, settled
+from streamxf.storage.opening import Location
 from streamxf.storage.storage import storage_errors
 from streamxf.wording import listed, many, size_text
 
@@ -64,7 +64,7 @@ class ForgetReport:
 
 
 def forget(
-    run: str | os.PathLike[str],
+    run: Location,
     keep: Retention | int | None = None,
     *,
     keys: KeysLike = None,
@@ -89,7 +89,7 @@ def forget(
 
     Parameters
     ----------
-    run : path or str
+    run : path, str or Storage
         The folder that holds the checkpoints' folders, or its URL.
     keep : Retention or int, optional
         A number means the last N. By default the rules that the newest checkpoint that verifies has recorded of its

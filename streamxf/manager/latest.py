@@ -14,7 +14,7 @@ from streamxf.manager.choice import Choice, Verify, by_metric, check_ranks, chec
 from streamxf.manager.listing import Run, check_folder, of_other_formats, records_of, run_of
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING
 from streamxf.manager.record import Record
-from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import storage_errors
 
 
@@ -104,9 +104,7 @@ def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, 
     return choice
 
 
-def is_complete(
-    path: str | os.PathLike[str], *, ranks: int | None = None, storage_options: Mapping[str, Any] | None = None
-) -> bool:
+def is_complete(path: Location, *, ranks: int | None = None, storage_options: Mapping[str, Any] | None = None) -> bool:
     """Whether a checkpoint is complete: its metadata can be read, or what a framework wrote has been committed to a
     `CheckpointManager`, and all files have the sizes that are recorded.
 
@@ -115,7 +113,7 @@ def is_complete(
 
     Parameters
     ----------
-    path : path or str
+    path : path, str or Storage
         A checkpoint's folder, file or URL, of any format that `inspect` reads.
     ranks, storage_options
         As in `latest`.

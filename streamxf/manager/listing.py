@@ -28,7 +28,7 @@ from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Files
 from streamxf.manager.record import Record, is_numbered, series_of
 from streamxf.manager.rows import ANY, RowCache
-from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.removal import files_of, files_of_many
 from streamxf.storage.storage import Storage, storage_errors
 
@@ -62,7 +62,7 @@ class Run:
     @classmethod
     def at(
         cls,
-        run: str | os.PathLike[str],
+        run: Location,
         storage_options: Mapping[str, Any] | None = None,
         run_id: str | None = None,
         *,
@@ -237,7 +237,7 @@ def listing_mark(files: Files) -> str | None:
 
 
 def list_checkpoints(
-    run: str | os.PathLike[str], *, run_id: str | None = None, storage_options: Mapping[str, Any] | None = None
+    run: Location, *, run_id: str | None = None, storage_options: Mapping[str, Any] | None = None
 ) -> list[Record]:
     """The checkpoints in a run's folder, the oldest first: those that are complete, and those that are not.
 
@@ -247,7 +247,7 @@ def list_checkpoints(
 
     Parameters
     ----------
-    run : path or str
+    run : path, str or Storage
         The folder that holds the checkpoints' folders, or its URL.
     run_id : str, optional
         Which run this is, if the folder holds checkpoints of several. By default that of the newest checkpoint, in each

@@ -103,12 +103,11 @@ class LocalStorage(Storage):
         return {name: link for name, link in found.items() if os.path.isdir(link or self.inner(name))}
 
     def below(self, path: str = "", *, folders: bool = False) -> Iterator[StorageEntry]:
-        """Folders are always among it."""
         with opened(self.place, components(path) if path else ["."]) as top:
             for folder, name, inner, is_folder in walk(top):
                 with suppress(FileNotFoundError):
                     if is_folder:
-                        yield StorageEntry(inner, "folder")
+                        yield from [StorageEntry(inner, "folder")] if folders else ()
                     elif inner != LOCK:
                         yield _entry(inner, os.stat(name, dir_fd=folder, follow_symlinks=False))
 
@@ -243,6 +242,9 @@ class LocalStorage(Storage):
             parts = path.split("/")
             for depth in range(len(parts) - 1):  # the names of folders that may be new
                 sync_folder(self.inner("/".join(parts[:depth])))
+
+    def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
+        self.put(path, data)
 
     @contextmanager
     def create(self, path: str = "") -> Iterator[IO[bytes]]:

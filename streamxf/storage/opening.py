@@ -45,3 +45,13 @@ def storage_over(filesystem: Any, path: str, given: str) -> Storage:
         if "file" in names:
             return LocalStorage(str(place), given)
     return RemoteStorage(path, filesystem, given)
+
+
+def are_same(first: Location, second: Location) -> bool:
+    """Whether two places are known to be the same."""
+    if isinstance(first, Storage) or isinstance(second, Storage):
+        return type(first) is type(second) and vars(first) == vars(second)
+    try:
+        return os.path.samefile(first, second)
+    except OSError:  # one of them is not there, or a URL
+        return os.fspath(first).rstrip("/") == os.fspath(second).rstrip("/")

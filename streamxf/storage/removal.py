@@ -86,7 +86,7 @@ def files_of(storage: Storage, name: str, most: int = MOST) -> Entries:
     or what is not there, has none. Of more than `most`, some are left out.
     """
     check_component(name)
-    below = storage.below(name)
+    below = storage.below(name, folders=storage.near)  # which takes time, too
     try:
         found = _files(islice(below, most))
         more = next(below, None) is not None

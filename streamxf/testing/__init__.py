@@ -1,6 +1,6 @@
-"""The conformance suite for codecs: what every codec of streamxf passes, and every codec from elsewhere should.
+"""The conformance suites for codecs and for storages: what those of streamxf pass, and those from elsewhere should.
 
-As a test class, which names each property in the report::
+For codecs as a test class, which names each property in the report::
 
     class TestDelta(streamxf.testing.CodecConformance):
         codec = Delta(stride=2)
@@ -8,6 +8,10 @@ As a test class, which names each property in the report::
 or as a function, which raises with every property that does not hold::
 
     streamxf.testing.check_codec(Delta(stride=2))
+
+And for storages::
+
+    streamxf.testing.check_storage(MyStorage("an/empty/place"))
 
 Needs hypothesis: ``pip install 'streamxf[testing]'``.
 """
@@ -21,5 +25,14 @@ except ImportError as error:
 
 from streamxf.testing.case import ConformanceError
 from streamxf.testing.check import PROPERTIES, CodecConformance, check_codec, check_property
+from streamxf.testing.storage import FILES, check_storage
 
-__all__ = ["PROPERTIES", "CodecConformance", "ConformanceError", "check_codec", "check_property"]
+__all__ = [
+    "FILES",
+    "PROPERTIES",
+    "CodecConformance",
+    "ConformanceError",
+    "check_codec",
+    "check_property",
+    "check_storage",
+]

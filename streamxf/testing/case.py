@@ -26,7 +26,7 @@ Data = bytes | bytearray | memoryview
 
 
 class ConformanceError(AssertionError):
-    """A codec lacks a property that every codec must have; the message names property and rule, and what was seen."""
+    """A codec or a storage lacks a property that it must have; the message names it, and what was seen."""
 
 
 def require(condition: bool, message: str | Callable[[], str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.storage.lock import locked
-from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.wording import listed, many, size_text
 
@@ -73,7 +72,7 @@ class CleanReport:
 
 
 def clean(
-    path: str | os.PathLike[str],
+    path: Location,
     *,
     keys: KeysLike = None,
     trust: TrustLike = None,
@@ -91,7 +90,7 @@ def clean(
 
     Parameters
     ----------
-    path : path or str
+    path : path, str or Storage
         The checkpoint's folder, or a URL that fsspec knows.
     keys, trust, allow_unsigned
         As in `FileSystemReader`, to authenticate the metadata. Without keys, its digest must match.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.format.items import ObjectItem
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import Location, open_storage
 from streamxf.stream.reader import read_all
 from streamxf.torchsave.check import needs_of, shown
 
@@ -45,7 +44,7 @@ class UnsafeGlobals:
 
 
 def unsafe_globals(
-    path: str | os.PathLike[str],
+    path: Location,
     keys: KeysLike = None,
     *,
     trust: TrustLike = None,
@@ -58,7 +57,7 @@ def unsafe_globals(
 
     Parameters
     ----------
-    path : path or str
+    path : path, str or Storage
         The checkpoint's folder, or its URL.
     keys, trust, allow_unsigned, require
         As in `FileSystemReader`.

@@ -21,7 +21,7 @@ from streamxf import Key, Retention
 from streamxf.format.run import RunFacts
 from streamxf.manager.holds import hold
 from streamxf.manager.listing import list_checkpoints
-from streamxf.storage import removal
+from streamxf.storage import local
 
 DAY = 86400
 RUN_IS = "the run is the folder that it lies in: `streamxf list"
@@ -462,14 +462,14 @@ def test_a_newest_one_that_is_small_is_verified_in_full(run: Run, tmp_path: Path
 
 
 def test_what_cannot_be_removed_is_named(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    unlink = removal._unlink
+    unlink = local._unlink
 
-    def refuse(folder: int, parts: list[str], name: str) -> None:
-        if name == ".metadata":
+    def refuse(folder: int, path: str) -> None:
+        if path == ".metadata":
             raise PermissionError(13, "Permission denied")
-        unlink(folder, parts, name)
+        unlink(folder, path)
 
-    monkeypatch.setattr(removal, "_unlink", refuse)
+    monkeypatch.setattr(local, "_unlink", refuse)
     done = run("forget", folder, "--keep", "last=3", "--yes")
     assert done.code == 1
     assert "not removed: step-100: PermissionError: " in done.out

@@ -33,7 +33,7 @@ from streamxf.format.items import MAX_RANK_CHUNKS, Item, TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike, SignerLike
-from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import Location, are_same, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import block_log2_of
 from streamxf.version import __version__
@@ -64,7 +64,7 @@ class Destination:
     @classmethod
     def of(
         cls,
-        path: str | os.PathLike[str],
+        path: Location,
         chain: ChainLike | None,
         *,
         encrypt_to: KeysLike = None,
@@ -190,15 +190,9 @@ def _write_item(wanted: Wanted) -> WriteItem:
     return WriteItem(MetadataIndex(item.name, shard.offsets), WriteItemType.SHARD, tensor_data=data)
 
 
-def refuse_same(
-    source: str | os.PathLike[str], target: str | os.PathLike[str], cure: str = "; in_place replaces the source"
-) -> None:
+def refuse_same(source: Location, target: Location, cure: str = "; in_place replaces the source") -> None:
     """Raise ParameterError, with the advice `cure`, if two paths or URLs are known to lead to the same place."""
-    try:
-        same = os.path.samefile(source, target)
-    except OSError:  # one of them is not there, or a URL
-        same = os.fspath(source).rstrip("/") == os.fspath(target).rstrip("/")
-    if same:
+    if are_same(source, target):
         raise ParameterError(f"source and target are the same{cure}")
 
 

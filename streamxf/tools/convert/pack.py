@@ -26,8 +26,8 @@ from streamxf.formats.opening import is_checkpoint
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.storage.opening import open_storage
-from streamxf.storage.storage import is_url
+from streamxf.storage.opening import Location, open_storage
+from streamxf.storage.storage import Storage, is_url
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Data, Destination, check_same, refuse_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
@@ -38,8 +38,8 @@ from streamxf.wording import some
 
 
 def pack(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
+    source: Location,
+    target: Location,
     chain: ChainLike | None = None,
     *,
     overwrite: bool = False,
@@ -73,7 +73,7 @@ def pack(
 
     Parameters
     ----------
-    source, target : path or str
+    source, target : path, str or Storage
         Or URLs. The target is a folder that does not exist yet, or has no checkpoint in it.
     chain, overwrite, encrypt_to, signer, storage_options, target_options, block_size, file_size, progress
         As in `transcode`; `max_expansion` as well.
@@ -133,9 +133,11 @@ def _read(whole: Whole, wanted: Wanted) -> Data:
     return Streamed(reads, Kind.TENSOR, item.dtype, item.shape)
 
 
-def _refuse_inside(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+def _refuse_inside(source: Location, target: Location) -> None:
     """Raise ParameterError if the target is the source, or in it."""
     refuse_same(source, target, ": name another target")
+    if isinstance(source, Storage) or isinstance(target, Storage):
+        return  # what is packed is listed first, and must not change
     outer, inner = os.fspath(source).rstrip("/"), os.fspath(target)
     if not is_url(outer) and not is_url(inner):
         outer, inner = os.path.realpath(outer), os.path.realpath(inner)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,7 +23,7 @@ from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.stream.blocks import BareBlocks, Blocks
 from streamxf.stream.encoder import Load
@@ -38,8 +37,8 @@ Fill = Callable[[memoryview], None]
 
 
 def transcode(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str] | None = None,
+    source: Location,
+    target: Location | None = None,
     chain: ChainLike | None = None,
     *,
     in_place: bool = False,
@@ -68,7 +67,7 @@ def transcode(
 
     Parameters
     ----------
-    source, target : path or str
+    source, target : path, str or Storage
         Folders, or URLs. The target does not exist yet, or has no checkpoint in it.
     chain : Chain, str or codecs, optional
         As in `streamxf.open`; by default that of `FileSystemWriter`. If it is empty, torch's own reader loads the copy,

@@ -69,7 +69,7 @@ def _what(storage: Storage, entry: StorageEntry) -> int | str:
     if not is_inside(entry.name):
         return _STRANGE
     if entry.kind == "link":
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # it leads nowhere, or in circles
             entry = storage.child(entry.name).info()
         if entry.kind != "file":
             return "a link, but not to a regular file"

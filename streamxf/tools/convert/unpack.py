@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from streamxf.formats.opening import open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import Location, open_storage
 from streamxf.tools.convert.model import open_model
 from streamxf.tools.convert.origin import origin_of
 from streamxf.tools.convert.plan import SHARD_SIZE, format_of_name, fresh, restored
@@ -32,8 +31,8 @@ FORMATS: dict[str, Format] = {
 
 
 def unpack(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
+    source: Location,
+    target: Location,
     *,
     format: FormatName | None = None,
     only: Sequence[str] = (),
@@ -63,7 +62,7 @@ def unpack(
 
     Parameters
     ----------
-    source, target : path or str
+    source, target : path, str or Storage
         The checkpoint's folder, and what is to be written; or URLs.
     format : str, optional
         By default that of the target's suffix: ``.safetensors``; ``.pt``, ``.pth``, ``.bin`` and ``.ckpt`` for
@@ -146,4 +145,4 @@ def unpack(
     tensors, size = sum(isinstance(item, TensorItem) for item in plan.items), sum(file.size for file in plan.files)
     counts = len(plan.files), size, tensors, len(plan.items) - tensors
     seconds = perf_counter() - begin
-    return Unpacked(os.fspath(target), str(wanted), *counts, plan.restored, plan.left_out, seconds, plan.notes)
+    return Unpacked(place.given, str(wanted), *counts, plan.restored, plan.left_out, seconds, plan.notes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,7 +16,7 @@ from streamxf.formats.reader import FileReader
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.tools.convert.origin import Origin, origin_of
 from streamxf.tools.convert.tree import Tree
@@ -28,8 +27,8 @@ from streamxf.wording import many, some
 
 
 def diff(
-    first: str | os.PathLike[str],
-    second: str | os.PathLike[str],
+    first: Location,
+    second: Location,
     *,
     keys: KeysLike = None,
     trust: TrustLike = None,
@@ -53,7 +52,7 @@ def diff(
 
     Parameters
     ----------
-    first, second : path or str
+    first, second : path, str or Storage
         Each a file, a folder, or a URL that fsspec knows.
     keys, trust, allow_unsigned, require
         As in `FileSystemReader`, for both.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,12 +10,12 @@ from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import Location, open_storage
 from streamxf.tools.inspect.summary import Summary, Values
 
 
 def inspect(
-    path: str | os.PathLike[str],
+    path: Location,
     keys: KeysLike = None,
     *,
     trust: TrustLike = None,
@@ -31,7 +30,7 @@ def inspect(
 
     Parameters
     ----------
-    path : path or str
+    path : path, str or Storage
         A checkpoint of streamxf or of stock DCP, a ``.safetensors`` or ``torch.save`` file, or a Hugging Face folder;
         or the URL of one.
     keys, trust, allow_unsigned, require

@@ -30,7 +30,7 @@ from streamxf.storage.files import open_regular
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.lock import locked
 from streamxf.storage.multipart import ReplacedMeanwhile
-from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.source import FileSlice
 from streamxf.storage.storage import Storage
 from streamxf.stream.plain import Draft, PlainParts
@@ -203,9 +203,7 @@ def _parts(file: Any) -> tuple[KeySet, PlainParts]:
 Holder = MetadataFiles | PlainFile
 
 
-def holder_at(
-    path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None, expected: frozenset[str] | None
-) -> Holder:
+def holder_at(path: Location, storage_options: Mapping[str, Any] | None, expected: frozenset[str] | None) -> Holder:
     """The checkpoint or the plain file that is there.
 
     Raises ParameterError if a certain save is expected and it is a plain file, and UnsupportedError for other files.

@@ -6,7 +6,6 @@ them the pickle for torch's readers; each file in one step.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,6 +18,7 @@ from streamxf.keys import KeyLike, KeyProvider, KeyRing, KeysLike, SignerLike, S
 from streamxf.keys.derive import is_key_id
 from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.location import as_provider, as_signing_key
+from streamxf.storage.opening import Location
 from streamxf.tools.rekey.holders import Holder, holder_at
 from streamxf.tools.rekey.recipients import KeySet, Opened, Recipients, Terms
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def recipients(
-    path: str | os.PathLike[str],
+    path: Location,
     keys: KeysLike = None,
     *,
     trust: TrustLike = None,
@@ -49,7 +49,7 @@ def recipients(
 
 
 def rekey(
-    path: str | os.PathLike[str],
+    path: Location,
     old: KeysLike,
     new: KeysLike,
     *,
@@ -69,7 +69,7 @@ def rekey(
 
     Parameters
     ----------
-    path : path or str
+    path : path, str or Storage
         The checkpoint's folder, or its URL; or a local file that `streamxf.open` wrote. Such a file is copied without
         being decrypted, and replaced in one step.
     old : Key, bytes, location, several of them or a KeyRing
@@ -147,7 +147,7 @@ def rekey(
 
 
 def add_recipient(
-    path: str | os.PathLike[str],
+    path: Location,
     keys: KeysLike,
     new: KeysLike,
     *,
@@ -182,7 +182,7 @@ def add_recipient(
 
 
 def remove_recipient(
-    path: str | os.PathLike[str],
+    path: Location,
     keys: KeysLike,
     recipient: KeyLike,
     *,

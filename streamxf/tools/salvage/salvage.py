@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -22,7 +21,7 @@ from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import Location, open_storage
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Destination, refuse_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.session import convert
@@ -33,7 +32,7 @@ from streamxf.torch_private import ExtensionRegistry
 
 
 def salvage(
-    path: str | os.PathLike[str],
+    path: Location,
     state_dict: dict[str, Any] | None = None,
     *,
     keys: KeysLike = None,
@@ -59,7 +58,7 @@ def salvage(
 
     Parameters
     ----------
-    path : path or str
+    path : path, str or Storage
         The checkpoint's folder, or its URL.
     state_dict : dict, optional
         Is filled in place, as by ``dcp.load``. Without it everything is loaded into a new one: whole tensors on the
@@ -120,8 +119,8 @@ def salvage(
 
 
 def salvage_to(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
+    source: Location,
+    target: Location,
     chain: ChainLike | None = None,
     *,
     encrypt_to: KeysLike = None,
@@ -147,7 +146,7 @@ def salvage_to(
 
     Parameters
     ----------
-    source, target : path or str
+    source, target : path, str or Storage
         The checkpoint's folder and that of the new one, which has none yet; or URLs, each with options for fsspec.
     chain, encrypt_to, signer
         As in `transcode`.
@@ -198,7 +197,7 @@ def salvage_to(
         found = Filler(catalog, partial, progress).check()
         if not found.loaded:
             return found, None
-        return found, convert(to, _conversion(os.fspath(source), catalog, found, partial), FILE_SIZE, progress)
+        return found, convert(to, _conversion(storage.given, catalog, found, partial), FILE_SIZE, progress)
 
 
 def _conversion(source: str, catalog: Catalog, found: Salvaged, partial: bool) -> Conversion:

@@ -5,7 +5,6 @@ metadata, and the files that this names, or those that are there without it.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -36,7 +35,7 @@ from streamxf.formats.opening import format_of, is_checkpoint, parts_of
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
-from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage, storage_errors
 from streamxf.threads import side_by_side
 from streamxf.tools.verify.items import FileCheck
@@ -56,7 +55,7 @@ _AT_ONCE = 4  # files that fsspec reads: each by one thread, which waits for eac
 
 
 def verify(
-    path: str | os.PathLike[str],
+    path: Location,
     keys: KeysLike = None,
     *,
     trust: TrustLike = None,
@@ -82,7 +81,7 @@ def verify(
 
     Parameters
     ----------
-    path : path or str
+    path : path, str or Storage
         The checkpoint's folder or file, or its URL.
     keys : Key, bytes, location, several of them or a KeyRing, optional
         For what is encrypted. Without them everything is checked that needs no key: sizes, digests, structure and the

@@ -1,0 +1,144 @@
+"""`check_storage`: what streamxf relies on of every storage, and so of one from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from streamxf.storage.multipart import ABSENT, ReplacedMeanwhile
+from streamxf.storage.storage import Storage
+from streamxf.testing.case import ConformanceError, require
+
+FILES = {
+    "plain": bytes(range(256)) * 300,
+    "empty": b"",
+    "folder/inside": b"inside",
+    "folder/deeper/still": b"still",
+    "one*": b"a star",
+    "one two [3]": b"blanks and brackets",
+}
+"""What the suite writes, by path. A storage that is only read has to hold the like."""
+
+
+def check_storage(storage: Storage, files: Mapping[str, bytes] | None = None) -> None:
+    """Check that a storage does what streamxf relies on. Raises ConformanceError, which says what it does not.
+
+    Parameters
+    ----------
+    storage : Storage
+        An empty place. The suite leaves nothing there.
+    files : mapping, optional
+        All that a storage has which is only read: contents by path, such as `streamxf.testing.FILES`. Nothing is
+        written then.
+    """
+    if files is not None:
+        _check_reading(storage, files)
+        return
+    require(not storage.exists() or not [*storage.entries()], "the place is not empty")
+    try:
+        for path, data in FILES.items():
+            storage.make_folder(path.rpartition("/")[0])
+            storage.write(path, data)
+        _check_reading(storage, FILES)
+        _check_writing(storage)
+        _check_conditions(storage)
+    finally:
+        with suppress(Exception):  # what went wrong before says more
+            storage.remove_all()
+
+
+def _check_reading(storage: Storage, files: Mapping[str, bytes]) -> None:
+    for path, data in files.items():
+        found = storage.info(path)
+        require((found.kind, found.size) == ("file", len(data)), f"info({path!r}) is {found}, of {len(data)} bytes")
+        size = len(data)
+        spans = ((0, size), (0, 1), (size // 2, size), (size // 3, size // 2), (max(0, size - 1), size + 9))
+        for start, stop in (span for span in spans if span[0] < span[1]):
+            got = storage.read(path, start, stop)
+            require(got == data[start:stop], f"read({path!r}, {start}, {stop}) gave {len(got)} bytes, or other ones")
+        with storage.open(path) as file:
+            require(file.read() == data, f"open({path!r}) reads something else")
+        folder, _, name = path.rpartition("/")
+        place = storage.child(folder) if folder else storage
+        require(place.read(name, 0, size) == data, f"child({folder!r}).read({name!r}) gave something else")
+        require(place.child(name).info().size == size, f"{path!r} is not found as a place of its own")
+    folders = {path.rpartition("/")[0] for path in files}
+    for folder in folders | {""}:
+        _check_listing(storage, folder, files)
+    for path in ("missing", "plain/missing", "one"):
+        _check_missing(lambda path=path: storage.info(path), f"info({path!r})")  # type: ignore[misc]
+        _check_missing(lambda path=path: storage.read(path, 0, 1), f"read({path!r})")  # type: ignore[misc]
+    _check_missing(lambda: list(storage.entries("missing")), "entries('missing')")
+    path = max(files, key=lambda path: len(files[path]))
+    steps = [(at, at + 1000) for at in range(0, len(files[path]), 1000)]
+    with ThreadPoolExecutor(8) as pool:
+        pieces = list(pool.map(lambda step: storage.read(path, *step), steps))
+    require(b"".join(pieces) == files[path], "threads that read at once get each other's bytes")
+
+
+def _check_listing(storage: Storage, folder: str, files: Mapping[str, bytes]) -> None:
+    prefix = f"{folder}/" if folder else ""
+    inside = [path.removeprefix(prefix) for path in files if path.startswith(prefix)]
+    expected: dict[str, tuple[str, int | None]] = {
+        path.partition("/")[0]: ("folder", None) if "/" in path else ("file", len(files[prefix + path]))
+        for path in inside
+    }
+    listed = [(each.name, (each.kind, each.size)) for each in storage.entries(folder)]
+    require(sorted(listed) == sorted(expected.items()), f"entries({folder!r}) are {listed}")
+    require(not folder or storage.info(folder).kind == "folder", f"info({folder!r}) is no folder")
+    found = {each.name: each.size for each in storage.below(folder)}
+    require(found == {path: len(files[prefix + path]) for path in inside}, f"below({folder!r}) is {found}")
+
+
+def _check_writing(storage: Storage) -> None:
+    storage.write("plain", b"shorter")
+    require(storage.read("plain", 0, 100) == b"shorter", "a file that is replaced keeps some of its old contents")
+    with storage.create("created") as file:
+        for piece in (b"first", memoryview(b"second"), bytearray(3 * 2**20)):
+            file.write(piece)
+    whole = b"firstsecond" + bytes(3 * 2**20)
+    require(storage.read("created", 0, len(whole) + 1) == whole, "create() does not store what was written")
+    with suppress(KeyboardInterrupt), storage.create("broken") as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    if not storage.near:
+        require(not storage.exists("broken"), "a file whose block was left by an error is there")
+    failed = storage.remove(["one*", "missing", "folder/inside"])
+    require(not failed, f"remove() failed: {failed}")
+    require(not storage.exists("one*") and not storage.exists("folder/inside"), "remove() has left a file")
+    require(storage.exists("one two [3]") and storage.exists("folder/deeper/still"), "remove() has removed other files")
+    _check_exists(lambda: storage.put("plain", b"once", once=True), "put(once=True)")
+
+
+def _check_conditions(storage: Storage) -> None:
+    if not storage.conditional:
+        require(storage.stamp("plain") is None, "there is a stamp, and `conditional` says that there is none")
+        return
+    stamp = storage.stamp("plain")
+    require(stamp not in (None, ABSENT), f"the stamp of a file is {stamp!r}")
+    require(storage.stamp("missing") == ABSENT, "the stamp of a file that is not there is not ABSENT")
+    storage.write("plain", b"mine", over=stamp)
+    for over in (stamp, ABSENT):
+        try:
+            storage.write("plain", b"too late", over=over)
+        except ReplacedMeanwhile:
+            continue
+        raise ConformanceError("a file was replaced over a stamp that it no longer had")
+    require(storage.read("plain", 0, 9) == b"mine", "a write that was refused has changed the file")
+
+
+def _check_missing(act: Callable[[], object], what: str) -> None:
+    try:
+        act()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    raise ConformanceError(f"{what} does not raise FileNotFoundError")
+
+
+def _check_exists(act: Callable[[], object], what: str) -> None:
+    try:
+        act()
+    except FileExistsError:
+        return
+    raise ConformanceError(f"{what} does not raise FileExistsError")
