@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Array, Elements
-from streamxf.checkpoint.metadata import merged, metadata_files, metadata_name, no_file, read_metadata
+from streamxf.checkpoint.metadata import merged, metadata_files, no_file, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import Box, BoxReader, empty_array
 from streamxf.errors import ParameterError, UnsupportedError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
+from streamxf.format.names import metadata_name
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.proportion import MAX_EXPANSION, Budget
 from streamxf.registry import CodecRegistry

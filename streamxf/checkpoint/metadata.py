@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, P
 from streamxf.format.index import File, Index, Sections, Trailer
 from streamxf.format.items import Item, TensorItem, overlap
 from streamxf.format.limits import TRAILER_BYTES
+from streamxf.format.names import SLIP, metadata_among, rank_metadata_among, rank_of
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.pair import VerifyKey
@@ -29,13 +29,11 @@ _SHOWN = 8
 _OF_OTHERS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _OF_ANY = (".metadata", ".distcp", *_OF_OTHERS)
 
-_SLIP = ".slip"  # what conversions write beside a data file that is finished, until all are
-
 
 def unfinished(names: Collection[str]) -> str | None:
     """What a folder without metadata is, if a conversion to it was interrupted or is at work; else None."""
     data = [name for name in names if name.endswith(".distcp")]
-    finished = [name for name in data if f"{name}{_SLIP}" in names]
+    finished = [name for name in data if f"{name}{SLIP}" in names]
     if not finished:
         return None
     return (
@@ -47,7 +45,7 @@ def unfinished(names: Collection[str]) -> str | None:
 
 def resumable(leftovers: Collection[str]) -> list[str]:
     """A line that says so if some leftovers are of an interrupted conversion."""
-    finished = sum(name.endswith(f".distcp{_SLIP}") for name in leftovers)
+    finished = sum(name.endswith(f".distcp{SLIP}") for name in leftovers)
     if not finished:
         return []
     return [
@@ -60,7 +58,7 @@ def no_metadata(storage: Storage, names: Collection[str], rank: int | None = Non
     folder = storage.given
     if (text := unfinished(names)) is not None:
         return NoCheckpointError(text, file=folder)
-    ranks = sorted(name for name in names if name.startswith("__") and name.endswith(".metadata"))
+    ranks = rank_metadata_among(names)
     if rank is not None and ranks:
         shown = ", ".join(ranks[:_SHOWN]) + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")
         return MetadataError(
@@ -104,30 +102,7 @@ def no_file(path: str) -> MetadataError:
     return MetadataError("the file that holds the item is missing from the checkpoint", file=path)
 
 
-GLOBAL = ".metadata"
 MAX_METADATA = 2**30  # bytes of a metadata file
-
-_RANK = re.compile(r"__(0|[1-9][0-9]{0,9})\.metadata", re.ASCII)
-
-
-def metadata_name(rank: int | None) -> str:
-    return GLOBAL if rank is None else f"__{rank}.metadata"
-
-
-def rank_of(name: str) -> int | None:
-    """The rank in the name of a metadata file; None for that of all ranks, and for other names."""
-    found = _RANK.fullmatch(name)
-    return int(found[1]) if found is not None else None
-
-
-def is_metadata_name(name: str) -> bool:
-    return name == GLOBAL or _RANK.fullmatch(name) is not None
-
-
-def metadata_among(names: Collection[str]) -> list[str]:
-    """The metadata files that describe the checkpoint: that of all ranks, or those of single ranks in their order."""
-    ranks = {name: rank for name in names if (rank := rank_of(name)) is not None}
-    return [GLOBAL] if GLOBAL in names else sorted(ranks, key=lambda name: ranks[name])
 
 
 @dataclass(frozen=True)

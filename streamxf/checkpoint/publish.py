@@ -9,43 +9,21 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import GLOBAL, metadata_name, read_metadata
+from streamxf.checkpoint.metadata import read_metadata
 from streamxf.errors import AbortedError, ContainerError, StreamxfError, UnsupportedError
 from streamxf.format.index import File
+from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, made_by_saves, metadata_name, rank_of
 from streamxf.storage.storage import LOCK, Storage
-
-_RANK = r"__(?P<rank>0|[1-9][0-9]{0,9})"
-OWN_FILE = re.compile(_RANK + r"_[0-9]+_(?P<writer>[0-9a-f]{32})\.distcp", re.ASCII)  # data files of streamxf's writers
-SLIP = re.compile(OWN_FILE.pattern + r"\.slip", re.ASCII)
-"""What `streamxf.tools.convert` notes of a data file that is finished, until all are."""
-TORCH_FILE = re.compile(_RANK + r"_[0-9]+\.distcp", re.ASCII)  # data files of torch's writers, and attached ones
-RANK_METADATA = re.compile(_RANK + r"\.metadata", re.ASCII)
-DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.[0-9a-f]{{8}}\.tmp", re.ASCII)
-"""Metadata that is about to be published, of streamxf's writers."""
-_SLIP_DRAFT = re.compile(SLIP.pattern + r"\.[0-9a-f]{8}\.tmp", re.ASCII)
-_TORCH_DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.tmp", re.ASCII)
 
 RUN_FILE = re.compile(
     r"\.streamxf-(?:commit|saving|removed|note-[0-9a-f]{8})(?:\.[0-9a-f]{8}\.tmp)?|" + re.escape(LOCK), re.ASCII
 )
 """What lies beside a save, and says something of it: no leftover of any."""
 
-_MADE = (OWN_FILE, SLIP, TORCH_FILE, RANK_METADATA, DRAFT, _SLIP_DRAFT, _TORCH_DRAFT)
-
 
 def made_by_writers(name: str) -> re.Match[str] | None:
+    """A match of what may be a save's leftover, or lies beside one."""
     return made_by_saves(name) or RUN_FILE.fullmatch(name)
-
-
-def made_by_saves(name: str) -> re.Match[str] | None:
-    """The same without `RUN_FILE`: what may be a save's leftover."""
-    return next(filter(None, (pattern.fullmatch(name) for pattern in _MADE)), None)
-
-
-def rank_of(name: str) -> int | None:
-    """Whose file it is, by its name; None for what belongs to no single rank."""
-    found = made_by_saves(name)
-    return int(found["rank"]) if found is not None and found["rank"] is not None else None
 
 
 def check_free(path: Any, found: Collection[str], name: str, overwrite: bool) -> None:

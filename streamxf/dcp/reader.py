@@ -19,7 +19,7 @@ from torch.futures import Future
 from streamxf.chain import Chain
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Require, SaveIds
-from streamxf.checkpoint.metadata import metadata_name, no_metadata, read_metadata
+from streamxf.checkpoint.metadata import no_metadata, read_metadata
 from streamxf.checkpoint.suspicion import note_damage
 from streamxf.collector import collector_paused
 from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
@@ -35,6 +35,7 @@ from streamxf.errors import (
     StreamxfError,
     UnsupportedError,
 )
+from streamxf.format.names import metadata_name
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.report import LoadReport

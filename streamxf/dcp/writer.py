@@ -19,7 +19,6 @@ from torch.futures import Future
 
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import chain_and_ring
-from streamxf.checkpoint.metadata import GLOBAL, metadata_name
 from streamxf.checkpoint.publish import check_free, remove_leftovers
 from streamxf.codecs.floatzip import FloatZip
 from streamxf.dcp.background import Background, changed_text, give_way, tensor_versions, with_copies
@@ -31,6 +30,7 @@ from streamxf.dcp.save.session import Save
 from streamxf.dcp.save.space import RoomNote, check_room, note_room, share_room
 from streamxf.errors import AbortedError, ParameterError, UnsupportedError
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeyRing, KeysLike, TrustLike
 from streamxf.report import SaveReport

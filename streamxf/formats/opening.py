@@ -9,11 +9,11 @@ from dataclasses import replace
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import only_inside
-from streamxf.checkpoint.publish import made_by_saves
 from streamxf.collector import collector_paused
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import NoCheckpointError, StreamxfError, UnsupportedError, located, redacted
 from streamxf.format.limits import PLAIN_MAGIC
+from streamxf.format.names import made_by_saves
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import SUFFIXES, Contents, Format, sizes_of
 from streamxf.formats.reader import FileReader

@@ -18,11 +18,11 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import access_for, chain_and_ring
 from streamxf.checkpoint.checkpoint import Checkpoint, ObjectHandle, TensorHandle, as_torch
-from streamxf.checkpoint.metadata import GLOBAL
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError
 from streamxf.format.index import from_json, to_json
 from streamxf.format.items import ITEMSIZES
+from streamxf.format.names import GLOBAL
 from streamxf.keys import KeysLike
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import is_url

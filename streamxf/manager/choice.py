@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, rank_of
 from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, escaped, is_damage
+from streamxf.format.names import is_metadata_name, metadata_among, rank_of
 from streamxf.formats.opening import contents_of
 from streamxf.manager.authority import Authority
 from streamxf.manager.folder import Folder

@@ -10,9 +10,10 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import is_metadata_name, metadata_among, read_metadata
-from streamxf.checkpoint.publish import made_by_saves, made_by_writers
+from streamxf.checkpoint.metadata import read_metadata
+from streamxf.checkpoint.publish import made_by_writers
 from streamxf.errors import ContainerError, KeyServiceError, MetadataError, StreamxfError
+from streamxf.format.names import is_metadata_name, made_by_saves, metadata_among
 from streamxf.format.run import RunFacts
 from streamxf.manager.authority import Authority
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read

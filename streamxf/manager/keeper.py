@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from streamxf.checkpoint.metadata import is_metadata_name
-from streamxf.checkpoint.publish import made_by_saves
 from streamxf.errors import MetadataError, NoCheckpointError, escaped
+from streamxf.format.names import is_metadata_name, made_by_saves
 from streamxf.format.run import RunFacts
 from streamxf.manager.choice import Verify, check_alone, digest_of
 from streamxf.manager.folder import checksum_of

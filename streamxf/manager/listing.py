@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import GLOBAL
 from streamxf.collector import collector_paused
 from streamxf.errors import (
     DAMAGE,
@@ -22,6 +21,7 @@ from streamxf.errors import (
     UnsupportedError,
     escaped,
 )
+from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.authority import Authority
 from streamxf.manager.folder import Folder, checksum_of

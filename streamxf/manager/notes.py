@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, TypeVar
 
-from streamxf.checkpoint.metadata import is_metadata_name
 from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.publish import RUN_FILE, made_by_writers
 from streamxf.errors import MetadataError
 from streamxf.format import fields
 from streamxf.format.items import check_path
 from streamxf.format.limits import MAX_NOTE, MAX_NUMBER
+from streamxf.format.names import is_metadata_name
 from streamxf.format.run import RunFacts, metrics_json, metrics_of
 from streamxf.manager.authority import Authority
 from streamxf.storage.removal import remove_entry

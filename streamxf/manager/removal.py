@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 
-from streamxf.checkpoint.metadata import is_metadata_name
-from streamxf.checkpoint.publish import DAY, RUN_FILE, made_by_saves
+from streamxf.checkpoint.publish import DAY, RUN_FILE
 from streamxf.errors import StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
+from streamxf.format.names import is_metadata_name, made_by_saves
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import going, has_no_place, held, is_over, removing
 from streamxf.manager.listing import Run

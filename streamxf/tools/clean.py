@@ -9,18 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import (
-    GLOBAL,
-    Metadata,
-    metadata_files,
-    no_metadata,
-    rank_of,
-    read_metadata,
-    resumable,
-)
+from streamxf.checkpoint.metadata import Metadata, metadata_files, no_metadata, read_metadata, resumable
 from streamxf.checkpoint.publish import DAY, RUN_FILE, leftovers, made_by_writers, settled
-from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
+from streamxf.format.names import GLOBAL, rank_of
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import Location, open_storage
@@ -140,7 +132,7 @@ def clean(
         read = {name: _read(storage, name, access) for name in names}
         named = {*names}.union(*(_named_files(storage, each, files) for each in read.values()))
         ranks = None if names == [GLOBAL] else {rank_of(name) for name in names}
-        found = [name for name in leftovers(files, named, None) if ranks is None or rank_in(name) in ranks]
+        found = [name for name in leftovers(files, named, None) if ranks is None or rank_of(name) in ranks]
         kept = sorted(name for name in files.keys() - named - set(found) if not RUN_FILE.fullmatch(name))
         old = settled(storage, found, age)
         for name in names if old and not alone else ():

@@ -17,6 +17,7 @@ import pytest
 from streamxf.checkpoint import publish
 from streamxf.checkpoint.publish import DAY, settled
 from streamxf.errors import AbortedError
+from streamxf.format.names import made_by_saves, rank_of
 from streamxf.storage import disk, lock
 from streamxf.storage.disk import Mount
 from streamxf.storage.opening import open_storage, storage_over
@@ -195,8 +196,8 @@ def test_what_is_said_beside_a_save_is_no_leftover() -> None:
     names += [f"{name}.0123abcd.tmp" for name in names]
     for name in [*names, LOCK]:
         assert publish.made_by_writers(name)
-        assert not publish.made_by_saves(name)
-        assert publish.rank_of(name) is None
+        assert not made_by_saves(name)
+        assert rank_of(name) is None
     assert publish.leftovers([*names, LOCK], (), None) == publish.leftovers([*names, LOCK], (), 0) == []
     for name in (".streamxf-note", ".streamxf-note-0123abcg", ".streamxf-commit.tmp", ".streamxf", "a.streamxf-commit"):
         assert not publish.made_by_writers(name)

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import streamxf
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access, access_for
-from streamxf.checkpoint.metadata import GLOBAL
 from streamxf.format.index import Index, Sections, Trailer, pack, pack_keys
+from streamxf.format.names import GLOBAL
 from streamxf.format.run import RunFacts
 from streamxf.manager.authority import Authority
 

@@ -19,8 +19,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
-from streamxf.checkpoint.metadata import metadata_name
-from streamxf.checkpoint.publish import OWN_FILE, check_free, check_present, files_of, find_leftovers
+from streamxf.checkpoint.publish import check_free, check_present, files_of, find_leftovers
 from streamxf.collector import collector_paused
 from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.metadata import extra_of, items_of, of_index, stored_properties
@@ -30,6 +29,7 @@ from streamxf.errors import AbortedError, ChainError, MetadataError, StreamxfErr
 from streamxf.format import limits
 from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys, steps_of
 from streamxf.format.items import Item, TensorItem, check_apart, check_tiles
+from streamxf.format.names import OWN_FILE, metadata_name
 from streamxf.format.run import RunFacts
 from streamxf.keys.envelope import Envelope
 from streamxf.proportion import Steps

@@ -20,6 +20,7 @@ from streamxf.dcp.extensions import Extensions
 from streamxf.dcp.save.datafile import DataFile
 from streamxf.errors import AbortedError, StreamxfError, escaped, located
 from streamxf.format.limits import WRITER_ID_BYTES
+from streamxf.format.names import data_name
 from streamxf.progress import Progress
 from streamxf.report import Meter, SaveReport
 from streamxf.storage.disk import Mount
@@ -99,7 +100,7 @@ class Save:
 
     def file_name(self, rank: int, number: int) -> str:
         """A name that no other save or process uses."""
-        return f"__{rank}_{number}_{self.writer_id.hex()}.distcp"
+        return data_name(rank, number, self.writer_id)
 
     def refused_objects(self) -> tuple[frozenset[str], str]:
         """What readers refuse by default of the objects that were saved: the names that they need, and a text that says

@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.metadata import is_metadata_name
 from streamxf.checkpoint.opening import Wanted
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
@@ -31,6 +30,7 @@ from streamxf.dcp.writer import DEFAULT_CHAIN
 from streamxf.errors import ContainerError, KeyMissingError, ParameterError, redacted
 from streamxf.format.items import MAX_RANK_CHUNKS, Item, TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.format.names import is_metadata_name
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike, SignerLike
 from streamxf.storage.opening import Location, are_same, open_storage

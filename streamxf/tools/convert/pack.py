@@ -14,7 +14,6 @@ import torch
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.metadata import GLOBAL
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.publish import made_by_writers
 from streamxf.dcp.save.sources import Streamed
@@ -22,6 +21,7 @@ from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.format.header import Kind
 from streamxf.format.items import TensorItem
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import is_checkpoint
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress

@@ -22,7 +22,7 @@ import torch
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.opening import Wanted
-from streamxf.checkpoint.publish import SLIP, remove_leftovers
+from streamxf.checkpoint.publish import remove_leftovers
 from streamxf.dcp.metadata import places_of
 from streamxf.dcp.save.datafile import planned_bytes
 from streamxf.dcp.save.publishing import assemble, publish
@@ -32,6 +32,7 @@ from streamxf.dcp.save.space import check_copy
 from streamxf.errors import ParameterError, StreamxfError
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place
+from streamxf.format.names import OWN_SLIP, SLIP
 from streamxf.progress import Progress
 from streamxf.storage.lock import locked
 from streamxf.tools.convert.conversion import Conversion, Destination, Part, wanted_of
@@ -41,7 +42,6 @@ from streamxf.wording import many
 _log = logging.getLogger(__name__)
 
 _NO_RANK = 2**31 - 1
-_SUFFIX = ".slip"
 
 Key = tuple[str, tuple[int, ...] | None]
 """An item's name, and of a shard its offset."""
@@ -147,7 +147,7 @@ class _Session:
             stored = _placed(items.values(), places)
             slip = assemble(stored, {}, (record,), self._save.extensions, self._job, _NO_RANK, None)
             # not synced: one that a crash damages is ignored, and the data file is on the disk already
-            self._storage.put(f"{name}{_SUFFIX}", slip.data, sync=False)
+            self._storage.put(f"{name}{SLIP}", slip.data, sync=False)
         except BaseException:
             self._storage.remove([name])
             raise
@@ -187,11 +187,11 @@ class _Session:
         found: dict[int, _Finished] = {}
         others = 0
         for name in sorted(listed):
-            match = SLIP.fullmatch(name)
+            match = OWN_SLIP.fullmatch(name)
             if match is None or int(match["rank"]) != self._rank:
                 continue
-            path = name.removesuffix(_SUFFIX)
-            number = int(path.split("_")[3])
+            path = name.removesuffix(SLIP)
+            number = int(match["number"])
             try:
                 slip = read_metadata(storage, name, access, rank=_NO_RANK)
             except (StreamxfError, FileNotFoundError):  # damaged, a link, or not authenticated by a key of this call

@@ -11,7 +11,7 @@ from typing import Any
 
 from streamxf.buffers import write_all
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import GLOBAL, MAX_METADATA, metadata_files, metadata_in, rank_of, read_sections
+from streamxf.checkpoint.metadata import MAX_METADATA, metadata_files, metadata_in, read_sections
 from streamxf.errors import (
     AuthenticationError,
     ContainerError,
@@ -23,6 +23,7 @@ from streamxf.errors import (
 )
 from streamxf.format.index import Index, Sections, Trailer, pack, pack_keys
 from streamxf.format.limits import PLAIN_MAGIC, TRAILER_BYTES
+from streamxf.format.names import GLOBAL, rank_metadata_among
 from streamxf.format.plain import pack_prefix, pack_seal
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
@@ -54,7 +55,7 @@ class MetadataFiles:
     def names(self) -> list[str]:
         """The files; raises MetadataError if there are none, or some that readers ignore."""
         found = metadata_files(self._storage)
-        ranks = sorted(name for name in self._storage.names() if rank_of(name) is not None)
+        ranks = rank_metadata_among(self._storage.names())
         if found == [GLOBAL] and ranks:
             raise MetadataError(
                 f"the folder has a {GLOBAL} and, beside it, metadata of single ranks such as {ranks[0]}, which readers "

@@ -17,18 +17,9 @@ import numpy as np
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access
 from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.elements import Array, Elements, unsigned
-from streamxf.checkpoint.metadata import (
-    GLOBAL,
-    Metadata,
-    metadata_among,
-    metadata_name,
-    no_file,
-    rank_of,
-    read_metadata,
-)
+from streamxf.checkpoint.metadata import Metadata, no_file, read_metadata
 from streamxf.checkpoint.nesting import MAX_LISTS, list_lengths
 from streamxf.checkpoint.opening import ItemOpener, Wanted, streams_of
-from streamxf.checkpoint.publish import OWN_FILE, TORCH_FILE
 from streamxf.checkpoint.reading import run_jobs
 from streamxf.errors import (
     ContainerError,
@@ -44,6 +35,7 @@ from streamxf.errors import (
     located,
 )
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Path, TensorItem
+from streamxf.format.names import GLOBAL, OWN_FILE, TORCH_FILE, metadata_among, metadata_name, rank_of
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget
 from streamxf.storage.reading import OpenFiles

@@ -11,9 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import GLOBAL, MAX_METADATA, Metadata
+from streamxf.checkpoint.metadata import MAX_METADATA, Metadata
 from streamxf.checkpoint.opening import ItemOpener
-from streamxf.checkpoint.publish import OWN_FILE
 from streamxf.checkpoint.scan import Found, Gap, scan
 from streamxf.descriptor import ENCRYPT, parse_parameters
 from streamxf.errors import (
@@ -31,6 +30,7 @@ from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.index import Index, Trailer
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.limits import TRAILER_BYTES
+from streamxf.format.names import GLOBAL, OWN_FILE
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget, check_whole, held_bytes, most

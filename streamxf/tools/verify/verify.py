@@ -12,10 +12,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access, Require, SaveIds
-from streamxf.checkpoint.metadata import GLOBAL, Metadata, metadata_among, rank_of, read_metadata, unfinished
+from streamxf.checkpoint.metadata import Metadata, read_metadata, unfinished
 from streamxf.checkpoint.opening import ItemOpener, Wanted, streams_of
-from streamxf.checkpoint.publish import made_by_saves
-from streamxf.checkpoint.publish import rank_of as rank_in
 from streamxf.collector import collector_paused
 from streamxf.errors import (
     NOT_DAMAGE,
@@ -29,6 +27,7 @@ from streamxf.errors import (
 )
 from streamxf.format.index import Trailer
 from streamxf.format.limits import TRAILER_BYTES
+from streamxf.format.names import GLOBAL, made_by_saves, metadata_among, rank_of
 from streamxf.formats import huggingface
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, is_checkpoint, parts_of
@@ -240,8 +239,8 @@ def _check_checkpoint(call: Call, begin: float, part: tuple[int, int]) -> Verify
         if call.access.expected_saves != frozenset(save_ids):
             last.unchecked.append(UNKNOWN_RANKS)
         ranks = {None, *map(rank_of, names)}
-        strangers = [name for name in beside if rank_in(name) not in ranks]
-        beside = [name for name in beside if rank_in(name) in ranks]
+        strangers = [name for name in beside if rank_of(name) not in ranks]
+        beside = [name for name in beside if rank_of(name) in ranks]
         if strangers:
             last.unchecked.append(
                 f"{many(len(strangers), 'file')} of ranks that have no metadata here, such as {strangers[0]}, which "

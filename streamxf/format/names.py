@@ -1,0 +1,58 @@
+"""The names of a checkpoint's files: docs/format.md, "Files"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+GLOBAL = ".metadata"
+"""The metadata file of all ranks."""
+SLIP = ".slip"
+"""What a conversion writes beside a data file that is finished, until all are, ends with this."""
+
+_RANK = r"__(?P<rank>0|[1-9][0-9]{0,9})"
+_OWN = _RANK + r"_(?P<number>[0-9]+)_(?P<writer>[0-9a-f]{32})\.distcp"
+OWN_FILE = re.compile(_OWN, re.ASCII)
+"""A data file of streamxf's writers."""
+OWN_SLIP = re.compile(_OWN + re.escape(SLIP), re.ASCII)
+TORCH_FILE = re.compile(_RANK + r"_[0-9]+\.distcp", re.ASCII)
+"""A data file of torch's writers, and attached ones."""
+DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.[0-9a-f]{{8}}\.tmp", re.ASCII)
+"""Metadata that is about to be published, of streamxf's writers."""
+_RANK_METADATA = re.compile(_RANK + r"\.metadata", re.ASCII)
+_SLIP_DRAFT = re.compile(OWN_SLIP.pattern + r"\.[0-9a-f]{8}\.tmp", re.ASCII)
+_TORCH_DRAFT = re.compile(rf"(?:\.|{_RANK}\.)metadata\.tmp", re.ASCII)
+_MADE = (OWN_FILE, OWN_SLIP, TORCH_FILE, _RANK_METADATA, DRAFT, _SLIP_DRAFT, _TORCH_DRAFT)
+
+
+def data_name(rank: int, number: int, writer: bytes) -> str:
+    return f"__{rank}_{number}_{writer.hex()}.distcp"
+
+
+def metadata_name(rank: int | None) -> str:
+    return GLOBAL if rank is None else f"__{rank}.metadata"
+
+
+def is_metadata_name(name: str) -> bool:
+    return name == GLOBAL or _RANK_METADATA.fullmatch(name) is not None
+
+
+def metadata_among(names: Collection[str]) -> list[str]:
+    """The metadata files that describe the checkpoint: that of all ranks, or those of single ranks in their order."""
+    return [GLOBAL] if GLOBAL in names else rank_metadata_among(names)
+
+
+def rank_metadata_among(names: Collection[str]) -> list[str]:
+    ranks = {name: int(found["rank"]) for name in names if (found := _RANK_METADATA.fullmatch(name))}
+    return sorted(ranks, key=lambda name: ranks[name])
+
+
+def made_by_saves(name: str) -> re.Match[str] | None:
+    """A match of what may be a save's leftover, `.metadata` aside."""
+    return next(filter(None, (pattern.fullmatch(name) for pattern in _MADE)), None)
+
+
+def rank_of(name: str) -> int | None:
+    """Whose file it is, by its name; None for what belongs to no single rank."""
+    found = made_by_saves(name)
+    return int(found["rank"]) if found is not None and found["rank"] is not None else None
