@@ -60,10 +60,9 @@ def no_metadata(storage: Storage, names: Collection[str], rank: int | None = Non
         return NoCheckpointError(text, file=folder)
     ranks = rank_metadata_among(names)
     if rank is not None and ranks:
-        shown = ", ".join(ranks[:_SHOWN]) + (f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else "")
         return MetadataError(
-            f"the folder has metadata of single ranks ({shown}), and none of rank {rank}: such a checkpoint is loaded "
-            "by the ranks that saved it",
+            f"the folder has metadata of single ranks ({some(ranks, most=_SHOWN)}), and none of rank {rank}: such a "
+            "checkpoint is loaded by the ranks that saved it",
             file=folder,
         )
     if any(name.endswith(".distcp") for name in names):

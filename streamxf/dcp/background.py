@@ -27,6 +27,7 @@ from streamxf.torch_private import (
     future_of_the_save_in_this_thread,
     in_the_process_that_saves,
 )
+from streamxf.wording import some
 
 NICE = 10
 _NAMES = 3  # in a warning
@@ -115,9 +116,8 @@ def changed_text(before: dict[str, int], after: dict[str, int]) -> str:
     changed = sorted(name for name, version in before.items() if after.get(name) != version)
     if not changed:
         return ""
-    more = f" and {len(changed) - _NAMES:,} more" if len(changed) > _NAMES else ""
     return (
-        f"tensors changed while they were saved: {escaped(', '.join(changed[:_NAMES]))}{more}. This checkpoint mixes "
+        f"tensors changed while they were saved: {some(changed, most=_NAMES)}. This checkpoint mixes "
         "old and new values. Do not train during the save, or save a copy: dcp.async_save makes one, unless it is "
         "given an async_stager that does not"
     )

@@ -12,7 +12,8 @@ from streamxf.format.items import ObjectItem
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.storage.opening import Location, open_storage
 from streamxf.stream.reader import read_all
-from streamxf.torchsave.check import needs_of, shown
+from streamxf.torchsave.check import needs_of
+from streamxf.wording import some
 
 if TYPE_CHECKING:
     from streamxf.torch_private import ExtensionRegistry
@@ -38,8 +39,8 @@ class UnsafeGlobals:
         return bool(self.names or self.refused)
 
     def __str__(self) -> str:
-        lines = [f"{shown([name])}: {shown(items)}" for name, items in self.names.items()]
-        lines += [f"refused, {reason}: {shown(items)}" for reason, items in self.refused.items()]
+        lines = [f"{some([name])}: {some(items)}" for name, items in self.names.items()]
+        lines += [f"refused, {reason}: {some(items)}" for reason, items in self.refused.items()]
         return "\n".join(lines) or "nothing"
 
 

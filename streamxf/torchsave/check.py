@@ -12,13 +12,12 @@ import io
 import pickle
 import sys
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
 from streamxf.collector import collector_paused
-from streamxf.descriptor import shorten
 from streamxf.errors import ParameterError
 from streamxf.proportion import ELEMENT
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
@@ -250,8 +249,3 @@ class _Names(pickle.Unpickler):
         return _Inert
 
     def persistent_load(self, reference: object) -> None: ...
-
-
-def shown(names: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(shorten(ascii(name)[1:-1]) for name in names[:most]) + more

@@ -17,8 +17,9 @@ from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
 from streamxf.proportion import MAX_EXPANSION, Budget, check_expansion, most
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
-from streamxf.torchsave.check import Check, Maker, NotAllowed, by_name, chosen, shown
+from streamxf.torchsave.check import Check, Maker, NotAllowed, by_name, chosen
 from streamxf.torchsave.tensors import STORAGES
+from streamxf.wording import some
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +120,7 @@ class Objects:
         check = Check(archive.pickled, archive.sizes, stored, lambda: self._allowed | chosen())
         value = check.load()
         if check.unknown:
-            raise NotAllowed(f"it needs {shown(sorted(check.unknown))}")
+            raise NotAllowed(f"it needs {some(sorted(check.unknown))}")
         if not check.names:
             return value
         if not any(name.startswith("torch.") for name in check.names):

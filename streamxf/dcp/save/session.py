@@ -26,7 +26,8 @@ from streamxf.report import Meter, SaveReport
 from streamxf.storage.disk import Mount
 from streamxf.storage.storage import Storage
 from streamxf.threads import side_by_side
-from streamxf.torchsave.check import quick_needs, shown
+from streamxf.torchsave.check import quick_needs
+from streamxf.wording import some
 
 RECORD_ATTRIBUTE = "streamxf_record"
 _REASONS = 3  # in a warning
@@ -111,11 +112,11 @@ class Save:
         reasons = {item: reason for item, (_, reason) in needs if reason}
         if not needs:
             return frozenset(), ""
-        text = f"readers will refuse objects of this checkpoint by default: {shown([item for item, _ in needs])}."
+        text = f"readers will refuse objects of this checkpoint by default: {some([item for item, _ in needs])}."
         if names:
-            text += f" They need {shown(names, 20)}; pass the reader safe_globals=[{shown(names, 20)}]."
+            text += f" They need {some(names, most=20)}; pass the reader safe_globals=[{some(names, most=20)}]."
         for item, reason in list(reasons.items())[:_REASONS]:
-            text += f" {shown([item])} does not load then either: {reason}; store a list, a dict or a string instead."
+            text += f" {some([item])} does not load then either: {reason}; store a list, a dict or a string instead."
         return frozenset([*names, *reasons.values()]), text
 
     def write_files(
