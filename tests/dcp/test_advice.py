@@ -78,7 +78,7 @@ def test_why_there_is_no_metadata(saved: Path, remote: bool) -> None:
     for rank in range(1, 11):
         (saved / f"__{rank}.metadata").write_bytes(whole)
     found = told(saved)
-    assert "metadata of single ranks (__1.metadata, __10.metadata, __2.metadata, " in found
+    assert "metadata of single ranks (__1.metadata, __2.metadata, __3.metadata, " in found
     assert "and 2 more), and none of rank 0" in found
 
 
