@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -166,12 +166,14 @@ def copy_of(root: Path, target: Path) -> Path:
     return target
 
 
-def run_pytest(tree: Path, results: Path, *arguments: str, seconds: float = 7200, coverage: str = "") -> dict[str, Any]:
+def run_pytest(
+    tree: Path, results: Path, *arguments: str, seconds: float = 7200, coverage: Sequence[str] = ()
+) -> dict[str, Any]:
     """What `Recorder` found in a copy of the tree, and pytest's exit status; None as that if it took too long."""
     results.unlink(missing_ok=True)
     paths = os.pathsep.join([str(tree), str(tree / "tests"), str(Path(__file__).parent)])
     surroundings = {"PYTHONPATH": paths, "STREAMXF_MUTATION": str(results), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", *coverage.split(), "pytest", "-n0", "-q", "-p", "mutation", *arguments]
+    command = [sys.executable, "-m", *by, "pytest", "-n0", "-q", "-p", "mutation", *arguments]
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
             command, cwd=tree, env=os.environ | surroundings, stdout=printed, start_new_session=True
@@ -203,8 +205,8 @@ class Map:
             folder.mkdir(parents=True)
             settings.write_text(f"[run]\nsource = {package}\nrelative_files = true\nconcurrency = thread\n")
             with tempfile.TemporaryDirectory() as scratch:
-                by = f"coverage run --rcfile={settings} --data-file={data} -m"
-                found = run_pytest(copy_of(root, Path(scratch)), folder / "results", *tests, coverage=by)
+                by = ["coverage", "run", f"--rcfile={settings}", f"--data-file={data}", "-m"]
+                found = run_pytest(copy_of(root, Path(scratch)), folder / "results", *tests, by=by)
             print(found["printed"][-2000:], flush=True)
             known.write_text(json.dumps(found["seconds"]))
         self._seconds: dict[str, float] = json.loads(known.read_text())
@@ -212,10 +214,13 @@ class Map:
         self._data.read()
 
     def tests_of(self, mutant: Mutant, seconds: float) -> list[str]:
-        """Tests that execute its line, and take that long together: of its own package first, and short ones first."""
+        """Tests that execute its line, and take that long together: of its own package first, and short ones first.
+        Where none does, those of its package that take long enough to have started processes, which may.
+        """
         found = set(self._data.contexts_by_lineno(mutant.file).get(mutant.line, ())) & self._seconds.keys()
         parts = set(Path(mutant.file).with_suffix("").parts[1:])
-        near = {test for test in found if parts & set(re.split(r"[/_.]", test.partition("::")[0]))}
+        near = {test for test in self._seconds if parts & set(re.split(r"[/_.]", test.partition("::")[0]))}
+        found = found or {test for test in near if self._seconds[test] > 0.5}
         chosen: list[str] = []
         for test in sorted(found, key=lambda test: (test not in near, self._seconds[test], test)):
             seconds -= self._seconds[test] + 0.01
