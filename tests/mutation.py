@@ -167,7 +167,7 @@ def copy_of(root: Path, target: Path) -> Path:
 
 
 def run_pytest(
-    tree: Path, results: Path, *arguments: str, seconds: float = 7200, coverage: Sequence[str] = ()
+    tree: Path, results: Path, *arguments: str, seconds: float = 7200, by: Sequence[str] = ()
 ) -> dict[str, Any]:
     """What `Recorder` found in a copy of the tree, and pytest's exit status; None as that if it took too long."""
     results.unlink(missing_ok=True)
