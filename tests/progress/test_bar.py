@@ -238,3 +238,13 @@ def test_writer_and_reader_show_it(tmp_path: Path, fails: bool) -> None:
             assert loaded[0].startswith("Loading")
             assert len(loaded) == 1
         assert shell.has_cursor
+
+
+def test_an_interrupt_while_it_begins_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("streamxf.bar.is_terminal", lambda stream: True)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt), ProgressBar("Saving"):
+        raise AssertionError("it did not begin")
