@@ -214,15 +214,21 @@ class Map:
         self._data.read()
 
     def tests_of(self, mutant: Mutant, seconds: float) -> list[str]:
-        """Tests that execute its line, and take that long together: of its own package first, and short ones first.
-        Where none does, those of its package that take long enough to have started processes, which may.
+        """Tests that execute its line, and take that long together: the shortest of each file by turns, and eight of each
+        file of its own package. Where none does, those of its package that are long enough to have started processes,
+        which may.
         """
         found = set(self._data.contexts_by_lineno(mutant.file).get(mutant.line, ())) & self._seconds.keys()
         parts = set(Path(mutant.file).with_suffix("").parts[1:])
         near = {test for test in self._seconds if parts & set(re.split(r"[/_.]", test.partition("::")[0]))}
         found = found or {test for test in near if self._seconds[test] > 0.5}
         chosen: list[str] = []
-        for test in sorted(found, key=lambda test: (test not in near, self._seconds[test], test)):
+        turns, files = {}, Counter[str]()
+        for test in sorted(found, key=lambda test: (self._seconds[test], test)):
+            file = test.partition("::")[0]
+            turns[test] = files[file] // (8 if test in near else 1)
+            files[file] += 1
+        for test in sorted(turns, key=lambda test: turns[test]):
             seconds -= self._seconds[test] + 0.01
             if seconds < 0 and chosen:
                 break
