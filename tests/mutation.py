@@ -214,7 +214,7 @@ class Map:
         self._data.read()
 
     def tests_of(self, mutant: Mutant, seconds: float) -> list[str]:
-        """Tests that execute its line, and take that long together: by turns the shortest of each file, and eight of each
+        """Tests that execute its line, and take that long together: the shortest of each file by turns, and eight of a
         file of its package. Where there are none, those of its package that are long enough to have started processes.
         """
         found = set(self._data.contexts_by_lineno(mutant.file).get(mutant.line, ())) & self._seconds.keys()
