@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shlex
@@ -14,13 +13,7 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.collector import collector_paused
-from streamxf.errors import (
-    DAMAGE,
-    NoCheckpointError,
-    ParameterError,
-    UnsupportedError,
-    escaped,
-)
+from streamxf.errors import DAMAGE, NoCheckpointError, ParameterError, UnsupportedError, escaped
 from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.authority import Authority
@@ -36,7 +29,6 @@ _OF_CHECKPOINTS = {COMMIT, SAVING, REMOVED, "scheduler.pt", "scheduler.bin"}  # 
 _AT_ONCE = 16  # folders of an object store that are looked at
 _MARKED = (GLOBAL, COMMIT)  # the first of these that is there says which checkpoint a folder holds
 _OUT = "a link that leads out of the run"
-_log = logging.getLogger(__name__)
 
 
 class Run:
@@ -83,7 +75,9 @@ class Run:
         except FileNotFoundError:
             return []
         names = [name for name in (*self.names, *links) if is_numbered(name) and series in (None, series_of(name))]
-        found = {name: row for name in names if name not in links and (row := self._rows.get(name, self._mark(name)))}
+        near, unlinked = self.storage.near, [name for name in names if name not in links]
+        marks = {name: folder_mark(self.storage, name) if near else ANY for name in unlinked}
+        found = {name: row for name, mark in marks.items() if (row := self._rows.get(name, mark)) is not None}
         told = {name for name in found if self._rows.known(name, looked=True) is None}
         again: Collection[str] = [name for name in names if name not in found]
         lied = False
@@ -191,9 +185,6 @@ class Run:
         links = {name: os.path.split(target) for name, target in folders.items() if target is not None}
         self.linked = {name: link for link, (folder, name) in links.items() if folder == base}
         return [*links]
-
-    def _mark(self, name: str) -> str | None:
-        return folder_mark(self.storage, name) if self.storage.near else ANY
 
     def _look_at(self, names: Collection[str], found: dict[str, Record]) -> None:
         """What these folders say themselves."""
