@@ -144,7 +144,8 @@ def is_still(descriptor: int, name: str, folder: int | None = None) -> bool:
 
 
 def try_lock_file(folder: int, name: str, make: bool) -> IO[bytes] | None:
-    """A file in an open folder, held; None if there are no locks. Raises BlockingIOError if another process has it.
+    """A file in an open folder, held; None if there are no locks. Raises BlockingIOError if another process has it that
+    made it: those that only look share it, or two that look at once would take each other for that one.
 
     The lock is POSIX's: a child that outlives the job, such as a data loader, does not inherit it, and file systems
     over a network have it, too.
@@ -152,7 +153,7 @@ def try_lock_file(folder: int, name: str, make: bool) -> IO[bytes] | None:
     flags = os.O_RDWR | NO_LINK | os.O_NONBLOCK | (os.O_CREAT if make else 0)
     file = io.FileIO(os.open(name, flags, 0o600, dir_fd=folder), "r+")
     try:
-        fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(file.fileno(), (fcntl.LOCK_EX if make else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
         if isinstance(error, BlockingIOError | PermissionError):

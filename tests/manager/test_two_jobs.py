@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,3 +67,39 @@ def test_a_session_that_is_there_has_its_lock(tmp_path: Path, between: Callable[
     first.begin()
     first.close()
     assert held == [True]
+
+
+LOOKS = """
+import sys
+from streamxf.storage.opening import open_storage
+lock = open_storage(sys.argv[1]).lock_file(f".streamxf/session-{sys.argv[2]}.lock")
+print(lock is not None, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_who_looks_whether_a_job_has_ended_is_not_taken_for_it(tmp_path: Path) -> None:
+    ended = session(tmp_path, "1")
+    ended.begin()
+    ended.close()
+    command = [sys.executable, "-c", LOOKS, str(tmp_path), ended.own.id]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        assert module.is_held(open_storage(tmp_path), ended.own.id) is False
+        other.communicate()
+
+
+def test_a_job_that_runs_is_seen_by_another_process(tmp_path: Path) -> None:
+    running = session(tmp_path, "1")
+    running.begin()
+    command = [
+        sys.executable,
+        "-c",
+        LOOKS,
+        str(tmp_path),
+        running.own.id,
+    ]
+    found = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert "BlockingIOError" in found.stderr
+    running.close()
