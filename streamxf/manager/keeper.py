@@ -214,7 +214,9 @@ class Keeper:
             if not has_no_place(error):
                 raise
             _log.warning("nothing keeps %s from being removed while it is saved: %s", name, error)
-        save.before = {path: mark_of(entry) for path, entry in files.items() if path not in gone.union(ours)}
+        # another run's files stay, and what this save does not write of them is none of it
+        goes_on = gone if record is not None and record.complete else gone.union(ours)
+        save.before = {path: mark_of(entry) for path, entry in files.items() if path not in goes_on}
         saving = Saving(
             *(save.facts.run, name, int(time.time() * 1000), self._sessions.own.id),
             *(save.before if save.framework else {}, save.framework),

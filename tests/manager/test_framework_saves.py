@@ -313,6 +313,16 @@ def test_a_save_over_what_a_framework_wrote_leaves_nothing_of_it(tmp_path: Path)
     assert files == {".metadata", "mine.txt"}
 
 
+def test_a_save_over_that_of_another_run_does_not_take_its_files_for_its_own(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, run_id="a" * 32) as manager:
+        (Path(manager.begin(3)) / "rank-1").write_text("another's")
+        save(manager, 3)
+    with CheckpointManager(tmp_path, run_id="b" * 32) as manager:
+        save(manager, 3, "own")
+    note = parse_note((tmp_path / "step-3" / COMMIT).read_bytes())
+    assert [each["path"] for each in note.content["files"]] == ["weights"]
+
+
 def test_who_saves_beside_what_nobody_wrote_is_told_at_once(
     tmp_path: Path, key: streamxf.Key, caplog: pytest.LogCaptureFixture
 ) -> None:
