@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.authority import Authority
 from streamxf.manager.folder import Folder, checksum_of
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Files
-from streamxf.manager.record import Record, is_numbered, series_of
+from streamxf.manager.record import Record, is_numbered, order_of, series_of
 from streamxf.manager.rows import ANY, RowCache
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.removal import files_of, files_of_many
@@ -28,6 +29,7 @@ from streamxf.storage.storage import Storage, storage_errors
 _OF_CHECKPOINTS = {COMMIT, SAVING, REMOVED, "scheduler.pt", "scheduler.bin"}  # of frameworks, that is
 _AT_ONCE = 16  # folders of an object store that are looked at
 _MARKED = (GLOBAL, COMMIT)  # the first of these that is there says which checkpoint a folder holds
+_UNREADABLE = frozenset({errno.EIO, errno.EACCES, errno.EPERM})
 _OUT = "a link that leads out of the run"
 
 
@@ -201,8 +203,16 @@ class Run:
 
     def _look(self, name: str, folder: Folder | None = None) -> Record | None:
         mark = folder_mark(self.storage, name)  # first: a change during the look has another one
-        folder = folder or self.folder(name)
-        record = folder.record()
+        try:
+            folder = folder or self.folder(name)
+            record = folder.record()
+        except OSError as error:  # of a bad sector, say
+            newer = (
+                each for each in self.names if series_of(each) == series_of(name) and order_of(each) > order_of(name)
+            )
+            if error.errno not in _UNREADABLE or next(newer, None) is None:
+                raise  # who fell back for it would lose work; an old one must not stop a job
+            return Record(name, verified=False, note=f"{type(error).__name__}: {error}")
         if not folder.is_link:
             self._rows.note(name, mark if self.storage.near else listing_mark(folder.files), record)
         if record is None or not folder.is_link:

@@ -93,7 +93,7 @@ class Record:
 
         Steps decide, and not clocks, which may jump, and differ between machines.
         """
-        return numbers_in(self.name), self.name
+        return order_of(self.name)
 
     @property
     def series(self) -> str:
@@ -113,6 +113,10 @@ def is_numbered(name: str) -> bool:
 @lru_cache(_REMEMBERED)
 def series_of(name: str) -> str:
     return _NUMBER.sub("{}", name)
+
+
+def order_of(name: str) -> tuple[tuple[int, ...], str]:
+    return numbers_in(name), name
 
 
 @lru_cache(_REMEMBERED)

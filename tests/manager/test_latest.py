@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -17,6 +18,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.errors import ForeignError, NoCheckpointError, ParameterError, UnsupportedError
+from streamxf.manager import folder
+from streamxf.storage.storage import Storage
+
+from .runs import resumed, saved_run
 
 KEY = streamxf.Key(bytes(range(32)))
 STATE = {"weight": torch.arange(5000.0), "step": 7}
@@ -299,3 +304,25 @@ def test_a_name_that_a_store_may_not_take_literally_is_of_no_other_format() -> N
     """Nothing of such a folder is listed, so nobody knows whether it is foreign."""
     dcp.save(dict(STATE), storage_writer=streamxf.FsspecWriter("memory://literal/step-?9"))
     assert streamxf.latest("memory://literal") is None
+
+
+def test_an_old_checkpoint_that_cannot_be_read_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest one does: who fell back from it for a disk's bad moment, or a permission, would lose work."""
+    saved_run(tmp_path, 1, 2, 3)
+    shutil.rmtree(tmp_path / ".streamxf")
+    read, bad = folder.read_metadata, {"step-1"}
+
+    def failing(place: Storage, *arguments: Any, **options: Any) -> Any:
+        if place.name in bad:
+            raise OSError(errno.EIO, "Input/output error", place.given)
+        return read(place, *arguments, **options)
+
+    monkeypatch.setattr(folder, "read_metadata", failing)
+    assert resumed(tmp_path) == 3
+    (first, *_) = streamxf.list_checkpoints(tmp_path)
+    assert (first.complete, first.counts) == (True, False)
+    assert "Input/output error" in first.note
+    assert streamxf.forget(tmp_path, 1).removed == ("step-2",)
+    bad.add("step-3")
+    with pytest.raises(OSError, match="Input/output error"):
+        resumed(tmp_path)
