@@ -166,7 +166,9 @@ def forget_in(
     counted = [record for record in records if record.counts]
     for each in sorted({record.series for record in counted}):
         own = [record for record in counted if record.series == each]
-        ranked = [*own, coming] if coming is not None and coming.series == each else own
+        ranked = own
+        if coming is not None and coming.series == each:
+            ranked = [*(record for record in own if record.name != coming.name), coming]
         decided = keep.decide(settled(ranked, time.time()))
         for why in (protected or {}, {name: f"link {link}" for name, link in run.linked.items()}):
             decided |= {name: (*decided[name], why[name]) for name in why.keys() & decided.keys()}

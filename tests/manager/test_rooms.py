@@ -15,9 +15,13 @@ import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
+from streamxf.manager.forget import forget_in
+from streamxf.manager.listing import Run
 from streamxf.manager.manager import CheckpointManager
+from streamxf.manager.record import Record
+from streamxf.manager.retention import Retention
 
-from .runs import complete
+from .runs import complete, saved_run
 
 MEBIBYTE = 2**20
 
@@ -141,3 +145,13 @@ def test_a_manager_that_never_saves_never_removes(disk: Path) -> None:
     with CheckpointManager(disk / "run", keep=1) as manager:
         assert manager.resume(weighing(1)) == 4
     assert len(complete(disk / "run")) == 4
+
+
+def test_a_save_over_a_checkpoint_counts_in_its_place(tmp_path: Path) -> None:
+    saved_run(tmp_path, 1, 2, 3)
+    run = Run.at(tmp_path)
+    sizes = [record.bytes or 0 for record in run.records()]
+    keep = Retention(max_bytes=sum(sizes))
+    again, next_one = (Record(name, 2e9, sizes[-1], {}) for name in ("step-3", "step-4"))
+    assert forget_in(run, keep, "none", dry_run=True, series="step-{}", coming=again).removed == ()
+    assert forget_in(run, keep, "none", dry_run=True, series="step-{}", coming=next_one).removed == ("step-1",)
