@@ -240,6 +240,7 @@ class Keeper:
             remove_tree(self._storage, name, [], [])
 
     def _saved(self, name: str, save_id: str | None, more: dict[str, float]) -> None:
+        remove_entry(self._storage, f"{name}/{COMMIT}", f"{name}/{REMOVED}")  # where the save could not be noted
         record = self._run.record(name)
         if record is None:
             raise NoCheckpointError("it has been removed meanwhile", file=self._storage.full(name))

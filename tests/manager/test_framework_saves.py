@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import os
@@ -21,10 +22,11 @@ from streamxf import CheckpointManager
 from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import NoCheckpointError
+from streamxf.manager import keeper
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING, Saving
 
 from .points import no_locks
-from .runs import blank, is_at, saved_run, state_at
+from .runs import blank, is_at, resumed, saved_run, state_at
 
 
 def save(manager: CheckpointManager, step: int, text: str = "weights") -> None:
@@ -311,6 +313,23 @@ def test_a_save_over_what_a_framework_wrote_leaves_nothing_of_it(tmp_path: Path)
         manager.save(3, {"w": torch.ones(9)})
     files = {path.name for path in (tmp_path / "step-3").rglob("*") if path.suffix != ".distcp"}
     assert files == {".metadata", "mine.txt"}
+
+
+def test_a_save_that_could_not_be_noted_takes_the_place_of_a_frameworks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with CheckpointManager(tmp_path) as manager:
+        save(manager, 3)
+        manager.wait()
+        with monkeypatch.context() as patched:
+            patched.setattr(keeper, "put_small", full)
+            manager.save(3, state_at(3))
+            manager.wait()
+    assert kinds(tmp_path) == {"step-3": "own"}
+    assert resumed(tmp_path) == 3
 
 
 def test_a_save_over_that_of_another_run_does_not_take_its_files_for_its_own(tmp_path: Path) -> None:
