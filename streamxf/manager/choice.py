@@ -19,7 +19,7 @@ from streamxf.manager.authority import Authority
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import has_no_place, holding
 from streamxf.manager.listing import Run
-from streamxf.manager.notes import COMMIT, FOLDER, Commit, is_framework_file
+from streamxf.manager.notes import FOLDER, Commit, is_framework_file
 from streamxf.manager.record import Record, numbers_in
 from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import small_names
@@ -108,7 +108,7 @@ def choose(
                 if best is not None and not choice.skipped:
                     return choice
                 raise _none(run, choice, name)
-            if choice.check == "sample" and COMMIT in run.folder(choice.record.name).files:
+            if choice.check == "sample" and run.folder(choice.record.name).by_framework:
                 choice.check = "whole"  # frameworks load by themselves, and could not fall back
             try:
                 holds.enter_context(holding(run, choice.record.name))
@@ -202,7 +202,7 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, rank
     try:
         with storage_errors(run.storage.full(record.name)):
             folder = run.folder(record.name)
-            if COMMIT in folder.files:
+            if folder.by_framework:
                 _check_commit(folder, check, part)
             else:
                 check_ranks(folder.files, ranks)

@@ -122,10 +122,10 @@ class Folder:
         """What it says of itself, in the run that it names; None if it holds nothing of a checkpoint. Where a
         framework's save was begun over one that names no run, `run` is that of the save.
         """
-        if COMMIT in self.top:
-            return self._supplemented(self._committed(COMMIT))
+        if self.by_framework:
+            return self._supplemented(self._commit)
         if self.metadata:
-            record = self._published()
+            record = self._published
             if record.kind != "own" and self.saving is not None and self.saving.framework:
                 return replace(record, run=self.saving.run)
             return self._supplemented(record)
@@ -137,6 +137,20 @@ class Folder:
             return Record(self.name, written, kind="unfinished", run=run)
         return None
 
+    @cached_property
+    def by_framework(self) -> bool:
+        """Whether its commit record says what it is, and not DCP's metadata. A manager's own metadata does so itself,
+        whatever is put beside it, and so does what keys verify beside what they do not.
+        """
+        if COMMIT not in self.top or not self.metadata:
+            return COMMIT in self.top
+        return not self._published.verified or (self._published.kind != "own" and self._commit.verified)
+
+    @cached_property
+    def _commit(self) -> Record:
+        return self._committed(COMMIT)
+
+    @cached_property
     def _published(self) -> Record:
         """What DCP's metadata says."""
         ours = [path for path in self.top if path in self.metadata or made_by_saves(path)]

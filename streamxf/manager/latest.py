@@ -135,7 +135,7 @@ def is_complete(path: Location, *, ranks: int | None = None, storage_options: Ma
                 record, there = run.record(name), run.folder(name)
                 if record is None or not record.complete:
                     return False
-                if COMMIT in there.files:
+                if there.by_framework:
                     there.committed()
                     return True
             check_ranks(names, ranks)

@@ -30,7 +30,7 @@ LITTER = (
     *("catalog.json", "rows-" + "0" * 16, "session-" + "0" * 32, "session-" + "0" * 32 + ".lock"),
     *(f"going-{NOON}-" + "0" * 16, "damage-" + "0" * 32, "damage-..", "rows-..", "holds", "holds/x"),
 )
-IN_A_FOLDER = (".streamxf-saving", NOTE, ".streamxf-removed", ".streamxf.lock", "notes.txt")
+IN_A_FOLDER = (".streamxf-commit", ".streamxf-saving", NOTE, ".streamxf-removed", ".streamxf.lock", "notes.txt")
 HOLLOW = st.sampled_from(  # each written so many times: Hypothesis spells all of it out again and again
     [
         *((b"", 1), (b"{}", 1), (b"garbage", 100), (b"[", 10_000), (b'{"names": [' + b"9" * 400 + b"]}", 1)),
@@ -139,6 +139,9 @@ class Adversary(RunOnDisk):
     @rule(data=st.data(), file=st.sampled_from(IN_A_FOLDER), kind=KINDS, hollow=HOLLOW)
     def litters_in_a_folder(self, data: st.DataObject, file: str, kind: str, hollow: bytes) -> None:
         name = data.draw(st.sampled_from(sorted(self.model.folders)))
+        # without keys it may say what it likes of what says nothing of itself
+        if file == ".streamxf-commit" and (not self.keying.strict or name in self.committed):
+            return
         if name not in self.linked and self.is_free(f"{name}/{file}"):
             self.put_litter(f"{name}/{file}", kind, hollow)
 
@@ -195,7 +198,7 @@ class Adversary(RunOnDisk):
                 "before": {},
                 "framework": self.says_whose(name),
             }
-        elif file == ".streamxf-removed":
+        elif file in (".streamxf-removed", ".streamxf-commit"):
             name = path.partition("/")[0]
             told = RunFacts(OTHER_ID, name, 1, 0).to_json()
             files = [{"path": each, "size": 1} for each in ("notes.txt", "kept.txt") if self.keying.strict]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import CheckpointManager, Retention
@@ -16,9 +17,10 @@ from streamxf.checkpoint import notes
 from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import ParameterError
 from streamxf.manager.listing import folder_mark, list_checkpoints
+from streamxf.manager.notes import COMMIT
 from streamxf.storage.opening import open_storage
 
-from .runs import blank, complete, is_at, saved_run, state_at
+from .runs import blank, complete, is_at, resumed, saved_run, state_at
 
 
 def test_a_commit_record_with_a_known_id_counts_for_nothing(tmp_path: Path, key: streamxf.Key) -> None:
@@ -131,3 +133,26 @@ def test_what_keys_do_not_vouch_for_is_not_parsed(
     saved_run(tmp_path, 3, chain=[streamxf.Encrypt(key)], keep=4, save=streamxf.Schedule(optimal=True))
     assert found
     assert not any("planted" in content for content in found)
+
+
+@pytest.mark.parametrize("planted", [b"", b"garbage", seal_note({"save_id": "0" * 32, "run": {}, "files": []})])
+@pytest.mark.parametrize("managed", [True, False], ids=["own", "unclaimed"])
+def test_a_planted_commit_record_does_not_hide_what_keys_verify(
+    tmp_path: Path, key: streamxf.Key, planted: bytes, managed: bool
+) -> None:
+    chain = [streamxf.Encrypt(key)]
+    saved_run(tmp_path, 1, 2, chain=chain)
+    if not managed:
+        dcp.save(state_at(2), storage_writer=streamxf.FileSystemWriter(tmp_path / "step-2", chain=chain))
+    (tmp_path / "step-2" / COMMIT).write_bytes(planted)
+    assert resumed(tmp_path, chain=chain) == 2
+    assert streamxf.latest(tmp_path, keys=key, verify="whole") == str(tmp_path / "step-2")
+    assert streamxf.forget(tmp_path, 1, keys=key).removed == ("step-1",)
+
+
+def test_without_keys_a_planted_commit_record_does_not_hide_what_a_manager_saved(tmp_path: Path) -> None:
+    saved_run(tmp_path, 1, 2)
+    (tmp_path / "step-2" / COMMIT).write_bytes(b"garbage")
+    assert [record.kind for record in list_checkpoints(tmp_path)] == ["own", "own"]
+    assert resumed(tmp_path) == 2
+    assert streamxf.is_complete(tmp_path / "step-2")
