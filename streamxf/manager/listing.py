@@ -232,9 +232,8 @@ def folder_mark(storage: Storage, name: str) -> str | None:
 
 def listing_mark(files: Files) -> str | None:
     """The same of a folder in an object store, as far as that has marks."""
-    entry = files.get(COMMIT) or files.get(GLOBAL)
-    tag = None if entry is None else checksum_of(entry)
-    return None if tag is None else f"/{tag}"
+    tags = [checksum_of(files[name]) for name in (GLOBAL, COMMIT) if name in files]
+    return f"/{'+'.join(map(str, tags))}" if tags and None not in tags else None
 
 
 def list_checkpoints(
