@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -26,6 +27,7 @@ from manager.model import DAY, Folder
 from manager.points import Killed
 from manager.run_on_disk import EVERY_CHECK, SETTLED, WRITERS
 from streamxf.errors import KeyMissingError, NoCheckpointError
+from streamxf.manager import holds
 from streamxf.manager.choice import choose
 from streamxf.manager.latest import latest_in
 from streamxf.manager.listing import list_checkpoints
@@ -218,7 +220,8 @@ class Histories(Adversary):
             reader.start()
             reader.join(0.03)
 
-        with self.points.at(point, begins), self.watched():
+        patient = patch.object(holds, "_PATIENCE", 5.0)  # on a busy machine a removal takes more than a second
+        with self.points.at(point, begins), self.watched(), patient:
             self.forget(rules, check)
             if reader.ident is not None:
                 reader.join()
@@ -275,9 +278,9 @@ class Histories(Adversary):
             assert (found and found.step) == self.model.newest_good(check)
             complete = [name for name in self.model.folders if name.removeprefix("step-").isdigit()]
             counted = self.model.counted
-            holds = ExitStack()
+            held = ExitStack()
             try:
-                record = choose(self.seen(), "step-{}", check, holds, {}).record
+                record = choose(self.seen(), "step-{}", check, held, {}).record
                 assert (record and record.step) == max(counted, default=None)
                 assert counted or not complete
             except KeyMissingError:
@@ -287,7 +290,7 @@ class Histories(Adversary):
                 assert complete
                 assert not counted
             finally:
-                holds.close()
+                held.close()
 
     @precondition(lambda self: self.place.local and self.sound())
     @rule(name=st.sampled_from(["best", "current"]), data=st.data())
