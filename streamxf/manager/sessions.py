@@ -98,6 +98,8 @@ class Sessions:
         ago = time.time() - other.seen
         held = False if other.ended or ago > _ALIVE else is_held(self._storage, other.id)
         who = f"process {other.pid} on {escaped(other.host)}, which was last heard of {time_text(ago)} ago,"
+        if other.id in _own:
+            who = "another CheckpointManager of this process, which is not closed,"
         if held:
             raise AbortedError(
                 f"{who} saves to this run, too: two jobs in one folder remove and replace each other's checkpoints. "

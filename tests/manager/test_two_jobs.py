@@ -50,7 +50,7 @@ def test_the_second_of_two_that_begin_at_once_ends(
         first.begin()
     first.close()
     third = session(tmp_path, "3")
-    with pytest.raises(AbortedError):
+    with pytest.raises(AbortedError, match="another CheckpointManager of this process, which is not closed, saves"):
         third.begin()
     second.seen(ended=True)
     second.close()
