@@ -12,7 +12,15 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, ParameterError, escaped, is_damage
+from streamxf.errors import (
+    ContainerError,
+    ForeignError,
+    MetadataError,
+    NoCheckpointError,
+    ParameterError,
+    escaped,
+    is_damage,
+)
 from streamxf.format.names import is_metadata_name, metadata_among, rank_of
 from streamxf.formats.opening import contents_of
 from streamxf.manager.authority import Authority
@@ -114,8 +122,8 @@ def choose(
                 holds.enter_context(holding(run, choice.record.name))
             except NoCheckpointError:
                 continue  # it has been removed meanwhile
-            except OSError as error:
-                if not has_no_place(error):
+            except (OSError, ForeignError) as error:  # of Google Cloud Storage, say; loading shows whether all is lost
+                if isinstance(error, OSError) and not has_no_place(error):
                     raise
                 _log.warning("nothing keeps %s from being removed while it is read: %s", choice.record.name, error)
             return choice

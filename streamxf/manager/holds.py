@@ -41,8 +41,8 @@ _PAUSE = 0.05
 
 def has_no_place(error: OSError) -> bool:
     """Whether nothing can be put there for good, so that a job has to do without."""
-    numbers = {*NOT_THERE, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT}
-    return error.errno in numbers or isinstance(error, FileExistsError | NotADirectoryError)  # without a number
+    without_number = PermissionError | FileExistsError | NotADirectoryError  # of an object store
+    return error.errno in {*NOT_THERE, errno.EROFS, errno.ENOSPC, errno.EDQUOT} or isinstance(error, without_number)
 
 
 @contextmanager

@@ -270,3 +270,15 @@ def test_who_asks_for_readers_removes_nothing_and_who_removes_checkpoints_does(r
     assert killed.exists()
     assert forget(run, 2).removed == ("step-1",)
     assert not killed.exists()
+
+
+@pytest.mark.parametrize("kind", [PermissionError, RuntimeError], ids=["of s3fs, without a number", "of gcsfs"])
+def test_who_may_only_read_an_object_store_resumes(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: type[Exception]
+) -> None:
+    def denied(*_: Any, **__: Any) -> None:
+        raise kind("Access Denied")
+
+    monkeypatch.setattr(module_of_holds, "put_small", denied)
+    assert resumed(run) == 3
+    assert "nothing keeps step-3 from being removed while it is read: " in caplog.text
