@@ -182,7 +182,7 @@ class Keeper:
             self._sessions.begin()
         except OSError as error:
             _log.error("this job could not be noted: %s", escaped(f"{type(error).__name__}: {error}"))
-        with suppress(OSError):  # whatever it is, it is not read
+        with suppress(Exception):  # whatever it is, it is not read
             remove_entry(self._storage, ".streamxf/catalog.json")  # of versions that kept one
         extras = self._keep.extras == "remove"
         tidy = partial(finish, self._run, self._series, session=self._sessions.own.id, saves=True, extras=extras)
@@ -240,8 +240,11 @@ class Keeper:
             remove_tree(self._storage, name, [], [])
 
     def _saved(self, name: str, save_id: str | None, more: dict[str, float]) -> None:
-        remove_entry(self._storage, f"{name}/{COMMIT}", f"{name}/{REMOVED}")  # where the save could not be noted
-        record = self._run.record(name)
+        folder = self._run.folder(name)
+        if stale := {COMMIT, REMOVED}.intersection(folder.top):  # where the save could not be noted
+            remove_entry(self._storage, *(f"{name}/{file}" for file in stale))
+            folder = self._run.folder(name)
+        record = self._run.record(name, folder)
         if record is None:
             raise NoCheckpointError("it has been removed meanwhile", file=self._storage.full(name))
         if (known := save_id or record.save_id) is not None:
