@@ -15,7 +15,7 @@ from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 from streamxf.collector import collector_paused
 from streamxf.errors import ParameterError
@@ -23,7 +23,7 @@ from streamxf.proportion import ELEMENT
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.plain import BYTES_IO, NUMPY, PLAIN, scalar
 from streamxf.torchsave.tensors import OUTLINED, TENSORS, VALUES, StorageRef, find_storage
-from streamxf.torchsave.unpickler import Foreign, Name, Unpickler
+from streamxf.torchsave.unpickler import ACTIONS, Actions, Foreign, Name, Unpickler
 
 _CALLS = {**PLAIN, **TENSORS, **dict.fromkeys(VALUES, lambda *_: None)}
 # Names that mean nothing without one another: who allows one of them means the real ones.
@@ -89,6 +89,12 @@ class Check(_Archived):
     - `names`: all that it asks for, and what the caller allows for it, or None; `unknown`: those that neither streamxf
       nor the caller allows.
     """
+
+    # Those of torch.save's own protocol, 2. C's unpickler reads frames, for one, in another way: an opcode that crosses
+    # the end of one loses the bytes before it.
+    actions: ClassVar[Actions] = {
+        opcode: ACTIONS[opcode] for opcode in b".(NKMGJXUqrhj]})tcQaesuRb\x80\x81\x85\x86\x87\x88\x89\x8a\x8b"
+    }
 
     def __init__(
         self, pickled: bytes, sizes: dict[str, int], stored: int, allowed: Callable[[], Mapping[str, Any]] = dict

@@ -12,7 +12,7 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from streamxf.proportion import Steps, TooMuch
 from streamxf.torchsave.archive import NotSavedByTorch
@@ -82,10 +82,11 @@ class Unpickler(_Unpickler):  # type: ignore[misc]
     """One pass over a pickle of protocol 2 or later; `stored` is what it takes in storage, and `more` are the steps
     that it may take besides those for its own length, both in bytes.
 
-    Subclasses define `find_class`, which gives a `Name`, and `persistent_load`. `filled` names what was filled after it
-    was made.
+    Subclasses define `find_class`, which gives a `Name`, and `persistent_load`. `actions`, by opcode, are all that a
+    pickle may do; `filled` names what was filled after it was made.
     """
 
+    actions: ClassVar[Actions]
     on_purpose: type[Exception] = NotSavedByTorch
 
     def __init__(self, pickled: bytes, stored: int | None = None, more: int = 0) -> None:
@@ -103,7 +104,7 @@ class Unpickler(_Unpickler):  # type: ignore[misc]
         """What is pickled. Raises NotSavedByTorch if it is damaged or out of proportion, and what is raised
         `on_purpose`.
         """
-        read, actions = self.read, _ACTIONS
+        read, actions = self.read, self.actions
         try:
             for _ in range(self._limit):
                 actions[read(1)[0]](self)
@@ -223,7 +224,7 @@ _WEIGHTS = {
     pickle.EMPTY_DICT[0]: 4,
     pickle.EMPTY_SET[0]: 6,
 }
-_ACTIONS: Actions = {
+ACTIONS: Actions = {
     **{opcode: _Unpickler.dispatch[opcode] for opcode in _OPCODES},
     **{opcode: partial(Unpickler._weigh, opcode=opcode, steps=steps) for opcode, steps in _WEIGHTS.items()},
     pickle.PROTO[0]: lambda unpickler: unpickler.read(1),
@@ -240,3 +241,4 @@ _ACTIONS: Actions = {
     pickle.ADDITEMS[0]: Unpickler._fill_set,
     pickle.FROZENSET[0]: Unpickler._freeze,
 }
+Unpickler.actions = ACTIONS

