@@ -107,6 +107,29 @@ def test_threads(store: Store) -> None:
             assert data == DATA[start : start + 300]
 
 
+class Watched(FetchedFile):
+    """Whether the lock is held where it has to be; races that show it are rare."""
+
+    def _begin_next(self) -> None:
+        assert self._lock.locked()
+        super()._begin_next()
+
+    def _covering(self, at: int) -> Any:
+        assert self._lock.locked()
+        return super()._covering(at)
+
+    def _next_range(self, at: int, end: int) -> int:
+        assert self._lock.locked()
+        return super()._next_range(at, end)
+
+
+def test_the_lock_is_held(store: Store) -> None:
+    file = Watched(store, "file", len(DATA))
+    file.expect(0, 3000)
+    file.expect(5000, 6000, soon=False)
+    assert read(file, 0, 7000) == DATA[:7000]
+
+
 def test_what_is_held_is_bounded(store: Store) -> None:
     file = file_in(store)
     file.expect(0, len(DATA), soon=False)
