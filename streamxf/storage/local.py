@@ -19,7 +19,7 @@ from streamxf.storage.disk import Mount, Volume, missing_folders, put_file, sync
 from streamxf.storage.files import NotRegular, create, held_at, open_regular
 from streamxf.storage.inside import ENTER, MOST, NOT_THERE, components, opened, walk
 from streamxf.storage.lock import acquire, is_still, try_lock_file
-from streamxf.storage.reading import StoredFile
+from streamxf.storage.reading import StoredFile, size_of
 from streamxf.storage.source import access_to
 from streamxf.storage.storage import LOCK, NOT_REGULAR, Check, Storage, StorageEntry
 
@@ -163,13 +163,8 @@ class LocalStorage(Storage):
     @contextmanager
     def open(self, name: str = "", *, random: bool = False, step: int | None = None) -> Iterator[StoredFile]:
         with self._opened(name) as raw:
-            try:
-                size = raw.seek(0, os.SEEK_END)
-                raw.seek(0)
-            except OSError as error:
-                if error.errno == errno.EINVAL:  # as those that Linux makes up in /proc
-                    raise self._no_size(name) from error
-                raise
+            if (size := size_of(raw)) is None:
+                raise self._no_size(name)
             yield StoredFile(self.full(name), size, raw, access_to(raw))
 
     def read(self, path: str, start: int, stop: int) -> bytes:
@@ -236,7 +231,8 @@ class LocalStorage(Storage):
             with self._below(path, make=make) as (folder, name):
                 put_file(folder, name, data, sync, check, once)
         except OSError as error:
-            error.filename, error.filename2 = self.inner(path), None
+            if error.filename is not None:  # which is a name in the folder, or that of the draft
+                error.filename, error.filename2 = self.inner(path), None
             raise
         if make and sync:
             parts = path.split("/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections import OrderedDict
@@ -52,6 +53,18 @@ class StoredFile:
     def read(self, at: int = 0, size: int | None = None) -> bytes:
         size = self.size - at if size is None else size
         return self.slice(at, size).read_at(0, size)
+
+
+def size_of(raw: IO[bytes]) -> int | None:
+    """The size of a file, which is at its start then; None if it does not say, as those in /proc."""
+    try:
+        size = raw.seek(0, os.SEEK_END)
+        raw.seek(0)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return None
+        raise
+    return size
 
 
 class RangedFile(io.RawIOBase):

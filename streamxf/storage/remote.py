@@ -26,7 +26,7 @@ from streamxf.storage.multipart import (
     put_over,
     stamp_of,
 )
-from streamxf.storage.reading import StoredFile
+from streamxf.storage.reading import StoredFile, size_of
 from streamxf.storage.source import access_to
 from streamxf.storage.storage import Check, Kind, Storage, StorageEntry
 from streamxf.storage.upload import creating
@@ -149,13 +149,8 @@ class RemoteStorage(Storage):
         if step is not None:
             options["block_size"] = step
         with self.filesystem.open(self.inner(name), "rb", **options) as raw:
-            try:
-                size = raw.seek(0, os.SEEK_END)
-                raw.seek(0)
-            except OSError as error:
-                if error.errno == errno.EINVAL:
-                    raise self._no_size(name) from error
-                raise
+            if (size := size_of(raw)) is None:
+                raise self._no_size(name)
             if not is_asynchronous(self.filesystem):
                 yield StoredFile(self.full(name), size, raw, access_to(raw))
                 return

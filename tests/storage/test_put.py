@@ -1,0 +1,62 @@
+"""Files put in one step: what an error says, and what it leaves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from uuid import uuid4
+
+import fsspec
+import pytest
+
+from streamxf.storage.opening import open_storage, storage_over
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_errors_name_the_whole_path(tmp_path: Path, held: bool) -> None:
+    (tmp_path / "taken").mkdir()
+    storage = open_storage(tmp_path)
+    storage = storage.hold() if held else storage
+    for act in (lambda: storage.put("taken", b"data"), lambda: storage.put("missing/name", b"data")):
+        with pytest.raises(OSError, match=str(tmp_path)):
+            act()
+    assert os.listdir(tmp_path) == ["taken"]
+    storage.let_go()
+
+
+@pytest.mark.parametrize("kind", ["local", "elsewhere"])
+def test_what_a_check_raises_comes_as_it_is(tmp_path: Path, kind: str) -> None:
+    storage = open_storage(tmp_path if kind == "local" else f"memory://{uuid4().hex}")
+    storage.put("name", b"old")
+
+    def check() -> None:
+        assert storage.read("name", 0, 9) == b"old"
+        raise OSError("not now")
+
+    with pytest.raises(OSError, match=r"^not now$"):
+        storage.put("name", b"new", check=check)
+    assert storage.names() == {"name": 3}
+    assert storage.read("name", 0, 9) == b"old"
+
+
+def test_a_new_version_may_be_read_by_no_more_than_the_old_one(tmp_path: Path) -> None:
+    storage = open_storage(tmp_path)
+    for name, mode in (("private", 0o600), ("shared", 0o640)):
+        storage.put(name, b"old")
+        (tmp_path / name).chmod(mode)
+        held = storage.hold()
+        held.put(name, b"new", check=lambda: None)
+        held.let_go()
+        assert (tmp_path / name).stat().st_mode & 0o777 == mode
+        assert (tmp_path / name).read_bytes() == b"new"
+
+
+def test_a_path_that_is_given_as_a_url_is_that_in_the_store() -> None:
+    """Requests that name keys, such as those that remove many, know no protocol."""
+    base = f"memory://{uuid4().hex}/run"
+    storage = storage_over(fsspec.filesystem("memory"), base, base)
+    assert storage.path == "/" + base.partition("://")[2]
+    assert storage.given == base
+    storage.put("a", b"")
+    assert storage.remove(["a"]) == {}
+    assert storage.names() == {}
