@@ -18,9 +18,9 @@ from benchmarks.harness import MIB, Settings, progress, timed
 from benchmarks.memory import need_proc, peak_added
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.spread import Spread
-from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.save.publishing import assemble
-from streamxf.dcp.save.session import FileRecord
+from streamxf.checkpoint.assembling import assemble
+from streamxf.checkpoint.destination import Extensions
+from streamxf.checkpoint.saving import FileRecord
 from streamxf.format.items import Chunk, Item, Place, TensorItem
 
 GIB = 1024 * MIB
@@ -137,7 +137,9 @@ def make_up(path: Path, ranks: int, items: int, gib: int) -> int:
     tensors = items // ranks
     stored = gib * GIB // items
     rows = max(1, stored // (4096 * 2))
-    chains = [Extensions.of([streamxf.FloatZip(), streamxf.Encrypt(OLD)]).renew() for _ in range(ranks)]
+    chains = [
+        Extensions((), streamxf.Chain([streamxf.FloatZip(), streamxf.Encrypt(OLD)])).renew() for _ in range(ranks)
+    ]
     records = []
     for rank, chain in enumerate(chains):
         writer_id = os.urandom(16)
@@ -164,6 +166,6 @@ def make_up(path: Path, ranks: int, items: int, gib: int) -> int:
             for rank, record in enumerate(records)
         ]
         content[name] = TensorItem(name, "bfloat16", (ranks * rows, 4096), tuple(chunks))
-    made = assemble(content, {}, tuple(records), chains[0], "0" * 32, None, path)
-    (path / ".metadata").write_bytes(made.data)
-    return len(made.data)
+    _, data = assemble(content, records, chains[0], "0" * 32, str(path))
+    (path / ".metadata").write_bytes(data)
+    return len(data)

@@ -17,7 +17,6 @@ from streamxf.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from torch import Tensor, UntypedStorage, dtype
-    from torch._C import PyTorchFileWriter
     from torch._C import _is_cow_tensor as is_cow_tensor  # type: ignore[attr-defined]
     from torch._utils import _validate_loaded_sparse_tensors as validate_loaded_sparse_tensors
     from torch.distributed._shard._utils import narrow_tensor_by_index
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms as StorageWriterTransforms
     from torch.distributed.checkpoint.planner_helpers import _create_chunk_list as create_chunk_list
     from torch.serialization import _get_restore_location as get_restore_location
-    from torch.serialization import _save as save_records
     from torch.serialization import _serialization_tls as serialization_tls
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -55,7 +53,6 @@ __all__ = [
     "FsspecReader",
     "FsspecWriter",
     "ProcessBasedAsyncCheckpointExecutor",
-    "PyTorchFileWriter",
     "ShardedTensor",
     "StorageInfo",
     "StorageReaderTransforms",
@@ -72,14 +69,13 @@ __all__ = [
     "is_cow_tensor",
     "is_traceable_wrapper_subclass",
     "narrow_tensor_by_index",
-    "save_records",
     "serialization_tls",
     "set_element",
     "split_by_size_and_type",
     "part",
-    "storage_number",
     "storage_setup",
     "typed_storage",
+    "untyped_storage",
     "validate_loaded_sparse_tensors",
 ]
 
@@ -123,12 +119,6 @@ _PARTS = {
     "is_traceable_wrapper_subclass": "torch.utils._python_dispatch:is_traceable_wrapper_subclass",
     # Whether writing to a tensor's memory would be seen through another one that shares it only until then.
     "is_cow_tensor": "torch._C:_is_cow_tensor",
-    # torch's zip files. The writer takes a file object, whether to write CRC-32s, and the alignment of records; where a
-    # record has metadata only, it seeks forward in the file.
-    "PyTorchFileWriter": "torch._C:PyTorchFileWriter",
-    # What torch.save does once its zip file is open: (object, zip file, pickle module, protocol, whether to leave out
-    # byte order marks). It passes storages to `write_record`.
-    "save_records": "torch.serialization:_save",
     # Gives a function that takes a storage and the location it was saved from, and moves it to `map_location`.
     "get_restore_location": "torch.serialization:_get_restore_location",
     # Its `map_location`, of this thread, is what functions that rebuild tensors ask for.
@@ -166,10 +156,10 @@ def __getattr__(name: str) -> Any:
     return found
 
 
-def storage_number(storage: UntypedStorage) -> int:
-    """The address of torch's own object of a storage, which no other one has while it lives."""
-    number: int = storage._cdata
-    return number
+def untyped_storage(storage: Any) -> UntypedStorage:
+    """What is below a ``TypedStorage``, without the warning of its own method."""
+    found: UntypedStorage = storage._untyped_storage
+    return found
 
 
 def typed_storage(storage: UntypedStorage, dtype: dtype) -> Any:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from streamxf.buffers import scratches
 from streamxf.errors import UnsupportedError
-from streamxf.format.items import ITEMSIZES, TensorItem
+from streamxf.format.items import ITEMSIZES, TensorItem, contiguous_strides
 from streamxf.stream.blocks import Blocks
 
 if TYPE_CHECKING:
@@ -65,16 +65,6 @@ class Selection:
             inner = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(outer, self.box, strict=True))
             if all(begin < end for begin, end in inner):
                 yield first, outer, inner
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides, in elements, of a row-major array, as torch gives them: a dimension without elements counts as one."""
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def boxes_of_run(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, Ranges]]:

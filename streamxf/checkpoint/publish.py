@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import time
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
+from streamxf.checkpoint.saving import FileRecord
 from streamxf.errors import AbortedError, ContainerError, StreamxfError, UnsupportedError
-from streamxf.format.index import File
+from streamxf.format.index import File, Index
 from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, made_by_saves, metadata_name, rank_of
+from streamxf.storage.lock import locked
+from streamxf.storage.multipart import ReplacedMeanwhile
 from streamxf.storage.storage import LOCK, Storage
+
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS = 10  # at publishing while others do, where no lock keeps them apart
 
 RUN_FILE = re.compile(
     r"\.streamxf-(?:commit|saving|removed|note-[0-9a-f]{8})(?:\.[0-9a-f]{8}\.tmp)?|" + re.escape(LOCK), re.ASCII
@@ -24,6 +34,82 @@ RUN_FILE = re.compile(
 def made_by_writers(name: str) -> re.Match[str] | None:
     """A match of what may be a save's leftover, or lies beside one."""
     return made_by_saves(name) or RUN_FILE.fullmatch(name)
+
+
+def publish(
+    storage: Storage,
+    index: Index,
+    data: bytes,
+    records: Iterable[FileRecord],
+    *,
+    overwrite: bool,
+    sync: bool,
+    keep: bool = False,
+    check: Callable[[], None] | None = None,
+) -> None:
+    """Publish a save, what `assemble` gave for the files of `records`, alone in its folder where there are locks, and
+    remove what nothing needs any more. Raises as `locked`, `check_free`, `check_present` and `Storage.put`.
+
+    - `overwrite`: whether a checkpoint may be replaced.
+    - `sync`: whether the disk must have it when this returns.
+    - `keep`: whether the data files stay if it cannot be published: others may go on from them, and publish them as
+      theirs.
+    - `check`: called last before the step that publishes, and may raise.
+    """
+    name = metadata_name(index.rank)
+    begun = False
+    with ExitStack() as stack:
+        try:
+            alone = stack.enter_context(locked(storage))
+            for _ in range(_ATTEMPTS):
+                stamp = storage.stamp(name)
+                found = storage.names(index.files)
+                check_free(storage.given, found, name, overwrite)
+                check_present(storage, found, index.files, _elsewhere(storage, records))
+                old = find_leftovers(storage, found, {name, *index.files}, index.rank, alone)
+                if check is not None:
+                    check()
+                begun = True
+                with suppress(ReplacedMeanwhile):
+                    storage.put(name, data, sync=sync, over=stamp)
+                    break
+                begun = False
+            else:
+                raise AbortedError(
+                    f"{_ATTEMPTS} times another process published to {storage.given} just when this save was about to "
+                    "be; it was not published. Save into a folder of its own"
+                )
+        except BaseException:
+            if not keep and (not begun or _surely_unpublished(storage, name, data)):
+                storage.remove(index.files)
+            raise
+        try:
+            remove_leftovers(storage, old, index.keyed)
+        except Warning as warning:  # the process's filters make errors of warnings; the save stands all the same
+            _log.warning("%s", warning)
+
+
+def _elsewhere(storage: Storage, records: Iterable[FileRecord]) -> set[str]:
+    """Files that other hosts wrote, to folders that surely are their own."""
+    own = storage.mount()
+    return {record.path for record in records if own and record.place and record.place.is_other_than(own)}
+
+
+def _surely_unpublished(storage: Storage, name: str, data: bytes) -> bool:
+    """Whether nothing names this save's files, though publishing it failed.
+
+    The error may have come after the step that publishes, or hide that a server did it, or will do it yet.
+    """
+    try:
+        mount = storage.mount()
+        if mount is None or not mount.of_one_machine:  # which may remember what was there before
+            return False
+        with storage.open(name) as file:
+            return file.read() != data
+    except FileNotFoundError:
+        return True
+    except (OSError, StreamxfError):
+        return False
 
 
 def check_free(path: Any, found: Collection[str], name: str, overwrite: bool) -> None:
@@ -152,3 +238,23 @@ def settled(storage: Storage, names: Collection[str], age: float) -> set[str]:
         return set(names)
     now = time.time()
     return {name for name, written in storage.written(names).items() if written is not None and now - written >= age}
+
+
+def remove_unpublished(storage: Storage, own: str, others: Collection[str], rank: int | None, process: int) -> None:
+    """Remove the data files of a save that will never be published, by the writer ids in their names.
+
+    Planners may keep the notes that told the `others`, and bring those of a save that was published: what metadata
+    names stays, and what metadata that cannot be read may name.
+    """
+    if os.getpid() != process:  # a child that was forked meanwhile
+        return
+    try:
+        name, found = metadata_name(rank), storage.names(())
+        named = files_of(storage, name) if name in found else ()
+        writers = {own, *others} if named or name not in found else {own}
+        made = [file for file in found if (match := OWN_FILE.fullmatch(file)) and match["writer"] in writers]
+        failed = storage.remove(file for file in made if file not in named)
+    except Exception as error:  # nobody could be told: what comes next has nothing to do with this save
+        failed = {"data files": error}
+    for file, reason in failed.items():
+        _log.warning("%s of a failed save to %s could not be removed: %s", file, storage.given, reason)

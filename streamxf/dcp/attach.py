@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, TypeVar, cast
 
-from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteItem
 
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.destination import Extensions
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
-from streamxf.dcp.extensions import Extensions, Registry
+from streamxf.dcp.extensions import Registry, extensions_of
 from streamxf.dcp.reader import ChainReaderMixin
-from streamxf.dcp.save.datafile import identity_of
+from streamxf.dcp.save.items import part_of
 from streamxf.dcp.stock import framed
 from streamxf.dcp.writer import ChainWriterMixin
 from streamxf.errors import IdentityError, ParameterError, UnsupportedError, located
@@ -86,7 +87,7 @@ def attach(
         for_readers = (registry, keys, require, safe_globals or None, weights_only or None, max_expansion)
         if extensions is None or for_readers != (None, None, None, None, True, MAX_EXPANSION):
             raise ParameterError("attach to a writer takes extensions= and nothing else")
-        made = _WriterTransforms(Extensions.of(list(extensions)))
+        made = _WriterTransforms(extensions_of(list(extensions)))
         made.begin()  # rather than in the middle of the first save
         target.transforms = made  # type: ignore[attr-defined]
         if providers := made.providers():
@@ -161,8 +162,9 @@ class _WriterTransforms(StorageWriterTransforms):
     def transform_save_stream(self, write_item: WriteItem, raw_stream: io.IOBase) -> tuple[IO[bytes], list[str]]:
         writer_id, descriptors = self.begin()
         raw = cast("Any", raw_stream)
-        kind = Kind.OBJECT if write_item.type == WriteItemType.BYTE_IO else Kind.FRAMED
-        target = self._extensions.open(raw, identity_of(writer_id, write_item, kind))
+        part = part_of(write_item)
+        kind = Kind.FRAMED if part.kind is Kind.TENSOR else part.kind
+        target = self._extensions.open(raw, part._replace(writer_id=writer_id, kind=kind))
         return cast("IO[bytes]", target.stream), descriptors
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -24,13 +24,14 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader as ReaderOfTorch
 
 from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.access import Access, access_for
+from streamxf.checkpoint.access import Access, access_for, chain_and_ring
+from streamxf.checkpoint.destination import DEFAULT_CHAIN
 from streamxf.codec import Codec
 from streamxf.dcp.attach import attach
 from streamxf.dcp.border import StorageMixin
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.reader import FileSystemReader
-from streamxf.dcp.writer import DEFAULT_CHAIN, ChainWriterMixin, FileSystemWriter, chain_and_keys
+from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter
 from streamxf.errors import ParameterError, StreamxfError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.torch_private import part
@@ -82,7 +83,7 @@ def install(
     """
     given = dict(reader or {})
     trust, unsigned = given.pop("trust", None), given.pop("allow_unsigned", False)
-    made, ring = chain_and_keys(chain, keys, trust, unsigned)
+    made, ring = chain_and_ring(chain, DEFAULT_CHAIN, keys, trust, unsigned)
     installation = Installation(made, ring, dict(writer or {}), given)
     if trust is None and ring.trust and not (isinstance(keys, KeyRing) and keys.trust):
         installation._attached = KeyRing([*ring], allow_unsigned=ring.allow_unsigned)

@@ -16,7 +16,6 @@ from streamxf.chain import Chain
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.coder import StreamCoder
-from streamxf.dcp.frame import frame_of
 from streamxf.descriptor import Descriptor
 from streamxf.errors import AbortedError, IdentityError, UnsupportedError
 from streamxf.format.header import Header, Kind
@@ -27,6 +26,7 @@ from streamxf.stream.encoder import ContainerEncoder
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.writer import StreamWriter
 from streamxf.torch_private import extensions_of_the_asking_writer
+from streamxf.torchsave.writing import frame_of
 
 
 def registry_name(cls: type[Codec]) -> str:

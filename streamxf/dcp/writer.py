@@ -2,52 +2,59 @@
 
 from __future__ import annotations
 
-import logging
 import os
+import threading
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 from weakref import finalize
 
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.access import chain_and_ring
-from streamxf.checkpoint.publish import check_free, remove_leftovers
-from streamxf.codecs.floatzip import FloatZip
+from streamxf.checkpoint.assembling import assemble
+from streamxf.checkpoint.destination import DEFAULT_CHAIN, warn_unless_in_one_step
+from streamxf.checkpoint.pickled import descriptors_of
+from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
+from streamxf.checkpoint.saving import Save
+from streamxf.collector import collector_paused
 from streamxf.dcp.background import Background, changed_text, give_way, tensor_versions, with_copies
 from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
-from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.save.datafile import planned_bytes
-from streamxf.dcp.save.publishing import check_index, prepare, publish, remove_unpublished, warn_unless_in_one_step
-from streamxf.dcp.save.session import Save
+from streamxf.dcp.extensions import extensions_of
+from streamxf.dcp.metadata import extra_of
+from streamxf.dcp.save.items import check_index, entries_of, items_of, planned_bytes, records_in, results_of
 from streamxf.dcp.save.space import RoomNote, check_room, note_room, share_room
-from streamxf.errors import AbortedError, ParameterError, UnsupportedError
+from streamxf.errors import AbortedError, ParameterError, UnsupportedError, redacted
+from streamxf.format.index import Index
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
-from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.keys import KeyRing, KeysLike
 from streamxf.report import SaveReport
-from streamxf.storage.lock import locked
 from streamxf.stream.encoder import block_log2_of
 from streamxf.torch_private import split_by_size_and_type
 
-DEFAULT_CHAIN = (FloatZip(),)
 
-_log = logging.getLogger(__name__)
+@dataclass
+class _RankSave(Save):
+    """What one rank knows of the save that it takes part in.
 
+    - `report`: what it wrote, once it has.
+    - `begun`: taken when writing begins.
+    - `alone`: whether no other rank writes to the save.
+    - `unpublished`: where the save is to be published, removes what all ranks wrote if this object goes before.
+    """
 
-def chain_and_keys(
-    chain: ChainLike | None, keys: KeysLike, trust: TrustLike = None, allow_unsigned: bool = False
-) -> tuple[Chain, KeyRing]:
-    """The chain of writers, and the keys of readers: by default those of the chain that can read, as in `ring_for`."""
-    return chain_and_ring(chain, DEFAULT_CHAIN, keys, trust, allow_unsigned)
+    report: SaveReport | None = None
+    begun: threading.Lock = field(default_factory=threading.Lock)
+    alone: bool = False
+    unpublished: finalize[..., Save] | None = None
 
 
 class ChainWriterMixin(StorageMixin):
@@ -66,7 +73,7 @@ class ChainWriterMixin(StorageMixin):
     save_id: Any
     #: What saves say of the run that they belong to; rank-local metadata does not have it.
     run_facts: RunFacts | None
-    _save: Save | None
+    _save: _RankSave | None
     _coming: tuple[int, str] | None
 
     def __init__(
@@ -107,7 +114,7 @@ class ChainWriterMixin(StorageMixin):
             )
         if type(thread_count) is not int or thread_count < 1:
             raise ParameterError(f"thread_count={thread_count!r}: it is a whole number from 1")
-        self._extensions = Extensions.of(_extensions)
+        self._extensions = extensions_of(_extensions)
         self._block_log2 = block_log2_of(block_size)
         self._save = None
         self._warned: set[frozenset[str]] = set()
@@ -152,7 +159,7 @@ class ChainWriterMixin(StorageMixin):
         self.use_collectives = kwargs.get("use_collectives", True)
         self._publishes = is_coordinator or not self.use_collectives
         self.report = None
-        self._save = Save(self._storage, self._extensions.renew(), self._block_log2, self.sync_files)
+        self._save = _RankSave(self._storage, self._extensions.renew(), self._block_log2, self.sync_files)
 
     @told
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -192,16 +199,21 @@ class ChainWriterMixin(StorageMixin):
         storage = save.enter()
         one = self.single_file_per_rank
         buckets = split_by_size_and_type(self.thread_count, plan.items) if one else [[item] for item in plan.items]
-        files = [(save.file_name(self.rank or 0, number), items) for number, items in enumerate(filter(None, buckets))]
+        files = {
+            save.file_name(self.rank or 0, number): sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
+            for number, items in enumerate(filter(None, buckets))
+        }
         versions = tensor_versions(plan, planner)
         begin = perf_counter()
         try:
             save.place = storage.mount()
-            check_room(storage, plan, planner, save.extensions, self._block_log2, save.writer_id)
+            check_room(storage, plan, planner, save.extensions, save.writer_id)
             with shown(self._progress, "Saving") as save.progress:
                 if save.progress is not None:
                     save.progress.expect(sum(map(planned_bytes, plan.items)))
-                results = save.write_files(files, self.thread_count, storage.create, planner.resolve_data)
+                size = 1 << self._block_log2
+                entries = {name: entries_of(items, planner.resolve_data, size) for name, items in files.items()}
+                stored = save.write_files(entries, self.thread_count, storage.create)
             if self.sync_files:  # the process that publishes may be on another host
                 storage.sync()
             needed, text = save.refused_objects()
@@ -211,7 +223,7 @@ class ChainWriterMixin(StorageMixin):
             if text := changed_text(versions, tensor_versions(plan, planner)):
                 warnings.warn(text, stacklevel=2)
         except BaseException as error:
-            left = storage.remove(name for name, _ in files)  # those that were finished, too
+            left = storage.remove(files)  # those that were finished, too
             for name, reason in left.items():
                 error.add_note(f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}")
             if save.alone and save.unpublished is not None and not left:  # nothing is left to remove later
@@ -224,7 +236,9 @@ class ChainWriterMixin(StorageMixin):
         save.report = SaveReport.of(save.meter, perf_counter() - begin)
         self.report = None if self._publishes else save.report
         done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
+        indexes = ([item.index for item in items] for items in files.values())
+        results = (results_of(*each, save.extensions) for each in zip(stored, indexes, strict=True))
+        done.set_result([result for each in results for result in each])
         return done
 
     @told
@@ -237,25 +251,34 @@ class ChainWriterMixin(StorageMixin):
         save_id, self._coming = self._coming_id(), None
         rank = None if self.use_collectives else self.rank
         flat = [result for rank_results in results for result in rank_results]
-        run = self.run_facts if rank is None else None
         storage = save.enter()
-        with ExitStack() as stack:
-            stack.callback(save.leave)
+        try:
             try:
-                made = prepare(metadata, flat, save.extensions, save_id, rank, os.fspath(self.path), run)
-                alone = stack.enter_context(locked(storage))
+                index, data = self._assembled(metadata, flat, save, save_id, rank)
             except BaseException:
                 storage.remove({result.storage_data.relative_path for result in flat})
                 raise
-            old = publish(storage, made, alone=alone, overwrite=self.overwrite, sync=self.sync_files)
-            if made.content is not None:
-                metadata.storage_data, metadata.storage_meta = made.content.storage_data, made.content.storage_meta
-            self.save_id = save_id
-            self.report = save.report
-            try:
-                remove_leftovers(storage, old, made.index.keyed)
-            except Warning as warning:  # the process's filters make errors of warnings; the save stands all the same
-                _log.warning("%s", warning)
+            publish(storage, index, data, records_in(flat), overwrite=self.overwrite, sync=self.sync_files)
+        finally:
+            save.leave()
+        self.save_id = save_id
+        self.report = save.report
+
+    @collector_paused()
+    def _assembled(
+        self, metadata: Metadata, results: list[WriteResult], save: Save, save_id: str, rank: int | None
+    ) -> tuple[Index, bytes]:
+        """The metadata file; and `metadata` with what torch's own writers put into it."""
+        records, path = records_in(results), os.fspath(self.path)
+        items, extra = items_of(metadata, results, save.extensions), extra_of(metadata)
+        run = self.run_facts if rank is None else None
+        index, data = assemble(items, records, save.extensions, save_id, path, rank=rank, extra=extra, run=run)
+        descriptors = descriptors_of(index, {record.writer_id: record.wrapped for record in records})
+        for result in results:
+            result.storage_data.transform_descriptors = descriptors.get(result.storage_data.relative_path)
+        metadata.storage_data = {result.index: result.storage_data for result in results}
+        metadata.storage_meta = StorageMeta(redacted(path), save_id, modules=[*index.modules])
+        return index, data
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the writer, in this process or another, begins its own saves. A `Progress` stays behind:
@@ -268,7 +291,7 @@ class ChainWriterMixin(StorageMixin):
     # -- helpers -----------------------------------------------------------------------------------
 
     @property
-    def _under_way(self) -> Save:
+    def _under_way(self) -> _RankSave:
         if self._save is None:
             raise AbortedError("no save is under way: DCP calls set_up_storage_writer first")
         return self._save

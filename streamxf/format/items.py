@@ -14,7 +14,7 @@ from itertools import combinations, groupby, product
 from typing import NamedTuple
 
 from streamxf.errors import MetadataError
-from streamxf.format.limits import MAX_INT, MAX_PATH
+from streamxf.format.limits import MAX_INT, MAX_PATH, MAX_STEP, MAX_STEPS
 from streamxf.proportion import Steps, TooMuch
 
 _BY_SIZE = {
@@ -46,7 +46,26 @@ def elements_size(dtype: str, shape: Sequence[int]) -> int:
     return math.prod(shape) * ITEMSIZES[dtype]
 
 
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides, in elements, of a row-major array, as torch gives them: a dimension without elements counts as one."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
 Path = tuple[str | int, ...]  # where an item stands in the nested state dict: keys and positions, the outermost first
+
+
+def is_path(path: object) -> bool:
+    return (
+        type(path) is tuple
+        and 1 <= len(path) <= MAX_STEPS
+        and all(type(step) is str or (type(step) is int and 0 <= step <= MAX_STEP) for step in path)
+    )
+
 
 # which no writer puts into a path: `%`, `?` and `#` mean something else in a URL, so `%2e%2e/` leads out over HTTP
 _STRANGE = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]")

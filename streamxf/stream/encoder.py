@@ -61,13 +61,13 @@ class MemorySource:
 
     def __init__(self, data: memoryview) -> None:
         self.size = len(data)
-        self._data = data
+        self.data = data
 
     def load(self, start: int, stop: int) -> Load:
-        return MemorySource(self._data[start:stop])
+        return MemorySource(self.data[start:stop])
 
     def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
-        return self._data
+        return self.data
 
     def release(self) -> None:
         """It is the caller's memory."""

@@ -27,8 +27,9 @@ from streamxf.format.items import (
     check_offsets,
     check_path,
     check_tiles,
+    is_path,
 )
-from streamxf.format.limits import MAX_CODECS, MAX_INT, MAX_NDIM, MAX_STEP, MAX_STEPS
+from streamxf.format.limits import MAX_CODECS, MAX_INT, MAX_NDIM
 from streamxf.proportion import Steps
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.unpickler import Name, Size, StandIn, Unpickler
@@ -261,10 +262,7 @@ class _Items:
 
     def _path(self, name: str) -> Path | None:
         path = self._paths.get(name)
-        if type(path) is not tuple or not 1 <= len(path) <= MAX_STEPS:
-            return None
-        fits = all(type(step) is str or (type(step) is int and 0 <= step <= MAX_STEP) for step in path)
-        return path if fits else None
+        return path if is_path(path) else None
 
 
 def _properties(record: object) -> tuple[str, dict[str, bool | str]]:

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf.dcp.save.space import _refuse
+from streamxf.checkpoint.saving import refuse as _refuse
 from streamxf.errors import NoSpaceError
 
 from .helpers import KEY, OTHER_KEY, data_files, full_chain, load, save

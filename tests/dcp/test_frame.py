@@ -1,22 +1,27 @@
-"""torch.save's frame around a tensor's elements is a function of dtype and shape, and is what torch itself writes."""
+"""torch.save's frame around a tensor's elements is a function of dtype and shape, and torch reads it as its own."""
 
 from __future__ import annotations
 
 import io
+import pickletools
+import zipfile
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.serialization import config
 
-from streamxf.dcp import frame as frame_module
-from streamxf.dcp.frame import frame_of
-from streamxf.errors import StreamxfError
+from streamxf.errors import UnsupportedError
 from streamxf.format.items import ITEMSIZES, elements_size
+from streamxf.torchsave.archive import Archive, NotSavedByTorch
+from streamxf.torchsave.writing import Shell, Value, frame_of, prefix_of, saved, suffix_of, torch_file
 
-from .helpers import raw_bytes
+from .helpers import assert_same, raw_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 
@@ -36,26 +41,58 @@ def framed(tensor: torch.Tensor) -> bytes:
     return prefix + bytes(raw_bytes(tensor).numpy()) + suffix
 
 
-def as_torch_saves(tensor: torch.Tensor) -> bytes:
-    target = io.BytesIO()
-    with config.patch("save.compute_crc32", False):
-        torch.save(tensor, target)
-    return target.getvalue()
+def summed(tensor: torch.Tensor) -> bytes:
+    """The same with CRC-32s."""
+    geometry = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    data = bytes(raw_bytes(tensor).numpy())
+    return prefix_of(*geometry) + data + suffix_of(*geometry, zlib.crc32(data))
+
+
+def opcodes(file: bytes) -> list[tuple[str, Any]]:
+    """Of the pickle in a file of torch.save, without those that only remember something."""
+    pickled = Archive(io.BytesIO(file), len(file)).pickled
+    return [(op.name, value) for op, value, _ in pickletools.genops(pickled) if not op.name.endswith("PUT")]
 
 
 @given(dtype=st.sampled_from(DTYPES), shape=st.lists(st.integers(0, 5), max_size=4).map(tuple), seed=st.integers(0, 9))
-def test_a_frame_is_what_torch_writes_for_the_tensor_itself(dtype: str, shape: tuple[int, ...], seed: int) -> None:
+def test_a_frame_has_the_pickle_that_torch_writes(dtype: str, shape: tuple[int, ...], seed: int) -> None:
     tensor = filled(dtype, shape, seed)
-    assert framed(tensor) == as_torch_saves(tensor)
+    sink = io.BytesIO()
+    torch.save(tensor, sink)
+    assert opcodes(framed(tensor)) == opcodes(summed(tensor)) == opcodes(sink.getvalue())
 
 
+@pytest.mark.parametrize("file", [framed, summed])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 0, 2), (2, 3, 4)], ids=str)
-def test_every_dtype_and_torch_reads_it(dtype: str, shape: tuple[int, ...]) -> None:
+def test_torch_reads_every_dtype(dtype: str, shape: tuple[int, ...], file: Callable[[torch.Tensor], bytes]) -> None:
     tensor = filled(dtype, shape)
-    found = torch.load(io.BytesIO(framed(tensor)), weights_only=True)
+    found = torch.load(io.BytesIO(file(tensor)), weights_only=True)
     assert (found.dtype, found.shape, found.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
     assert bytes(found.untyped_storage()) == bytes(tensor.untyped_storage())
+
+
+def test_torch_maps_it_into_memory(tmp_path: Path) -> None:
+    tensor = filled("float64", (100, 7))
+    (tmp_path / "frame.pt").write_bytes(framed(tensor))
+    found = torch.load(tmp_path / "frame.pt", mmap=True, weights_only=True)
+    assert torch.equal(found.view(torch.uint8), tensor.view(torch.uint8))
+
+
+def test_elements_are_aligned_as_torch_aligns_them() -> None:
+    for shape in [(), (3,), (1000, 1000, 1000), (2**31,)]:
+        assert len(frame_of("int8", shape)[0]) % 64 == 0
+
+
+def test_with_crcs_every_record_has_one() -> None:
+    file = summed(filled("bfloat16", (50, 3)))
+    assert zipfile.ZipFile(io.BytesIO(file)).testzip() is None
+    assert Archive(io.BytesIO(file), len(file)).check_crcs()
+    damaged = file.replace(b"little", b"liddle", 1)
+    with pytest.raises(NotSavedByTorch, match="CRC-32"):
+        Archive(io.BytesIO(damaged), len(damaged)).check_crcs()
+    bare = framed(filled("bfloat16", (50, 3)))
+    assert not Archive(io.BytesIO(bare), len(bare)).check_crcs()
 
 
 def test_each_geometry_has_a_frame_of_its_own() -> None:
@@ -65,19 +102,53 @@ def test_each_geometry_has_a_frame_of_its_own() -> None:
     assert [frame_of(*geometry) for geometry in geometries] == frames
 
 
-@pytest.mark.parametrize("size", [2**32 + 5, 2**42])
+class Holed(io.RawIOBase):
+    """A file with a hole of zeros between two pieces."""
+
+    def __init__(self, before: bytes, hole: int, after: bytes) -> None:
+        super().__init__()
+        self._pieces = before, hole, after
+        self._at = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        before, hole, after = self._pieces
+        self._at = offset + (0, self._at, len(before) + hole + len(after))[whence]
+        return self._at
+
+    def readinto(self, out: Any) -> int:
+        before, hole, after = self._pieces
+        behind = self._at - len(before) - hole
+        data = before[self._at :] if self._at < len(before) else after[behind:] if behind >= 0 else bytes(-behind)
+        count = min(len(data), len(out))
+        out[:count] = data[:count]
+        self._at += count
+        return count
+
+
+@pytest.mark.parametrize("size", [2**32 - 2, 2**32 - 1, 2**32 + 5, 2**42])
 def test_a_frame_beyond_four_gibibytes(size: int) -> None:
-    """Zip files have other fields there. The memory is not there, however much is asked for."""
-    _, suffix = frame_of("uint8", (size,))
-    assert size.to_bytes(8, "little") in suffix
+    """Zip files have other fields there, which Python reads as we do."""
+    before, after = frame_of("uint8", (size,))
+    file = Holed(before, size, after)
+    archive = Archive(file, file.seek(0, 2))
+    assert archive.sizes["data/0"] == size
+    assert archive.find("data/0") == (len(before), 0)
+    records = {entry.filename.partition("/")[2]: entry.file_size for entry in zipfile.ZipFile(file).infolist()}
+    assert records == archive.sizes
 
 
-def test_deterministic_algorithms_do_not_fill_the_shell() -> None:
-    torch.use_deterministic_algorithms(True)
-    try:
-        frame_of("uint8", (2**42 + 1,))
-    finally:
-        torch.use_deterministic_algorithms(False)
+def test_what_has_no_elements_has_no_frame() -> None:
+    with pytest.raises(UnsupportedError, match="quint8"):
+        frame_of("quint8", (3,))
 
 
 def test_frames_are_kept_and_bounded() -> None:
@@ -89,13 +160,52 @@ def test_frames_are_kept_and_bounded() -> None:
     assert info.maxsize is not None
 
 
-def test_a_torch_that_writes_otherwise_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_record(self: Any, name: str, data: Any, size: int) -> None:
-        self.write_record_metadata(name, size)
+@pytest.mark.parametrize(
+    "value",
+    [100, None, "text", {"a": [1, (2.5, True)], "b": b"bytes"}, torch.float16, slice(1, None), OrderedDict(x=1)],
+    ids=repr,
+)
+def test_objects_are_what_torch_saves(value: Any) -> None:
+    sink = io.BytesIO()
+    torch.save(value, sink)
+    assert opcodes(saved(value)) == opcodes(sink.getvalue())
+    assert torch.load(io.BytesIO(saved(value)), weights_only=False) == value
+    assert zipfile.ZipFile(io.BytesIO(saved(value))).testzip() is None
 
-    monkeypatch.setattr(frame_module._Records, "write_record", write_record)
-    with pytest.raises(StreamxfError, match="seeks where it did not before"):
-        frame_of("float32", (5, 5, 5))
+
+def test_objects_with_tensors() -> None:
+    value = {"state": (torch.arange(5), torch.nn.Linear(2, 2).weight)}
+    found = torch.load(io.BytesIO(saved(value)), weights_only=True)
+    assert torch.equal(found["state"][0], value["state"][0])
+    assert torch.equal(found["state"][1], value["state"][1])
+
+
+# -- files of many tensors ----------------------------------------------------------------------------------------
+
+
+def test_a_file_around_tensors_that_are_not_there() -> None:
+    geometries = [("float32", (3, 2)), ("int8", (0,)), ("bfloat16", (5,)), ("float8_e5m2", (2, 2))]
+    shells = [Shell(*geometry, number) for number, geometry in enumerate(geometries)]
+    there = [filled(*geometry) for geometry in geometries]
+    real = torch.arange(6.0)
+    values = {"real": (real, real[2:4], torch.nn.Parameter(torch.ones(2))), "same": [1, 2], "n": {3: None}}
+    values["again"] = [values["same"], values["same"]]
+    content = {"b": shells[2], "a": [shells[0], shells[1]], **{name: Value(each) for name, each in values.items()}}
+    parts = torch_file({**content, "c": shells[3]})
+    assert [part.number for part in parts if isinstance(part, Shell)] == [2, 0, 3]
+    file = b"".join(part if isinstance(part, bytes) else bytes(raw_bytes(there[part.number]).numpy()) for part in parts)
+    found = torch.load(io.BytesIO(file), weights_only=True)
+    assert_same(found, {"b": there[2], "a": there[:2], **values, "c": there[3]})
+    assert found["real"][0].untyped_storage().data_ptr() == found["real"][1].untyped_storage().data_ptr()
+    assert found["again"][0] is found["again"][1]
+    assert not Archive(io.BytesIO(file), len(file)).check_crcs()
+
+
+def test_an_object_that_holds_itself() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+    found = torch.load(io.BytesIO(saved(value)), weights_only=False)
+    assert found[1] is found
 
 
 def test_the_elements_size_is_torchs() -> None:

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import Checksum, Encrypt, SigningKey, proportion
-from streamxf.dcp.save import publishing
+from streamxf.dcp.save import items as bounds
 from streamxf.errors import AbortedError, MetadataError, UnsupportedError
 from streamxf.format import index, limits
 
@@ -59,7 +59,7 @@ CHAINS = {
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What was expected of each index at the most, and what it took."""
     found: list[int] = []
-    bound, pack = publishing.index_bound, index.pack_json
+    bound, pack = bounds.index_bound, index.pack_json
 
     def noted(*arguments: Any) -> int:
         found.append(bound(*arguments))
@@ -69,7 +69,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(json.dumps(content, separators=(",", ":"))))
         return pack(content, *rest)
 
-    monkeypatch.setattr(publishing, "index_bound", noted)
+    monkeypatch.setattr(bounds, "index_bound", noted)
     monkeypatch.setattr(index, "pack_json", packed)
     return found
 
@@ -100,7 +100,7 @@ def test_so_it_is_with_shards(checkpoint: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(streamxf.FileSystemWriter, "prepare_local_plan", kept)
     save_shards(checkpoint, states)
     (size,) = sizes
-    assert size <= publishing.index_bound(plans, 1, False) <= 2 * size + 2**18
+    assert size <= bounds.index_bound(plans, 1, False) <= 2 * size + 2**18
 
 
 class Telling(dcp.DefaultSavePlanner):

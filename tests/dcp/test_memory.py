@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from streamxf import Checksum, engine
-from streamxf.dcp.frame import frame_of
+from streamxf.torchsave.writing import frame_of
 
 from .helpers import assert_same, load, save
 

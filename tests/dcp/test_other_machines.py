@@ -243,14 +243,14 @@ def test_a_failed_rename_on_a_network_file_system_costs_no_files(
 
 
 def published_meanwhile(monkeypatch: pytest.MonkeyPatch, other: Callable[[], Any]) -> None:
-    prepare = writer_module.prepare
+    assemble = writer_module.assemble
 
-    def late(*arguments: Any) -> Any:
+    def late(*arguments: Any, **options: Any) -> Any:
         monkeypatch.undo()
         other()
-        return prepare(*arguments)
+        return assemble(*arguments, **options)
 
-    monkeypatch.setattr(writer_module, "prepare", late)
+    monkeypatch.setattr(writer_module, "assemble", late)
 
 
 def test_a_checkpoint_that_may_not_be_overwritten(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 
 import streamxf
+from streamxf.checkpoint import publish as publish_module
 from streamxf.dcp import writer as writer_module
 from streamxf.errors import AbortedError, ContainerError
 from streamxf.storage import disk, lock
@@ -162,7 +163,7 @@ def test_two_saves_where_there_is_no_lock(monkeypatch: pytest.MonkeyPatch) -> No
     """The one publishes while the other is between its last look and its put, and cleans up after that put."""
     url = "memory://overlap"
     dcp.save(state_of(0), storage_writer=streamxf.FsspecWriter(url), no_dist=True)
-    publish, remove = RemoteStorage.put, writer_module.remove_leftovers
+    publish, remove = RemoteStorage.put, publish_module.remove_leftovers
     looked, cleaning, put = threading.Event(), threading.Event(), threading.Event()
 
     def publish_late(*args: Any, **options: Any) -> None:
@@ -180,7 +181,7 @@ def test_two_saves_where_there_is_no_lock(monkeypatch: pytest.MonkeyPatch) -> No
         remove(*args)
 
     monkeypatch.setattr(RemoteStorage, "put", publish_late)
-    monkeypatch.setattr(writer_module, "remove_leftovers", remove_later)
+    monkeypatch.setattr(publish_module, "remove_leftovers", remove_later)
     errors: list[BaseException | None] = []
 
     def save_one(value: float) -> None:
@@ -205,11 +206,11 @@ def test_a_file_that_is_not_as_it_was_written_is_not_published(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     save(state_of(0), checkpoint)
-    prepare = writer_module.prepare
+    assemble = writer_module.assemble
 
-    def then_damage(*args: Any) -> Any:
-        made = prepare(*args)
-        file = checkpoint / max(made.index.files)
+    def then_damage(*args: Any, **options: Any) -> Any:
+        made = assemble(*args, **options)
+        file = checkpoint / max(made[0].files)
         content = file.read_bytes()
         if damage in ("gone", "a link"):
             file.unlink()
@@ -219,7 +220,7 @@ def test_a_file_that_is_not_as_it_was_written_is_not_published(
             file.write_bytes(content[:-1] if damage == "shorter" else content + b"x")
         return made
 
-    monkeypatch.setattr(writer_module, "prepare", then_damage)
+    monkeypatch.setattr(writer_module, "assemble", then_damage)
     kind = AbortedError if damage == "gone" else ContainerError
     with refused(kind, "not published"):
         save(state_of(1), checkpoint, thread_count=2)

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 import streamxf
 from streamxf import Chain, Checksum, Codec, Encrypt, FloatZip, ZStandard, engine
+from streamxf.checkpoint import sources
+from streamxf.checkpoint.sources import SMALL, DeviceSource, Ring, Staging, source_of
 from streamxf.coder import StreamCoder
-from streamxf.dcp.save import sources
-from streamxf.dcp.save.sources import SMALL, DeviceSource, Ring, Staging, source_of
 from streamxf.engine import Pipeline
 from streamxf.errors import UnsupportedError
 from streamxf.storage.source import FileSlice

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import streamxf
-from streamxf.dcp.frame import frame_of
-from streamxf.dcp.save.sources import Staging, source_of
+from streamxf.checkpoint.sources import Staging, source_of
 from streamxf.errors import ContainerError
+from streamxf.torchsave.writing import frame_of
 
 from .helpers import KEY, assert_same, blank, load, load_with, raw_bytes, refused, save
 

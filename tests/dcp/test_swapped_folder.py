@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import CheckpointManager
-from streamxf.dcp.save.session import Save
+from streamxf.checkpoint.saving import Save
 from streamxf.errors import AbortedError
 from streamxf.storage.lock import locked
 

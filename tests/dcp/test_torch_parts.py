@@ -27,7 +27,7 @@ from streamxf.errors import UnsupportedError
 PACKAGE = Path(streamxf.__file__).parent
 HOME = "torch_private.py"
 # These read pickles and compare the names in them.
-NAMES_IN_PICKLES = {"torchsave/tensors.py", "torchsave/stock.py"}
+NAMES_IN_PICKLES = {"torchsave/tensors.py", "torchsave/stock.py", "torchsave/writing.py"}
 
 
 class Doubled(torch_private.StreamTransformExtension):
@@ -206,62 +206,9 @@ def test_copies_on_write_are_known():
     assert not torch_private.is_cow_tensor(lazy)
 
 
-class Sought(io.BytesIO):
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self.skipped = offset, whence
-        return super().seek(offset, whence)
-
-
-class Kept:
-    """What `save_records` takes for a zip file."""
-
-    def __init__(self, writer: Any) -> None:
-        self.writer = writer
-        self.write_record = writer.write_record
-        self.numbers: list[int] = []
-
-    def write_record_metadata(self, name: str, size: int) -> None:
-        raise AssertionError("torch.save skips no data by itself")
-
-
-def written(value: Any) -> Sought:
-    target = Sought()
-    writer: Any = torch_private.PyTorchFileWriter(target, False, 64)
-    torch_private.save_records(value, Kept(writer), pickle, 2, False)  # type: ignore[no-untyped-call]
-    writer.write_end_of_file()
-    return target
-
-
-def test_torch_save_in_parts_is_torch_save():
-    whole = {"w": torch.arange(5.0), "name": "x"}
-    loaded = torch.load(io.BytesIO(written(whole).getvalue()), weights_only=True)
-    assert torch.equal(loaded["w"], whole["w"])
-    assert loaded["name"] == "x"
-
-
-def test_a_record_without_data_is_sought_over():
-    target = Sought()
-    writer: Any = torch_private.PyTorchFileWriter(target, False, 64)
-    writer.write_record_metadata("data/0", 1000)
-    writer.write_end_of_file()
-    assert target.skipped == (1000, 1)
-
-
-def test_a_storage_has_a_number_of_its_own():
-    tensor, other = torch.ones(4), torch.ones(4)
-    assert torch_private.storage_number(tensor.untyped_storage()) == torch_private.storage_number(
-        tensor[1:].untyped_storage()
-    )
-    assert torch_private.storage_number(tensor.untyped_storage()) != torch_private.storage_number(
-        other.untyped_storage()
-    )
-
-
 def test_what_a_pickle_asks_for_its_storages_with():
-    target = Sought()
-    writer: Any = torch_private.PyTorchFileWriter(target, False, 64)
-    torch_private.save_records(torch.arange(3.0), Kept(writer), pickle, 2, False)  # type: ignore[no-untyped-call]
-    writer.write_end_of_file()
+    target = io.BytesIO()
+    torch.save(torch.arange(3.0), target)
     pickled = torch._C.PyTorchFileReader(io.BytesIO(target.getvalue())).get_record("data.pkl")  # type: ignore[attr-defined]
     memory = torch.arange(3.0).untyped_storage()
     restore: Any = torch_private.get_restore_location("cpu")  # type: ignore[no-untyped-call]

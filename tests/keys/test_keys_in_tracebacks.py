@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 import streamxf
 from streamxf import keys
-from streamxf.dcp.metadata import UnreadableMetadata, of_index
+from streamxf.checkpoint.pickled import pickled
+from streamxf.dcp.metadata import UnreadableMetadata
 from streamxf.errors import ContainerError, StreamxfError, redacted
 from streamxf.format.index import Index
 from streamxf.wording import printable
@@ -117,7 +118,7 @@ def test_passwords_are_left_out(text: str, shown: str) -> None:
 
 def test_a_password_is_not_in_metadata(tmp_path: Path) -> None:
     index = Index("0" * 32, None, (), (), None, (), {}, {})
-    made = of_index(index, {}, URL)
+    made = pickle.loads(pickled(index, {}, URL))
     assert made.storage_meta is not None
     assert made.storage_meta.checkpoint_id == SHOWN
     dcp.save({"w": torch.ones(2)}, storage_writer=streamxf.FileSystemWriter(tmp_path, chain="zstd"), no_dist=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from streamxf.checkpoint.elements import Array
-from streamxf.dcp.save.sources import array_of
+from streamxf.checkpoint.sources import array_of
 from streamxf.torch_private import is_cow_tensor
 
 

@@ -1,125 +1,47 @@
-"""`Conversion`: items to write under one metadata file, divided among data files; `Destination`: where they go."""
+"""Conversions: items written under one metadata file, data file by data file, each of which is kept if the process is
+killed; in the end they are published as a save is.
+
+Until then each finished file has a slip beside it, by which the next call recognizes it. A slip is a metadata file of a
+rank that no process has, without a pickle. So it is read as metadata is, with all checks, and where the data is
+encrypted, only who has a key can have made it.
+"""
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import io
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from time import perf_counter
+from typing import Any
 
-import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-
-from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.opening import Wanted
-from streamxf.codec import Codec
-from streamxf.codecs.encrypt import Encrypt
-from streamxf.dcp.extensions import Extensions
-from streamxf.dcp.metadata import torch_properties
-from streamxf.dcp.save.datafile import planned_bytes
-from streamxf.dcp.save.publishing import warn_unless_in_one_step
-from streamxf.dcp.save.sources import Streamed
-from streamxf.dcp.writer import DEFAULT_CHAIN
-from streamxf.errors import ContainerError, KeyMissingError, ParameterError, redacted
-from streamxf.format.items import MAX_RANK_CHUNKS, Item, TensorItem
-from streamxf.format.limits import DEFAULT_BLOCK_LOG2
-from streamxf.format.names import is_metadata_name
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.assembling import assemble, placed
+from streamxf.checkpoint.destination import Destination
+from streamxf.checkpoint.metadata import read_metadata
+from streamxf.checkpoint.opening import Wanted, streams_of
+from streamxf.checkpoint.publish import publish
+from streamxf.checkpoint.saving import FileRecord, Save, SavedFile, Written, check_space, planned_size
+from streamxf.checkpoint.sources import Content
+from streamxf.errors import ContainerError, ParameterError, StreamxfError
+from streamxf.format.items import MAX_RANK_CHUNKS, Item
+from streamxf.format.names import OWN_SLIP, SLIP
 from streamxf.format.run import RunFacts
-from streamxf.keys import KeysLike, SignerLike
-from streamxf.storage.opening import Location, are_same, open_storage
+from streamxf.progress import Progress
+from streamxf.storage.opening import Location, are_same
 from streamxf.storage.storage import Storage
-from streamxf.stream.encoder import block_log2_of
+from streamxf.tools.convert.result import Converted
 from streamxf.version import __version__
+from streamxf.wording import many
 
 FILE_SIZE = 256 * 2**20
 """Bytes of items, before the chain, in one data file: what is lost of the work when the process is killed."""
 
 MAX_FILES = 128
-_ENCRYPT = "encrypt"
-
-Data = Streamed | torch.Tensor | io.BytesIO
-Part = tuple[Wanted, WriteItem]
-"""An object, or one shard of a tensor: as it is in the source, and as a planner describes it."""
-
-
-@dataclass(frozen=True)
-class Destination:
-    """A folder, and how a checkpoint is written to it.
-
-    - `overwrite`: whether a checkpoint that is there may be replaced, even one that is published later.
-    """
-
-    storage: Storage
-    extensions: Extensions
-    block_log2: int
-    overwrite: bool
-
-    @classmethod
-    def of(
-        cls,
-        path: Location,
-        chain: ChainLike | None,
-        *,
-        encrypt_to: KeysLike = None,
-        signer: SignerLike | None = None,
-        was_encrypted: bool = False,
-        overwrite: bool = False,
-        block_size: int = 1 << DEFAULT_BLOCK_LOG2,
-        storage_options: Mapping[str, Any] | None = None,
-        cure: str = "name another target, or replace it (overwrite)",
-    ) -> Self:
-        """Make one of the arguments of public functions; raises what is wrong with them, and FileExistsError, with the
-        advice `cure`, if there is a checkpoint that may not be replaced.
-        """
-        made = _chain_of(chain, encrypt_to, signer, was_encrypted)
-        storage = open_storage(path, storage_options)
-        warn_unless_in_one_step(storage, stacklevel=4)
-        to = cls(storage, Extensions.of(made), block_log2_of(block_size), overwrite)
-        if storage.near and os.path.lexists(storage.path) and not os.path.isdir(storage.path):
-            text = "this is a file, and a checkpoint is a folder: name another target"
-            raise NotADirectoryError(errno.ENOTDIR, text, storage.path)
-        if not overwrite and any(map(is_metadata_name, storage.names())):
-            raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", redacted(storage.given))
-        return to
-
-
-def _chain_of(chain: ChainLike | None, encrypt_to: KeysLike, signer: SignerLike | None, was_encrypted: bool) -> Chain:
-    """The chain to write with; by default that of writers, and `Encrypt` if there are keys for it. The keys belong to
-    the word ``encrypt`` of a chain in text form.
-    """
-    if encrypt_to is None and signer is not None:
-        raise ParameterError("signer signs what is encrypted; it needs encrypt_to, the keys of those who may read")
-    if chain is None:
-        if encrypt_to is not None:
-            return Chain([*DEFAULT_CHAIN, Encrypt(encrypt_to, signer=signer)])
-        if was_encrypted:
-            raise ParameterError(
-                "the source is encrypted, and the default chain does not encrypt: give the keys of those who may read "
-                "the copy (encrypt_to), or a chain without encrypt to write it unencrypted"
-            )
-        return Chain(DEFAULT_CHAIN)
-    if not isinstance(chain, str):
-        if encrypt_to is not None:
-            raise ParameterError("encrypt_to= goes with a chain in text form; put Encrypt(...) into this one")
-        return Chain.of(chain)
-    words = [word.strip() for word in chain.split("+")] if chain.strip() else []
-    if _ENCRYPT in words and encrypt_to is None:
-        raise KeyMissingError(
-            "the chain encrypts, and no key to encrypt to was given: give the keys of those who may read (encrypt_to)"
-        )
-    if encrypt_to is not None and _ENCRYPT not in words:
-        raise ParameterError("keys to encrypt to were given, and the chain does not encrypt: add '+encrypt' to it")
-    codecs: list[Codec] = []
-    for word in words:
-        codecs += [Encrypt(encrypt_to, signer=signer)] if word == _ENCRYPT else list(Chain.parse(word))
-    return Chain(codecs)
 
 
 @dataclass(frozen=True)
@@ -138,27 +60,22 @@ class Conversion:
     items: Sequence[Item]
     rank: int | None
     identity: str
-    read: Callable[[Wanted], Data]
+    read: Callable[[Wanted], Content]
     extra: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[], None] | None = None
     run: RunFacts | None = None
 
-    @cached_property
-    def _parts(self) -> list[Part]:
-        """Everything, in the order of the places in the source."""
-        ordered = sorted(wanted_of(self.items), key=lambda each: each.place[:2])
-        return [(each, _write_item(each)) for each in ordered]
-
-    def files(self, size: int) -> list[list[Part]]:
-        """The parts of each data file: about `size` bytes, or more if there would be too many files. The same source
-        always gives the same parts.
+    def files(self, size: int) -> list[list[Wanted]]:
+        """The objects and shards of each data file, in the order of their places in the source: about `size` bytes, or
+        more if there would be too many files. The same source always gives the same files.
         """
-        sizes = [planned_bytes(write) or wanted.place.size for wanted, write in self._parts]
+        parts = sorted((each for item in self.items for each in streams_of(item)), key=lambda each: each.place[:2])
+        sizes = [planned_size(each.identity(b"")) or each.place.size for each in parts]
         size = max(size, sum(sizes) // MAX_FILES)
-        files: list[list[Part]] = []
+        files: list[list[Wanted]] = []
         filled, shards = 0, Counter[str]()
-        for part, length in zip(self._parts, sizes, strict=True):
-            name = part[0].item.name
+        for part, length in zip(parts, sizes, strict=True):
+            name = part.item.name
             if not files or (filled and filled + length > size) or shards[name] == MAX_RANK_CHUNKS:
                 files.append([])
                 filled, shards = 0, Counter()
@@ -171,23 +88,6 @@ class Conversion:
         """32 hexadecimal digits, by which a later call recognizes what this conversion finished."""
         facts = [__version__, self.identity, self.rank, *to.extensions.recorded, to.extensions.summary()]
         return hashlib.sha256(json.dumps([*facts, to.block_log2, file_size]).encode()).hexdigest()[:32]
-
-
-def wanted_of(items: Iterable[Item]) -> list[Wanted]:
-    """All objects and shards."""
-    return [
-        Wanted(item, chunk) for item in items for chunk in (item.chunks if isinstance(item, TensorItem) else (None,))
-    ]
-
-
-def _write_item(wanted: Wanted) -> WriteItem:
-    item, chunk = wanted.item, wanted.chunk
-    if chunk is None or not isinstance(item, TensorItem):
-        return WriteItem(MetadataIndex(item.name), WriteItemType.BYTE_IO)
-    size = torch.Size
-    shard = ChunkStorageMetadata(size(chunk.offset), size(chunk.shape))
-    data = TensorWriteData(shard, torch_properties(item), size(item.shape))
-    return WriteItem(MetadataIndex(item.name, shard.offsets), WriteItemType.SHARD, tensor_data=data)
 
 
 def refuse_same(source: Location, target: Location, cure: str = "; in_place replaces the source") -> None:
@@ -204,3 +104,148 @@ def check_same(source: Storage, before: object, now: object) -> None:
             "writes to it",
             file=source.given,
         )
+
+
+_NO_RANK = 2**31 - 1
+
+
+def convert(to: Destination, conversion: Conversion, file_size: int, progress: Progress | None = None) -> Converted:
+    """Write a conversion's items to data files of about `file_size` bytes, and publish them.
+
+    Whatever it raises, nothing was published then, and finished files stay for the next call.
+    """
+    if file_size < 1:
+        raise ParameterError(f"file_size {file_size}: it must be a number of bytes, at least 1")
+    begin = perf_counter()
+    made = to.storage.make_folder()
+    try:
+        return replace(_Session(to, conversion, file_size).run(progress), seconds=perf_counter() - begin)
+    except BaseException:
+        with suppress(OSError):  # it is not empty, or was removed
+            for folder in made:
+                folder.rmdir()
+        raise
+
+
+class _Session:
+    def __init__(self, to: Destination, conversion: Conversion, file_size: int) -> None:
+        self._to = to
+        self._storage = to.storage
+        self._conversion = conversion
+        self._files = conversion.files(file_size)
+        self._job = conversion.id(to, file_size)
+        self._rank = conversion.rank or 0
+        self._save = Save(to.storage, to.extensions.renew(), to.block_log2, sync=True, place=to.storage.mount())
+        self._done: list[SavedFile] = []
+
+    def run(self, progress: Progress | None) -> Converted:
+        storage, save = self._storage, self._save
+        kept, discarded = self._finished_earlier()
+        left = {save.file_name(self._rank, n): parts for n, parts in enumerate(self._files) if n not in kept}
+        expected = sum(planned_size(part.identity(b"")) for parts in left.values() for part in parts)
+        check_space(storage, expected, save.extensions)
+        if progress is not None:
+            save.progress = progress
+            progress.expect(expected)
+        self._done += [kept[number] for number in sorted(kept)]
+        self._write_all(left)
+        save_id = os.urandom(16).hex()
+        self._publish(save_id)
+        stored, items = sum(each.size for file in self._done for each in file.written), sum(map(len, self._files))
+        chain = self._to.extensions.chain
+        recipients, signer = (chain.encryption.recipients, chain.encryption.signer) if chain.encryption else ((), None)
+        who = tuple(f"{key.kind}:{key.id}" for key in recipients), (signer.id,) if signer is not None else ()
+        counts = items, len(self._files), len(kept), discarded, save.meter.total().raw_bytes, stored
+        return Converted(str(chain), *who, (save_id,), *counts, 0.0)
+
+    def _write_all(self, files: Mapping[str, Sequence[Wanted]]) -> None:
+        try:
+            for name, parts in files.items():
+                self._write(name, parts)
+        except BaseException as error:
+            if self._done:
+                error.add_note(
+                    f"nothing was published; finished data files, which stay: {len(self._done)} of "
+                    f"{len(self._files)}; repeat it to resume"
+                )
+            elif isinstance(error, KeyboardInterrupt):
+                error.add_note("nothing was published, and no data file is finished: repeating it starts over")
+            raise
+
+    def _write(self, name: str, parts: Sequence[Wanted]) -> None:
+        """Write a data file and its slip, which says that it is there."""
+        save = self._save
+        try:
+            with self._storage.create(name) as raw:
+                entries = ((part.identity(b""), partial(self._conversion.read, part)) for part in parts)
+                file = save.write_file(raw, name, entries)
+            items = placed({part.item.name: part.item for part in parts}.values(), [file], save.extensions)
+            _, slip = assemble(items, [file.record], save.extensions, self._job, None, rank=_NO_RANK)
+            # not synced: one that a crash damages is ignored, and the data file is on the disk already
+            self._storage.put(f"{name}{SLIP}", slip, sync=False)
+        except BaseException:
+            self._storage.remove([name])
+            raise
+        self._done.append(file)
+
+    def _publish(self, save_id: str) -> None:
+        conversion, save = self._conversion, self._save
+        try:
+            items = placed(conversion.items, self._done, save.extensions)
+            about: Any = {"rank": conversion.rank, "extra": conversion.extra, "run": conversion.run}
+            records = [file.record for file in self._done]
+            made = assemble(items, records, save.extensions, save_id, self._storage.given, **about)
+            # the files are kept, since another call may have found and published them
+            how: Any = {"overwrite": self._to.overwrite, "sync": True, "keep": True}
+            publish(self._storage, *made, records, **how, check=conversion.check)
+        except BaseException as error:
+            error.add_note(
+                f"its {many(len(self._files), 'data file')} stay: repeat it to resume while source and "
+                "target are as they were, and `streamxf clean` removes what no checkpoint needs"
+            )
+            raise
+
+    # -- what earlier calls finished -----------------------------------------------------------------
+
+    def _finished_earlier(self) -> tuple[dict[int, SavedFile], int]:
+        """Data files of earlier calls, by number; and how many slips are of other conversions or unusable."""
+        storage, save, access = self._storage, self._save, self._access()
+        listed = storage.names()
+        found: dict[int, SavedFile] = {}
+        others = 0
+        for name in sorted(listed):
+            match = OWN_SLIP.fullmatch(name)
+            if match is None or int(match["rank"]) != self._rank:
+                continue
+            path = name.removesuffix(SLIP)
+            number = int(match["number"])
+            try:
+                slip = read_metadata(storage, name, access, rank=_NO_RANK)
+            except (StreamxfError, FileNotFoundError):  # damaged, a link, or not authenticated by a key of this call
+                others += 1
+                continue
+            index = slip.index
+            if index is None or index.save_id != self._job or number >= len(self._files) or {*index.files} != {path}:
+                others += 1
+            elif number not in found and listed.get(path) == index.files[path].size:
+                facts, wrapped = index.files[path], slip.wrapped[index.dek] if index.dek is not None else ""
+                about = (save.modules, save.extensions.summary(), save.place)
+                writer = index.writers[facts.writer].id
+                record = FileRecord(path, facts.size, facts.crc, writer, wrapped, *about)
+                parts = [part for item in index.items.values() for part in streams_of(item)]
+                if set(map(_key_of, parts)) == set(map(_key_of, self._files[number])):
+                    written = [Written(part.identity(writer), *part.place[1:3], part.place.sha256) for part in parts]
+                    found[number] = SavedFile(record, written)
+        return found, others
+
+    def _access(self) -> Access:
+        """What opens the slips of this conversion; if it encrypts, they must be authentic."""
+        encryption = self._save.extensions.encryption
+        if encryption is None:
+            return Access()
+        signer = encryption.signer
+        return Access.of(list(encryption.recipients), trust=signer.verify_key if signer is not None else None)
+
+
+def _key_of(part: Wanted) -> tuple[str, tuple[int, ...] | None]:
+    return part.item.name, part.chunk.offset if part.chunk is not None else None

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.destination import Destination
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.publish import made_by_writers
-from streamxf.dcp.save.sources import Streamed
+from streamxf.checkpoint.sources import Content
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.format.header import Kind
 from streamxf.format.items import TensorItem
@@ -28,12 +26,13 @@ from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage, is_url
-from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Data, Destination, check_same, refuse_same
+from streamxf.stream.encoder import MemorySource
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, check_same, convert, refuse_same
 from streamxf.tools.convert.result import Converted
-from streamxf.tools.convert.session import convert
 from streamxf.tools.convert.transcode import copy, reads_of
 from streamxf.tools.convert.tree import Tree
 from streamxf.tools.convert.whole import Whole, open_whole
+from streamxf.torchsave.writing import saved
 from streamxf.wording import some
 
 
@@ -122,15 +121,13 @@ def pack(
         return replace(convert(to, contents, file_size, progress), notes=tuple(whole.contents.notes))
 
 
-def _read(whole: Whole, wanted: Wanted) -> Data:
+def _read(whole: Whole, wanted: Wanted) -> Content:
     item, chunk = wanted.item, wanted.chunk
     if chunk is None or not isinstance(item, TensorItem):
-        data = io.BytesIO()
-        torch.save(whole.load_object(item.name), data)  # as DCP's planner does
-        return data
+        return Content(MemorySource(memoryview(saved(whole.load_object(item.name)))), Kind.OBJECT)
     elements = whole.elements(item, chunk)
     reads = reads_of(elements.blocks, whole.full(chunk.place.file), item.name, elements.origin, item.size)
-    return Streamed(reads, Kind.TENSOR, item.dtype, item.shape)
+    return Content(reads, Kind.TENSOR)
 
 
 def _refuse_inside(source: Location, target: Location) -> None:

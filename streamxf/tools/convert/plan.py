@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,14 +15,15 @@ from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.descriptor import shorten
-from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
-from streamxf.format.items import Item, Path, TensorItem
+from streamxf.errors import MetadataError, ParameterError, UnsupportedError
+from streamxf.format.items import ITEMSIZES, Item, Path, TensorItem
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, Format, chosen
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.reader import FileReader
 from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, METADATA, TWO_IN_ONE, is_text
 from streamxf.tools.convert.model import model_in
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, is_kept, rest_of
+from streamxf.torchsave.writing import Shell, Value, torch_file
 from streamxf.wording import many, some
 
 _WINDOW = 2**20  # bytes that are read at once of the item whose parts are all over the file
@@ -180,24 +181,22 @@ def _torch_file(name: str, reader: BoxReader, items: Mapping[str, Item], prefix:
 
     It has no CRC-32 of the tensors, which would have to be known before they are read; ``torch.load`` checks none.
     """
-    from streamxf.dcp.frame import frame_around, shell  # by torch itself; other formats do without it
-
-    tensors = [item for item in items.values() if isinstance(item, TensorItem)]
-    shells = []
-    for item in tensors:
-        with located(item=item.name):
-            shells.append(shell(item.dtype, item.shape))
-    waiting = iter(shells)
-    values = {
-        shown: next(waiting) if isinstance(item, TensorItem) else reader.load_object(prefix + shown)
-        for shown, item in items.items()
-    }
+    tensors: list[TensorItem] = []
+    values: dict[str, Any] = {}
+    for shown, item in items.items():
+        if not isinstance(item, TensorItem):
+            values[shown] = Value(reader.load_object(prefix + shown))
+            continue
+        if item.dtype not in ITEMSIZES:
+            raise UnsupportedError(f"elements of {item.dtype} cannot be copied one by one", item=item.name)
+        values[shown] = Shell(item.dtype, item.shape, len(tensors))
+        tensors.append(item)
     paths = {shown: (shown,) if flat else _path(item.path, shown, prefix) for shown, item in items.items()}
     runs, rest, at = [], [], 0
-    for part in frame_around(nested(values, paths), shells):
-        if isinstance(part, int):
-            runs.append(Stretch(at, tensors[part]))
-            at += tensors[part].size
+    for part in torch_file(nested(values, paths)):
+        if isinstance(part, Shell):
+            runs.append(Stretch(at, tensors[part.number]))
+            at += tensors[part.number].size
         else:
             rest.append(part)
             at += len(part)

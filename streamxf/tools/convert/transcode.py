@@ -13,9 +13,10 @@ from typing import Any
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.destination import Destination
 from streamxf.checkpoint.metadata import Metadata, metadata_files
 from streamxf.checkpoint.opening import Wanted
-from streamxf.dcp.save.sources import Streamed
+from streamxf.checkpoint.sources import Content
 from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES, TensorItem, elements_size
@@ -28,9 +29,8 @@ from streamxf.storage.storage import Storage
 from streamxf.stream.blocks import BareBlocks, Blocks
 from streamxf.stream.encoder import Load
 from streamxf.stream.reader import StreamReader
-from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Destination, check_same, refuse_same
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, check_same, convert, refuse_same
 from streamxf.tools.convert.result import Converted
-from streamxf.tools.convert.session import convert
 from streamxf.torchsave.framed import find_framed
 
 Fill = Callable[[memoryview], None]
@@ -70,8 +70,7 @@ def transcode(
     source, target : path, str or Storage
         Folders, or URLs. The target does not exist yet, or has no checkpoint in it.
     chain : Chain, str or codecs, optional
-        As in `streamxf.open`; by default that of `FileSystemWriter`. If it is empty, torch's own reader loads the copy,
-        whose tensors have no CRC-32; the metadata has a CRC of each file.
+        As in `streamxf.open`; by default that of `FileSystemWriter`. If it is empty, torch's own reader loads the copy.
     in_place : bool
         Replace the source, in one step for each metadata file. Whenever the process is killed, the old checkpoint
         loads, or the new one. Takes room for both.
@@ -177,7 +176,7 @@ def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_pla
     )
 
 
-def _read(checkpoint: Checkpoint, wanted: Wanted) -> Streamed:
+def _read(checkpoint: Checkpoint, wanted: Wanted) -> Content:
     """An object as it is stored, or a shard: its elements, where these are all that there is of it."""
     item, chunk, name = wanted.item, wanted.chunk, wanted.item.name
     file = checkpoint.full(wanted.place.file)
@@ -189,8 +188,8 @@ def _read(checkpoint: Checkpoint, wanted: Wanted) -> Streamed:
             found = find_framed(StreamReader(blocks), blocks.size, dtype, shape)
             if found.tensor.is_row_major:
                 reads = reads_of(blocks, file, name, found.start, elements_size(dtype, shape), found.crc)
-                return Streamed(reads, Kind.TENSOR, dtype, shape)
-    return Streamed(reads_of(blocks, file, name), wanted.kind, dtype, shape)
+                return Content(reads, Kind.TENSOR)
+    return Content(reads_of(blocks, file, name), wanted.kind)
 
 
 # -- streams that are read while they are encoded, block by block, so that they are never held whole ----------------

@@ -125,7 +125,8 @@ def unpack(
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     if asked is Format.DCP:
         from streamxf.chain import Chain
-        from streamxf.tools.convert.conversion import Destination, refuse_same
+        from streamxf.checkpoint.destination import Destination
+        from streamxf.tools.convert.conversion import refuse_same
         from streamxf.tools.convert.transcode import copy
 
         refuse_same(source, target)

@@ -15,7 +15,7 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.elements import Elements, contiguous_strides
+from streamxf.checkpoint.elements import Elements
 from streamxf.errors import (
     NoCheckpointError,
     ParameterError,
@@ -25,7 +25,7 @@ from streamxf.errors import (
     located,
     redacted,
 )
-from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, contiguous_strides, elements_size
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import SUFFIXES, Contents, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_source

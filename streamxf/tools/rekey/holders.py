@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import os
-import pickle
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from streamxf.buffers import write_all
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import MAX_METADATA, metadata_files, metadata_in, read_sections
+from streamxf.checkpoint.pickled import pickled
 from streamxf.errors import (
     AuthenticationError,
     ContainerError,
@@ -98,14 +98,12 @@ class MetadataFiles:
 
     def pack(self, sections: Sections, keys: KeySet) -> bytes:
         """The file with other keys; raises MetadataError if it would not be as readers expect."""
-        from streamxf.dcp.metadata import of_index
-
         index = Index.parse(sections.index)
         wrapped = {envelope.dek_id: str(envelope) for envelope in keys.envelopes}
         by_writer = {writer.id: wrapped[writer.dek or b""] for writer in index.writers}
         first, *others = wrapped.values()
         lines = pack_keys(first, str(keys.vouchers), others)
-        data = pack(pickle.dumps(of_index(index, by_writer, self._storage.given)), bytes(sections.index), lines)
+        data = pack(pickled(index, by_writer, self._storage.given), bytes(sections.index), lines)
         if len(data) > MAX_METADATA:
             raise MetadataError(
                 f"the metadata would have {len(data)} bytes, {MAX_METADATA} are allowed; name fewer recipients"

@@ -54,7 +54,7 @@ class Filler:
         """Everything, as whole tensors on the CPU, and objects."""
 
         def load(item: Item) -> Any:
-            return self._whole(item) if isinstance(item, TensorItem) else self._loaded(item)
+            return as_torch(self._whole(item), item.dtype) if isinstance(item, TensorItem) else self._loaded(item)
 
         loaded = self._each(self._catalog.items, load)
         return self._result(nested(loaded, self._catalog.paths), loaded)
@@ -63,8 +63,8 @@ class Filler:
         """Everything is read and nothing kept: the result has an empty state dict."""
         return self._result({}, self._each(self._catalog.items, lambda item: self._stored(item) is None))
 
-    def read(self, name: str) -> torch.Tensor | bytes | None:
-        """An item by itself: a whole tensor on the CPU, or an object's bytes; None if it did not verify."""
+    def read(self, name: str) -> Array | bytes | None:
+        """An item by itself: the elements of a whole tensor, or an object's bytes; None if it did not verify."""
         return self._each([name], self._stored).get(name)
 
     def into(self, state_dict: dict[str, Any]) -> Salvaged:
@@ -93,7 +93,7 @@ class Filler:
 
     # -- one item; raise `_Noted` or anything else if it did not verify ------------------------------
 
-    def _stored(self, item: Item) -> torch.Tensor | bytes:
+    def _stored(self, item: Item) -> Array | bytes:
         return self._whole(item) if isinstance(item, TensorItem) else self._object(item)
 
     def _loaded(self, item: ObjectItem) -> Any:
@@ -107,9 +107,9 @@ class Filler:
 
         return self._agreed(item, None, read, bytes.__eq__)
 
-    def _whole(self, item: TensorItem) -> torch.Tensor:
+    def _whole(self, item: TensorItem) -> Array:
         ((whole, _),) = self._boxes(item, [((0,) * len(item.shape), item.shape)], self._budget.spend)
-        return as_torch(whole, item.dtype)
+        return whole
 
     def _load_into(self, item: TensorItem, target: Any, planner: DefaultLoadPlanner) -> None:
         if isinstance(target, DTensor) and target.device_mesh.get_coordinate() is None:

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-import torch
-
+from streamxf.buffers import flat_view
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require, SaveIds
+from streamxf.checkpoint.destination import Destination
 from streamxf.checkpoint.opening import Wanted
+from streamxf.checkpoint.sources import Content
 from streamxf.dcp.extensions import access_with
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError
+from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.storage.opening import Location, open_storage
-from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Destination, refuse_same
+from streamxf.stream.encoder import MemorySource
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, convert, refuse_same
 from streamxf.tools.convert.result import Converted
-from streamxf.tools.convert.session import convert
 from streamxf.tools.salvage.catalog import Catalog, open_catalog
 from streamxf.tools.salvage.fill import Filler
 from streamxf.tools.salvage.result import Salvaged
@@ -212,7 +213,7 @@ def _conversion(source: str, catalog: Catalog, found: Salvaged, partial: bool) -
         identity.update(repr(fact).encode("ascii", "backslashreplace"))
     filler = Filler(catalog, partial)
 
-    def read(wanted: Wanted) -> torch.Tensor | io.BytesIO:
+    def read(wanted: Wanted) -> Content:
         data = filler.read(wanted.item.name)
         if data is None:
             raise MetadataError(
@@ -220,7 +221,10 @@ def _conversion(source: str, catalog: Catalog, found: Salvaged, partial: bool) -
                 "to it. Copy the files to a sound disk, and salvage the copy",
                 item=wanted.item.name,
             )
-        return io.BytesIO(data) if isinstance(data, bytes) else data
+        return Content(
+            MemorySource(flat_view(data if isinstance(data, bytes) else data.data)),
+            Kind.OBJECT if isinstance(data, bytes) else Kind.TENSOR,
+        )
 
     run = next((metadata.index.run for metadata, _ in catalog.found if metadata.index is not None), None)
     items = [_in_one_piece(catalog, name) for name in found.loaded]

@@ -110,7 +110,7 @@ def test_one_that_cannot_be_published_goes_on_later(tmp_path, source, monkeypatc
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("streamxf.tools.convert.session.publish", full)
+        patch.setattr("streamxf.tools.convert.conversion.publish", full)
         with pytest.raises(OSError, match="No space left") as raised:
             transcode(source, target, "zstd", file_size=FILE_SIZE)
     assert "repeat it to resume" in raised.value.__notes__[-1]

@@ -1,34 +1,85 @@
-"""Tensors as sources of bytes: their elements, row-major, block by block, and never the whole tensor at once.
+"""What is saved as sources of bytes: elements, row-major, block by block, and never a whole item at once.
 
-Tensors on an accelerator are copied to pinned memory of the host block by block, on a stream of their own, while blocks
-before them are being encoded. Which buffer may be filled again, and when, is the business of `Ring`; only `CudaCopies`
-calls the device.
+Torch is imported only by whoever has one of its tensors. Those on an accelerator are copied to pinned memory of the
+host block by block, on a stream of their own, while blocks before them are being encoded. Which buffer may be filled
+again, and when, is the business of `Ring`; only `CudaCopies` calls the device.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamxf import engine
 from streamxf.buffers import flat_view
 from streamxf.checkpoint.elements import Array, boxes_of_run, unsigned
-from streamxf.dcp.frame import frame_of
 from streamxf.errors import UnsupportedError
 from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES
 from streamxf.stream.encoder import ByteSource, Load, MemorySource
 
-SMALL = 16 * 1024  # bytes; below, a copy of its own is cheaper than a buffer of the ring
+if TYPE_CHECKING:
+    import torch
 
-_STEP = 2**20
-_PLAIN = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+class Content(NamedTuple):
+    """The bytes of an item: a tensor's elements, or what ``torch.save`` writes of a tensor or an object."""
+
+    source: ByteSource
+    kind: Kind
+
+
+class Gathered:
+    """An array whose elements do not stand in memory as they are stored; workers gather them.
+
+    - `array`: of NumPy or torch.
+    - `view`: makes a flat array of its kind and dtype of memory.
+    """
+
+    def __init__(self, array: Any, size: int, view: Callable[[memoryview], Any]) -> None:
+        self.size = size
+        self.array = array
+        self.view = view
+
+    @classmethod
+    def of_array(cls, array: Array) -> Gathered:
+        """Of NumPy's, in any byte order."""
+        import numpy as np
+
+        dtype = array.dtype.newbyteorder("<")
+        return cls(array, array.nbytes, lambda memory: np.frombuffer(memory, dtype))
+
+    def load(self, start: int, stop: int) -> Load:
+        return _Gathering(self, start, stop)
+
+
+@dataclass(slots=True)
+class _Gathering:
+    source: Gathered
+    start: int
+    stop: int
+    lent: bool = False
+
+    def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
+        array = self.source.array
+        first, last = self.start // array.itemsize, self.stop // array.itemsize
+        memory = scratch(self.stop - self.start)
+        out: Any = self.source.view(memory) if first < last else None
+        for at, box in boxes_of_run(tuple(array.shape), first, last):
+            shape = [stop - begin for begin, stop in box]
+            part = out[at - first : at - first + math.prod(shape)].reshape(shape)
+            part[...] = array[tuple(slice(begin, stop) for begin, stop in box)]
+        return memory
+
+    def release(self) -> None:
+        """The memory belongs to the block."""
+
+
+SMALL = 16 * 1024  # bytes; below, a copy of its own is cheaper than a buffer of the ring
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -38,6 +89,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def has_elements(tensor: torch.Tensor) -> bool:
     """Whether a tensor is its elements and nothing else: torch's own kind, strided, of a dtype that the format has."""
+    import torch
+
     return (
         type(tensor) is torch.Tensor
         and tensor.layout == torch.strided
@@ -52,11 +105,26 @@ def check_storable(tensor: torch.Tensor) -> None:
         raise UnsupportedError(
             "the tensor is on the device 'meta', so it has no data to save; allocate it first (to_empty), and fill it"
         )
-    if tensor.layout != torch.strided:
+    if str(tensor.layout) != "torch.strided":
         raise UnsupportedError(
             f"DCP cannot save a tensor of layout {tensor.layout}: a load would leave its target as it was. Save it as "
             "dense, or its indices and values"
         )
+
+
+def content_of(tensor: torch.Tensor, staging: Staging) -> Content:
+    """A tensor, or what torch saves of one that is more than its elements. Raises as `check_storable`."""
+    check_storable(tensor)
+    if has_elements(tensor):
+        return Content(source_of(tensor, staging), Kind.TENSOR)
+    import torch
+
+    tensor = tensor.cpu()
+    if type(tensor) is torch.Tensor and tensor.untyped_storage().size() != tensor.nbytes:
+        tensor = tensor.clone()  # in a storage of its own size
+    sink = io.BytesIO()
+    torch.save(tensor, sink)
+    return Content(MemorySource(sink.getbuffer()), Kind.FRAMED)
 
 
 def source_of(tensor: torch.Tensor, staging: Staging) -> ByteSource:
@@ -67,11 +135,21 @@ def source_of(tensor: torch.Tensor, staging: Staging) -> ByteSource:
             return staging.source(tensor.reshape(-1))
         if tensor.device.type == "cpu":
             return MemorySource(memory_of(tensor))
-    return _Strided(tensor)
+    if tensor.device.type == "cpu":  # torch's copy_ would wake threads of its own, beside the workers
+        return Gathered.of_array(array_of(tensor))
+    return Gathered(tensor, tensor.nbytes, lambda memory: _tensor_in(memory, tensor.dtype))
+
+
+def _tensor_in(memory: memoryview, dtype: torch.dtype) -> torch.Tensor:
+    import torch
+
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor."""
+    import torch
+
     flat = tensor.reshape(-1)
     if flat.numel() < 2:  # whatever stride this has means nothing, but view() below insists on 1
         flat = flat.as_strided(flat.shape, (1,))
@@ -82,73 +160,11 @@ def array_of(tensor: torch.Tensor) -> Array:
     """A CPU tensor's memory as an array of unsigned numbers (or, of 16 bytes, complex ones) with its shape and strides;
     it has no conj or neg bit.
     """
+    import torch
+
+    plain = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
     size = tensor.element_size()
-    return tensor.view(_PLAIN[size]).numpy().view(unsigned(size))
-
-
-class _Strided:
-    """A tensor whose elements do not stand in memory as they are stored; workers gather them."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.size = tensor.nbytes
-        self._tensor = tensor
-        # torch's copy_ would wake threads of its own, beside the workers
-        self._array = array_of(tensor) if tensor.device.type == "cpu" else None
-
-    def load(self, start: int, stop: int) -> Load:
-        return _Gathered(self._tensor, self._array, start, stop)
-
-
-@dataclass(slots=True)
-class _Gathered:
-    tensor: torch.Tensor
-    array: Array | None
-    start: int
-    stop: int
-    lent: bool = False
-
-    def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
-        size = self.tensor.element_size()
-        first, last = self.start // size, self.stop // size
-        memory = scratch(self.stop - self.start)
-        source: Any = self.tensor
-        out: Any
-        if self.array is not None:
-            source, out = self.array, np.frombuffer(memory, self.array.dtype)
-        elif first < last:
-            out = torch.frombuffer(memory, dtype=torch.uint8).view(self.tensor.dtype)
-        for at, box in boxes_of_run(tuple(self.tensor.shape), first, last):
-            shape = [stop - begin for begin, stop in box]
-            part = out[at - first : at - first + math.prod(shape)].reshape(shape)
-            part[...] = source[tuple(slice(begin, stop) for begin, stop in box)]
-        return memory
-
-    def release(self) -> None:
-        """The memory belongs to the block."""
-
-
-@dataclass(frozen=True)
-class Streamed:
-    """An item whose bytes come from elsewhere while it is saved, so that it is never held whole."""
-
-    source: ByteSource
-    kind: Kind
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-
-    def pieces(self) -> Iterator[bytes | memoryview]:
-        """What torch's own writer would write, one piece after the other: elements with torch.save's frame around
-        them.
-        """
-        prefix, suffix = frame_of(self.dtype, self.shape) if self.kind is Kind.TENSOR else (b"", b"")
-        if prefix:
-            yield prefix
-        for start in range(0, self.source.size, _STEP):
-            load = self.source.load(start, min(start + _STEP, self.source.size))
-            yield load.take(lambda size: memoryview(bytearray(size)))
-            load.release()
-        if suffix:
-            yield suffix
+    return tensor.view(plain[size]).numpy().view(unsigned(size))
 
 
 # -- accelerators ------------------------------------------------------------------------------------
@@ -182,19 +198,27 @@ class CudaCopies:
     """CUDA, and ROCm, which goes by the same name."""
 
     def __init__(self, device: torch.device) -> None:
+        import torch
+
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def memory(self, size: int) -> torch.Tensor:
         """`size` bytes on the host that the device can write to by itself."""
+        import torch
+
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def begin(self) -> None:
         """Let copies that come see all that was computed before."""
+        import torch
+
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
         """Begin to copy bytes to the host; what it returns waits for them."""
+        import torch
+
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
             source.record_stream(self._stream)  # its memory is not given to others before, even after an error
@@ -221,15 +245,17 @@ class Staging:
             self._devices[flat.device] = made, Ring(lambda: made.memory(self._block_size), count)
         copies, ring = self._devices[flat.device]
         copies.begin()
-        return DeviceSource(flat.view(torch.uint8), copies, ring)
+        return DeviceSource(flat, copies, ring)
 
 
 class DeviceSource:
     """Bytes on a device, which are copied block by block into the buffers of a ring."""
 
     def __init__(self, flat: torch.Tensor, copies: CudaCopies, ring: Ring) -> None:
-        self.size = flat.numel()
-        self._flat = flat
+        import torch
+
+        self._flat = flat.view(torch.uint8)
+        self.size = flat.nbytes
         self._copies = copies
         self._ring = ring
 
