@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _SIZE = 2**28
 _MEASURED = ("stored_bytes", "save_seconds", "load_seconds", "correct")
 
-DONE = {"save MB/s": "save_bytes_per_second", "load MB/s": "load_bytes_per_second"}
-_CODED = {"encode MB/s": "encode_bytes_per_second", "decode MB/s": "decode_bytes_per_second"}
+DONE = {"save rate": "save_bytes_per_second", "load rate": "load_bytes_per_second"}
+_CODED = {"encode": "encode_bytes_per_second", "decode": "decode_bytes_per_second"}
 
 
 def tune(
@@ -190,7 +190,7 @@ def print_figures(heading: str, found: Sequence[Any], rates: Mapping[str, str], 
     table = TextTable(heading, *numbers, right=numbers)
     for each in found:
         times = (f"{took:,.3f} s" for took in (each.save_seconds, each.load_seconds))
-        speeds = (f"{getattr(each, name) / 1e6:,.0f}" for name in rates.values())
+        speeds = (rate_text(getattr(each, name)) for name in rates.values())
         sizes = size_text(each.stored_bytes), f"{each.stored_bytes / each.raw_bytes:.3f}"
         table.row(each.label, *sizes, *times, *speeds, style="bold" if each is best else "")
     table.print()
