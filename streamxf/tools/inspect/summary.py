@@ -209,7 +209,7 @@ class Summary:
         }
         if self.values is not None:
             found = self.values.statistics.get(item.name)
-            facts["values"] = None if found is None else found.as_dict()
+            facts["values"] = None if found is None else asdict(found)
         return facts
 
 

@@ -8,8 +8,7 @@ of numbers below 1e-162 underflow to 0; parts with such numbers are computed in 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -53,10 +52,6 @@ class Statistics:
     def all_zero(self) -> bool:
         """Whether there are elements, and all of them are zero."""
         return 0 < self.elements == self.zeros
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 class ValueCounter:
