@@ -63,10 +63,10 @@ def as_text(typed: list[Typed]) -> str:
 
 
 def without_what_varies(text: str) -> str:
-    """The text of a session without times, rates, ids, bars, what they do to the widths of columns, and the machine."""
+    """The text of a session without times, rates, ids, what they do to the widths of columns, and the machine."""
     text = re.sub(r"\s+", " ", text)
     text = re.sub(r"[0-9a-f]{32}|[0-9a-f]{16}", "<id>", text)
-    text = re.sub(r"[▏▎▍▌▋▊▉█]+ +[\d.,]+|[─═]+", "<bar>", text)
+    text = re.sub(r"[─═]+", "<rule>", text)
     text = re.sub(r"\d+ workers?\b", "<n> workers", text)
     text = re.sub(r"\b(streamxf|torch) \d\S*", r"\1 <version>", text)
     text = re.sub(r"(?<![\w.])[\d,.]+ (?=s\b)|(?<![\w.])[\d,]+\.\d\d(?!\d)", "<n> ", text)
