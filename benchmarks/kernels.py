@@ -18,8 +18,10 @@ from typing_extensions import Buffer
 from benchmarks.dcp_sides import BLOCK_SIZE, State, raw_bytes
 from benchmarks.harness import Phases
 from benchmarks.peers import flat_bytes, zipnn_coder
-from streamxf import Chain, Codec, StreamInfo
+from streamxf import Codec
 from streamxf.buffers import Scratch
+from streamxf.chain import Chain
+from streamxf.codec import StreamInfo
 from streamxf.coder import StreamCoder
 from streamxf.format.container import pack_head
 from streamxf.format.header import Identity, Kind

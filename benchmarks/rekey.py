@@ -18,6 +18,7 @@ from benchmarks.harness import MIB, Settings, progress, timed
 from benchmarks.memory import need_proc, peak_added
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.spread import Spread
+from streamxf.chain import Chain
 from streamxf.checkpoint.assembling import assemble
 from streamxf.checkpoint.destination import Extensions
 from streamxf.checkpoint.saving import FileRecord
@@ -137,9 +138,7 @@ def make_up(path: Path, ranks: int, items: int, gib: int) -> int:
     tensors = items // ranks
     stored = gib * GIB // items
     rows = max(1, stored // (4096 * 2))
-    chains = [
-        Extensions((), streamxf.Chain([streamxf.FloatZip(), streamxf.Encrypt(OLD)])).renew() for _ in range(ranks)
-    ]
+    chains = [Extensions((), Chain([streamxf.FloatZip(), streamxf.Encrypt(OLD)])).renew() for _ in range(ranks)]
     records = []
     for rank, chain in enumerate(chains):
         writer_id = os.urandom(16)

@@ -18,10 +18,8 @@ from streamxf.extension import TorchExtension
 if TYPE_CHECKING:
     from streamxf import errors as errors, keys as keys
     from streamxf.bar import ProgressBar as ProgressBar
-    from streamxf.chain import Chain as Chain
-    from streamxf.checkpoint.checkpoint import Checkpoint as Checkpoint, ObjectHandle as ObjectHandle
-    from streamxf.checkpoint.checkpoint import TensorHandle as TensorHandle
-    from streamxf.codec import BlockInfo as BlockInfo, Codec as Codec, StreamInfo as StreamInfo
+    from streamxf.checkpoint.checkpoint import Checkpoint as Checkpoint
+    from streamxf.codec import Codec as Codec
     from streamxf.codecs.checksum import Checksum as Checksum
     from streamxf.codecs.encrypt import Encrypt as Encrypt
     from streamxf.codecs.floatzip import FloatZip as FloatZip
@@ -29,74 +27,50 @@ if TYPE_CHECKING:
     from streamxf.codecs.zstd import ZStandard as ZStandard
     from streamxf.dcp.attach import attach as attach
     from streamxf.dcp.fsspec import FsspecReader as FsspecReader, FsspecWriter as FsspecWriter
-    from streamxf.dcp.install import Installation as Installation, install as install, installed as installed
+    from streamxf.dcp.install import install as install, installed as installed
     from streamxf.dcp.reader import FileSystemReader as FileSystemReader
     from streamxf.dcp.extensions import Registry as Registry
     from streamxf.dcp.writer import FileSystemWriter as FileSystemWriter
     from streamxf.errors import StreamxfError as StreamxfError
-    from streamxf.format.items import Chunk as Chunk, ObjectItem as ObjectItem, Place as Place, TensorItem as TensorItem
-    from streamxf.formats.contents import Contents as Contents, Format as Format
     from streamxf.keys import (
-        AwsKms as AwsKms,
         Key as Key,
-        KeyProvider as KeyProvider,
-        KeyRing as KeyRing,
         PrivateKey as PrivateKey,
         PublicKey as PublicKey,
         SigningKey as SigningKey,
         VerifyKey as VerifyKey,
-        public_id as public_id,
-        read_environment as read_environment,
-        read_key as read_key,
-        write_key as write_key,
     )
-    from streamxf.manager.forget import ForgetReport as ForgetReport, forget as forget
+    from streamxf.manager.forget import forget as forget
     from streamxf.manager.holds import hold as hold
-    from streamxf.manager.latest import is_complete as is_complete, latest as latest
+    from streamxf.manager.latest import latest as latest
     from streamxf.manager.listing import list_checkpoints as list_checkpoints
     from streamxf.manager.manager import CheckpointManager as CheckpointManager
-    from streamxf.manager.record import Record as Record
     from streamxf.manager.retention import Retention as Retention
-    from streamxf.manager.schedule import Interval as Interval, Schedule as Schedule
-    from streamxf.progress import Progress as Progress
+    from streamxf.manager.schedule import Schedule as Schedule
     from streamxf.registry import CodecRegistry as CodecRegistry
-    from streamxf.report import LoadReport as LoadReport, Report as Report, SaveReport as SaveReport
-    from streamxf.storage.storage import Storage as Storage, StorageEntry as StorageEntry
+    from streamxf.storage.storage import Storage as Storage
     from streamxf.stream import decode as decode, encode as encode, open as open
-    from streamxf.tools.clean import CleanReport as CleanReport, clean as clean
+    from streamxf.tools.clean import clean as clean
     from streamxf.tools.convert.pack import pack as pack
-    from streamxf.tools.convert.result import Converted as Converted, Unpacked as Unpacked
     from streamxf.tools.convert.transcode import transcode as transcode
     from streamxf.tools.convert.unpack import unpack as unpack
     from streamxf.tools.diff.diff import diff as diff
-    from streamxf.tools.diff.difference import Change as Change, Difference as Difference
-    from streamxf.tools.diff.distance import Distance as Distance
     from streamxf.tools.inspect.inspect import inspect as inspect
-    from streamxf.tools.inspect.page.page import page_of as page_of
-    from streamxf.tools.inspect.summary import Summary as Summary, Tally as Tally, Values as Values
-    from streamxf.tools.rekey.recipients import Recipient as Recipient, Recipients as Recipients
     from streamxf.tools.rekey.rekey import (
         add_recipient as add_recipient,
         recipients as recipients,
         rekey as rekey,
         remove_recipient as remove_recipient,
     )
-    from streamxf.tools.salvage.result import Lost as Lost, Salvaged as Salvaged
     from streamxf.tools.salvage.salvage import salvage as salvage
-    from streamxf.tools.unsafe_globals import UnsafeGlobals as UnsafeGlobals, unsafe_globals as unsafe_globals
-    from streamxf.tools.values.histogram import Histogram as Histogram
-    from streamxf.tools.values.statistics import Statistics as Statistics
-    from streamxf.tools.verify.report import Damage as Damage, VerifyReport as VerifyReport
+    from streamxf.tools.unsafe_globals import unsafe_globals as unsafe_globals
     from streamxf.tools.verify.verify import verify as verify
-    from streamxf.tuning.estimate import Estimate as Estimate, Recommendation as Recommendation
     from streamxf.tuning.tuner import tune as tune
     from streamxf.version import __version__ as __version__
 
 _NAMES = {
     "bar": "ProgressBar",
-    "chain": "Chain",
-    "checkpoint.checkpoint": "Checkpoint ObjectHandle TensorHandle",
-    "codec": "BlockInfo Codec StreamInfo",
+    "checkpoint.checkpoint": "Checkpoint",
+    "codec": "Codec",
     "codecs.checksum": "Checksum",
     "codecs.encrypt": "Encrypt",
     "codecs.floatzip": "FloatZip",
@@ -104,56 +78,39 @@ _NAMES = {
     "codecs.zstd": "ZStandard",
     "dcp.attach": "attach",
     "dcp.fsspec": "FsspecReader FsspecWriter",
-    "dcp.install": "Installation install installed",
+    "dcp.install": "install installed",
     "dcp.reader": "FileSystemReader",
     "dcp.extensions": "Registry",
     "dcp.writer": "FileSystemWriter",
     "errors": "StreamxfError",
-    "format.items": "Chunk ObjectItem Place TensorItem",
-    "formats.contents": "Contents Format",
-    "keys": "AwsKms Key KeyProvider KeyRing PrivateKey PublicKey SigningKey VerifyKey public_id "
-    "read_environment read_key write_key",
-    "manager.forget": "ForgetReport forget",
+    "keys": "Key PrivateKey PublicKey SigningKey VerifyKey",
+    "manager.forget": "forget",
     "manager.holds": "hold",
-    "manager.latest": "is_complete latest",
+    "manager.latest": "latest",
     "manager.listing": "list_checkpoints",
     "manager.manager": "CheckpointManager",
-    "manager.record": "Record",
     "manager.retention": "Retention",
-    "manager.schedule": "Interval Schedule",
-    "progress": "Progress",
+    "manager.schedule": "Schedule",
     "registry": "CodecRegistry",
-    "report": "LoadReport Report SaveReport",
-    "storage.storage": "Storage StorageEntry",
+    "storage.storage": "Storage",
     "stream": "decode encode open",
-    "tools.clean": "CleanReport clean",
+    "tools.clean": "clean",
     "tools.convert.pack": "pack",
-    "tools.convert.result": "Converted Unpacked",
     "tools.convert.transcode": "transcode",
     "tools.convert.unpack": "unpack",
     "tools.diff.diff": "diff",
-    "tools.diff.difference": "Change Difference",
-    "tools.diff.distance": "Distance",
     "tools.inspect.inspect": "inspect",
-    "tools.inspect.page.page": "page_of",
-    "tools.inspect.summary": "Summary Tally Values",
-    "tools.rekey.recipients": "Recipient Recipients",
     "tools.rekey.rekey": "add_recipient recipients rekey remove_recipient",
-    "tools.salvage.result": "Lost Salvaged",
     "tools.salvage.salvage": "salvage",
-    "tools.unsafe_globals": "UnsafeGlobals unsafe_globals",
-    "tools.values.histogram": "Histogram",
-    "tools.values.statistics": "Statistics",
-    "tools.verify.report": "Damage VerifyReport",
+    "tools.unsafe_globals": "unsafe_globals",
     "tools.verify.verify": "verify",
-    "tuning.estimate": "Estimate Recommendation",
     "tuning.tuner": "tune",
     "version": "__version__",
 }
 _HOME = {name: f"streamxf.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 # without `open`: a star import would replace the builtin function
-__all__ = sorted({*_HOME, "errors", "keys"} - {"open"})
+__all__ = sorted({*_HOME, "errors", "keys"} - {"open", "__version__"})
 
 
 def __getattr__(name: str) -> Any:
@@ -169,7 +126,7 @@ TorchExtension.answer_by(lambda: import_module("streamxf.dcp.stock"))
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "open"])
+    return sorted([*__all__, "open", "__version__"])
 
 
 def _warn_of_an_idle_chain() -> None:

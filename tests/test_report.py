@@ -9,8 +9,7 @@ import threading
 
 import pytest
 
-from streamxf import LoadReport, SaveReport
-from streamxf.report import Meter
+from streamxf.report import LoadReport, Meter, SaveReport
 
 
 def metered() -> Meter:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from streamxf import BlockInfo, Checksum, FloatZip, StreamInfo
+from streamxf import Checksum, FloatZip
 from streamxf.buffers import ROOM, Scratch, ScratchPool
 from streamxf.chain import Chain
+from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.coder import StreamCoder
 
 STREAM = StreamInfo(1 << 16, bytes(32), bytes(32))

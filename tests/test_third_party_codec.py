@@ -37,7 +37,7 @@ COMMON = """
 
     def refused(location):
         try:
-            streamxf.KeyRing([location])
+            streamxf.keys.KeyRing([location])
         except streamxf.errors.ParameterError as error:
             return str(error)
         raise SystemExit("nothing was refused")

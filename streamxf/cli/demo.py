@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from streamxf.chain import Chain
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import UnsupportedError
@@ -83,7 +84,7 @@ def demonstrate(dtype: str, state: State, folder: Path, runs: int, out: show.Out
     sides = [
         Side("stock DCP", stock.FileSystemWriter, stock.FileSystemReader),
         Side("stock + zstd", compressed, stock.FileSystemReader),
-        Side.of(streamxf.Chain([streamxf.FloatZip(), streamxf.Checksum(), streamxf.Encrypt(key)])),
+        Side.of(Chain([streamxf.FloatZip(), streamxf.Checksum(), streamxf.Encrypt(key)])),
     ]
     with out.progress(f"Saving and loading {dtype}") as bar:
         timings = measure(state, sides, folder, runs, progress=bar)

@@ -9,7 +9,8 @@ from typing import ClassVar
 import pytest
 from samples import KEY
 
-from streamxf import LZ4, Chain, Checksum, Codec, Encrypt, Key, ZStandard
+from streamxf import LZ4, Checksum, Codec, Encrypt, Key, ZStandard
+from streamxf.chain import Chain
 from streamxf.errors import ChainError
 
 

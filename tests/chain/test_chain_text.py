@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from samples import KEY, chains
 
-from streamxf import LZ4, Chain, Checksum, CodecRegistry, Encrypt, Key, KeyRing, ZStandard
+from streamxf import LZ4, Checksum, CodecRegistry, Encrypt, Key, ZStandard
+from streamxf.chain import Chain
 from streamxf.descriptor import Descriptor
 from streamxf.errors import ChainError, DescriptorError, KeyMissingError, ParameterError, UnknownCodecError
+from streamxf.keys import KeyRing
 
 
 def rebuilt(texts, keys):

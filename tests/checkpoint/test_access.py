@@ -10,12 +10,13 @@ import torch
 from torch.distributed.checkpoint import save as dcp_save
 from torch.distributed.checkpoint.filesystem import FileSystemWriter as WriterOfTorch
 
-from streamxf import Checksum, Encrypt, Key, KeyRing, PrivateKey, SigningKey, ZStandard
+from streamxf import Checksum, Encrypt, Key, PrivateKey, SigningKey, ZStandard
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import access_for, chain_and_ring, ring_for
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import KeyMissingError, ParameterError, PolicyError
+from streamxf.keys import KeyRing
 from streamxf.keys import ring as rings
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
-from streamxf import Checkpoint, Checksum, Encrypt, FloatZip, ObjectItem, TensorItem, ZStandard
+from streamxf import Checkpoint, Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.errors import (
     ContainerError,
     IdentityError,
@@ -36,6 +36,7 @@ from streamxf.errors import (
     UnsupportedError,
     WrongKeyError,
 )
+from streamxf.format.items import ObjectItem, TensorItem
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),

@@ -8,6 +8,7 @@ import pytest
 
 import streamxf
 from cli.command import Run
+from streamxf.chain import Chain
 from streamxf.codecs.floatzip import kernel
 
 GOOD = """
@@ -64,7 +65,7 @@ def test_the_names_are_those_that_chains_take(run: Run):
     done = run("codecs")
     assert "streamxf." not in done.out.replace("streamxf==", "")
     for entry in run("codecs", "--json").json["codecs"]:
-        (codec,) = streamxf.Chain.parse(entry["name"], key)
+        (codec,) = Chain.parse(entry["name"], key)
         assert codec.name == entry["descriptor_name"]
         assert any(line.split()[:1] == [entry["name"]] for line in done.out.splitlines())
 

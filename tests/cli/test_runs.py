@@ -19,6 +19,7 @@ from cli.conftest import flip_bit
 from cli.terminal import at_terminal
 from streamxf import Key, Retention
 from streamxf.format.run import RunFacts
+from streamxf.keys import write_key
 from streamxf.manager.holds import hold
 from streamxf.manager.listing import list_checkpoints
 from streamxf.storage import local
@@ -226,7 +227,7 @@ def test_latest_with_a_key(run: Run, tmp_path: Path, encrypted: Path, key_file: 
     assert (done.code, done.out) == (2, "")  # a key that is missing is no damage
     assert "key" in done.err
     assert run("latest", tmp_path / "run", "--verify", "none").out == f"{tmp_path}/run/step-1\n"
-    streamxf.write_key(tmp_path / "other.key", Key.generate())
+    write_key(tmp_path / "other.key", Key.generate())
     done = run("latest", tmp_path / "run", "--key", f"file:{tmp_path}/other.key")
     assert (done.code, done.out) == (1, "")
     assert "step-1 is passed over: " in done.err

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import streamxf
 from cli.command import Run
 from streamxf.cli import show
+from streamxf.keys import write_key
 
 
 def test_a_load_that_fails_names_commands(run: Run, plain: Path, encrypted: Path, key_file: Path):
@@ -87,7 +88,7 @@ def test_errors_speak_of_options_and_not_of_python(
 ):
     monkeypatch.chdir(tmp_path)
     save({"weight": torch.ones(3)}, checkpoint_id="run/step-10")
-    streamxf.write_key("signer", streamxf.SigningKey.generate())
+    write_key("signer", streamxf.SigningKey.generate())
     done = run(*command.split())
     assert done.code == 2
     assert says in done.err

@@ -8,7 +8,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn
 
-from streamxf import BlockInfo, Codec
+from streamxf import Codec
+from streamxf.codec import BlockInfo
 from streamxf.descriptor import Descriptor
 from streamxf.errors import CodecError
 

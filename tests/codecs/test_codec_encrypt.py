@@ -9,9 +9,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from samples import KEY
 
 import streamxf
-from streamxf import Encrypt, KeyProvider
+from streamxf import Encrypt
 from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.errors import AuthenticationError, CodecError
+from streamxf.keys import KeyProvider
 from streamxf.keys.envelope import DataKey
 
 STREAM = StreamInfo(1 << 16, bytes(32), b"h" * 32)

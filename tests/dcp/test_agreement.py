@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 import streamxf
 from streamxf import Encrypt, Key, ZStandard
+from streamxf.chain import Chain
 from streamxf.errors import ChainError, ParameterError, UnsupportedError
 
 from .helpers import KEY, load, refused, save
@@ -49,7 +50,7 @@ def test_a_sparse_tensor_is_refused_rather_than_lost(tmp_path: Path) -> None:
         save({"w": torch.eye(3).to_sparse()}, tmp_path)
 
 
-@pytest.mark.parametrize("extensions", [ZStandard(), "zstd:level=3", streamxf.Chain([ZStandard()])])
+@pytest.mark.parametrize("extensions", [ZStandard(), "zstd:level=3", Chain([ZStandard()])])
 def test_ways_to_say_one_codec(tmp_path: Path, extensions: Any) -> None:
     save({"w": torch.ones(3)}, tmp_path, extensions)
     assert torch.equal(load({"w": torch.zeros(3)}, tmp_path, None)["w"], torch.ones(3))
@@ -61,4 +62,4 @@ def test_arguments_that_say_nothing(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="keys=key"):
         streamxf.FileSystemReader(tmp_path, KEY)  # type: ignore[arg-type]
     with pytest.raises(ChainError, match=r"Chain\.parse"):
-        streamxf.Chain("zstd")  # type: ignore[arg-type]
+        Chain("zstd")  # type: ignore[arg-type]

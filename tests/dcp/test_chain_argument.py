@@ -11,7 +11,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
-from streamxf import Chain, Checksum, Encrypt, FloatZip, FsspecReader, FsspecWriter, Key, ZStandard
+from streamxf import Checksum, Encrypt, FloatZip, FsspecReader, FsspecWriter, Key, ZStandard
+from streamxf.chain import Chain
 from streamxf.errors import ChainError, ParameterError, UnknownCodecError
 
 KEY = Key(bytes(range(32)))

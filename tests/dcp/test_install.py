@@ -37,6 +37,7 @@ import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.dcp import install as installing
 from streamxf.errors import ChainError, KeyMissingError, ParameterError, PolicyError, UnsupportedError
+from streamxf.keys import KeyRing
 
 from .helpers import KEY, OTHER_KEY, assert_same, blank, load_with, refused, stored_chain
 
@@ -599,7 +600,7 @@ def test_after_an_interrupt_the_next_attempt_does_the_rest(tmp_path: Path, monke
         (
             {
                 "chain": [Encrypt(KEY)],
-                "keys": streamxf.KeyRing(KEY, trust=[SIGNER.verify_key]),
+                "keys": KeyRing(KEY, trust=[SIGNER.verify_key]),
                 "reader": {"trust": SIGNER.verify_key},
             },
             ParameterError,

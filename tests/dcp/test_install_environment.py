@@ -17,6 +17,8 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
+from streamxf.chain import Chain
+from streamxf.keys import write_key
 from streamxf_autoload import KNOWN
 
 from .helpers import KEY, stored_chain
@@ -70,7 +72,7 @@ def run(installed: Path, *command: str | Path, **variables: str) -> subprocess.C
 def test_a_script_and_its_children(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "saving.py").write_text(SAVING)
     key = tmp_path / "key"
-    streamxf.write_key(key, KEY)
+    write_key(key, KEY)
     paths = tmp_path / "one", tmp_path / "two"
     ran = run(installed, tmp_path / "saving.py", *paths, STREAMXF_CHAIN=CHAIN, STREAMXF_KEYS=f"file:{key}")
     assert ran.returncode == 0, ran.stderr
@@ -195,7 +197,7 @@ def test_what_a_script_installs_itself_is_not_refused(installed: Path, tmp_path:
 
 def test_keys_alone_are_enough_to_read_and_change_no_writer(installed: Path, tmp_path: Path) -> None:
     key = tmp_path / "key"
-    streamxf.write_key(key, KEY)
+    write_key(key, KEY)
     save({"w": torch.ones(4)}, storage_writer=streamxf.FileSystemWriter(tmp_path / "sealed", chain="encrypt", keys=KEY))
     code = (
         "import sys, torch, streamxf, torch.distributed.checkpoint as dcp\n"
@@ -232,7 +234,7 @@ print(state["w"].sum().item())
 def test_who_saves_with_keys_alone_is_told_how_to_load_that(installed: Path, tmp_path: Path) -> None:
     """Readers that have keys refuse what anybody could have put there; to hear of it at the restart would be late."""
     key = tmp_path / "key"
-    streamxf.write_key(key, KEY)
+    write_key(key, KEY)
     ran = run(installed, "-c", OWN_SAVES, tmp_path / "checkpoint", STREAMXF_KEYS=f"file:{key}")
     (warning,) = [line for line in ran.stderr.splitlines() if "FileSystemWriter" in line]
     assert "saves without encryption, which readers refuse while STREAMXF_KEYS is set: unset STREAMXF_KEYS" in warning
@@ -283,7 +285,7 @@ def test_a_script_that_installs_by_itself_comes_first(installed: Path) -> None:
         "inner.uninstall(); print(streamxf.installed().chain)"
     )
     ran = run(installed, "-c", code, STREAMXF_CHAIN="zstd")
-    assert ran.stdout.split() == [str(streamxf.Chain.parse(name)) for name in ("lz4", "zstd")], ran.stderr
+    assert ran.stdout.split() == [str(Chain.parse(name)) for name in ("lz4", "zstd")], ran.stderr
 
 
 def test_torchs_switch_turns_it_off(installed: Path) -> None:

@@ -12,10 +12,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf import Encrypt, KeyProvider
+from streamxf import Encrypt
 from streamxf.checkpoint import metadata
 from streamxf.dcp.metadata import UnreadableMetadata
 from streamxf.errors import KeyServiceError, MetadataError, StreamxfError
+from streamxf.keys import KeyProvider
 
 from .helpers import KEY, blank, error_of
 

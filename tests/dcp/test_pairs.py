@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
 
 import streamxf
 from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
+from streamxf.chain import Chain
 
 from .helpers import KEY, Xor, assert_same, full_chain, load, load_with, refused, save
 
@@ -97,7 +98,7 @@ def test_stock_writer_with_threads_and_many_files(checkpoint: Path, state: dict[
 
 
 def test_a_chain_object_and_a_default_chain(checkpoint: Path, state: dict[str, Any]) -> None:
-    dcp.save(state, storage_writer=streamxf.FileSystemWriter(checkpoint, _extensions=streamxf.Chain(full_chain())))
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(checkpoint, _extensions=Chain(full_chain())))
     assert_same(load(state, checkpoint), state)
     dcp.save(state, storage_writer=streamxf.FileSystemWriter(checkpoint))
     assert recorded_descriptors(checkpoint) == ["streamxf.floatzip"]

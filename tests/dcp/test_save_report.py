@@ -12,7 +12,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf import Checksum, Encrypt, SaveReport, ZStandard
+from streamxf import Checksum, Encrypt, ZStandard
+from streamxf.report import SaveReport
 
 from .helpers import KEY, Xor, data_files, error_of, full_chain
 from .test_write_failures import FaultyFiles

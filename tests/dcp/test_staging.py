@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamxf
-from streamxf import Chain, Checksum, Codec, Encrypt, FloatZip, ZStandard, engine
+from streamxf import Checksum, Codec, Encrypt, FloatZip, ZStandard, engine
+from streamxf.chain import Chain
 from streamxf.checkpoint import sources
 from streamxf.checkpoint.sources import SMALL, DeviceSource, Ring, Staging, source_of
 from streamxf.coder import StreamCoder

@@ -10,6 +10,7 @@ from dcp.helpers import stored_chain
 from dcp.test_install_environment import with_entry_points
 
 import streamxf
+from streamxf.keys import write_key
 
 from .damaged import assert_falls_back
 from .killed import EXAMPLES, ROOT, assert_managed, finished, two_ranks
@@ -44,7 +45,7 @@ def test_ranks_by_environment(tmp_path: Path) -> None:
     """torchrun hands its environment on, and the key's location with it."""
     script, key = tmp_path / "plain.py", streamxf.Key.generate()
     script.write_text(SAVING)
-    streamxf.write_key(tmp_path / "key", key)
+    write_key(tmp_path / "key", key)
     finished(
         two_ranks(script, tmp_path / "saved"),
         PYTHONPATH=os.pathsep.join(map(str, [with_entry_points(tmp_path), ROOT])),

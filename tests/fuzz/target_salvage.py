@@ -13,6 +13,7 @@ from fuzz import target_checkpoint
 from fuzz.oracle import agree, attempt
 from fuzz.target import Target
 from fuzz.target_checkpoint import streams_of, unpacked
+from streamxf.tools.salvage import Salvaged
 
 
 def run(data: bytes) -> None:
@@ -34,7 +35,7 @@ def run(data: bytes) -> None:
             attempt(lambda keys=keys: str(streamxf.verify(folder, keys)))
 
 
-def _check(found: streamxf.Salvaged | None) -> None:
+def _check(found: Salvaged | None) -> None:
     if found is not None:
         str(found)
         agree(not set(found.loaded) & set(found.missing), "an item is loaded and missing")

@@ -15,6 +15,7 @@ from samples import OneWay, encode
 import streamxf
 from streamxf import Key
 from streamxf.errors import DescriptorError, KeyMissingError, WrongKeyError
+from streamxf.keys import KeyRing
 
 from .rows import Row
 from .targets import content, small_state
@@ -97,7 +98,7 @@ def test_missing_keys(row: Row, tmp_path: Path, way: str) -> None:
     """No key at all, in 10 spellings and checkpoints."""
     for number, material in enumerate(FIRST):
         load = WAYS[way](tmp_path / str(number), Key(material))
-        error = row.refuse(number, load, (None, streamxf.KeyRing())[number % 2])
+        error = row.refuse(number, load, (None, KeyRing())[number % 2])
         assert isinstance(error, KeyMissingError)
         assert Key(material).id in str(error)
 

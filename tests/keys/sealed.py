@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Self
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from streamxf import Encrypt, Key, KeyProvider, KeyRing
+from streamxf import Encrypt, Key
 from streamxf.codecs.encrypt import _WrappedKey
 from streamxf.descriptor import Parameters, parse_parameters
 from streamxf.errors import WrongKeyError
+from streamxf.keys import KeyProvider, KeyRing
 from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.vouchers import Vouchers
 

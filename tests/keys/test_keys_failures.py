@@ -10,9 +10,9 @@ import pytest
 from endpoints import CREDENTIALS, answering
 from sealed import fragment_of
 
-from streamxf import Encrypt, Key, KeyProvider, KeyRing
+from streamxf import Encrypt, Key
 from streamxf.errors import DescriptorError, KeyServiceError, ParameterError, StreamxfError
-from streamxf.keys import AwsKms, aws
+from streamxf.keys import AwsKms, KeyProvider, KeyRing, aws
 from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
 

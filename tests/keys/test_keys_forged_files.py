@@ -11,10 +11,10 @@ from samples import BLOCK, OneWay, data_of, encode
 from sealed import Forger, Vault, mac
 
 import streamxf
-from streamxf import Encrypt, Key, KeyProvider, KeyRing, PrivateKey, SigningKey
+from streamxf import Encrypt, Key, PrivateKey, SigningKey
 from streamxf.errors import AuthenticationError, ContainerError, KeyMissingError, PolicyError, StreamxfError
 from streamxf.format.plain import pack_prefix, pack_seal, parse_prefix, parse_seal, prefix_size, seal_size
-from streamxf.keys import AwsKms
+from streamxf.keys import AwsKms, KeyProvider, KeyRing
 from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
 

@@ -12,8 +12,9 @@ import pytest
 from sealed import DEK, Sealed
 
 import streamxf
-from streamxf import Encrypt, Key, KeyProvider, KeyRing, PrivateKey, SigningKey
+from streamxf import Encrypt, Key, PrivateKey, SigningKey
 from streamxf.errors import AuthenticationError, ParameterError, PolicyError
+from streamxf.keys import KeyProvider, KeyRing
 
 KEY = Key(bytes(range(32)))
 A, B = (PrivateKey(bytes(range(number, number + 32)), "hpke-x25519") for number in (1, 2))

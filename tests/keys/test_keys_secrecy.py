@@ -22,9 +22,11 @@ from samples import encode
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf import Chain, Encrypt, Key, KeyRing
+from streamxf import Encrypt, Key
+from streamxf.chain import Chain
+from streamxf.codec import StreamInfo
 from streamxf.errors import KeyServiceError, StreamxfError
-from streamxf.keys import AwsKms, PrivateKey, SigningKey, aws, read_environment, read_key, write_key
+from streamxf.keys import AwsKms, KeyRing, PrivateKey, SigningKey, aws, read_environment, read_key, write_key
 from streamxf.keys.envelope import DataKey
 from streamxf.keys.passphrase import PassphraseCost, protect_key
 from streamxf.keys.text import format_key, parse_key
@@ -58,7 +60,7 @@ def test_the_search_finds_what_it_looks_for():
 def test_texts(key):
     codec = Encrypt(key)
     secrets = (SECRET, key.wrapping_key(), key.vouching_key(), codec.data_key.secret)
-    state = codec.start(streamxf.StreamInfo(1 << 16, bytes(32), bytes(32)))
+    state = codec.start(StreamInfo(1 << 16, bytes(32), bytes(32)))
     for thing in (key, KeyRing([key]), codec, Chain([codec]), codec.data_key, state, codec.__dict__):
         for text in (repr(thing), str(thing), f"{thing}", f"{[thing]!r}", logging.Formatter().format(record(thing))):
             assert not leaks(text, *secrets)

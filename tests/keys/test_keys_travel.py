@@ -12,10 +12,11 @@ from endpoints import Kms
 from samples import KEY
 
 import streamxf
-from streamxf import Chain, Encrypt, KeyRing, PrivateKey, SigningKey, ZStandard
+from streamxf import Encrypt, PrivateKey, SigningKey, ZStandard
+from streamxf.chain import Chain
 from streamxf.descriptor import Descriptor
 from streamxf.errors import KeyMissingError
-from streamxf.keys import AwsKms
+from streamxf.keys import AwsKms, KeyRing
 
 
 def in_child(pipe, key, codec, chain, lost, opened) -> None:

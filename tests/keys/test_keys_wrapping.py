@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from samples import KEY, encode
 
 import streamxf
-from streamxf import Encrypt, Key, KeyRing
+from streamxf import Encrypt, Key
 from streamxf.errors import DescriptorError, KeyMissingError, ParameterError, WrongKeyError
 from streamxf.format.plain import (
     pack_prefix,
@@ -22,6 +22,7 @@ from streamxf.format.plain import (
     prefix_size,
     seal_size,
 )
+from streamxf.keys import KeyRing
 from streamxf.keys.derive import decode_b64url, encode_b64url
 from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.vouchers import Vouchers

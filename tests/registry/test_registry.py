@@ -10,10 +10,12 @@ from forge import take_apart
 from samples import encode
 
 import streamxf
-from streamxf import Checksum, CodecRegistry, KeyRing, ZStandard
+from streamxf import Checksum, CodecRegistry, ZStandard
+from streamxf.chain import Chain
 from streamxf.codecs.checksum import Checksum as ChecksumClass
 from streamxf.descriptor import Descriptor
 from streamxf.errors import CodecNotAllowedError, DescriptorError, DuplicateCodecError, UnknownCodecError
+from streamxf.keys import KeyRing
 from streamxf.registry import BUILTINS, Provider, providers_in
 
 SOURCE = '''
@@ -84,7 +86,7 @@ def test_files_go_round(install):
     file = streamxf.encode(b"data" * 100, "acme.flip:mask=15+zstd")
     assert streamxf.decode(file) == b"data" * 100
     assert take_apart(file).chain == b"acme.flip/1?mask=15\nstreamxf.zstd/1"
-    assert str(streamxf.Chain.parse("acme.flip:mask=15")) == "acme.flip:mask=15,effort=1"
+    assert str(Chain.parse("acme.flip:mask=15")) == "acme.flip:mask=15,effort=1"
 
 
 def test_allow_list(install):

@@ -15,8 +15,9 @@ from urllib.error import HTTPError
 from urllib.parse import quote, unquote
 from urllib.request import Request, urlopen
 
-from streamxf import Storage, StorageEntry
+from streamxf import Storage
 from streamxf.storage.multipart import ABSENT, ReplacedMeanwhile
+from streamxf.storage.storage import StorageEntry
 
 
 class MemoryStorage(Storage):

@@ -18,6 +18,7 @@ from samples import BLOCK, FULL, KEY, READERS, data_of, encode
 
 import streamxf
 from streamxf import engine
+from streamxf.chain import Chain
 from streamxf.errors import AbortedError, ContainerError, ParameterError, StreamxfError
 from streamxf.stream.encoder import ContainerEncoder
 from streamxf.stream.writer import StreamWriter
@@ -282,7 +283,7 @@ def test_each_file_has_a_salt_and_a_data_key_of_its_own():
 
 
 def test_the_most_blocks():
-    encoder = ContainerEncoder(streamxf.Chain([]), block_log2=16)
+    encoder = ContainerEncoder(Chain([]), block_log2=16)
     encoder._blocks = 2**32 - 2
     encoder.job(lambda: b"", 0, last=False)
     with pytest.raises(ContainerError, match="more blocks than a container may hold"):

@@ -14,10 +14,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf import LZ4, Chain, Encrypt, FloatZip, Key, Recommendation, ZStandard, tune
+from streamxf import LZ4, Encrypt, FloatZip, Key, ZStandard, tune
+from streamxf.chain import Chain
 from streamxf.engine import worker_count
 from streamxf.errors import ChainError, ParameterError, PolicyError
-from streamxf.tuning.estimate import Estimate
+from streamxf.tuning.estimate import Estimate, Recommendation
 
 KEY = Key(bytes(range(32)))
 FEW = [[], [LZ4()], [FloatZip()]]

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamxf import LZ4, Chain, Checksum, Codec, Encrypt, FloatZip, ZStandard
+from streamxf import LZ4, Checksum, Codec, Encrypt, FloatZip, ZStandard
+from streamxf.chain import Chain
 from streamxf.stream.encoder import ContainerEncoder, MemorySource
 from streamxf.tuning.estimate import CLOSE, Estimate, choose, estimate, overhead, reason
 from streamxf.tuning.measure import Measured

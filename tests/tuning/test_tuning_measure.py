@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from streamxf import LZ4, BlockInfo, Chain, Checksum, Codec, Encrypt, FloatZip, StreamInfo, ZStandard
+from streamxf import LZ4, Checksum, Codec, Encrypt, FloatZip, ZStandard
+from streamxf.chain import Chain
+from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.errors import CodecError
 from streamxf.tuning.measure import MIN_SECONDS, ChainRun, measure
 from streamxf.tuning.sample import Part, Sample, identity_of

@@ -20,7 +20,7 @@ import streamxf
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import NoCheckpointError, NoSpaceError, StreamxfError
 from streamxf.formats.opening import open_source
-from streamxf.keys import Key, PrivateKey
+from streamxf.keys import Key, KeyRing, PrivateKey
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.pack import pack
@@ -172,11 +172,11 @@ def test_with_a_key_it_goes_on(tmp_path, source):
 def test_with_public_keys_alone_it_begins_anew(tmp_path, source):
     """Anybody could have written what is there."""
     target, private = tmp_path / "target", PrivateKey.generate()
-    ring = streamxf.KeyRing(private.public, allow_unsigned=True)
+    ring = KeyRing(private.public, allow_unsigned=True)
     stop_midway(source, target, "zstd+encrypt", encrypt_to=ring)
     done = transcode(source, target, "zstd+encrypt", encrypt_to=ring, file_size=FILE_SIZE)
     assert (done.kept_files, done.discarded_files > 0) == (0, True)
-    assert_same(loaded(target, streamxf.KeyRing(private, allow_unsigned=True)), trained())
+    assert_same(loaded(target, KeyRing(private, allow_unsigned=True)), trained())
 
 
 def test_slips_without_a_mac_are_of_no_use_where_there_is_a_key(tmp_path, source, monkeypatch):

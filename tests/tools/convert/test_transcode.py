@@ -20,6 +20,7 @@ from torch.distributed.checkpoint import save as dcp_save
 from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 
 import streamxf
+from streamxf.chain import Chain
 from streamxf.errors import (
     BlockError,
     ChecksumError,
@@ -29,7 +30,7 @@ from streamxf.errors import (
     ParameterError,
     StreamxfError,
 )
-from streamxf.keys import Key, PrivateKey, SigningKey
+from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey
 from streamxf.tools.convert.transcode import transcode
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
@@ -46,7 +47,7 @@ def save(state: dict[str, Any], path: Path | str, kind: str) -> None:
         writer = StockWriter(path, sync_files=False, _extensions=[StockZStandard()])
     else:
         chain = [streamxf.Encrypt(KEY)] if kind == "encrypted" else kind
-        extensions = streamxf.Chain.of(chain)
+        extensions = Chain.of(chain)
         writer = streamxf.FileSystemWriter(path, sync_files=False, _extensions=extensions)
     dcp_save(state, storage_writer=writer)
 
@@ -157,7 +158,7 @@ def test_each_recipient_opens_the_copy(tmp_path, source):
     private, signer = PrivateKey.generate(), SigningKey.generate()
     transcode(source, tmp_path / "target", "zstd+encrypt", encrypt_to=[KEY, private.public], signer=signer)
     assert_same(loaded(tmp_path / "target", KEY), trained())
-    ring = streamxf.KeyRing(private, trust=signer.verify_key)
+    ring = KeyRing(private, trust=signer.verify_key)
     assert_same(loaded(tmp_path / "target", ring), trained())
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from dcp.helpers import refused, sections_of
 
-from streamxf import Key, KeyRing, PrivateKey, SigningKey
+from streamxf import Key, PrivateKey, SigningKey
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import metadata_in
 from streamxf.errors import KeyMissingError
 from streamxf.format.index import pack, pack_keys
+from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
 

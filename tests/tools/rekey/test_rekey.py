@@ -42,7 +42,7 @@ from rekeying import (
 from torch.distributed.checkpoint import filesystem
 
 import streamxf
-from streamxf import Encrypt, Key, KeyRing, Recipient, ZStandard
+from streamxf import Encrypt, Key, ZStandard
 from streamxf.errors import (
     AuthenticationError,
     KeyMissingError,
@@ -54,10 +54,11 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.format.index import pack
+from streamxf.keys import KeyRing
 from streamxf.keys.envelope import MAX_RECIPIENTS, Entry
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
-from streamxf.tools.rekey import holders
+from streamxf.tools.rekey import Recipient, holders
 
 
 @pytest.fixture

@@ -17,8 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rekeying import opens
 
 import streamxf
-from streamxf import Encrypt, Key, KeyRing, PrivateKey, Recipient, SigningKey
+from streamxf import Encrypt, Key, PrivateKey, SigningKey
 from streamxf.errors import KeyMissingError, ParameterError, PolicyError, UnsupportedError
+from streamxf.keys import KeyRing
+from streamxf.tools.rekey import Recipient
 
 SIGNERS = [SigningKey(bytes(range(number, number + 32))) for number in range(2)]
 POOL: list[Any] = [Key(bytes(range(number, number + 32))) for number in range(1, 4)]

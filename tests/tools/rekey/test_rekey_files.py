@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 import streamxf
-from streamxf import Encrypt, Key, KeyRing, PrivateKey, SigningKey, ZStandard
+from streamxf import Encrypt, Key, PrivateKey, SigningKey, ZStandard
 from streamxf.errors import (
     AuthenticationError,
     ContainerError,
@@ -22,6 +22,7 @@ from streamxf.errors import (
 from streamxf.format.header import header_size
 from streamxf.format.limits import HEADER_FIXED_BYTES
 from streamxf.format.plain import PREFIX_START_BYTES, SEAL_END_BYTES, pack_prefix, parse_prefix, prefix_size, seal_size
+from streamxf.keys import KeyRing
 from streamxf.tools.rekey import holders
 
 OLD, NEW, OTHER = (Key(bytes(range(start, start + 32))) for start in (0, 1, 2))

@@ -16,7 +16,7 @@ from rekeying import KEY, OTHER_KEY, SIGNER, STRANGER, envelopes, forge, lines, 
 from rekeying import SHORT as PRIVATE
 
 import streamxf
-from streamxf import Encrypt, KeyProvider, KeyRing
+from streamxf import Encrypt
 from streamxf.errors import (
     AuthenticationError,
     KeyMissingError,
@@ -25,9 +25,11 @@ from streamxf.errors import (
     PolicyError,
 )
 from streamxf.format.index import pack
+from streamxf.keys import KeyProvider, KeyRing
 from streamxf.keys.envelope import Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
 from streamxf.storage.opening import open_storage
+from streamxf.tools.rekey import Recipients
 from streamxf.tools.rekey.holders import MetadataFiles
 
 
@@ -91,8 +93,8 @@ def test_a_signer_counts_only_if_all_signatures_in_that_name_were_verified(
     save(state, checkpoint, [Encrypt(KEY, signer=SIGNER)])
     keys, _ = MetadataFiles(open_storage(checkpoint)).read(".metadata")
     good, bad = ((keys, verified, "") for verified in (True, False))
-    assert streamxf.Recipients.of([good, good], True).verified == (SIGNER.id,)
-    assert streamxf.Recipients.of([good, bad], True).verified == ()
+    assert Recipients.of([good, good], True).verified == (SIGNER.id,)
+    assert Recipients.of([good, bad], True).verified == ()
 
 
 @pytest.mark.parametrize("change", [streamxf.rekey, streamxf.add_recipient])

@@ -33,7 +33,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard as TensorShard
 from torch.distributed.tensor import distribute_tensor
 
-import streamxf
 from streamxf import Checksum, FloatZip, ZStandard, salvage
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
@@ -41,6 +40,7 @@ from streamxf.errors import IdentityError, KeyMissingError, ParameterError, Poli
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.limits import MAX_STEP
 from streamxf.storage.opening import open_storage
+from streamxf.tools.salvage import Salvaged
 
 Chain = Callable[[], list[Any]]
 CHAINS: dict[str, Chain] = {
@@ -86,7 +86,7 @@ def flip(file: Path, at: int, bit: int = 0) -> None:
     file.write_bytes(data)
 
 
-def check(found: streamxf.Salvaged, state: dict[str, Any], lost: set[str]) -> None:
+def check(found: Salvaged, state: dict[str, Any], lost: set[str]) -> None:
     """The result has everything of `state` but `lost`, and says so."""
     wanted = flat(state)
     assert set(found.lost) == lost
@@ -127,7 +127,7 @@ def test_a_flipped_bit_costs_its_item(checkpoint: Path, state: dict[str, Any], c
             check(found, state, lost) if target is None else check_filled(found, target, state, lost)
 
 
-def check_filled(found: streamxf.Salvaged, target: dict[str, Any], state: dict[str, Any], lost: set[str]) -> None:
+def check_filled(found: Salvaged, target: dict[str, Any], state: dict[str, Any], lost: set[str]) -> None:
     """What is lost has its old value."""
     assert set(found.lost) == lost
     old, new, wanted = flat(blank(state), state), flat(target, state), flat(state)

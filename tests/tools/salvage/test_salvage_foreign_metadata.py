@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
 from streamxf.errors import ParameterError, PolicyError
+from streamxf.tools.salvage import Salvaged
 
 STATE = {f"w{n}": torch.full((5,), float(n)) for n in range(104)}
 
@@ -39,7 +40,7 @@ def strange(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "here"
 
 
-def assert_all(found: streamxf.Salvaged) -> None:
+def assert_all(found: Salvaged) -> None:
     assert found.state_dict.keys() == STATE.keys()
     assert all(torch.equal(found.state_dict[name], STATE[name]) for name in STATE)
 

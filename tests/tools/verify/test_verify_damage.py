@@ -11,7 +11,8 @@ from dcp.helpers import KEY, data_files, full_chain, index_of, save
 from forge import Places
 
 import streamxf
-from streamxf import Checksum, Encrypt, FloatZip, VerifyReport
+from streamxf import Checksum, Encrypt, FloatZip
+from streamxf.tools.verify import VerifyReport
 
 from .remote import url_of
 

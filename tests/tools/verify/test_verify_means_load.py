@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
-from streamxf import Checksum, Encrypt, FloatZip, VerifyReport
+from streamxf import Checksum, Encrypt, FloatZip
 from streamxf.errors import (
     IdentityError,
     KeyMissingError,
@@ -29,6 +29,7 @@ from streamxf.errors import (
     PolicyError,
     StreamxfError,
 )
+from streamxf.tools.verify import VerifyReport
 from streamxf.torchsave.framed import check_records
 
 

@@ -21,6 +21,7 @@ from streamxf.checkpoint.metadata import read_metadata
 from streamxf.errors import StreamxfError
 from streamxf.format.items import Place
 from streamxf.storage.opening import open_storage
+from streamxf.tools.verify import VerifyReport
 from streamxf.tools.verify.reading import GuardedAccess
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
@@ -40,7 +41,7 @@ class Saved:
         writer = streamxf.FsspecWriter(url, thread_count=FILES, _extensions=chain, **options)
         dcp.save({**state, "o": ["an object"]}, storage_writer=writer)
 
-    def verify(self, keys: Any = KEY, **options: Any) -> streamxf.VerifyReport:
+    def verify(self, keys: Any = KEY, **options: Any) -> VerifyReport:
         return streamxf.verify(self.url, keys, storage_options={**self.options, **options})
 
     def place_of(self, item: str) -> Place:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from streamxf import BlockInfo, Codec
+from streamxf.codec import BlockInfo, Codec
 from streamxf.errors import CodecError, ParameterError
 
 MIN_STRIDE, MAX_STRIDE = 1, 64

@@ -9,9 +9,8 @@ from typing import ClassVar
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from streamxf import KeyProvider
 from streamxf.errors import KeyFileError, WrongKeyError
-from streamxf.keys import Key, public_id, read_key
+from streamxf.keys import Key, KeyProvider, public_id, read_key
 
 NONCE_BYTES = 12
 
