@@ -13,7 +13,7 @@ import pickle
 import sys
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -187,6 +187,7 @@ class NotAllowed(ValueError):
     """It is more than weights_only allows; says what."""
 
 
+@cache  # of names that are known here
 def _import(name: str) -> Any:
     if name.endswith("._reconstruct"):  # whose module is another one in NumPy 1
         import numpy as np
