@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from sealing import container, zstd
+from sealing import plain as plain_of
 from torch._C import PyTorchFileReader
 
 import streamxf
@@ -313,3 +315,13 @@ def test_bin_shards(tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
     path.write_bytes(flipped(path, path.read_bytes().index(torch.ones(100).numpy().tobytes())))
     assert [damage.item for damage in streamxf.verify(tmp_path).damaged] == ["a"]
+
+
+@pytest.mark.parametrize("sizes", [(100, 10), (2**16, 9)], ids=["the first", "the last"])
+def test_a_block_that_decodes_to_less_than_belongs_there(tmp_path: Path, sizes: tuple[int, int]) -> None:
+    """With every CRC right; what is verified is decoded into no memory that would show it."""
+    path = tmp_path / "short.sxf"
+    made = container(["streamxf.zstd/1"], [zstd(bytes(size)) for size in sizes], 2**16 + 10)
+    path.write_bytes(plain_of(made).pack())
+    (damage,) = streamxf.verify(path).damaged
+    assert "bytes where" in str(damage)
