@@ -157,6 +157,20 @@ def test_no_path_in_a_store_is_expanded(path: Path):
     assert expanding_calls(path) == {name for place, name in MAY_EXPAND if place == path}
 
 
+# A folder of weights that is replaced as a whole, and the recipients of a plain file, are local by nature.
+ASK_FOR_A_CLASS = {Path("tools/convert/writing.py"), Path("tools/rekey/holders.py")}
+
+
+def test_storages_are_asked_what_they_can_and_not_which_they_are():
+    found = {
+        path
+        for path in SOURCES
+        if home_layer(path) != "storage"
+        and {"streamxf.storage.local", "streamxf.storage.remote"} & {module for module, _ in imports(path)}
+    }
+    assert found == ASK_FOR_A_CLASS
+
+
 def test_private_names_stay_in_their_package():
     found = []
     for path in SOURCES:
