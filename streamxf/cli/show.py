@@ -8,12 +8,10 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TextIO
-from unicodedata import combining, east_asian_width
 
 from streamxf.cli.exits import FAILED, FINE, with_options
 from streamxf.errors import ParameterError
@@ -146,46 +144,47 @@ class TextTable:
         self, *headings: str, right: Collection[str] = (), fold: Collection[str] = (), spare: Iterable[str] = ()
     ) -> None:
         self._headings = headings
-        self._right = [heading in right for heading in headings]
-        self._fold = [heading in (fold or headings[:1]) for heading in headings]
-        self._spare = [headings.index(heading) for heading in spare]
-        self._rows: list[tuple[Sequence[str], str]] = [(headings, "bold")]
+        self._right = right
+        self._fold = fold or headings[:1]
+        self._spare = spare
+        self._rows: list[tuple[dict[str, str], str]] = []
 
     def row(self, *cells: str, style: str = "") -> None:
-        self._rows.append((tuple(map(printable, cells)), style))
+        self._rows.append((dict(zip(self._headings, map(printable, cells), strict=True)), style))
 
     def print(self) -> None:
-        widths = self._widths()
-        print()
-        for number, (cells, style) in enumerate(self._rows if widths else ()):
-            folded = [_folded(cells[column], limit) for column, limit in widths.items()]
-            for parts in zip_longest(*folded, fillvalue=""):
-                padded = (
-                    " " * (limit - _cells(text)) + text if self._right[column] else text + " " * (limit - _cells(text))
-                    for text, (column, limit) in zip(parts, widths.items(), strict=True)
-                )
-                say(" " + "  ".join(padded).rstrip(), style, wrap=False)
-            if not number:
-                print(" " + ("─" if can_show("─") else "-") * (sum(widths.values()) + 2 * len(widths) - 2))
-        if not widths:
-            say("\n".join(self._paragraphs()), wrap=False)
-        print()
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
 
-    def _widths(self) -> dict[int, int]:
-        """Of the columns that are shown, by their numbers; empty if they have no room."""
-        columns = dict(enumerate(zip(*(cells for cells, _ in self._rows), strict=True)))
-        widths = {number: max(map(_cells, column)) for number, column in columns.items()}
-        for number in self._spare:
+        widths = self._widths()
+        if not widths:
+            say("\n".join(["", *self._paragraphs(), ""]), wrap=False)
+            return
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        for heading, columns in widths.items():
+            table.add_column(heading, justify="right" if heading in self._right else "left", width=columns)
+        for row, style in self._rows:
+            table.add_row(
+                *(Text("\n".join(_folded(row[name], columns))) for name, columns in widths.items()), style=style
+            )
+        Console(highlight=False, width=width()).print(table)
+
+    def _widths(self) -> dict[str, int]:
+        """Of the columns that are shown, where rich would fold inside of names; empty if they have no room."""
+        from rich.cells import cell_len
+
+        columns = {name: [name, *(row[name] for row, _ in self._rows)] for name in self._headings}
+        widths = {name: max(map(cell_len, cells)) for name, cells in columns.items()}
+        for name in self._spare:
             if _excess(widths) > 0:
-                del widths[number]
-        least = {
-            number: max(_cells(piece.rstrip()) for cell in columns[number] for piece in _PIECE.findall(cell) or [""])
-            if self._fold[number]
-            else natural
-            for number, natural in widths.items()
-        }
+                del widths[name]
+        least = dict(widths)
+        for name in {*self._fold} & {*least}:
+            least[name] = max(cell_len(piece.rstrip()) for cell in columns[name] for piece in _PIECE.findall(cell))
         for _ in range(_excess(widths)):
-            widest = max(widths, key=lambda number: widths[number] - least[number])
+            widest = max(widths, key=lambda name: widths[name] - least[name])
             if widths[widest] == least[widest]:
                 return {}
             widths[widest] -= 1
@@ -193,33 +192,27 @@ class TextTable:
 
     def _paragraphs(self) -> Iterator[str]:
         """The rows: the first cell, and under it the others behind their headings; above all, its heading."""
-        yield self._headings[0]
-        for (first, *others), _ in self._rows[1:]:
-            yield first
-            yield from (f"  {name}: {cell}" for name, cell in zip(self._headings[1:], others, strict=True) if cell)
+        first, *others = self._headings
+        yield first
+        for row, _ in self._rows:
+            yield row[first]
+            yield from (f"  {heading}: {row[heading]}" for heading in others if row[heading])
 
 
-def _excess(widths: Mapping[int, int]) -> int:
+def _excess(widths: Mapping[str, int]) -> int:
     """Columns of the terminal that a table of these widths would need beyond those that there are."""
-    return sum(widths.values()) + 2 * len(widths) - 1 - width()
-
-
-def _cells(text: str) -> int:
-    """How many columns of a terminal a text takes: letters of some scripts take two, and combining marks none."""
-    if text.isascii():
-        return len(text)
-    return sum(1 + (east_asian_width(letter) in "WF") - (combining(letter) > 0) for letter in text)
+    return sum(widths.values()) + 2 * len(widths) - width()
 
 
 def _folded(text: str, columns: int) -> list[str]:
-    if _cells(text) <= columns:
-        return [text]
+    from rich.cells import cell_len
+
     lines = [""]
     for piece in _PIECE.findall(text):
-        if _cells((lines[-1] + piece).rstrip()) > columns:
+        if cell_len((lines[-1] + piece).rstrip()) > columns:
             lines.append("")
         lines[-1] += piece
-    return lines
+    return [line.rstrip() for line in lines]
 
 
 def as_json(facts: Mapping[str, Any], budget: Budget | None = None) -> None:

@@ -113,7 +113,7 @@ def test_cells_are_folded_where_that_is_enough(narrow: None, capsys: pytest.Capt
     table.row("layers.10.attention.weight", "1.0 MiB", "a few words")
     table.row("\u6743" * 8, "12 bytes", "")  # letters that take two columns
     table.print()
-    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert max(len(line) + sum(letter == "\u6743" for letter in line) for line in lines) <= 40
     assert [line.split()[0] for line in lines if "." in line][:2] == ["layers.10.", "attention.weight"]
     ends = {line.index("MiB") + 3 for line in lines if "MiB" in line}
