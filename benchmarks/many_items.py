@@ -229,7 +229,7 @@ def _read_stock(path: Path, _: int | None) -> int:
 
 def _verify(keys: streamxf.Key | None) -> Callable[[Path, int | None], int]:
     def action(path: Path, _: int | None) -> int:
-        report = streamxf.verify(path, keys)
+        report = streamxf.verify(path, keys=keys)
         if not report.ok:
             raise AssertionError(str(report))
         return report.items
@@ -245,7 +245,7 @@ def _clean(*, dry_run: bool) -> Callable[[Path, int | None], int]:
 
 
 def _recipients(path: Path, _: int | None) -> int:
-    return len(streamxf.recipients(path, KEY).whole)
+    return len(streamxf.recipients(path, keys=KEY).whole)
 
 
 OPERATIONS: dict[str, Callable[[Path, int | None], int]] = {

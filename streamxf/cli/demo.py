@@ -132,7 +132,7 @@ def flip_one_bit(path: Path, key: Key) -> dict[str, Any]:
         (value,) = file.read(1)
         file.seek(byte)
         file.write(bytes([value ^ 1 << _BIT]))
-    damaged = streamxf.verify(path, key).damaged
+    damaged = streamxf.verify(path, keys=key).damaged
     found = [(one.file, one.item) for one in damaged] == [(place.file, item.name)]
     message = "; ".join(map(str, damaged))
     return {"file": place.file, "item": item.name, "byte": byte, "bit": _BIT, "found": found, "message": message}

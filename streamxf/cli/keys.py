@@ -139,7 +139,7 @@ def recipients(
         add_recipient(path, key, add, signer=signer, vouch=vouch, **terms)
     for entry in less:
         remove_recipient(path, key, entry, **terms)
-    found = listed(path, key, **terms)
+    found = listed(path, keys=key, **terms)
     signers = [signer for signer in found.signers if signer is not None]
     facts = {"path": path, **asdict(found), "signers": signers, "unsigned": None in found.signers}
     return out.result(facts, str(found))

@@ -148,7 +148,7 @@ PathOrFile = str | os.PathLike[str] | IO[bytes]
 
 @overload
 def open(
-    path_or_file: PathOrFile, mode: Literal["rb"] = "rb", *, keys: KeysLike = ..., registry: CodecRegistry | None = ...
+    path_or_file: PathOrFile, mode: Literal["rb"] = "rb", *, keys: KeysLike = ..., codecs: CodecRegistry | None = ...
 ) -> StreamReader | PipeReader: ...
 @overload
 def open(
@@ -158,7 +158,7 @@ def open(
     chain: ChainLike = ...,
     keys: KeysLike = ...,
     block_size: int = ...,
-    registry: CodecRegistry | None = ...,
+    codecs: CodecRegistry | None = ...,
 ) -> StreamWriter: ...
 def open(
     path_or_file: PathOrFile,
@@ -167,7 +167,7 @@ def open(
     chain: ChainLike | None = None,
     keys: KeysLike = None,
     block_size: int = 1 << DEFAULT_BLOCK_LOG2,
-    registry: CodecRegistry | None = None,
+    codecs: CodecRegistry | None = None,
 ) -> StreamReader | PipeReader | StreamWriter:
     """Open a plain file through a chain.
 
@@ -186,7 +186,7 @@ def open(
         is refused, so that nobody can slip one in.
     block_size : int
         Bytes, a power of two from 64 KiB to 16 MiB. For writing.
-    registry : CodecRegistry, optional
+    codecs : CodecRegistry, optional
         Where codecs are looked up.
 
     Returns
@@ -205,16 +205,16 @@ def open(
     PolicyError
         If keys were given and the file is not encrypted.
     """
-    if registry is not None and not isinstance(registry, CodecRegistry):
-        raise ParameterError("registry= takes a streamxf.CodecRegistry; that of a streamxf.Registry is in its .codecs")
+    if codecs is not None and not isinstance(codecs, CodecRegistry):
+        raise ParameterError("codecs= takes a streamxf.CodecRegistry; that of a streamxf.Registry is in its .codecs")
     if mode == "wb":
-        made = Chain.chosen(chain, "zstd", keys, registry)
+        made = Chain.chosen(chain, "zstd", keys, codecs)
         return _open_writer(path_or_file, made.renew(), block_log2_of(block_size))
     if mode != "rb":
         raise ParameterError(f"streamxf.open: the mode must be 'rb' or 'wb', not {mode!r}")
     if chain is not None:
         raise ParameterError("streamxf.open: a file records its own chain; to read it, pass keys= only")
-    return _open_reader(path_or_file, KeyRing.of(keys), registry or CodecRegistry())
+    return _open_reader(path_or_file, KeyRing.of(keys), codecs or CodecRegistry())
 
 
 def encode(data: Buffer, chain: ChainLike = "zstd", *, keys: KeysLike = None) -> bytes:
@@ -225,9 +225,9 @@ def encode(data: Buffer, chain: ChainLike = "zstd", *, keys: KeysLike = None) ->
     return buffer.getvalue()
 
 
-def decode(data: Buffer, *, keys: KeysLike = None, registry: CodecRegistry | None = None) -> bytes:
+def decode(data: Buffer, *, keys: KeysLike = None, codecs: CodecRegistry | None = None) -> bytes:
     """Undo `encode`; raises as `open` does."""
-    with open(io.BytesIO(data), "rb", keys=keys, registry=registry) as file:
+    with open(io.BytesIO(data), "rb", keys=keys, codecs=codecs) as file:
         return file.read() or b""
 
 

@@ -44,9 +44,9 @@ def container(case: Case) -> None:
     for name, chain in _chains(case.codec).items():
         for size in (0, 1, *EDGE_SIZES, 2 * BLOCK_SIZE + 7):
             data, buffer = contents(size)["float-like"], io.BytesIO()
-            with streamxf.open(buffer, "wb", chain=chain, block_size=BLOCK_SIZE, registry=case.registry) as file:
+            with streamxf.open(buffer, "wb", chain=chain, block_size=BLOCK_SIZE, codecs=case.registry) as file:
                 file.write(data)
-            found = streamxf.decode(buffer.getvalue(), keys=case.keys, registry=case.registry)
+            found = streamxf.decode(buffer.getvalue(), keys=case.keys, codecs=case.registry)
             _same(data, found, f"stream of {size} bytes through {name}")
 
 

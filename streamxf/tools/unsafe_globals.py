@@ -46,8 +46,8 @@ class UnsafeGlobals:
 
 def unsafe_globals(
     path: Location,
-    keys: KeysLike = None,
     *,
+    keys: KeysLike = None,
     trust: TrustLike = None,
     allow_unsigned: bool = False,
     require: Require | None = None,

@@ -33,7 +33,7 @@ def by_load(folder: Path, name: str) -> None:
 
 
 def by_verify(folder: Path, name: str) -> None:
-    report = streamxf.verify(folder, keys_of(name))
+    report = streamxf.verify(folder, keys=keys_of(name))
     if not report.ok:
         raise StreamxfError(str(report))
 

@@ -94,7 +94,7 @@ def test_what_needs_a_key_is_not_checked_without_one_anyway(tmp_path: Path) -> N
     assert report.ok
     assert any(f"{MANY + 1} encrypted items" in text for text in report.unchecked)
     with pytest.raises(errors.UnknownCodecError, match=r"toy\.xor"):
-        verify(path, KEY)
+        verify(path, keys=KEY)
 
 
 def test_salvage_names_it_once_and_writes_nothing(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_recipients_change(endpoint: str, state: dict[str, Any]) -> None:
     assert streamxf.add_recipient(url, OTHER_KEY, KEY, storage_options=options) == (".metadata",)
     assert_same(load_from(url, state, options), state)
     assert streamxf.remove_recipient(url, KEY, OTHER_KEY.id, storage_options=options) == (".metadata",)
-    assert [reader.id for reader in streamxf.recipients(url, KEY, storage_options=options).whole] == [KEY.id]
+    assert [reader.id for reader in streamxf.recipients(url, keys=KEY, storage_options=options).whole] == [KEY.id]
     with refused(MetadataError, "no checkpoint"):
         streamxf.rekey("s3://checkpoints/nothing", KEY, OTHER_KEY, storage_options=options)
 

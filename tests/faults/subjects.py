@@ -156,7 +156,7 @@ class Subject:
         if self.stock:
             return None
         try:
-            return streamxf.verify(path, self.keys).ok
+            return streamxf.verify(path, keys=self.keys).ok
         except StreamxfError:
             return False
 

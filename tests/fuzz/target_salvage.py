@@ -23,7 +23,7 @@ def run(data: bytes) -> None:
             parts, _ = attempt(lambda keys=keys: streamxf.salvage(folder, keys=keys, partial=True))
             _check(whole)
             _check(parts)
-            report, _ = attempt(lambda keys=keys: streamxf.verify(folder, keys))
+            report, _ = attempt(lambda keys=keys: streamxf.verify(folder, keys=keys))
             if report is not None and not report.damaged and not report.unchecked:
                 streams, error = attempt(lambda keys=keys: streams_of(folder, keys))
                 agree(streams is not None, f"verify finds no damage, and not everything can be read: {error}")
@@ -32,7 +32,7 @@ def run(data: bytes) -> None:
         (folder / ".metadata").write_bytes(metadata[:-1])
         for keys in (KEY, None):
             _check(attempt(lambda keys=keys: streamxf.salvage(folder, keys=keys, without_metadata=True))[0])
-            attempt(lambda keys=keys: str(streamxf.verify(folder, keys)))
+            attempt(lambda keys=keys: str(streamxf.verify(folder, keys=keys)))
 
 
 def _check(found: Salvaged | None) -> None:

@@ -28,9 +28,9 @@ def run(data: bytes) -> None:
 
 
 def _describe(folder: Path, keys: Any) -> None:
-    streamxf.inspect(folder, keys).as_dict(items=True)
-    streamxf.unsafe_globals(folder, keys)
-    streamxf.recipients(folder, keys)
+    streamxf.inspect(folder, keys=keys).as_dict(items=True)
+    streamxf.unsafe_globals(folder, keys=keys)
+    streamxf.recipients(folder, keys=keys)
 
 
 def _copied(copy: Any, folder: Path, keys: Any) -> None:

@@ -59,7 +59,7 @@ def test_all_that_takes_trust_and_signer_takes_locations(state_saved):
     assert streamxf.recipients(path, **asked).signers == (SIGNER.id,)
     assert streamxf.add_recipient(path, new="file:a.key", signer=Path("tr.sign"), **asked) == (".metadata",)
     assert streamxf.remove_recipient(path, recipient="file:team.pub", **asked) == (".metadata",)
-    assert [one.id for one in streamxf.recipients(path, "file:a.key", trust="file:tr.pub").whole] == [KEY.id]
+    assert [one.id for one in streamxf.recipients(path, keys="file:a.key", trust="file:tr.pub").whole] == [KEY.id]
     other = bytes(range(204, 236))
     streamxf.add_recipient(path, KEY, other)
     assert streamxf.remove_recipient(path, KEY, other) == (".metadata",)

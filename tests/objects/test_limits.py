@@ -192,7 +192,9 @@ def test_it_loads_if_somebody_names_it(checkpoint: Path) -> None:
     with refused(PolicyError, "torch.distributed.tensor.placement_types.Shard"):
         load({"placement": None}, checkpoint)
     assert load({"placement": None}, checkpoint, safe_globals=[Shard]) == {"placement": (Shard(1),)}
-    assert list(streamxf.unsafe_globals(checkpoint, KEY).names) == ["torch.distributed.tensor.placement_types.Shard"]
+    assert list(streamxf.unsafe_globals(checkpoint, keys=KEY).names) == [
+        "torch.distributed.tensor.placement_types.Shard"
+    ]
 
 
 # -- what is saved as it is loaded ------------------------------------------------------------------

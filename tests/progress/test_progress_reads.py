@@ -193,7 +193,7 @@ def test_verify(tmp_path: Path, chain: str) -> None:
     save(make_state(), tmp_path, CHAINS[chain](), thread_count=2)
     recorder = Recorder()
     extensions = registry() if chain == "foreign" else None
-    assert streamxf.verify(tmp_path, KEYS.get(chain), registry=extensions, progress=recorder).ok
+    assert streamxf.verify(tmp_path, keys=KEYS.get(chain), registry=extensions, progress=recorder).ok
     assert recorder.done == recorder.expected == stored_size(tmp_path)
     assert len(recorder.steps) > 5  # fewer where many workers finish together
 

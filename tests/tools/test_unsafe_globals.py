@@ -56,7 +56,7 @@ def quiet_save(state: dict[str, Any], path: Path, *args: Any) -> None:
 
 def test_all_items_at_once(checkpoint: Path) -> None:
     quiet_save(STATE, checkpoint)
-    found = streamxf.unsafe_globals(checkpoint, KEY)
+    found = streamxf.unsafe_globals(checkpoint, keys=KEY)
     assert found.names == NAMES
     assert not found.refused
     assert all(name in str(found) for name in NAMES)
@@ -64,7 +64,7 @@ def test_all_items_at_once(checkpoint: Path) -> None:
 
 def test_nothing_to_name(checkpoint: Path) -> None:
     save({"step": 3, "lr": (np.float64(1),)}, checkpoint)
-    found = streamxf.unsafe_globals(str(checkpoint), KEY)
+    found = streamxf.unsafe_globals(str(checkpoint), keys=KEY)
     assert not found
     assert str(found) == "nothing"
 
@@ -73,7 +73,7 @@ def test_what_it_names_is_enough(checkpoint: Path) -> None:
     state = {"a": (Point(1),), "b": (Colour.RED, Plain(2))}
     quiet_save(state, checkpoint)
     named = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in (Point, Colour, Plain)}
-    found = streamxf.unsafe_globals(checkpoint, KEY)
+    found = streamxf.unsafe_globals(checkpoint, keys=KEY)
     assert set(found.names) == set(named)
     assert load(dict.fromkeys(state), checkpoint, safe_globals=list(named.values())) == state
 
@@ -82,15 +82,15 @@ def test_nothing_is_unpickled(checkpoint: Path, monkeypatch: pytest.MonkeyPatch)
     quiet_save({"evil": Hostile(), "point": (Point(1),)}, checkpoint)
     for module, name in ((torch, "load"), (pickle, "loads"), (pickle, "load")):
         monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("unpickled"))
-    assert f"{Hostile.__module__}.run" in streamxf.unsafe_globals(checkpoint, KEY).names
+    assert f"{Hostile.__module__}.run" in streamxf.unsafe_globals(checkpoint, keys=KEY).names
 
 
 def test_with_keys_and_over_fsspec(checkpoint: Path) -> None:
     quiet_save(STATE, checkpoint, [FloatZip(), Encrypt(KEY)])
     with refused(KeyMissingError):
         streamxf.unsafe_globals(checkpoint)
-    assert streamxf.unsafe_globals(checkpoint, KEY).names == NAMES
-    assert streamxf.unsafe_globals(f"file://{checkpoint}", KEY).names == NAMES
+    assert streamxf.unsafe_globals(checkpoint, keys=KEY).names == NAMES
+    assert streamxf.unsafe_globals(f"file://{checkpoint}", keys=KEY).names == NAMES
 
 
 def test_what_torchs_writer_saved(checkpoint: Path) -> None:
@@ -112,7 +112,7 @@ def test_metadata_of_single_ranks(checkpoint: Path) -> None:
 def test_the_process_list_counts(checkpoint: Path) -> None:
     quiet_save({"p": (Point(1),)}, checkpoint)
     with torch.serialization.safe_globals([Point]):
-        assert not streamxf.unsafe_globals(checkpoint, KEY)
+        assert not streamxf.unsafe_globals(checkpoint, keys=KEY)
 
 
 # -- what a save says ----------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from streamxf.tools.inspect.summary import Summary, Values
 
 def inspect(
     path: Location,
-    keys: KeysLike = None,
     *,
+    keys: KeysLike = None,
     trust: TrustLike = None,
     allow_unsigned: bool = False,
     require: Require | None = None,

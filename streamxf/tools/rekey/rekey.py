@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 def recipients(
     path: Location,
-    keys: KeysLike = None,
     *,
+    keys: KeysLike = None,
     trust: TrustLike = None,
     allow_unsigned: bool = False,
     expect_save_id: SaveIds = None,

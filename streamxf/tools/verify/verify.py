@@ -55,8 +55,8 @@ _AT_ONCE = 4  # files that fsspec reads: each by one thread, which waits for eac
 
 def verify(
     path: Location,
-    keys: KeysLike = None,
     *,
+    keys: KeysLike = None,
     trust: TrustLike = None,
     allow_unsigned: bool = False,
     require: Require | None = None,

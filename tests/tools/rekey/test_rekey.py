@@ -252,7 +252,7 @@ def test_data_keys_of_other_checkpoints_are_not_handed_on(checkpoint: Path, tmp_
             lambda: streamxf.rekey(checkpoint, KEY, OTHER_KEY),
             lambda: streamxf.add_recipient(checkpoint, KEY, OTHER_KEY),
             lambda: streamxf.remove_recipient(checkpoint, KEY, KEY.id),
-            lambda: streamxf.recipients(checkpoint, KEY),
+            lambda: streamxf.recipients(checkpoint, keys=KEY),
         ):
             untouched(action, checkpoint, MetadataError, "contradict")
 
@@ -266,7 +266,7 @@ def test_every_data_key_is_unwrapped(checkpoint: Path) -> None:
     for action in (
         lambda: streamxf.rekey(checkpoint, KEY, OTHER_KEY),
         lambda: streamxf.add_recipient(checkpoint, KEY, OTHER_KEY),
-        lambda: streamxf.recipients(checkpoint, KEY),
+        lambda: streamxf.recipients(checkpoint, keys=KEY),
     ):
         untouched(action, checkpoint, WrongKeyError)
 
@@ -327,7 +327,7 @@ def test_altered_metadata(saved: Path, place: str) -> None:
         lambda: streamxf.rekey(saved, KEY, OTHER_KEY),
         lambda: streamxf.add_recipient(saved, KEY, OTHER_KEY),
         lambda: streamxf.remove_recipient(saved, KEY, KEY.id),
-        lambda: streamxf.recipients(saved, KEY),
+        lambda: streamxf.recipients(saved, keys=KEY),
     ):
         untouched(action, saved, kind, ".metadata")
 
@@ -499,7 +499,7 @@ def test_a_list_needs_no_key_and_says_so(signed: Path) -> None:
     assert found.whole == (Recipient(PRIVATE.kind, PRIVATE.id), Recipient("aeskw", KEY.id))
     assert (found.part, found.signers, found.authenticated) == ((), (SIGNER.id,), False)
     assert "not authenticated" in str(found)
-    checked = streamxf.recipients(signed, KEY)
+    checked = streamxf.recipients(signed, keys=KEY)
     assert checked == replace(found, authenticated=True, save_ids=(index_of(signed).save_id,))
     assert index_of(signed).save_id in str(checked)
     assert "not authenticated" not in str(checked)
@@ -521,9 +521,9 @@ def test_a_list_that_storage_made_up(signed: Path, altered: str) -> None:
     else:
         forge(signed, [wrapped], made.replace(SIGNER.id, STRANGER.id))
         assert streamxf.recipients(signed).signers == (STRANGER.id,)
-        assert streamxf.recipients(signed, KEY).verified == ()
+        assert streamxf.recipients(signed, keys=KEY).verified == ()
     trust = [SIGNER.verify_key, STRANGER.verify_key]
-    untouched(lambda: streamxf.recipients(signed, KEY, trust=trust), signed, AuthenticationError)
+    untouched(lambda: streamxf.recipients(signed, keys=KEY, trust=trust), signed, AuthenticationError)
 
 
 def test_lists_of_writers_that_did_not_publish_are_not_authenticated(checkpoint: Path) -> None:
@@ -531,10 +531,10 @@ def test_lists_of_writers_that_did_not_publish_are_not_authenticated(checkpoint:
     state = save_as_ranks(2, checkpoint, lambda: [Encrypt(KEY)])
     wrapped, made, (other,) = lines(checkpoint)
     forge(checkpoint, [wrapped, f"{other}&w=acme:{'0' * 16}:AAAA"], made)
-    found = streamxf.recipients(checkpoint, KEY)
+    found = streamxf.recipients(checkpoint, keys=KEY)
     assert (found.whole, found.part) == ((Recipient("aeskw", KEY.id),), (Recipient("acme", "0" * 16),))
     streamxf.rekey(checkpoint, KEY, OTHER_KEY)
-    assert streamxf.recipients(checkpoint, OTHER_KEY).part == ()
+    assert streamxf.recipients(checkpoint, keys=OTHER_KEY).part == ()
     assert_same(load(state, checkpoint, OTHER_KEY), state)
 
 
@@ -545,7 +545,7 @@ def test_nothing_is_unpickled(signed: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, never)
     streamxf.recipients(signed)
-    streamxf.recipients(signed, KEY)
+    streamxf.recipients(signed, keys=KEY)
     streamxf.rekey(signed, KEY, OTHER_KEY)
 
 
@@ -586,7 +586,7 @@ def test_rank_local_metadata(local: Path) -> None:
     }
     assert streamxf.add_recipient(local, OTHER_KEY, KEY) == names
     assert streamxf.remove_recipient(local, KEY, OTHER_KEY.id) == names
-    assert streamxf.recipients(local, KEY).whole == (Recipient("aeskw", KEY.id),)
+    assert streamxf.recipients(local, keys=KEY).whole == (Recipient("aeskw", KEY.id),)
 
 
 def test_one_rank_that_does_not_open_stops_all(local: Path) -> None:
@@ -639,7 +639,7 @@ def test_adding_and_removing_once_more_after_a_crash(local: Path, monkeypatch: p
         streamxf.remove_recipient(local, OTHER_KEY, KEY.id)
     monkeypatch.undo()
     assert streamxf.remove_recipient(local, OTHER_KEY, KEY.id) == ("__1.metadata", "__2.metadata")
-    assert streamxf.recipients(local, OTHER_KEY).whole == (Recipient("aeskw", OTHER_KEY.id),)
+    assert streamxf.recipients(local, keys=OTHER_KEY).whole == (Recipient("aeskw", OTHER_KEY.id),)
 
 
 def _fail_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def test_who_may_read(file: Path) -> None:
     assert [one.id for one in streamxf.recipients(file).whole] == [OLD.id]
     assert not streamxf.recipients(file).authenticated
     assert streamxf.add_recipient(file, OLD, NEW) == ("data.sxf",)
-    found = streamxf.recipients(file, NEW)
+    found = streamxf.recipients(file, keys=NEW)
     assert ([one.id for one in found.whole], found.authenticated, found.save_ids) == ([OLD.id, NEW.id], True, ())
     assert read(file, OLD) == read(file, NEW) == DATA
     streamxf.remove_recipient(file, NEW, OLD.id)
@@ -155,7 +155,7 @@ def test_a_list_that_was_altered(file: Path) -> None:
     file.write_bytes(pack_prefix(f"{parse_prefix(prefix)}&w=acme:{'0' * 16}:AAAA") + middle + seal)
     assert len(streamxf.recipients(file).whole) == 2
     for action in (
-        lambda: streamxf.recipients(file, OLD),
+        lambda: streamxf.recipients(file, keys=OLD),
         lambda: streamxf.rekey(file, OLD, NEW),
         lambda: streamxf.remove_recipient(file, OLD, "0" * 16),
     ):

@@ -21,7 +21,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "rekey": lambda path, **options: streamxf.rekey(path, KEY, OTHER_KEY, **options),
     "add": lambda path, **options: streamxf.add_recipient(path, KEY, OTHER_KEY, **options),
     "remove": lambda path, **options: streamxf.remove_recipient(path, KEY, OTHER_KEY.id, **options),
-    "list": lambda path, **options: streamxf.recipients(path, KEY, **options),
+    "list": lambda path, **options: streamxf.recipients(path, keys=KEY, **options),
 }
 
 
@@ -40,7 +40,7 @@ def test_the_metadata_of_another_checkpoint_is_refused(tmp_path: Path, call: Cal
 
 def test_ranks_have_an_id_each(tmp_path: Path) -> None:
     save_as_ranks(2, tmp_path, lambda: [Encrypt(KEY)], use_collectives=False)
-    ids = streamxf.recipients(tmp_path, KEY).save_ids
+    ids = streamxf.recipients(tmp_path, keys=KEY).save_ids
     assert len(set(ids)) == 2
     with pytest.raises(IdentityError):
         streamxf.rekey(tmp_path, KEY, OTHER_KEY, expect_save_id=ids[0])

@@ -68,10 +68,10 @@ def test_a_file_that_claims_the_new_recipients_is_not_passed_over(local: Path) -
 
 def test_a_signer_is_verified_only_by_his_verify_key(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint, [Encrypt(KEY, signer=SIGNER)])
-    for found in (streamxf.recipients(checkpoint), streamxf.recipients(checkpoint, KEY)):
+    for found in (streamxf.recipients(checkpoint), streamxf.recipients(checkpoint, keys=KEY)):
         assert (found.signers, found.verified) == ((SIGNER.id,), ())
         assert f"claims to be signed by {SIGNER.id}" in str(found).splitlines()
-    found = streamxf.recipients(checkpoint, KEY, trust=[STRANGER.verify_key, SIGNER.verify_key])
+    found = streamxf.recipients(checkpoint, keys=KEY, trust=[STRANGER.verify_key, SIGNER.verify_key])
     assert (found.signers, found.verified) == ((SIGNER.id,), (SIGNER.id,))
     assert f"signed by {SIGNER.id}" in str(found).splitlines()
 
@@ -79,12 +79,12 @@ def test_a_signer_is_verified_only_by_his_verify_key(checkpoint: Path, state: di
 def test_a_signature_of_zeros_is_reported_as_a_claim(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint, [Encrypt(KEY, signer=STRANGER)])
     reforge(checkpoint, lambda envelope: envelope, signature=(SIGNER.id, bytes(64)))
-    found = streamxf.recipients(checkpoint, KEY)
+    found = streamxf.recipients(checkpoint, keys=KEY)
     assert found.authenticated
     assert found.verified == ()
     assert f"claims to be signed by {SIGNER.id}" in str(found).splitlines()
     with pytest.raises(streamxf.StreamxfError):
-        streamxf.recipients(checkpoint, KEY, trust=SIGNER.verify_key)
+        streamxf.recipients(checkpoint, keys=KEY, trust=SIGNER.verify_key)
 
 
 def test_a_signer_counts_only_if_all_signatures_in_that_name_were_verified(
@@ -212,7 +212,7 @@ def test_metadata_files_are_in_memory_one_at_a_time(checkpoint: Path, state: dic
     try:
         assert [one.id for one in streamxf.recipients(checkpoint).whole] == [KEY.id]
         with refused(AuthenticationError, "__0.metadata"):
-            streamxf.recipients(checkpoint, KEY)
+            streamxf.recipients(checkpoint, keys=KEY)
         with refused(AuthenticationError, "__0.metadata"):
             streamxf.rekey(checkpoint, KEY, OTHER_KEY)
         peak = tracemalloc.get_traced_memory()[1]

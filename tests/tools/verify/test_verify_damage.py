@@ -36,7 +36,7 @@ class Saved:
     def verify(self, data: bytes | None = None) -> VerifyReport:
         if data is not None:
             self.file.write_bytes(data)
-        return streamxf.verify(url_of(self.folder) if self.remote else self.folder, self.keys)
+        return streamxf.verify(url_of(self.folder) if self.remote else self.folder, keys=self.keys)
 
     def blocks(self, item: str) -> list[tuple[int, int]]:
         """Where the blocks of an item stand in the file."""
@@ -197,7 +197,7 @@ def test_exchanged_items(tmp_path: Path, keyed: bool) -> None:
     data = file.read_bytes()
     file.write_bytes(data[:low] + data[high:end] + data[middle:high] + data[low:middle] + data[end:])
     for keys in {KEY if keyed else None, None}:
-        report = streamxf.verify(tmp_path, keys)
+        report = streamxf.verify(tmp_path, keys=keys)
         assert sorted(damaged(report)) == [("a", None, None), ("b", None, None)]
         assert {damage.error for damage in report.damaged} == {"IdentityError"}
 

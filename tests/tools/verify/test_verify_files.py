@@ -68,7 +68,7 @@ def test_a_whole_one(tmp_path: Path, chain: str) -> None:
     keys = KEY if "encrypt" in chain else None
     path = plain(tmp_path / "data.sxf", chain=chain, keys=keys)
     counter = Counter()
-    report = streamxf.verify(path, keys, progress=counter)
+    report = streamxf.verify(path, keys=keys, progress=counter)
     assert report.ok
     assert not report.unchecked
     assert (report.files, report.blocks, report.bytes_read) == (1, 5, path.stat().st_size)
@@ -91,14 +91,14 @@ def test_every_flipped_byte_is_found(tmp_path: Path, keyed: bool, with_key: bool
         streamxf.encode(b"some bytes" * 20, "checksum+encrypt" if keyed else "checksum", keys=KEY if keyed else None)
     )
     whole = path.read_bytes()
-    assert streamxf.verify(path, keys).ok
+    assert streamxf.verify(path, keys=keys).ok
     for position in range(len(whole)):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
         if position < 8:  # not even the beginning of one
             with pytest.raises(StreamxfError):
-                streamxf.verify(path, keys)
+                streamxf.verify(path, keys=keys)
         else:
-            assert not streamxf.verify(path, keys).ok, position
+            assert not streamxf.verify(path, keys=keys).ok, position
 
 
 def test_damage_is_named_by_its_block_and_all_of_it(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_cut_or_continued(tmp_path: Path, change: Callable[[bytes], bytes]) -> N
 def test_keys_that_do_not_fit(tmp_path: Path) -> None:
     encrypted = plain(tmp_path / "encrypted.sxf", chain="zstd+encrypt", keys=KEY)
     with pytest.raises(KeyMissingError):
-        streamxf.verify(encrypted, OTHER)
+        streamxf.verify(encrypted, keys=OTHER)
     with pytest.raises(PolicyError, match="not encrypted"):
-        streamxf.verify(plain(tmp_path / "plain.sxf"), KEY)
+        streamxf.verify(plain(tmp_path / "plain.sxf"), keys=KEY)
 
 
 def test_what_somebody_altered_on_purpose_needs_the_key(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_what_somebody_altered_on_purpose_needs_the_key(tmp_path: Path) -> None:
     path = tmp_path / "mixed"
     path.write_bytes(one[:start] + other[other.index(b"\xd3SXF") :])
     assert streamxf.verify(path).ok
-    (damage,) = streamxf.verify(path, KEY).damaged
+    (damage,) = streamxf.verify(path, keys=KEY).damaged
     assert damage.error == AuthenticationError.__name__
 
 
@@ -154,16 +154,16 @@ def test_a_codec_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.Monke
 def test_at_a_url(tmp_path: Path) -> None:
     path = plain(tmp_path / "data.sxf", chain="zstd+encrypt", keys=KEY)
     url = f"file://{path}"
-    assert streamxf.verify(url, KEY).ok
+    assert streamxf.verify(url, keys=KEY).ok
     path.write_bytes(flipped(path, path.stat().st_size // 2))
-    assert not streamxf.verify(url, KEY).ok
+    assert not streamxf.verify(url, keys=KEY).ok
 
 
 def test_what_only_checkpoints_have(tmp_path: Path) -> None:
     path = plain(tmp_path / "data.sxf", chain="zstd+encrypt", keys=KEY)
     for options in ({"require": "encrypted"}, {"expect_save_id": "0" * 32}):
         with pytest.raises(ParameterError, match="for checkpoints of DCP"):
-            streamxf.verify(path, KEY, **options)  # type: ignore[arg-type]
+            streamxf.verify(path, keys=KEY, **options)  # type: ignore[arg-type]
 
 
 # -- torch.save ------------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def test_safetensors_have_no_checksums(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     assert not streamxf.verify(path).ok
     with pytest.raises(PolicyError, match="not encrypted"):
-        streamxf.verify(path, KEY)
+        streamxf.verify(path, keys=KEY)
 
 
 @pytest.fixture

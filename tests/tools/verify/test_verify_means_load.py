@@ -69,7 +69,7 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def outcome(target: Checkpoint) -> tuple[VerifyReport | None, bool]:
     """The report, or None where `verify` refuses to look; and whether the checkpoint loads as it was saved."""
     try:
-        report = streamxf.verify(target.folder, target.keys)
+        report = streamxf.verify(target.folder, keys=target.keys)
     except StreamxfError:
         report = None
     try:
@@ -137,7 +137,7 @@ def test_every_header_byte_of_every_item(target: Checkpoint) -> None:
             made = bytearray(target.data)
             made[position] ^= 0x40
             target.data_file.write_bytes(made)
-            report = streamxf.verify(target.folder, target.keys)
+            report = streamxf.verify(target.folder, keys=target.keys)
             assert not report.ok, (name, position)
     target.restore()
 
@@ -155,7 +155,7 @@ def test_alterations_whose_crcs_are_right(tmp_path: Path, writer: str, keyed: bo
             made[position] ^= 0x21
             whole = target.data[:start] + container.mended(bytes(made)) + target.data[stop:]
             target.data_file.write_bytes(whole)
-            report = streamxf.verify(target.folder, target.keys, require=require)
+            report = streamxf.verify(target.folder, keys=target.keys, require=require)
             loads = error_of(target.load_data) is None
             assert loads or not report.ok, (container.name, position)
             if keyed:
@@ -181,7 +181,7 @@ def test_exchanged_entries(checkpoint: Path, keyed: bool) -> None:
             first[member], second[member] = second[member], first[member]
 
     rewrite_index(checkpoint, change)
-    report = streamxf.verify(checkpoint, KEY if keyed else None)
+    report = streamxf.verify(checkpoint, keys=KEY if keyed else None)
     assert {(damage.item, damage.error) for damage in report.damaged} == {
         ("a", "IdentityError"),
         ("b", "IdentityError"),
@@ -221,24 +221,24 @@ def test_what_keeps_it_from_looking(checkpoint: Path, tmp_path: Path) -> None:
         streamxf.verify(file)
     save({"w": torch.zeros(5)}, checkpoint)
     with pytest.raises(KeyMissingError):
-        streamxf.verify(checkpoint, OTHER_KEY)
+        streamxf.verify(checkpoint, keys=OTHER_KEY)
     with pytest.raises(IdentityError):
-        streamxf.verify(checkpoint, KEY, expect_save_id="0" * 32)
+        streamxf.verify(checkpoint, keys=KEY, expect_save_id="0" * 32)
     with pytest.raises(ParameterError):
-        streamxf.verify(checkpoint, KEY, expect_save_id="no id")
+        streamxf.verify(checkpoint, keys=KEY, expect_save_id="no id")
     with pytest.raises(ParameterError):
         streamxf.verify(checkpoint, require="published")
     save({"w": torch.zeros(5)}, tmp_path / "open", [Checksum()])
     with pytest.raises(PolicyError, match="not encrypted"):
-        streamxf.verify(tmp_path / "open", KEY)
+        streamxf.verify(tmp_path / "open", keys=KEY)
 
 
 def test_no_key_that_opens_what_torch_wrote(checkpoint: Path) -> None:
     writer = dcp.FileSystemWriter(checkpoint, sync_files=False, _extensions=[Encrypt(KEY)])
     dcp.save({"w": torch.zeros(5)}, storage_writer=writer)
     with pytest.raises(KeyMissingError):
-        streamxf.verify(checkpoint, OTHER_KEY, require="encrypted")
-    assert streamxf.verify(checkpoint, [OTHER_KEY, KEY], require="encrypted").ok
+        streamxf.verify(checkpoint, keys=OTHER_KEY, require="encrypted")
+    assert streamxf.verify(checkpoint, keys=[OTHER_KEY, KEY], require="encrypted").ok
 
 
 # -- ranks -----------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def test_no_key_that_opens_what_torch_wrote(checkpoint: Path) -> None:
 def test_several_ranks(checkpoint: Path, collectives: bool) -> None:
     save_as_ranks(3, checkpoint, full_chain, use_collectives=collectives)
     for keys in (KEY, None):
-        report = streamxf.verify(checkpoint, keys)
+        report = streamxf.verify(checkpoint, keys=keys)
         assert report.ok
         assert (report.files, report.items) == (3, 9)
         assert len(report.save_ids) == (1 if collectives else 3)
@@ -257,7 +257,7 @@ def test_several_ranks(checkpoint: Path, collectives: bool) -> None:
     data[-1] ^= 1
     file.write_bytes(data)
     for keys in (KEY, None):
-        assert {damage.file for damage in streamxf.verify(checkpoint, keys).damaged} == {file.name}
+        assert {damage.file for damage in streamxf.verify(checkpoint, keys=keys).damaged} == {file.name}
 
 
 def test_damaged_metadata_of_one_rank(checkpoint: Path) -> None:
@@ -322,10 +322,10 @@ def test_records_of_something_else(tmp_path: Path) -> None:
 
 def test_over_fsspec(checkpoint: Path) -> None:
     save(state(), checkpoint)
-    assert streamxf.verify(f"file://{checkpoint}", KEY).ok
+    assert streamxf.verify(f"file://{checkpoint}", keys=KEY).ok
     (file,) = checkpoint.glob("*.distcp")
     file.write_bytes(file.read_bytes()[:-5])
-    assert not streamxf.verify(f"file://{checkpoint}", KEY).ok
+    assert not streamxf.verify(f"file://{checkpoint}", keys=KEY).ok
 
 
 def test_a_link_that_leads_out(checkpoint: Path, tmp_path: Path) -> None:
@@ -334,6 +334,6 @@ def test_a_link_that_leads_out(checkpoint: Path, tmp_path: Path) -> None:
     (file,) = checkpoint.glob("*.distcp")
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    report = streamxf.verify(checkpoint, KEY)
+    report = streamxf.verify(checkpoint, keys=KEY)
     assert not report.ok
     assert report.bytes_read == (checkpoint / ".metadata").stat().st_size

@@ -44,11 +44,11 @@ def test_a_sector_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monkey
         begin = Places.of(stored).blocks[block][0] if chain != "none" else MIB // 10 * block
         with monkeypatch.context() as patch:
             fail_at(patch, place.at + begin + 500)
-            report = streamxf.verify(tmp_path, key)
+            report = streamxf.verify(tmp_path, keys=key)
         found = [(damage.file, damage.item, damage.block, damage.error) for damage in report.damaged]
         assert found == [(file.name, "a", None if chain == "none" else block, "OSError")]
         assert "a sector" in report.damaged[0].message
-    assert streamxf.verify(tmp_path, key).ok
+    assert streamxf.verify(tmp_path, keys=key).ok
 
 
 def test_a_sector_between_the_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +112,9 @@ def test_an_interrupt_leaves_nothing_under_way(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(GuardedAccess, "read_into", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            streamxf.verify(tmp_path, key)
+            streamxf.verify(tmp_path, keys=key)
         ended = calls["all"]
     budget = engine.shared().budget
     assert (budget.jobs, budget.bytes) == (0, 0)
     assert calls["all"] == ended > 0
-    assert streamxf.verify(tmp_path, key).ok
+    assert streamxf.verify(tmp_path, keys=key).ok

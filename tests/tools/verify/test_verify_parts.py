@@ -65,10 +65,10 @@ def test_with_keys_what_can_be_encrypted_has_to_be(tmp_path: Path):
     key, path = Key.generate(), tmp_path / "checkpoint-12"
     trainer_with_fsdp(path)
     with pytest.raises(PolicyError):
-        streamxf.verify(path, key)
+        streamxf.verify(path, keys=key)
     for name in ("pytorch_model_fsdp_0", "optimizer_0"):
         dcp({name: MODEL}, path / name, chain="zstd+encrypt", keys=key)
-    report = streamxf.verify(path, key)
+    report = streamxf.verify(path, keys=key)
     assert report.ok
     assert report.unchecked == ("who wrote rng_state_0.pth, scheduler.pt, which cannot be encrypted",)
 

@@ -42,7 +42,7 @@ class Saved:
         dcp.save({**state, "o": ["an object"]}, storage_writer=writer)
 
     def verify(self, keys: Any = KEY, **options: Any) -> VerifyReport:
-        return streamxf.verify(self.url, keys, storage_options={**self.options, **options})
+        return streamxf.verify(self.url, keys=keys, storage_options={**self.options, **options})
 
     def place_of(self, item: str) -> Place:
         storage = open_storage(self.url, self.options)

@@ -33,7 +33,7 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any]:
 def test_the_report_is_that_of_a_local_folder(saved: tuple[Path, Any]) -> None:
     folder, key = saved
     for keys in {key, None}:
-        local, remote = streamxf.verify(folder, keys), streamxf.verify(url_of(folder), keys)
+        local, remote = streamxf.verify(folder, keys=keys), streamxf.verify(url_of(folder), keys=keys)
         assert remote.ok
         assert (remote.files, remote.items, remote.blocks) == (local.files, local.items, local.blocks)
         assert remote.bytes_read == local.bytes_read == sum(file.stat().st_size for file in folder.iterdir())
@@ -46,7 +46,7 @@ def test_damages_stand_in_the_order_of_files(saved: tuple[Path, Any]) -> None:
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 4
         file.write_bytes(data)
-    local, remote = streamxf.verify(folder, key), streamxf.verify(url_of(folder), key)
+    local, remote = streamxf.verify(folder, keys=key), streamxf.verify(url_of(folder), keys=key)
     assert not remote.ok
     assert remote.damaged == local.damaged
     assert {damage.file for damage in remote.damaged} == {file.name for file in data_files(folder)}
@@ -57,13 +57,13 @@ def test_several_files_are_read_at_the_same_time(saved: tuple[Path, Any]) -> Non
     folder, key = saved
     url = url_of(folder)
     Remote.before = Meeting(FILES)
-    assert streamxf.verify(url, key).ok
+    assert streamxf.verify(url, keys=key).ok
 
 
 def test_nothing_is_fetched_again_and_again(saved: tuple[Path, Any]) -> None:
     """Of each item its end comes before its blocks, and fsspec fetches a stretch anew for each step back."""
     folder, key = saved
-    assert streamxf.verify(url_of(folder), key).ok
+    assert streamxf.verify(url_of(folder), keys=key).ok
     fetched: Counter[str] = Counter()
     for name, start, end in Remote.read:
         fetched[name] += end - start
@@ -83,7 +83,7 @@ def test_files_that_the_storage_does_not_give_are_damage(saved: tuple[Path, Any]
     folder, key = saved
     url = url_of(folder)
     Remote.before = fail
-    report = streamxf.verify(url, key)
+    report = streamxf.verify(url, keys=key)
     assert {damage.file for damage in report.damaged} == {file.name for file in data_files(folder)}
     assert {damage.item for damage in report.damaged} > {f"w{number}" for number in range(8)} - {None}
     assert {damage.error for damage in report.damaged} == {"ForeignError"}
@@ -101,7 +101,7 @@ def test_one_stretch_that_cannot_be_read(saved: tuple[Path, Any]) -> None:
             raise StoreError("InternalError")
 
     Remote.before = fail_in_the_middle
-    report = streamxf.verify(url, key)
+    report = streamxf.verify(url, keys=key)
     assert {damage.file for damage in report.damaged} == {bad.name}
     assert all(damage.item and "InternalError" in damage.message for damage in report.damaged)
 
@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_listed(saved: tuple[Path, Any]) -> None:
 
     Remote.before = refuse
     with pytest.raises(ForeignError, match="StoreError: ExpiredToken") as caught:
-        streamxf.verify(url, key)
+        streamxf.verify(url, keys=key)
     assert str(folder) in str(caught.value)
 
 
@@ -137,7 +137,7 @@ def test_an_interrupt_stops_all_threads(saved: tuple[Path, Any]) -> None:
 
     Remote.before = interrupt
     with pytest.raises(KeyboardInterrupt):
-        streamxf.verify(url, key)
+        streamxf.verify(url, keys=key)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("streamxf-file")]
     Remote.before = lambda name, start, end: None
-    assert streamxf.verify(url, key).ok
+    assert streamxf.verify(url, keys=key).ok

@@ -30,7 +30,7 @@ def test_flipped_bits(checkpoint: Path) -> None:
         for at in range(place + lines[0].index("&w="), place + len(lines[0])):
             file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
             for keys in (None, KEY):
-                assert not streamxf.verify(checkpoint, keys).ok, at
+                assert not streamxf.verify(checkpoint, keys=keys).ok, at
 
 
 def test_a_wrapped_key_that_was_altered_under_a_digest_that_matches(checkpoint: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_wrapped_key_that_was_altered_under_a_digest_that_matches(checkpoint: 
         wrapped = lines[0][:at] + other + lines[0][at + 1 :]
         file.write_bytes(pack(pickled, bytes(sections.index), pack_keys(wrapped, lines[1], [])))
         try:
-            assert not streamxf.verify(checkpoint, KEY).ok, at
+            assert not streamxf.verify(checkpoint, keys=KEY).ok, at
         except StreamxfError as error:
             raised.add(type(error))
     assert raised == {WrongKeyError, KeyMissingError}
@@ -53,6 +53,6 @@ def test_a_wrapped_key_that_was_altered_under_a_digest_that_matches(checkpoint: 
 def test_a_key_that_was_wrapped_again(checkpoint: Path) -> None:
     streamxf.rekey(checkpoint, KEY, OTHER_KEY)
     assert streamxf.verify(checkpoint).ok
-    assert streamxf.verify(checkpoint, OTHER_KEY).ok
+    assert streamxf.verify(checkpoint, keys=OTHER_KEY).ok
     streamxf.add_recipient(checkpoint, OTHER_KEY, KEY)
     assert streamxf.verify(checkpoint).ok

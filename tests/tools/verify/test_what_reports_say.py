@@ -68,7 +68,7 @@ def test_lists_come_to_an_end() -> None:
 def test_one_damage(one: Path) -> None:
     (file,) = data_files(one)
     flip_bit(file, file.stat().st_size // 2)
-    report = str(streamxf.verify(one, KEY)).splitlines()
+    report = str(streamxf.verify(one, keys=KEY)).splitlines()
     assert report[0] == "DAMAGED in 1 place"
     assert report[1].startswith("1 data file, 1 item, 1 block, ")
     assert sum(line.startswith("damaged: ") for line in report) == 1
@@ -81,7 +81,7 @@ def test_one_damage(one: Path) -> None:
 def test_five_hundred(several: Path) -> None:
     (file,) = data_files(several)
     empty(file)
-    report = str(streamxf.verify(several, KEY))
+    report = str(streamxf.verify(several, keys=KEY))
     assert "damaged: " in report
     assert " more\n" in report
     assert len(report.splitlines()) < 30
@@ -103,7 +103,7 @@ def test_leftovers(one: Path) -> None:
     for number in range(MANY):
         (one / f"__0_{number}_{'0' * 32}.distcp").write_bytes(b"left")
         (one / f"{number}.txt").write_bytes(b"mine")
-    report = str(streamxf.verify(one, KEY)).splitlines()
+    report = str(streamxf.verify(one, keys=KEY)).splitlines()
     assert not any(line.startswith("next: ") for line in report)
     assert report[-1] == f"left over: {MANY - 20} more"
     cleaned = str(streamxf.clean(one, keys=KEY, dry_run=True)).splitlines()
@@ -124,14 +124,14 @@ def test_metadata_of_single_ranks_is_not_all_there_was(tmp_path: Path) -> None:
     (file,) = data_files(folder)
     stranger = file.name.replace("__0_", "__1_")
     shutil.copy(file, folder / stranger)
-    report = streamxf.verify(folder, KEY)
+    report = streamxf.verify(folder, keys=KEY)
     assert report.ok
     assert report.leftovers == ()
     assert any("how many ranks there were" in sentence for sentence in report.unchecked)
     assert any(f"1 file of ranks that have no metadata here, such as {stranger}" in text for text in report.unchecked)
     assert streamxf.clean(folder, keys=KEY).kept == (stranger,)
     (save_id,) = report.save_ids
-    again = streamxf.verify(folder, KEY, expect_save_id=save_id)
+    again = streamxf.verify(folder, keys=KEY, expect_save_id=save_id)
     assert not any("how many ranks" in sentence for sentence in again.unchecked)
 
 
