@@ -552,7 +552,7 @@ def test_nothing_is_unpickled(signed: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_list_needs_no_torch(signed: Path) -> None:
     code = (
         "import sys, streamxf\n"
-        f"found = streamxf.recipients({str(signed)!r}, bytes(range(32)))\n"
+        f"found = streamxf.recipients({str(signed)!r}, keys=bytes(range(32)))\n"
         "assert found.authenticated and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
