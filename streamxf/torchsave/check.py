@@ -28,6 +28,7 @@ from streamxf.torchsave.unpickler import ACTIONS, Actions, Foreign, Name, Unpick
 _CALLS = {**PLAIN, **TENSORS, **dict.fromkeys(VALUES, lambda *_: None)}
 # Names that mean nothing without one another: who allows one of them means the real ones.
 _GROUPS = {**dict.fromkeys(NUMPY, NUMPY.keys()), BYTES_IO: {BYTES_IO}}
+_BLOCKED = ("sys.", "os.", "posix.", "nt.")  # as by torch, whoever allows them
 
 
 def chosen() -> dict[str, Any]:
@@ -115,7 +116,7 @@ class Check(_Archived):
             self.names[full] = None
             return Name(full, partial(function, self))
         self.names[full] = self.allowed.get(full)
-        if full not in self.allowed:
+        if full not in self.allowed or full.startswith(_BLOCKED):
             self.unknown.add(full)
         return Name(full)
 

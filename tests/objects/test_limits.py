@@ -265,3 +265,11 @@ def test_sparse_tensors_whose_indices_lead_out_of_them_are_refused() -> None:
     value = torch.sparse_coo_tensor(indices, torch.ones(2), (4,), check_invariants=False)
     with pytest.raises(MetadataError, match="index"):
         Objects().renew(saved([value]), 1000)
+
+
+@pytest.mark.parametrize("name", ["os.getenv", "sys.getrecursionlimit", "posix.getpid"])
+def test_functions_of_the_system_are_refused_to_whoever_allows_them(name: str) -> None:
+    function = getattr(sys.modules[name.partition(".")[0]], name.partition(".")[2])
+    data = archive(b"\x80\x02" + call(name, text("HOME") if name == "os.getenv" else b"") + b".", RECORDS)
+    with refused(PolicyError, f"it needs {name}"):
+        Objects(safe_globals=[(function, name)]).renew(data, 1000)
