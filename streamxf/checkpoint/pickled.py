@@ -61,9 +61,11 @@ def pickled(index: Index, wrapped: Mapping[bytes, str], checkpoint_id: str) -> b
                 extra[name] = partial(made.plain, from_json(value))
     about: dict[str, Any] = {"checkpoint_id": redacted(checkpoint_id), "save_id": index.save_id, "load_id": None}
     content: dict[str, Any] = {
+        "storage_data": partial(
+            made.places, items
+        ),  # first: it has wrapped keys, of which a copy may be all that is left
         "state_dict_metadata": partial(made.mapping, ((item.name, partial(made.entry, item)) for item in items)),
         PLANNER_DATA: partial(made.mapping, paths) if paths else None,
-        "storage_data": partial(made.places, items),
         "storage_meta": partial(made.object, "StorageMeta", **about, modules=[*index.modules]),
         "version": _VERSION,
     }
@@ -111,8 +113,18 @@ class _Pickle:
             elif value is None:
                 self.opcodes += b"N"
             else:
-                self.opcodes += self._known.get(id(value)) or self._remember(id(value), plain(value))
+                self._list(value)
         self.opcodes += b"ub"
+
+    def _list(self, texts: list[str]) -> None:
+        """Each text has a byte behind it that is not one of its own: salvage looks for wrapped keys in what is left."""
+        if (known := self._known.get(id(texts))) is not None:
+            self.opcodes += known
+            return
+        self.opcodes += self._remember(id(texts), b"]") + b"("
+        for text in texts:
+            self._text(text)
+        self.opcodes += b"e"
 
     def mapping(self, items: Iterable[tuple[str, Callable[[], None]]]) -> None:
         self.opcodes += b"}("
