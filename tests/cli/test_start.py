@@ -93,6 +93,23 @@ def test_verifying_and_unpacking_import_no_torch(tmp_path: Path):
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "w.safetensors").read_bytes()
 
 
+def test_writing_checkpoints_imports_no_torch(tmp_path: Path):
+    commands = []
+    for number, kind in enumerate(WRITERS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = str(written(kind, {f"layers.{layer}.w": torch.zeros(4, 4) for layer in range(3)}, folder))
+        access = ["--key", "env:KEY", "--encrypt-to", "env:KEY"] if kind == "encrypted" else []
+        if kind in ("safetensors", "torch.save", "Hugging Face", "Hugging Face .bin", "stock"):
+            commands.append(["pack", path, str(folder / "packed")])
+        if kind not in ("safetensors", "torch.save", "Hugging Face", "Hugging Face .bin"):
+            commands.append(["transcode", path, str(folder / "copy"), *access])
+            ranks = ["--rank", "0"] if kind == "rank-local" else []
+            commands.append(["salvage", path, str(folder / "salvaged"), *access, *ranks])
+    printed = run_without_torch(commands)
+    assert printed.count("wrote ") == len(commands) == 5 + 2 * 7
+
+
 def test_verifying_a_small_file_imports_little(tmp_path: Path):
     with streamxf.open(tmp_path / "small.sxf", "wb", chain="zstd+checksum") as file:
         file.write(bytes(500))

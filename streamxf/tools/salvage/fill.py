@@ -1,4 +1,4 @@
-"""From a catalog into a state dict: an item arrives whole and verified, or not at all."""
+"""From a catalog into memory: an item arrives whole and verified, or not at all."""
 
 from __future__ import annotations
 
@@ -6,23 +6,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.stateful import Stateful
-from torch.distributed.tensor import DTensor
 
 from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import Box, shared_part
-from streamxf.errors import IdentityError, MetadataError, UnsupportedError
+from streamxf.errors import IdentityError, MetadataError
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, check_tiles
 from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.salvage.catalog import Catalog, Copy, memory_for
 from streamxf.tools.salvage.result import Lost, Salvaged
-from streamxf.torch_private import create_chunk_list, set_element
 
 T = TypeVar("T")
 Ints = tuple[int, ...]
@@ -35,7 +29,7 @@ _DIFFERING = (
 )
 
 
-class _Noted(Exception):
+class Noted(Exception):
     """An item did not verify, for reasons that are noted already."""
 
 
@@ -67,31 +61,7 @@ class Filler:
         """An item by itself: the elements of a whole tensor, or an object's bytes; None if it did not verify."""
         return self._each([name], self._stored).get(name)
 
-    def into(self, state_dict: dict[str, Any]) -> Salvaged:
-        """What `state_dict` asks for, in place, as ``dcp.load`` does it; the rest keeps its values."""
-        plain = {name: item.state_dict() if isinstance(item, Stateful) else item for name, item in state_dict.items()}
-        planner = DefaultLoadPlanner(allow_partial_load=True)
-        planner.set_up_planner(plain, Metadata({}), True)
-        known = {entry.item for entry in self._damaged}
-        items = self._catalog.items
-        missing = [name for name in planner.state_dict if name not in items and name not in known]
-
-        def load(item: Item) -> None:
-            if isinstance(item, TensorItem):
-                self._load_into(item, planner.state_dict[item.name], planner)
-            else:
-                planner.state_dict[item.name] = self._loaded(item)
-                set_element(plain, planner.mappings[item.name], planner.state_dict[item.name])
-
-        loaded = self._each([name for name in planner.state_dict if name in items], load)
-        for name, value in list(state_dict.items()):
-            if isinstance(value, Stateful):
-                value.load_state_dict(plain[name])
-            else:
-                state_dict[name] = plain[name]
-        return self._result(state_dict, loaded, missing)
-
-    # -- one item; raise `_Noted` or anything else if it did not verify ------------------------------
+    # -- one item; raise `Noted` or anything else if it did not verify ------------------------------
 
     def _stored(self, item: Item) -> Array | bytes:
         return self._whole(item) if isinstance(item, TensorItem) else self._object(item)
@@ -110,23 +80,6 @@ class Filler:
     def _whole(self, item: TensorItem) -> Array:
         ((whole, _),) = self._boxes(item, [((0,) * len(item.shape), item.shape)], self._budget.spend)
         return whole
-
-    def _load_into(self, item: TensorItem, target: Any, planner: DefaultLoadPlanner) -> None:
-        if isinstance(target, DTensor) and target.device_mesh.get_coordinate() is None:
-            raise _Noted  # it lies on other ranks
-        try:
-            boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in create_chunk_list(target)]
-        except ValueError:
-            kind = type(target).__name__
-            raise UnsupportedError(f"the checkpoint has a tensor, and the state dict a {kind}") from None
-        if item.shape != tuple(target.size()):
-            raise UnsupportedError(
-                f"the checkpoint has a tensor of shape {item.shape}, the state dict one of {tuple(target.size())}"
-            )
-        shards = [planner.lookup_tensor(MetadataIndex(item.name, torch.Size(at))).detach() for at, _ in boxes]
-        for shard, (part, places) in zip(shards, self._boxes(item, boxes), strict=True):
-            for cuts in places:
-                shard[cuts].copy_(as_torch(part, item.dtype)[cuts])
 
     def _boxes(
         self, item: TensorItem, boxes: Sequence[tuple[Ints, Ints]], spend: Callable[..., None] | None = None
@@ -147,7 +100,7 @@ class Filler:
                 complete = False
                 self._damaged.append(Lost.of(MetadataError(_INCOMPLETE), item.name))
         if not complete and not self._partial:
-            raise _Noted
+            raise Noted
         # what is lost of one that is returned in part takes no memory, whatever the metadata says of its size
         in_part = self._partial and not (complete and len(item.chunks) == 1)
         if spend is not None:
@@ -169,7 +122,7 @@ class Filler:
             found.append((box, places))
         if not (complete and all(good)):
             if not (self._partial and any(good)):
-                raise _Noted
+                raise Noted
             self._in_part.append(item.name)
         return found
 
@@ -185,7 +138,7 @@ class Filler:
 
         try:
             self._agreed(item, chunk, read, _same_bits)
-        except _Noted:
+        except Noted:
             return False
         return True
 
@@ -206,10 +159,10 @@ class Filler:
                 continue
             if found and not same(found[0], data):
                 self._damaged.append(Lost.of(IdentityError(_DIFFERING), item.name, None, offset, shape))
-                raise _Noted
+                raise Noted
             found = [data]
         if not found:
-            raise _Noted
+            raise Noted
         return found[0]
 
     def _each(self, names: Collection[str], read: Callable[[Any], T]) -> dict[str, T]:
@@ -222,7 +175,7 @@ class Filler:
         for item in sorted(items, key=lambda item: item.places[0][:2] if item.places else ("", 0)):
             try:
                 made[item.name] = read(item)
-            except _Noted:
+            except Noted:
                 """The others are read all the same."""
             except Exception as error:  # torch, foreign transforms and pickles raise anything
                 self._damaged.append(Lost.of(error, item.name))

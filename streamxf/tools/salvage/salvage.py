@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streamxf.buffers import flat_view
 from streamxf.chain import ChainLike
@@ -14,7 +14,6 @@ from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.destination import Destination
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.sources import Content
-from streamxf.dcp.extensions import access_with
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError
 from streamxf.format.header import Kind
@@ -29,7 +28,9 @@ from streamxf.tools.convert.result import Converted
 from streamxf.tools.salvage.catalog import Catalog, open_catalog
 from streamxf.tools.salvage.fill import Filler
 from streamxf.tools.salvage.result import Salvaged
-from streamxf.torch_private import ExtensionRegistry
+
+if TYPE_CHECKING:
+    from streamxf.torch_private import ExtensionRegistry
 
 
 def salvage(
@@ -104,6 +105,9 @@ def salvage(
     ParameterError
         If an argument is not what it should be.
     """
+    from streamxf.dcp.extensions import access_with
+    from streamxf.tools.salvage.state_dict import StateDictFiller
+
     access = access_with(
         registry,
         KeyRing.of(keys, trust, allow_unsigned),
@@ -115,7 +119,7 @@ def salvage(
     )
     storage = open_storage(path, storage_options)
     with closing(open_catalog(storage, access, rank, merge_ranks, without_metadata, progress)) as catalog:
-        filler = Filler(catalog, partial, progress)
+        filler = StateDictFiller(catalog, partial, progress)
         return filler.whole() if state_dict is None else filler.into(state_dict)
 
 
