@@ -158,6 +158,18 @@ def flip_in_chunk(path: Path, row: int) -> None:
     file.write_bytes(data)
 
 
+def test_a_file_that_is_gone_is_one_line(run: Run, tmp_path: Path):
+    state = {f"layers.{n}.w": torch.ones(3) for n in range(100)}
+    save(state, storage_writer=streamxf.FileSystemWriter(tmp_path / "old"))
+    (file,) = (tmp_path / "old").glob("*.distcp")
+    file.unlink()
+    done = run("salvage", tmp_path / "old", tmp_path / "new")
+    assert done.code == 1
+    (line,) = [line for line in done.out.splitlines() if line.startswith("damaged: ")]
+    assert line.startswith("damaged: layers.0.w at [0] of size [3], ")
+    assert line.endswith(f" and 95 more: the file that holds the item is missing from the checkpoint [file {file}]")
+
+
 def test_what_is_there_stays(run: Run, plain: Path, encrypted: Path):
     for target in (plain, encrypted):
         before = {file.name: file.read_bytes() for file in target.iterdir()}
@@ -185,13 +197,13 @@ def test_a_disk_that_fails_meanwhile_publishes_nothing(run: Run, plain: Path, tm
 
 def test_a_copy_is_resumed(run: Run, plain: Path, tmp_path: Path, monkeypatch):
     """A call that could not be finished leaves what it has, and the next one takes it up."""
-    from streamxf.tools.convert import session
+    from streamxf.tools.convert import conversion
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error", "somewhere")
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "publish", refuse)
+        patch.setattr(conversion, "publish", refuse)
         assert run("salvage", plain, tmp_path / "new").code == 1
     done = run("salvage", plain, tmp_path / "new", "--json")
     assert done.json["written"]["kept_files"] == 1

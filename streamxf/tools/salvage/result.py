@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from streamxf.descriptor import shorten
 from streamxf.errors import StreamxfError, escaped
-from streamxf.wording import listed, many
+from streamxf.wording import listed, many, some
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,24 @@ class Lost:
         message = shorten(error.message, 600) + (f" (block {error.block})" if error.block is not None else "")
         return cls(item if item is not None else error.item, file or error.file, offset, size, kind, message)
 
+    @property
+    def what(self) -> str:
+        """The item, or its part, for people."""
+        at = "" if self.offset is None else f" at {list(self.offset)}"
+        size = "" if self.size is None else f" of size {list(self.size)}"
+        return f"{shorten(self.item or '', 200)}{at}{size}"
+
     def __str__(self) -> str:
-        if self.item is None:
-            return escaped(f"{self.file or 'the checkpoint'}: {self.message}")
-        what = shorten(self.item, 200)
-        if self.offset is not None:
-            what += f" at {list(self.offset)}"
-        if self.size is not None:
-            what += f" of size {list(self.size)}"
-        where = f" [file {self.file}]" if self.file else ""
-        return escaped(f"{what}: {self.message}{where}")
+        return _line([self])
+
+
+def _line(alike: Sequence[Lost]) -> str:
+    """What was lost for the same reason, of one file."""
+    first = alike[0]
+    if first.item is None:
+        return escaped(f"{first.file or 'the checkpoint'}: {first.message}")
+    where = f" [file {first.file}]" if first.file else ""
+    return escaped(f"{some(entry.what for entry in alike)}: {first.message}{where}")
 
 
 @dataclass(frozen=True)
@@ -101,10 +110,13 @@ class Salvaged:
         return tuple(dict.fromkeys(entry.item for entry in self.damaged if entry.item is not None))
 
     def __str__(self) -> str:
+        alike: dict[object, list[Lost]] = {}  # with a file that is gone, all of its items are
+        for entry in self.damaged:
+            alike.setdefault((entry.file, entry.message, entry.item is None), []).append(entry)
         salvaged = many(len(self.loaded), "item")
         lines = [
             f"{salvaged} salvaged, {len(self.lost):,} damaged, {len(self.missing):,} missing",
-            *listed("damaged", self.damaged),
+            *listed("damaged", list(map(_line, alike.values()))),
             *listed("only in part", self.partial),
             *listed("missing", self.missing),
             *listed("not checked", self.unchecked),
