@@ -28,6 +28,7 @@ JSON_VERSION = 1
 
 _INDENTED = 2**20
 _PIPED_WIDTH = 10_000  # nothing is folded or cut for a program that reads
+_RICH = 1000  # rows of a table
 _PIECE = re.compile(r"[^ ./_:+-]*[ ./_:+-]+|[^ ./_:+-]+")  # where a cell may be folded: behind a dot or the like
 
 
@@ -153,6 +154,9 @@ class TextTable:
         self._rows.append((dict(zip(self._headings, map(printable, cells), strict=True)), style))
 
     def print(self) -> None:
+        if width() == _PIPED_WIDTH or len(self._rows) > _RICH:
+            self._print_lines()
+            return
         from rich import box
         from rich.console import Console
         from rich.table import Table
@@ -170,6 +174,18 @@ class TextTable:
                 *(Text("\n".join(_folded(row[name], columns))) for name, columns in widths.items()), style=style
             )
         Console(highlight=False, width=width()).print(table)
+
+    def _print_lines(self) -> None:
+        """A line for each row, for programs, and for more rows than rich prints in a second."""
+        cells: list[tuple[str, ...]] = [self._headings, *(tuple(row.values()) for row, _ in self._rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        sides = [">" if heading in self._right else "<" for heading in self._headings]
+        cells.insert(1, tuple(("─" if can_show("─") else "-") * columns for columns in widths))
+        print()
+        for row in cells:
+            padded = (f"{cell:{side}{columns}}" for cell, side, columns in zip(row, sides, widths, strict=True))
+            print(" " + "  ".join(padded).rstrip())
+        print()
 
     def _widths(self) -> dict[str, int]:
         """Of the columns that are shown, where rich would fold inside of names; empty if they have no room."""
