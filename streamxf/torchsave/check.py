@@ -22,10 +22,11 @@ from streamxf.errors import ParameterError
 from streamxf.proportion import ELEMENT
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.plain import BYTES_IO, NUMPY, PLAIN, scalar
-from streamxf.torchsave.tensors import OUTLINED, TENSORS, VALUES, StorageRef, find_storage
+from streamxf.torchsave.tensors import KINDS, OUTLINED, TENSORS, VALUES, StorageRef, find_storage
 from streamxf.torchsave.unpickler import ACTIONS, Actions, Foreign, Name, Unpickler
 
 _CALLS = {**PLAIN, **TENSORS, **dict.fromkeys(VALUES, lambda *_: None)}
+_TENSOR = 16  # opcodes: torch takes a kilobyte for each tensor, and as much again to save it
 # Names that mean nothing without one another: who allows one of them means the real ones.
 _GROUPS = {**dict.fromkeys(NUMPY, NUMPY.keys()), BYTES_IO: {BYTES_IO}}
 _BLOCKED = ("sys.", "os.", "posix.", "nt.")  # as by torch, whoever allows them
@@ -72,6 +73,15 @@ class _Archived(Unpickler):
         super().__init__(pickled, stored, more)
         self.sizes = sizes
         self._kinds: dict[str, str] = {}
+        self._tensors = 0
+
+    def call(self, function: Any, arguments: Any) -> Any:
+        made = super().call(function, arguments)
+        if isinstance(made, KINDS):  # one that was made before may be called for again by a few bytes
+            self._tensors += 1
+            if self._tensors * _TENSOR > self.limit:
+                raise NotSavedByTorch(f"its pickle makes more than {self.limit // _TENSOR} tensors")
+        return made
 
     def persistent_load(self, reference: Any) -> StorageRef:
         return find_storage(self.sizes, self._kinds, reference)

@@ -97,7 +97,7 @@ class OtherTensor(Foreign):
     fill = StandIn.fill
 
 
-_KINDS = (StoredTensor, OtherTensor)
+KINDS = (StoredTensor, OtherTensor)
 
 
 def find_storage(sizes: dict[str, int], kinds: dict[str, str], reference: Any) -> StorageRef:
@@ -171,14 +171,14 @@ def _quantized(check: Any, storage: Any, offset: Any, sizes: Any, strides: Any, 
         return made
     if len(numbers) != 3 or type(numbers[2]) is not int or not 0 <= numbers[2] < len(sizes):
         return None
-    fits = all(isinstance(each, _KINDS) and _count(check, each) == sizes[numbers[2]] for each in numbers[:2])
+    fits = all(isinstance(each, KINDS) and _count(check, each) == sizes[numbers[2]] for each in numbers[:2])
     return made if fits else None
 
 
 def _copied(check: Any, *arguments: Any) -> Any:
     """What torch copies the elements of stored tensors for, one by one: a tensor of another device, a sparse one."""
     parts = [part for each in arguments for part in (each if type(each) is tuple else (each,))]
-    counts = [_count(check, part) for part in parts if isinstance(part, _KINDS)]
+    counts = [_count(check, part) for part in parts if isinstance(part, KINDS)]
     if not counts or None in counts:
         return None
     check.steps.spend(sum(counts) // 16)  # type: ignore[arg-type]
@@ -186,7 +186,7 @@ def _copied(check: Any, *arguments: Any) -> Any:
 
 
 def _parameter(_: Any, data: Any, grad: Any, hooks: Any, state: Any = None) -> Any:
-    return data if isinstance(data, _KINDS) and not hooks and _suits_tensors(state) else None
+    return data if isinstance(data, KINDS) and not hooks and _suits_tensors(state) else None
 
 
 def _subclass(check: Any, function: Any, kind: Any, arguments: Any, state: Any) -> Any:
@@ -200,7 +200,7 @@ def _subclass(check: Any, function: Any, kind: Any, arguments: Any, state: Any) 
 
 
 def _suits(made: Any, kind: Name, state: Any) -> bool:
-    return isinstance(made, _KINDS) and kind.name in _TENSORS and _suits_tensors(state)
+    return isinstance(made, KINDS) and kind.name in _TENSORS and _suits_tensors(state)
 
 
 def _wrapper(_: Any, kind: Any, *rest: Any) -> Foreign | None:

@@ -82,8 +82,9 @@ class Unpickler(_Unpickler):  # type: ignore[misc]
     """One pass over a pickle of protocol 2 or later; `stored` is what it takes in storage, and `more` are the steps
     that it may take besides those for its own length, both in bytes.
 
-    Subclasses define `find_class`, which gives a `Name`, and `persistent_load`. `actions`, by opcode, are all that a
-    pickle may do; `filled` names what was filled after it was made.
+    `limit` is how many opcodes it may have. Subclasses define `find_class`, which gives a `Name`, and
+    `persistent_load`. `actions`, by opcode, are all that a pickle may do; `filled` names what was filled after it was
+    made.
     """
 
     actions: ClassVar[Actions]
@@ -97,7 +98,7 @@ class Unpickler(_Unpickler):  # type: ignore[misc]
         self.stack: list[Any] = []
         self.append = self.stack.append
         self.filled: set[str] = set()
-        self._limit = FREE_OPCODES + 4 * (len(pickled) if stored is None else stored)
+        self.limit = FREE_OPCODES + 4 * (len(pickled) if stored is None else stored)
         self.steps = Steps(len(pickled) * 3 // 4 + more)
 
     def load(self) -> Any:
@@ -106,7 +107,7 @@ class Unpickler(_Unpickler):  # type: ignore[misc]
         """
         read, actions = self.read, self.actions
         try:
-            for _ in range(self._limit):
+            for _ in range(self.limit):
                 actions[read(1)[0]](self)
         except pickle._Stop as stop:  # type: ignore[attr-defined]
             return stop.value
@@ -116,7 +117,7 @@ class Unpickler(_Unpickler):  # type: ignore[misc]
             raise NotSavedByTorch(str(error)) from None
         except Exception as error:  # whatever a damaged pickle makes the unpickler raise
             raise NotSavedByTorch(f"its pickle is damaged ({type(error).__name__})") from None
-        raise NotSavedByTorch(f"its pickle has more than {self._limit} opcodes")
+        raise NotSavedByTorch(f"its pickle has more than {self.limit} opcodes")
 
     @property
     def at_end(self) -> bool:

@@ -166,6 +166,26 @@ def test_none_takes_memory() -> None:
     assert int(done.stdout) <= 48, "MiB"
 
 
+@pytest.mark.parametrize("function", ["_rebuild_tensor_v2", "_rebuild_parameter"])
+def test_a_few_bytes_do_not_make_a_tensor_each(function: str) -> None:
+    """Called with what is there already, by three opcodes. Torch takes a kilobyte for each."""
+    first = tensor("Long", "0", 1, one(1), one(1))
+    if function == "_rebuild_parameter":
+        first = call(f"torch._utils.{function}", first + b"\x89" + call("collections.OrderedDict", b""))
+    again = (
+        f"ctorch._utils\n{function}\n".encode() + b"q\x01" + first.removeprefix(f"ctorch._utils\n{function}\n".encode())
+    )
+    again = again[:-1] + b"q\x02R"  # of the arguments
+    long = text("x" * 2**22)  # which allows more steps, and takes little when it is compressed
+
+    def made(count: int) -> bytes:
+        return archive(b"\x80\x02](" + long + again + b"h\x01h\x02R" * count + b"e.", RECORDS)
+
+    assert len(Objects().load(made(1000), 1000)) == 1002
+    with refused(PolicyError, "its pickle makes more than 65", "tensors"):
+        Objects().load(made(100_000), 1000)
+
+
 # -- what torch allows on its own account ---------------------------------------------------------
 
 
