@@ -9,13 +9,14 @@ that does not come to its end is waited for no longer than a minute.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import secrets
 import socket
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from streamxf.checkpoint.publish import DAY
@@ -37,6 +38,7 @@ _HOLD = re.compile(
 _GOING = "going-[0-9]{1,15}-[0-9a-f]{16}"
 _PATIENCE = 60.0  # seconds
 _PAUSE = 0.05
+_log = logging.getLogger(__name__)
 
 
 def has_no_place(error: OSError) -> bool:
@@ -117,8 +119,8 @@ def held(storage: Storage, *, tidies: bool = False) -> dict[str, str]:
     over = []
     for file in small_names(storage, _HOLDS):
         match = _HOLD.fullmatch(file)
-        if match is None:
-            continue
+        if match is None or not _is_literal(storage, file):
+            continue  # by such a name nothing is removed, so it keeps nothing
         begun = int(match["time"])
         if abs(now - begun) < DAY and not (match["session"] and is_held(storage, match["session"]) is False):
             when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(begun))
@@ -126,8 +128,18 @@ def held(storage: Storage, *, tidies: bool = False) -> dict[str, str]:
         else:  # its owner was killed
             over.append(f"{_HOLDS}/{file}")
     if tidies:
-        remove_entry(storage, *over)
+        try:
+            remove_entry(storage, *over)
+        except Exception as error:  # of whatever class: they count for nothing, and must not stop a removal
+            _log.debug("%s: %s", storage.full(_HOLDS), error)
     return found
+
+
+def _is_literal(storage: Storage, name: str) -> bool:
+    with suppress(ParameterError):
+        storage.check_literal(name)
+        return True
+    return False
 
 
 @contextmanager

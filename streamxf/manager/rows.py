@@ -113,7 +113,7 @@ class RowCache:
         do.
         """
         if self._files is None:
-            found = notes_in(self._storage, self._authority, "rows-.+", _rows_of)
+            found = notes_in(self._storage, self._authority, r"rows-[\w-]+", _rows_of)
             self._files = set(found)
             for _, rows in sorted(found.values(), key=lambda each: each[0]):
                 self._stored |= rows

@@ -45,6 +45,17 @@ def untouched(folder: Path) -> Iterator[None]:
     assert files_below(folder) == before
 
 
+def test_a_planted_hold_whose_name_is_not_literal_stops_no_removal(place: tuple[str, dict[str, Any]]) -> None:
+    base, options = place
+    saved_run(f"{base}/run", 1, 2, 3, storage_options=options)
+    filesystem, path = fsspec.core.url_to_fs(f"{base}/run", **options)
+    for name in ("step-1?", "step-2"):
+        filesystem.pipe_file(f"{path}/.streamxf/holds/{name}@100@host-1-00000000", b"")
+    assert forget(f"{base}/run", 1, storage_options=options).removed == ("step-1", "step-2")
+    left = filesystem.find(f"{path}/.streamxf/holds")
+    assert not [each for each in left if "step-2@" in each], "that of a reader that is over goes all the same"
+
+
 # -- patterns ------------------------------------------------------------------------------------------------------
 
 
