@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import threading
 import time
@@ -14,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from fsspec.implementations.memory import MemoryFileSystem
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf.errors import KeyMissingError, NoCheckpointError
+from streamxf.errors import ForeignError, KeyMissingError, NoCheckpointError
 from streamxf.manager import choice
 from streamxf.manager import holds as module_of_holds
 from streamxf.manager import manager as module
@@ -71,6 +73,31 @@ def test_damage_makes_it_fall_back_with_the_reason(run: Path, verify: Any, caplo
     assert resumed(run, verify=verify) == 2
     assert f"{run}/step-3 is passed over: " in caplog.text
     assert complete(run) == ["step-1", "step-2", "step-3"]
+
+
+@pytest.mark.parametrize("verify", ["sample", "whole"])
+@pytest.mark.parametrize("error", [TimeoutError("no answer"), PermissionError("forbidden"), RuntimeError("a client's")])
+def test_a_storage_that_cannot_be_reached_is_no_damage(
+    monkeypatch: pytest.MonkeyPatch, verify: Any, error: Exception
+) -> None:
+    """An older one would be resumed from, and saved past the newest."""
+    base = f"memory://unreached-{secrets.token_hex(4)}"
+    saved_run(base, 1, 2)
+
+    def fails(self: Any, path: str, *arguments: Any, **options: Any) -> Any:
+        if "/step-2/__0_" in path:
+            raise error
+        return opens(self, path, *arguments, **options)
+
+    opens = MemoryFileSystem._open
+    monkeypatch.setattr(MemoryFileSystem, "_open", fails)
+    expected = type(error) if isinstance(error, OSError) else ForeignError
+    with pytest.raises(expected, match=str(error)):
+        resumed(base, verify=verify)
+    with pytest.raises(expected, match=str(error)):
+        streamxf.latest(base, verify=verify)
+    monkeypatch.undo()
+    assert resumed(base, verify=verify) == 2
 
 
 def test_damage_that_only_the_load_finds_makes_it_fall_back(run: Path, caplog: pytest.LogCaptureFixture) -> None:

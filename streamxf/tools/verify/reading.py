@@ -16,7 +16,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.scan import walk
 from streamxf.coder import StreamCoder
 from streamxf.engine import Pipeline
-from streamxf.errors import BlockError, ContainerError, StreamxfError
+from streamxf.errors import BlockError, ContainerError, ForeignError, StreamxfError, is_damage
 from streamxf.format.container import Block, ContainerParser
 from streamxf.format.header import Header
 from streamxf.progress import Progress, Share
@@ -41,8 +41,8 @@ class GivenUp(Exception):
 class Call:
     """One call of `verify`, and its findings in the order of the report.
 
-    `failures` are what ends the call, in any thread. `lock` is held while a chain is rebuilt, which may ask a service
-    for its key.
+    `failures` are what ends the call, in any thread; `unread` is what the storage failed with, where that does not mean
+    damage. `lock` is held while a chain is rebuilt, which may ask a service for its key.
     """
 
     storage: Storage
@@ -50,6 +50,7 @@ class Call:
     progress: Progress | None
     found: list[Findings] = field(default_factory=list)
     failures: list[BaseException] = field(default_factory=list)
+    unread: list[Exception] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def findings(self, file: str) -> Findings:
@@ -64,10 +65,20 @@ class Call:
         return Share(self.progress, size)
 
     @contextmanager
+    def storage_errors(self, label: str) -> Iterator[None]:
+        try:
+            with storage_errors(label):
+                yield
+        except (OSError, ForeignError) as error:
+            if not is_damage(error):
+                self.unread.append(error)
+            raise
+
+    @contextmanager
     def open(self, label: str, storage: Storage | None = None, share: Share | None = None) -> Iterator[StoredFile]:
         """Open the file `label` of the folder, or what `storage` is, which has that name in errors."""
         with ExitStack() as stack:
-            with storage_errors(label):
+            with self.storage_errors(label):
                 place, name = (self.storage, label) if storage is None else (storage, "")
                 file = stack.enter_context(place.open(name, step=_REMOTE_STEP))
             access = file.access if share is None else Counted(file.access, share.advance)
@@ -92,7 +103,7 @@ class GuardedAccess:
         if self._call.failures:
             raise GivenUp
         self._budget.spend(len(out), "reading the file")
-        with storage_errors(self.name):
+        with self._call.storage_errors(self.name):
             return self._access.read_into(position, out)
 
     def expect(self, start: int, stop: int) -> None:

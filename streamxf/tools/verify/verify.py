@@ -179,12 +179,21 @@ def verify_at(
     *,
     only_dcp: bool = True,
     part: tuple[int, int] = (0, 1),
+    raises: bool = False,
 ) -> VerifyReport:
     """The same for streamxf's own tools. With `only_dcp`, checkpoints of other formats raise ParameterError. With
-    `part`, a number and how many there are, only this part of a checkpoint's data files is read.
+    `part`, a number and how many there are, only this part of a checkpoint's data files is read. If it `raises`, so
+    does a file that cannot be read for a reason that says nothing of its contents, such as a server out of reach.
     """
-    begin = perf_counter()
     call = Call(storage, access, progress)
+    report = _report(call, only_dcp, part)
+    if raises and call.unread:
+        raise call.unread[0]
+    return report
+
+
+def _report(call: Call, only_dcp: bool, part: tuple[int, int]) -> VerifyReport:
+    begin = perf_counter()
     layout: huggingface.HubLayout | None = None
     try:
         with storage_errors(call.storage.given):
@@ -266,7 +275,7 @@ def _read(call: Call, findings: Findings) -> Metadata | None:
                 "the metadata does not end in an index: it was cut, as far as can be told. If torch's own writer saved "
                 f"it, {call.access.way_out}"
             )
-        with storage_errors(call.storage.full(name)):
+        with call.storage_errors(call.storage.full(name)):
             metadata = read_metadata(call.storage, name, call.access, listing=True)
     except NOT_DAMAGE:
         raise
