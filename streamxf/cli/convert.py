@@ -100,7 +100,7 @@ def unpack(
 
 def transcode(
     source: str = options.PATH,
-    target: str | None = options.argument("[TARGET]", "The copy's folder, or its URL.", None),
+    target: str | None = options.argument("TARGET", "The copy's folder, or its URL.", None),
     *,
     written: options.Written,
     in_place: bool = options.flag("Replace the source once the new checkpoint is complete."),
