@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib import import_module
 from inspect import cleandoc
 from typing import Annotated, Any
@@ -22,6 +23,7 @@ PANELS = {
     "Choose a chain": ("tune", "codecs", "demo"),
 }
 COMMANDS = [name for panel in PANELS.values() for name in panel]
+_FRAMED = 70  # columns: in fewer, typer's tables of options cut words
 _TOGETHER = {
     **dict.fromkeys(("pack", "unpack", "transcode"), "convert"),
     **dict.fromkeys(("keygen", "rekey", "recipients"), "keys"),
@@ -54,11 +56,13 @@ def _options(
 
 def command_line(named: str | None = None) -> Any:
     """The command line, as an object of typer: whole, or if a command is `named`, with that one alone."""
+    columns = shutil.get_terminal_size().columns
+    framed = named not in COMMANDS or columns >= _FRAMED
     app = typer.Typer(
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
-        context_settings={"help_option_names": ["--help", "-h"]},
+        rich_markup_mode="rich" if framed else None,
+        context_settings={"help_option_names": ["--help", "-h"]} | ({} if framed else {"terminal_width": columns}),
         help="Inspect, check and convert checkpoints of PyTorch Distributed Checkpoint.",
         epilog="Exit codes: 0 success; 1 damaged, different or failed; 2 it could not start.",
     )
@@ -66,7 +70,7 @@ def command_line(named: str | None = None) -> Any:
     for panel, names in PANELS.items():
         for name in [named] if named in names else [] if named in COMMANDS else names:
             text, examples = help_of(name)
-            epilog = "\n\n".join(("[bold]Examples[/bold]", *examples))
+            epilog = "\n\n".join(("[bold]Examples[/bold]" if framed else "Examples:", *examples))
             app.command(name, help=text, rich_help_panel=panel, epilog=epilog)(options.expanded(_function(name)))
     made: Any = typer.main.get_command(app)
     for each in (made, *made.commands.values()):

@@ -32,10 +32,12 @@ def words(lines: list[str]) -> set[str]:
     return {word for line in lines for word in line.replace("│", " ").split()}
 
 
+@pytest.mark.parametrize("columns", [60, 70, 80])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help(run: Run, name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("COLUMNS", "80")
+def test_help_cuts_no_word(run: Run, name: str, columns: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
     found = words(run(name, "--help").out.splitlines())
+    found |= {word.rstrip(",") for word in found}  # options with short forms, in a list without columns
     for parameter in COMMANDS[name].params:
         for text in (*parameter.opts, parameter.metavar or "", parameter.help or ""):
             if parameter.param_type_name == "option" or text not in parameter.opts:
