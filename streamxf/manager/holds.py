@@ -25,7 +25,7 @@ from streamxf.manager.listing import Run, run_of
 from streamxf.manager.notes import FOLDER, notes_in, put_note, remove_notes
 from streamxf.manager.sessions import is_held
 from streamxf.storage.inside import NOT_THERE
-from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import put_small, small_names
 from streamxf.storage.storage import Storage, storage_errors
@@ -48,7 +48,7 @@ def has_no_place(error: OSError) -> bool:
 
 
 @contextmanager
-def hold(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Iterator[None]:
+def hold(path: Location, *, storage_options: Mapping[str, Any] | None = None) -> Iterator[None]:
     """Keep a checkpoint of a run from being removed by a `CheckpointManager` or `forget` while it is read::
 
         with streamxf.hold("run/step-1000"):
@@ -58,7 +58,7 @@ def hold(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | N
 
     Parameters
     ----------
-    path : path or str
+    path : path, str or Storage
         The checkpoint's folder in its run's folder, or its URL.
     storage_options : mapping, optional
         fsspec's, for the URL.
@@ -73,7 +73,7 @@ def hold(path: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | N
     place = open_storage(path, storage_options)
     if place.near and not (place.exists() and place.is_folder()):
         raise NoCheckpointError("there is no such folder", file=place.given)
-    run, name = run_of(place)
+    run, name = place.parent() if isinstance(path, Storage) else run_of(place)
     if not name:
         raise ParameterError(f"{place.given!r:.80} is not the folder of a checkpoint in a run's folder")
     with holding(Run.at(run, storage_options), name):

@@ -21,7 +21,8 @@ from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.progress import Progress
-from streamxf.storage.opening import open_storage
+from streamxf.storage.opening import Location, open_storage
+from streamxf.storage.storage import Storage
 from streamxf.tuning.estimate import Recommendation, choose, estimate, reason
 from streamxf.tuning.measure import measure
 from streamxf.tuning.sample import RawFile, Sampled, StoredTensors, take_sample
@@ -39,7 +40,7 @@ CANDIDATES: tuple[tuple[Codec, ...], ...] = (
 
 
 def tune(
-    source: Mapping[str, Any] | str | os.PathLike[str],
+    source: Mapping[str, Any] | Location,
     *,
     bandwidth: float,
     chains: Iterable[ChainLike] | None = None,
@@ -57,7 +58,7 @@ def tune(
 
     Parameters
     ----------
-    source : mapping or path
+    source : mapping, path, str or Storage
         A state dict: the tensors in it, however deep, on any device; of sharded ones the shards on this rank. Or a
         checkpoint of any format that `streamxf.inspect` knows: a folder, a file, or the URL of one. Or any other file,
         taken as bytes.
@@ -121,7 +122,7 @@ def source_of(source: Any, keys: KeysLike) -> Sampled:
         from streamxf.tuning.state import StateDict  # needs torch
 
         return StateDict(source)
-    if not isinstance(source, str | os.PathLike):
+    if not isinstance(source, str | os.PathLike | Storage):
         raise ParameterError(
             f"tune takes a state dict, a checkpoint's folder or a file, not {type(source).__name__}; of a model, pass "
             "model.state_dict()"
@@ -129,7 +130,7 @@ def source_of(source: Any, keys: KeysLike) -> Sampled:
     try:
         return StoredTensors(open_source(open_storage(source), Access.of(keys)))
     except (NoCheckpointError, UnsupportedError):
-        if not os.path.isfile(source):
+        if isinstance(source, Storage) or not os.path.isfile(source):
             raise
         return RawFile(os.fspath(source))
 

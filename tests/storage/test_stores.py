@@ -157,8 +157,13 @@ def test_a_checkpoint_in_memory(saved: Path, tmp_path: Path) -> None:
 
 def test_a_run_in_memory(saved: Path) -> None:
     root = MemoryStorage("run")
-    copied(saved, root.child("step-7"))
-    assert [record.name for record in streamxf.list_checkpoints(root)] == ["step-7"]
+    for name in ("step-6", "step-7"):
+        copied(saved, root.child(name))
+    assert [record.name for record in streamxf.list_checkpoints(root)] == ["step-6", "step-7"]
+    with streamxf.hold(root.child("step-6")):
+        assert streamxf.forget(root, 1, dry_run=True).in_use.keys() == {"step-6"}
+    assert streamxf.forget(root, 1, dry_run=True).removed == ("step-6",)
+    assert streamxf.tune(root.child("step-7"), bandwidth=1e9).raw_bytes
 
 
 def test_a_checkpoint_on_a_web_server(saved: Path) -> None:
