@@ -41,7 +41,8 @@ def totals(summary: Summary) -> None:
     sizes = f"{size_text(total.raw_bytes)} in memory, {size_text(total.stored_bytes)} stored"
     say(f"{sizes}, ratio {ratio_text(total.ratio)}")
     if total.objects:
-        say(f"{many(total.objects, 'non-tensor object')}: {size_text(total.object_bytes)} stored")
+        stored = f": {size_text(total.object_bytes)} stored" if total.object_bytes else ""  # torch.save has one pickle
+        say(f"{many(total.objects, 'non-tensor object')}{stored}")
     if summary.dtypes:
         _groups("dtype", "tensors", ((dtype, tally.tensors, tally) for dtype, tally in summary.dtypes.items()))
     if any(summary.chains):
