@@ -67,10 +67,7 @@ def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
         with located(file=storage.given), storage.open() as file:
             found = format_of(file, storage.name)
         if found is None:
-            raise NoCheckpointError(
-                "the file is not a checkpoint: it begins neither as a .safetensors file nor as one of torch.save",
-                file=storage.given,
-            )
+            raise no_checkpoint(storage, "neither as a .safetensors file nor as one of torch.save")
         return found
     with located(file=storage.given):
         layout = huggingface.layout_of(storage.names(()))
@@ -81,6 +78,14 @@ def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
         beside = f"; links to folders are not followed ({some(links)})" if links else ""
         raise NoCheckpointError(f"the folder holds no checkpoint{beside}; looked for {LOOKED_FOR}", file=storage.given)
     return layout
+
+
+def no_checkpoint(file: Storage, beginnings: str) -> NoCheckpointError:
+    """The error of a file of no known format, `beginnings` being those of the known ones."""
+    text = f"the file is not a checkpoint: it begins {beginnings}"
+    if file.name.endswith(OF_DCP):
+        text = "the file is a part of a checkpoint: name the folder that it lies in"
+    return NoCheckpointError(text, file=file.given)
 
 
 def _is_known(place: Storage) -> bool:
@@ -108,7 +113,7 @@ def parts_of(storage: Storage, depth: int = 2, links: list[str] | None = None) -
     files = [
         name
         for name in names
-        if name.endswith(tuple(SUFFIXES)) and not (layout is not None and huggingface.is_weights(name, layout))
+        if name.endswith((*SUFFIXES, ".sxf")) and not (layout is not None and huggingface.is_weights(name, layout))
     ]
     below: list[str] = []
     for folder, link in sorted(storage.folders().items()) if depth else ():

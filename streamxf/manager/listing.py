@@ -25,6 +25,7 @@ from streamxf.manager.rows import ANY, RowCache
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.removal import files_of, files_of_many
 from streamxf.storage.storage import Storage, storage_errors
+from streamxf.wording import some
 
 _OF_CHECKPOINTS = {COMMIT, SAVING, REMOVED, "scheduler.pt", "scheduler.bin"}  # of frameworks, that is
 _AT_ONCE = 16  # folders of an object store that are looked at
@@ -276,12 +277,16 @@ def records_of(run: Run) -> list[Record]:
     records = run.records()
     if any(record.kind == "own" for record in records):  # what else there is need not be listed
         return records
-    may_be_run = any(map(is_numbered, storage.folders())) or not parts_of(storage, 0)
-    if may_be_run and _OF_CHECKPOINTS.isdisjoint(storage.names(())):
+    parts = parts_of(storage, 0)
+    of_framework = not _OF_CHECKPOINTS.isdisjoint(storage.names(()))
+    if not of_framework and (not parts or any(map(is_numbered, storage.folders()))):
         return records
+    what = "this is a checkpoint, and not a run;"
+    if not of_framework and "" not in parts:
+        what = f"there are no folders of checkpoints here, only files ({some(parts)}); if they are a checkpoint,"
     raise UnsupportedError(
-        "this is a checkpoint, and not a run; the run is the folder that it lies in: `streamxf list "
-        f"{shlex.quote(run_of(storage)[0])}` shows what is there",
+        f"{what} the run is the folder that it lies in: `streamxf list {shlex.quote(run_of(storage)[0])}` shows what "
+        "is there",
         file=storage.given,
     )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from dcp.helpers import KEY, OTHER_KEY, assert_same
 
 import streamxf
@@ -158,6 +159,11 @@ def link_to_nothing(path: Path) -> Path:
     return path / "link"
 
 
+def part(path: Path) -> Path:
+    dcp.save({"weight": torch.ones(3)}, storage_writer=streamxf.FileSystemWriter(path))
+    return path / ".metadata"
+
+
 def below_a_file(path: Path) -> Path:
     (path / "a").touch()
     return path / "a" / "b"
@@ -171,6 +177,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], type[Exception], str]] = {
     "a folder of other things": (folder_of_others, NoCheckpointError, "looked for"),
     "a text": (text, NoCheckpointError, "begins neither as"),
     "an empty file": (empty_file, NoCheckpointError, "begins neither as"),
+    "a part of a checkpoint": (part, NoCheckpointError, "name the folder that it lies in"),
     "a pickle": (pickle, NoCheckpointError, "begins neither as"),
     "a compressed file": (compressed_file, NoCheckpointError, "begins neither as"),
     "a plain file of streamxf": (plain_file, UnsupportedError, "Read it with streamxf.open"),

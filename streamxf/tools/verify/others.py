@@ -19,7 +19,6 @@ from streamxf.errors import (
     ContainerError,
     ForeignError,
     MetadataError,
-    NoCheckpointError,
     StreamxfError,
     UnsupportedError,
 )
@@ -27,7 +26,7 @@ from streamxf.format.items import Item, TensorItem
 from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Format
-from streamxf.formats.opening import format_of, open_layout
+from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.source import Counted
@@ -54,9 +53,8 @@ def check_file(call: Call) -> None:
         return
     _refuse_keys(call)
     if found is None:
-        raise NoCheckpointError(
-            "the file is not a checkpoint: it begins neither as one of streamxf.open, nor as a .safetensors file, nor "
-            "as one of torch.save"
+        raise no_checkpoint(
+            storage, "neither as one of streamxf.open, nor as a .safetensors file, nor as one of torch.save"
         )
     _check(call, storage, storage.name, _check_torch if found is Format.TORCH else _check_safetensors)
 

@@ -42,6 +42,20 @@ def test_damage_beside_the_model_is_found(tmp_path: Path, name: str):
     assert {damage.file for damage in report.damaged} == {name}
 
 
+def test_files_that_went_through_a_chain_are_verified(tmp_path: Path):
+    """As `streamxf.open` writes them, under the suffix that the documentation gives them."""
+    with streamxf.CheckpointManager(tmp_path) as manager:
+        for step in (1, 2):
+            with streamxf.open(f"{manager.begin(step)}/state.pt.sxf", "wb", chain="checksum") as file:
+                file.write(bytes(1000))
+            manager.commit(step)
+    assert streamxf.verify(tmp_path / "step-2").files == 1
+    assert streamxf.verify(tmp_path).files == 2
+    flip(tmp_path / "step-2" / "state.pt.sxf")
+    (damage,) = streamxf.verify(tmp_path).damaged
+    assert damage.file == "step-2/state.pt.sxf"
+
+
 def test_damage_is_named_by_its_path_in_the_folder(tmp_path: Path):
     trainer_with_fsdp(tmp_path / "run" / "checkpoint-12")
     (file,) = (tmp_path / "run" / "checkpoint-12" / "optimizer_0").glob("*.distcp")
