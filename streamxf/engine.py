@@ -102,9 +102,12 @@ class Job(Generic[T]):
         self._cancelled = True
 
     def wait(self) -> None:
-        """Wait until a job that was cancelled is not running and will not run."""
+        """Wait until a job that was cancelled is not running and will not run. It then holds none of its caller's
+        memory, even while it is still in the workers' queue.
+        """
         if self._begun and not self.finished:
             self._over.acquire()
+        self._call = self._error = None
 
     def result(self, timeout: float = -1) -> T:
         """Wait for the call at most `timeout` seconds, and return its result or raise its error; or TimeoutError."""

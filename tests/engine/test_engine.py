@@ -255,6 +255,19 @@ def test_cancel_waits_for_what_runs():
     assert done.is_set()
 
 
+def test_cancelled_jobs_hold_nothing_while_they_are_in_the_queue():
+    """The memory that they would have worked on may be mapped, and cannot be closed while anything views it."""
+    goes_on, memory = threading.Event(), bytearray(8)
+    others, pipeline = Pipeline(), Pipeline()
+    for _ in range(WORKERS):
+        others.submit(partial(goes_on.wait, 60), 1)
+    pipeline.submit(partial(bytes, memoryview(memory)), 1)
+    pipeline.cancel()
+    memory.clear()  # BufferError while there is a view
+    goes_on.set()
+    assert [*others.results()] == [True] * WORKERS
+
+
 def test_an_interrupt_of_cancel_is_raised_when_nothing_runs(monkeypatch):
     done, goes_on = threading.Event(), threading.Event()
     real = Job.wait
