@@ -135,6 +135,8 @@ def test_a_target_has_all_leaves_unless_it_is_meant_to_have_less(tmp_path: Path)
             manager(tmp_path).restore(1, args=args)
     found = manager(tmp_path).restore(1, args=ocp.args.PyTreeRestore(less, partial_restore=True))
     assert_equal(found, {**less, "step": 3})
+    without = {name: ocp.PLACEHOLDER if name in ("host", "step") else leaf for name, leaf in tree().items()}
+    assert_equal(manager(tmp_path).restore(1, args=ocp.args.PyTreeRestore(without)), without)
 
 
 def test_a_job_that_orbax_has_saved_goes_on_through_a_chain(tmp_path: Path) -> None:
