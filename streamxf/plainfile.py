@@ -12,10 +12,17 @@ from typing_extensions import Buffer
 
 from streamxf.buffers import Writable, flat_view
 from streamxf.chain import Chain
+from streamxf.errors import ContainerError, located
+from streamxf.format.limits import PLAIN_MAGIC
+from streamxf.keys import KeyRing
+from streamxf.registry import CodecRegistry
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import is_url
-from streamxf.stream.plain import Draft
+from streamxf.stream.plain import Draft, read_file, unencrypted
 from streamxf.stream.plain import open as open_plain
+
+TORCH_SAVED = b"PK\x03\x04", b"\x80"
+"""How files of torch.save begin: those of today, and those from before torch 1.6."""
 
 
 @contextmanager
@@ -34,6 +41,25 @@ def reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """The bytes that are stored there. Raises as `Storage.open`."""
     with open_storage(path).open() as file:
         yield file.raw
+
+
+def decoded(
+    raw: Any, chain: Chain, keys: KeyRing, path: str, begins: tuple[bytes, ...] = TORCH_SAVED, finish: Any = None
+) -> Any:
+    """A plain file to read from, or `raw` itself if it was saved without a chain, when it has one of these beginnings
+    and `chain` does not encrypt. `finish` as in `read_file`. Raises as `streamxf.open`; errors name `path`.
+    """
+    with located(file=path):
+        begin = raw.read(len(PLAIN_MAGIC))
+        raw.seek(0)
+        encrypts = chain.encryption is not None
+        if begin == PLAIN_MAGIC:
+            return read_file(raw, keys, CodecRegistry(), finish, path, encrypted=encrypts)
+        if encrypts:
+            raise unencrypted()
+        if not begin.startswith(begins):
+            raise ContainerError("the file begins neither as with a chain nor as without one: it was damaged")
+    return raw
 
 
 class _Digested:

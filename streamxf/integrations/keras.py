@@ -13,9 +13,7 @@ from streamxf.checkpoint.access import chain_and_ring
 from streamxf.keys import KeysLike
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.record import numbers_in
-from streamxf.plainfile import encoded, reading
-from streamxf.registry import CodecRegistry
-from streamxf.stream.plain import read_file
+from streamxf.plainfile import decoded, encoded, reading
 
 _FILE = "model.keras.sxf"
 
@@ -47,8 +45,8 @@ class ManagedModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]  #
         """
         if (folder := self._manager.latest()) is None:
             return None
-        path, encrypted = f"{folder}/{_FILE}", self._chain.encryption is not None
-        with reading(path) as raw, read_file(raw, self._keys, CodecRegistry(), None, path, encrypted=encrypted) as file:
+        path = f"{folder}/{_FILE}"
+        with reading(path) as raw, decoded(raw, self._chain, self._keys, path, ()) as file:
             model = saving_lib.load_model(file, **options)
         self.epoch = numbers_in(folder)[-1]
         return model

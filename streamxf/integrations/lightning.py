@@ -8,20 +8,22 @@ from contextlib import suppress
 from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
-from typing import IO, Any, cast
+from typing import Any
 
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import chain_and_ring
-from streamxf.errors import ContainerError, ParameterError, StreamxfError, located
+from streamxf.errors import ParameterError, StreamxfError
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.keys import KeysLike
-from streamxf.plainfile import encoded, reading
-from streamxf.registry import CodecRegistry
+from streamxf.plainfile import decoded, encoded, reading
 from streamxf.storage.opening import open_storage
-from streamxf.stream.plain import read_file, unencrypted
 
-_PICKLE = b"\x80"  # how files of torch.save begin: those from before torch 1.6, and those of today
-_ZIP = b"PK\x03\x04"
+_LOADERS = (  # modules that look up torch.load's wrapper under the name pl_load
+    "lightning.pytorch.core.saving",
+    "lightning.fabric.plugins.io.torch_io",
+    "pytorch_lightning.core.saving",
+    "lightning_fabric.plugins.io.torch_io",
+)
 
 
 def packages(*names: str) -> list[str]:
@@ -62,7 +64,7 @@ class ChainCheckpointIO:
         self.saved: tuple[str, str] | None = None
         for name in packages("lightning.fabric", "lightning_fabric"):
             import_module(f"{name}.plugins.io.checkpoint_io").CheckpointIO.register(type(self))
-        for name in "lightning.pytorch.core.saving", "pytorch_lightning.core.saving":
+        for name in _LOADERS:
             if name in sys.modules:
                 _explain(sys.modules[name])
 
@@ -84,22 +86,8 @@ class ChainCheckpointIO:
         """Load what was saved under `path`; `map_location` and `weights_only` are those of ``torch.load``."""
         import torch
 
-        with reading(path) as raw:
-            begin = raw.read(len(PLAIN_MAGIC))
-            raw.seek(0)
-            encrypts = self._chain.encryption is not None
-            if begin != PLAIN_MAGIC:
-                if encrypts:
-                    raise unencrypted().locate(file=os.fspath(path))
-                if not begin.startswith((_PICKLE, _ZIP)):
-                    what = "the file begins neither as streamxf's do nor as those of torch.save: it was damaged"
-                    raise ContainerError(what, file=os.fspath(path))
-                return torch.load(raw, map_location, weights_only=weights_only)
-            with (
-                located(file=os.fspath(path)),
-                read_file(raw, self._keys, CodecRegistry(), encrypted=encrypts) as file,
-            ):
-                return torch.load(cast("IO[bytes]", file), map_location, weights_only=weights_only)
+        with reading(path) as raw, decoded(raw, self._chain, self._keys, os.fspath(path)) as file:
+            return torch.load(file, map_location, weights_only=weights_only)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove what is there, if anything is; of a link, the link."""
@@ -109,9 +97,9 @@ class ChainCheckpointIO:
         """Lightning calls this at the end; nothing is held."""
 
 
-def _explain(saving: Any) -> None:
-    """Let ``load_from_checkpoint``, which asks no plugin, say what to do about a file that a plugin has written."""
-    load = saving.pl_load
+def _explain(loader: Any) -> None:
+    """Let what loads without the plugin say what to do about a file that the plugin has written."""
+    load = loader.pl_load
     if hasattr(load, "__wrapped__"):
         return
 
@@ -124,9 +112,9 @@ def _explain(saving: Any) -> None:
                 with suppress(OSError, StreamxfError), reading(path_or_url) as file:
                     if file.read(len(PLAIN_MAGIC)) == PLAIN_MAGIC:
                         error.add_note(
-                            "ChainCheckpointIO wrote this file, and load_from_checkpoint does not use plugins: pass it "
-                            "streamxf.open(path, keys=...) in place of the path"
+                            "ChainCheckpointIO wrote this file: give the Trainer or Fabric that plugin, and "
+                            "load_from_checkpoint, which uses no plugins, streamxf.open(path, keys=...)"
                         )
             raise
 
-    saving.pl_load = pl_load
+    loader.pl_load = pl_load

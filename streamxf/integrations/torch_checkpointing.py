@@ -15,12 +15,9 @@ from typing_extensions import Buffer
 
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import ring_for
-from streamxf.errors import located
-from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.registry import CodecRegistry
+from streamxf.plainfile import TORCH_SAVED, decoded
 from streamxf.stream.plain import open as open_plain
-from streamxf.stream.plain import read_file, unencrypted
 
 
 def _local() -> Any:
@@ -70,16 +67,9 @@ class ChainStorage(Storage):  # type: ignore[misc]
         # the size that the caller knows is that of what is decoded, and of an encoded file only parts are read
         args = replace(read_args or ReadArgs(), pre_read_full_file=False, known_size_bytes=None)
         raw = self._storage.stream_read(path, args)
+        begins = TORCH_SAVED if path.suffix == ".pt" else (b"",)
         try:
-            with located(file=str(path)):
-                encrypts = self._chain.encryption is not None
-                begin = raw.read(len(PLAIN_MAGIC))
-                raw.seek(0)
-                if begin != PLAIN_MAGIC:
-                    if encrypts:
-                        raise unencrypted()
-                    return raw  # type: ignore[no-any-return]
-                return read_file(raw, self._keys, CodecRegistry(), raw.close, str(path), encrypted=encrypts)
+            return decoded(raw, self._chain, self._keys, str(path), begins, raw.close)  # type: ignore[no-any-return]
         except BaseException:
             raw.close()
             raise

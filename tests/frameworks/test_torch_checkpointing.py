@@ -63,13 +63,16 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
             load(other, tmp_path / "saved")
 
 
-@pytest.mark.parametrize("at", [0.3, 0.99, 1])
-def test_the_error_says_which_file_is_damaged(at: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [0, 0.3, 0.99, 1, None])
+def test_the_error_says_which_file_is_damaged(at: float | None, tmp_path: Path) -> None:
     """torch_checkpointing reads into memory that it then closes, and no view of it may be left."""
     manager(ChainStorageConfig()).save(str(tmp_path / "saved"), state())
     path = tmp_path / "saved" / "model_0.pt"
     data = bytearray(path.read_bytes())
-    data[int(at * len(data)) - 1] ^= 1
+    if at is None:
+        data.clear()
+    else:
+        data[max(0, int(at * len(data)) - 1)] ^= 1
     path.write_bytes(data)
     with pytest.raises(ContainerError) as caught:
         load(ChainStorageConfig(), tmp_path / "saved")
