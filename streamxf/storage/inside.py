@@ -57,18 +57,22 @@ def opened(folder: str | int, parts: Sequence[str] = (), *, make: bool = False, 
         os.close(descriptor)
 
 
-def walk(folder: int, prefix: str = "", depth: int = _DEEPEST) -> Iterator[tuple[int, str, str, bool]]:
+def walk(folder: int, prefix: str = "", depth: int = _DEEPEST) -> Iterator[tuple[int, str, str, bool | None]]:
     """Everything below an open folder, each after what is in it: the descriptor of its folder, its name, its path, and
-    whether it is a folder. One that cannot be opened, or lies too deep, is not entered.
+    whether it is a folder; None of one that cannot be listed, or lies too deep, and was not entered.
     """
     with os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, MOST)]
     for name, is_folder in found:
-        if is_folder and depth:
+        entered: bool | None = is_folder
+        if is_folder:
+            entered = None
             try:
-                with opened(folder, [name]) as below:
-                    yield from walk(below, f"{prefix}{name}/", depth - 1)
+                if depth:
+                    with opened(folder, [name]) as below:
+                        yield from walk(below, f"{prefix}{name}/", depth - 1)
+                    entered = True
             except OSError as error:
                 if error.errno not in NOT_THERE | {errno.EACCES, errno.EPERM}:
                     raise
-        yield folder, name, prefix + name, is_folder
+        yield folder, name, prefix + name, entered

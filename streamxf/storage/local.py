@@ -106,8 +106,9 @@ class LocalStorage(Storage):
         with opened(self.place, components(path) if path else ["."]) as top:
             for folder, name, inner, is_folder in walk(top):
                 with suppress(FileNotFoundError):
-                    if is_folder:
-                        yield from [StorageEntry(inner, "folder")] if folders else ()
+                    if is_folder is not False:
+                        if folders or is_folder is None:  # who knows a name in that may read it all the same
+                            yield StorageEntry(inner, "folder" if folders else "other")
                     elif inner != LOCK:
                         yield _entry(inner, os.stat(name, dir_fd=folder, follow_symlinks=False))
 
@@ -403,7 +404,7 @@ def _prune(top: int) -> list[str]:
     """Remove the folders below that are empty; what is there besides."""
     left: list[str] = []
     for folder, name, path, is_folder in walk(top):
-        if not is_folder:
+        if is_folder is False:
             left += [path] if path != LOCK else []
         elif not left or not left[-1].startswith(f"{path}/"):
             try:

@@ -224,7 +224,7 @@ class Storage(ABC):
 
     def below(self, path: str = "", *, folders: bool = False) -> Iterator[StorageEntry]:
         """Everything below a folder, at any depth, with its path from there; no link is entered. Folders are among it
-        if they are asked for.
+        if they are asked for; if not, those that cannot be looked into are, as "other".
         """
         for entry in self.entries(path):
             if entry.kind != "folder" or folders:

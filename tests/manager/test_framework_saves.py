@@ -275,7 +275,14 @@ def link_beside(folder: Path) -> None:
     (folder / "parts" / "optimizer.pt").symlink_to("/dev/null")
 
 
-@pytest.mark.parametrize("plant", [beside, link_beside])
+def far_below(folder: Path) -> None:
+    """Where no listing comes: nor does one into a folder that may be passed through, and not be read."""
+    place = folder.joinpath(*["d"] * 70)
+    place.mkdir(parents=True)
+    beside(place)
+
+
+@pytest.mark.parametrize("plant", [beside, link_beside, far_below])
 @pytest.mark.parametrize("verify", ["none", "whole"])
 def test_what_lies_beside_a_frameworks_files_is_not_loaded(
     tmp_path: Path, key: streamxf.Key, plant: Callable[[Path], None], verify: Any
@@ -288,7 +295,8 @@ def test_what_lies_beside_a_frameworks_files_is_not_loaded(
         assert manager.latest() == str(tmp_path / "step-6")
         plant(tmp_path / "step-6")
         assert manager.latest() == str(tmp_path / "step-3")
-        assert "optimizer.pt is not of what was committed" in manager.skipped["step-6"]
+        named = "/d" if plant is far_below else "optimizer.pt"
+        assert f"{named} is not of what was committed" in manager.skipped["step-6"]
     assert streamxf.latest(tmp_path, keys=key) == str(tmp_path / "step-3")
 
 
