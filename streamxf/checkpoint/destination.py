@@ -14,7 +14,7 @@ from streamxf.chain import Chain, ChainLike
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.codecs.floatzip import FloatZip
-from streamxf.errors import KeyMissingError, ParameterError, redacted
+from streamxf.errors import KeyMissingError, ParameterError
 from streamxf.format.header import Identity
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import is_metadata_name
@@ -172,7 +172,7 @@ class Destination:
             text = "this is a file, and a checkpoint is a folder: name another target"
             raise NotADirectoryError(errno.ENOTDIR, text, storage.path)
         if not overwrite and any(map(is_metadata_name, storage.names())):
-            raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", redacted(storage.given))
+            raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", storage.given)
         return to
 
 

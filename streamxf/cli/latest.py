@@ -40,7 +40,7 @@ def latest(
     place = Run.at(run, run_id=run_id, **keys)
     wanted = None if best is None else units.metric(best)
     choice = latest_in(place, verify, best=wanted, ranks=ranks)
-    path = None if choice.record is None else place.storage.full(choice.record.name)
+    path = None if choice.record is None else place.storage.location(choice.record.name)
     if out.json:
         show.as_json({"path": run, "latest": path, "skipped": choice.skipped})
     elif path is not None:

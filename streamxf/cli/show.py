@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from streamxf.cli.exits import FAILED, FINE, with_options
-from streamxf.errors import ParameterError
+from streamxf.errors import ParameterError, redacted
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
@@ -235,9 +235,12 @@ def as_json(facts: Mapping[str, Any], budget: Budget | None = None) -> None:
     """Print one JSON object: indented, unless it is so large that indenting takes long.
 
     docs/json-schema.json says what may be in it. `budget` pays for the characters, since a long name may be in it more
-    often than there is memory for; if they are too many, nothing is printed, and PolicyError raised. Sets are sorted.
+    often than there is memory for; if they are too many, nothing is printed, and PolicyError raised. Sets are sorted,
+    and a `path` is without the password of a URL.
     """
     facts = {"json_version": JSON_VERSION, **facts}
+    if "path" in facts:
+        facts["path"] = redacted(facts["path"])
     text = io.StringIO()
     for piece in _pieces(facts):
         if budget is not None:

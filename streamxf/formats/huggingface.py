@@ -14,7 +14,7 @@ from typing import Any
 
 from streamxf.collector import collector_paused
 from streamxf.descriptor import shorten
-from streamxf.errors import ContainerError, UnsupportedError, located, redacted
+from streamxf.errors import ContainerError, UnsupportedError, located
 from streamxf.format.items import Item, TensorItem, check_path
 from streamxf.formats import safetensors, torchfile
 from streamxf.formats.contents import Contents, Format, Shard, sizes_of
@@ -105,7 +105,7 @@ def read(storage: Storage, layout: HubLayout) -> tuple[Contents, dict[str, Shard
     notes += notes_of_links(storage, filter(None, (layout.index, *shards)))
     listed = storage.names()
     sizes = sizes_of(sorted({*listed, *shards}), listed, lambda name: storage.child(name).open())
-    return Contents(redacted(storage.given), Format.HUGGING_FACE, found, sizes, notes=tuple(notes), extra=extra), shards
+    return Contents(storage.given, Format.HUGGING_FACE, found, sizes, notes=tuple(notes), extra=extra), shards
 
 
 def notes_of_links(storage: Storage, names: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import only_inside
 from streamxf.collector import collector_paused
 from streamxf.descriptor import ENCRYPT
-from streamxf.errors import NoCheckpointError, StreamxfError, UnsupportedError, located, redacted
+from streamxf.errors import NoCheckpointError, StreamxfError, UnsupportedError, located
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.format.names import made_by_saves
 from streamxf.formats import huggingface, safetensors, torchfile
@@ -158,7 +158,7 @@ def _open_file(storage: Storage, kind: Format, access: Access) -> FileReader:
     name = storage.name
     with located(file=storage.given), storage.open() as file:
         shard = (torchfile if kind is Format.TORCH else safetensors).read(file, name)
-        contents = Contents(redacted(storage.given), kind, shard.items, {name: file.size}, extra=shard.metadata)
+        contents = Contents(storage.given, kind, shard.items, {name: file.size}, extra=shard.metadata)
     return FileReader(storage, contents, {name: shard}, access)
 
 
@@ -180,7 +180,7 @@ def contents_of(source: Source) -> Contents:
     signers = dict.fromkeys(each.signature[0] for each in vouchers if each.signature is not None)
     sizes, notes, incomplete = _files(source)
     return Contents(
-        redacted(source.storage.given),
+        source.storage.given,
         Format.STREAMXF if own else Format.DCP,
         {label: item if item.name == label else replace(item, name=label) for label, item in source.stored.items()},
         sizes,

@@ -85,7 +85,7 @@ def latest(
     choice = latest_in(run, verify, best=None if best is None else (best, mode), ranks=ranks)
     if choice.record is None and choice.skipped:
         raise NoCheckpointError(f"no checkpoint can be resumed from ({choice.why})", file=storage.given)
-    return None if choice.record is None else storage.full(choice.record.name)
+    return None if choice.record is None else storage.location(choice.record.name)
 
 
 def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, ranks: int | None = None) -> Choice:

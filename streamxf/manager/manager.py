@@ -169,7 +169,7 @@ class CheckpointManager:
         # a relative path means what it means now, wherever the job changes to
         self._storage = open_storage(run if is_url(run) else os.path.abspath(run), storage_options)
         self._make_writer(0)  # so that arguments which do not fit are refused now
-        self._make_reader(self._storage.given)
+        self._make_reader(self._storage.location())
         self.stopping = False
         if mode == "process" and not (dist.is_available() and dist.is_initialized()):
             raise ParameterError("async_save='process' needs torch.distributed to be initialized; 'thread' does not")
@@ -245,7 +245,7 @@ class CheckpointManager:
 
     def path(self, step: int) -> str:
         """The folder of a step's checkpoint, or its URL, whether there is one or not."""
-        return self._storage.full(_named(self._name, step))
+        return self._storage.location(_named(self._name, step))
 
     def save(self, step: int, state: dict[str, Any], *, metrics: Mapping[str, float] | None = None) -> None:
         """Save under the step's name, over what is there, if anything is; then remove what need not be kept, in the
@@ -273,7 +273,7 @@ class CheckpointManager:
         if writer is None:
             writer = self._writers[group] = self._make_writer(step)
         else:  # it may have memory for copies
-            writer.reset(self._storage.full(name))
+            writer.reset(self._storage.location(name))
         writer.run_facts = facts
         given = {"storage_writer": writer, "process_group": self._groups[group], "no_dist": self._agreement.size == 1}
         try:
@@ -415,7 +415,7 @@ class CheckpointManager:
             run = Run(self._storage, Authority(run.authority.access.lenient(), unverified=True), run.run_id)
         self.skipped = {}
         while (record := self._chosen(run, step=step, foreign=foreign)) is not None:
-            path = self._storage.full(record.name)
+            path = self._storage.location(record.name)
             # or ranks might load two saves, if one is replaced at this moment
             reader = self._make_reader(path, plaintext=plaintext, expect_save_id=record.save_id)
             try:
@@ -466,7 +466,7 @@ class CheckpointManager:
         if record is None:
             return None
         self._resumed(record)
-        return self._storage.full(record.name)
+        return self._storage.location(record.name)
 
     # -- the end -------------------------------------------------------------------------------------
 

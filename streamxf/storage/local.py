@@ -326,7 +326,7 @@ class LocalStorage(Storage):
                 raise
             text = "a link, or a file, was put in the place of this folder, and nothing was saved: find out by whom"
             raise AbortedError(text, file=self.given) from error
-        held = LocalStorage(self.path, self.given, descriptor)
+        held = LocalStorage(self.path, self._given, descriptor)
         held._close = close = weakref.finalize(held, os.close, descriptor)
         close.atexit = False  # threads may still be writing there
         return held
@@ -334,7 +334,7 @@ class LocalStorage(Storage):
     def let_go(self) -> LocalStorage:
         if self._close is not None:
             self._close()
-        return LocalStorage(self.path, self.given)
+        return LocalStorage(self.path, self._given)
 
     def was_swapped(self) -> bool:
         return self.folder is not None and not is_still(self.folder, self.path)

@@ -113,7 +113,7 @@ class Storage(ABC):
 
     def __init__(self, path: str = "", given: str | None = None) -> None:
         self.path = path
-        self.given = f"{type(self).__name__}:{path}" if given is None else given
+        self._given = f"{type(self).__name__}:{path}" if given is None else given
 
     # -- what an implementation says ---------------------------------------------------------------
 
@@ -158,8 +158,18 @@ class Storage(ABC):
     def name(self) -> str:
         return os.path.basename(self.path.rstrip("/"))
 
+    @property
+    def given(self) -> str:
+        """What errors and reports call this place: without the password of a URL, which `location` has."""
+        return redacted(self._given)
+
     def full(self, name: str) -> str:
-        return f"{self.given.rstrip('/')}/{name}" if name else self.given
+        """What errors and reports call a file of this folder."""
+        return redacted(self.location(name))
+
+    def location(self, name: str = "") -> str:
+        """The path or URL that opens this place again, or a file of this folder."""
+        return f"{self._given.rstrip('/')}/{name}" if name else self._given
 
     def inner(self, name: str) -> str:
         """The path from the storage's root of what has this path here."""
@@ -167,20 +177,20 @@ class Storage(ABC):
 
     def child(self, name: str) -> Storage:
         """What is below, as a place of its own. A link is followed then, wherever it leads."""
-        return self._at(self.full(name), self.inner(name))
+        return self._at(self.location(name), self.inner(name))
 
     def parent(self) -> tuple[Storage, str]:
         """The folder that this lies in, and its name there."""
-        above = (each.rstrip("/").rpartition("/")[0] for each in (self.given, self.path))
+        above = (each.rstrip("/").rpartition("/")[0] for each in (self._given, self.path))
         return self._at(*above), self.name
 
     def real(self, name: str = "") -> str:
         """What names the same file or folder whichever way it is reached, with all links resolved."""
-        return self.full(name)
+        return self.location(name)
 
     def _at(self, given: str, path: str) -> Storage:
         made = copy.copy(self)
-        made.given, made.path = given, path
+        made._given, made.path = given, path
         return made
 
     def is_folder(self) -> bool:
@@ -191,7 +201,7 @@ class Storage(ABC):
             kind = self.info().kind
         except FileNotFoundError as error:
             text = "there is no such file or folder"
-            raise FileNotFoundError(errno.ENOENT, text, redacted(self.given)) from error.__cause__
+            raise FileNotFoundError(errno.ENOENT, text, self.given) from error.__cause__
         if kind not in ("folder", "file"):
             raise UnsupportedError("this is neither a file nor a folder, so it holds no checkpoint", file=self.given)
         return kind == "folder"

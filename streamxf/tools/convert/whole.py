@@ -23,7 +23,6 @@ from streamxf.errors import (
     StreamxfError,
     UnsupportedError,
     located,
-    redacted,
 )
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, contiguous_strides, elements_size
 from streamxf.formats import huggingface, safetensors, torchfile
@@ -141,7 +140,7 @@ def open_whole(tree: Tree, max_expansion: int = MAX_EXPANSION) -> Whole:
             gaps[rest] = around
     origin = Origin(kind, packed, tree.left_out)
     items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **packing.items, **rests}
-    contents = Contents(redacted(storage.given), kind, items, tree.files, notes=tuple(notes))
+    contents = Contents(storage.given, kind, items, tree.files, notes=tuple(notes))
     whole = Whole(tree, contents, packing.shards, gaps, origin, max_expansion)
     for rest, (place,) in ((rest, item.places) for rest, item in rests.items()):  # a file may be one hole
         whole.budget.spend_once(rest, place.size, "the file", file=whole.full(place.file))

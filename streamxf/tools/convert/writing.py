@@ -16,7 +16,7 @@ from pathlib import Path
 
 from streamxf.buffers import write_all
 from streamxf.checkpoint.reading import BoxReader
-from streamxf.errors import NoSpaceError, redacted
+from streamxf.errors import NoSpaceError
 from streamxf.formats.huggingface import INDEX, layout_of
 from streamxf.formats.opening import OF_DCP
 from streamxf.progress import Progress, Shares
@@ -57,7 +57,7 @@ def refuse_existing(target: Storage) -> None:
     else:
         found = target.exists() and not (target.is_folder() and not target.names())
     if found:
-        raise FileExistsError(errno.EEXIST, _EXISTS, redacted(target.given))
+        raise FileExistsError(errno.EEXIST, _EXISTS, target.given)
 
 
 def _write_files(target: Storage, plan: Plan, reader: BoxReader, progress: Progress | None) -> None:

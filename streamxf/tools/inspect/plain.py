@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from streamxf.errors import located, redacted
+from streamxf.errors import located
 from streamxf.formats.contents import Format
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Envelope
@@ -60,7 +60,7 @@ class PlainSummary:
         if signature is not None and signature[0] not in [key.id for key in keys.trust]:
             notes.append(_UNSIGNED)
         return cls(
-            redacted(storage.given),
+            storage.given,
             parts.header.chain,
             blocks.size,
             file.size,

@@ -1,0 +1,126 @@
+"""The password of a URL is shown to nobody, wherever the URL comes in a message, a report, a log or a file."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from fsspec.implementations.memory import MemoryFileSystem
+
+import streamxf
+from streamxf.cli.__main__ import main
+from streamxf.storage.opening import open_storage
+
+PASSWORD = "hunter2"
+RUN = f"vault://user:{PASSWORD}@host/run"
+SHOWN = "vault://user:***@host/run"
+NEWEST = f"{RUN}/step-2"
+STATE = {"w": torch.ones(300), "o": {"a": 1}}
+
+
+class Vault(MemoryFileSystem):
+    """Takes passwords in URLs, as SFTP does."""
+
+    protocol = "vault"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        path = "/" + path.removeprefix("vault://").partition("/")[2] if path.startswith("vault://") else path
+        return str(MemoryFileSystem._strip_protocol(path))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(Vault, "store", {})
+    monkeypatch.setattr(Vault, "pseudo_dirs", [""])
+    fsspec.register_implementation("vault", Vault, clobber=True)
+    with warnings.catch_warnings(), streamxf.CheckpointManager(RUN, chain="zstd") as manager:
+        warnings.simplefilter("ignore")
+        for step in (1, 2):
+            manager.save(step, STATE)
+    return RUN
+
+
+def damage(name: str) -> None:
+    (path,) = (path for path in Vault.store if path.startswith(f"/run/{name}/__") and path.endswith(".distcp"))
+    data = bytearray(Vault.store[path].getvalue())
+    data[len(data) // 2] ^= 1
+    Vault().pipe(path, bytes(data))
+
+
+def load(path: str) -> None:
+    state = {"w": torch.zeros(300), "o": {"a": 0}}
+    dcp.load(state, storage_reader=streamxf.FsspecReader(path), no_dist=True)
+
+
+def resume(run: str) -> Any:
+    with streamxf.CheckpointManager(run, chain="zstd") as manager:
+        return manager.load({"w": torch.zeros(300), "o": {"a": 0}})
+
+
+CALLS: dict[str, Callable[[str], Any]] = {
+    "load": load,
+    "save": lambda path: dcp.save(
+        STATE, storage_writer=streamxf.FsspecWriter(f"{path}-{len(Vault.store)}", chain="zstd")
+    ),
+    "resume": resume,
+    "verify": streamxf.verify,
+    "inspect": streamxf.inspect,
+    "list": lambda path: [*streamxf.list_checkpoints(path)],
+    "salvage": streamxf.salvage,
+    "clean": streamxf.clean,
+    "recipients": streamxf.recipients,
+    "diff": lambda path: streamxf.diff(path, path),
+    "forget": lambda path: streamxf.forget(path, keep=streamxf.Retention(last=5)),
+    "transcode": lambda path: streamxf.transcode(path, f"{RUN}/new", "zstd"),
+    "transcode onto it": lambda path: streamxf.transcode(f"{RUN}/step-1", path, "zstd"),
+    "unpack": lambda path: streamxf.unpack(path, f"{RUN}/new.pt"),
+    "unpack onto it": lambda path: streamxf.unpack(f"{RUN}/step-1", path),
+    "pack": lambda path: streamxf.pack(path, f"{RUN}/packed", "zstd"),
+}
+COMMANDS = ["verify", "inspect", "list", "salvage", "clean", "recipients", "forget"]
+CALLS |= {f"streamxf {name}": lambda path, name=name: main([name, path]) for name in COMMANDS}
+CALLS |= {f"streamxf {name} --json": lambda path, name=name: main([name, path, "--json"]) for name in COMMANDS}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_nothing_shows_a_password(
+    run: str, call: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run, its checkpoint, one that is damaged, and one that is missing."""
+    caplog.set_level(logging.DEBUG, "streamxf")
+    shown = []
+    for _ in range(2):
+        for path in (run, NEWEST, f"{run}/none"):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    result = CALLS[call](path)
+                    shown += [repr(result), str(result)]
+                except BaseException as error:
+                    shown += traceback.format_exception_only(error)
+            shown += [str(each.message) for each in caught]
+        damage("step-2")
+    logged = [each.getMessage() for each in caplog.records if not each.name.startswith("c10d")]  # which is torch's own
+    assert PASSWORD not in "\n".join((*shown, *logged, *capfd.readouterr()))
+    assert not any(PASSWORD.encode() in file.getvalue() or PASSWORD in path for path, file in Vault.store.items())
+
+
+def test_what_opens_a_checkpoint_has_the_password(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert streamxf.latest(run) == NEWEST
+    assert main(["latest", run]) == 0
+    assert capsys.readouterr().out.strip() == NEWEST
+    storage = open_storage(run)
+    assert (storage.given, storage.full("a"), storage.location("a")) == (SHOWN, f"{SHOWN}/a", f"{RUN}/a")
+    assert (storage.child("a").location(), storage.child("a").parent()[0].location()) == (f"{RUN}/a", RUN)
+    load(NEWEST)
