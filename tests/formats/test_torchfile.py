@@ -18,8 +18,10 @@ import torch
 from archives import redirected
 from archives import saved as saved_bytes
 from dcp.helpers import assert_same
+from safetensors.torch import load_file
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
+import streamxf
 from streamxf import proportion
 from streamxf.checkpoint.reading import Box
 from streamxf.errors import ContainerError, MetadataError, PolicyError, StreamxfError, UnsupportedError
@@ -262,8 +264,6 @@ BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str, str | Non
     "a dict in itself": (of(inside_itself), UnsupportedError, "nested too deeply", None),
     "a dict as deep as a well": (deeper_than_the_stack, UnsupportedError, "nested too deeply", None),
     "names that meet": (of(lambda: {"a.b": BASE, "a": {"b": BASE}}), UnsupportedError, "two of the file's items", None),
-    "another encoding": (of(lambda: {"a": Encodes("a", "utf-8")}), ContainerError, "other than bytes", None),
-    "no text to encode": (of(lambda: {"a": Encodes(b"a", "latin1")}), ContainerError, "other than bytes", None),
     "a key without a name": (of(lambda: {frozenset([1]): BASE}), UnsupportedError, "neither a string", None),
     "a key of too many digits": (of(lambda: {10**5000: BASE}), UnsupportedError, "key without a name", None),
 }
@@ -280,6 +280,19 @@ def test_what_cannot_be_read(tmp_path: Path, case: str) -> None:
             opening(path)
         assert caught.value.file == str(path)
         assert caught.value.item == item
+
+
+@pytest.mark.parametrize("arguments", [("a", "utf-8"), (b"a", "latin1")], ids=["another encoding", "no text to encode"])
+def test_what_encodes_in_another_way_is_an_object_that_is_not_made(tmp_path: Path, arguments: tuple[Any, ...]) -> None:
+    """And all else in the file is read."""
+    path = saved({"a": BASE, "o": Encodes(*arguments)}, tmp_path)
+    with open_at(path) as reader:
+        assert isinstance(reader.stored["o"], ObjectItem)
+    with pytest.raises(PolicyError, match=r"calls _codecs.encode in another way than torch.save does") as caught:
+        streamxf.pack(path, tmp_path / "packed")
+    assert caught.value.item == "o"
+    streamxf.unpack(path, tmp_path / "model.safetensors", skip_objects=True)
+    assert_same(load_file(tmp_path / "model.safetensors"), {"a": BASE})
 
 
 MORE_THAN_ELEMENTS: dict[str, Callable[[], Any]] = {
