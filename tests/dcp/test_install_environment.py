@@ -262,6 +262,12 @@ def test_importing_warns_of_a_chain_that_is_not_installed(code: str, installed: 
     assert (on.returncode, on.stderr) == (0, "")
 
 
+def test_importing_warns_where_streamxf_is_no_installed_package(installed: Path) -> None:
+    code = "import importlib.metadata as m; m.entry_points = lambda **_: (); import streamxf"
+    ran = run(installed, "-W", "always", "-c", code, STREAMXF_CHAIN="zstd")
+    assert "STREAMXF_CHAIN is set, and nothing is installed: streamxf is on the path, but not" in ran.stderr
+
+
 def test_the_first_key_encrypts_and_all_open(installed: Path) -> None:
     code = "import torch, streamxf; print([key.id for key in streamxf.installed().keys], streamxf.installed().chain)"
     keys = [streamxf.Key.generate() for _ in range(2)]
