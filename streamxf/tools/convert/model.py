@@ -84,6 +84,9 @@ def model_in(items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...
     """
     tensors = {name: item for name, item in items.items() if isinstance(item, TensorItem)}
     model = {name: item.path or (name,) for name, item in tensors.items() if not _is_beside(item.path or (name,))}
+    deeper = {name: path for name, path in model.items() if len(path) > 1}
+    if deeper and not any(tensors[name].shape for name in model.keys() - deeper.keys()):
+        model = deeper  # a step or a loss beside a state dict is in none
     depth = 0
     while any(tensors[name].shape for name in model):
         groups = {path[depth] if len(path) > depth + 1 else None for path in model.values()}

@@ -137,6 +137,8 @@ def unpack(
     with (open_model if model else open_source)(storage, access) as reader:
         origin = None if only or prefix else origin_of(reader)
         wanted = asked or (origin.format if origin is not None and not model else Format.HUGGING_FACE)
+        if shard_size != SHARD_SIZE and wanted is not Format.HUGGING_FACE:
+            raise ParameterError("only a Hugging Face folder has shards: name a folder as the target (shard_size)")
         if origin is not None and origin.format is wanted and not model:
             plan = restored(reader.stored, origin, place.name)
         else:

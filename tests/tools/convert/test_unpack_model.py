@@ -82,6 +82,28 @@ def test_several_candidates_are_listed(tmp_path: Path):
         streamxf.unpack(tmp_path / "both", tmp_path / "no.safetensors", model=True, only=["nothing.*", "optimizer"])
 
 
+def test_counters_beside_a_state_dict_are_no_model(tmp_path: Path):
+    beside = {"step": torch.tensor(3), "best_loss": torch.tensor(0.5)}
+    dcp({"model": MODEL, **beside}, tmp_path / "steps")
+    torch.save({"model": MODEL, **beside}, tmp_path / "steps.pt")
+    for source in ("steps", "steps.pt"):
+        done = str(streamxf.unpack(tmp_path / source, tmp_path / f"{source}.safetensors", model=True))
+        assert_model(load_file(tmp_path / f"{source}.safetensors"))
+        assert "left out: step (1 item)" in done
+        assert "left out: best_loss (1 item)" in done
+    scale = {"logit_scale": torch.tensor(2.0), "weight": torch.ones(3)}
+    dcp({**scale, "deeper": MODEL}, tmp_path / "both")
+    with pytest.raises(ParameterError, match=r"2 state dicts, '', 'deeper\.': choose one"):
+        streamxf.unpack(tmp_path / "both", tmp_path / "no.safetensors", model=True)
+
+
+def test_a_single_file_has_no_shards(tmp_path: Path):
+    torchtitan(tmp_path / "step-10")
+    with pytest.raises(ParameterError, match="only a Hugging Face folder has shards"):
+        streamxf.unpack(tmp_path / "step-10", tmp_path / "model.safetensors", model=True, shard_size=2000)
+    assert not (tmp_path / "model.safetensors").exists()
+
+
 def test_what_has_no_model_is_an_error(tmp_path: Path):
     module = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(module.parameters())
