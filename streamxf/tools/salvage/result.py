@@ -113,9 +113,8 @@ class Salvaged:
         alike: dict[object, list[Lost]] = {}  # with a file that is gone, all of its items are
         for entry in self.damaged:
             alike.setdefault((entry.file, entry.message, entry.item is None), []).append(entry)
-        salvaged = many(len(self.loaded), "item")
         lines = [
-            f"{salvaged} salvaged, {len(self.lost):,} damaged, {len(self.missing):,} missing",
+            f"{many(len(self.loaded), 'item')} salvaged, {len(self.lost):,} damaged, {len(self.missing):,} missing",
             *listed("damaged", list(map(_line, alike.values()))),
             *listed("only in part", self.partial),
             *listed("missing", self.missing),

@@ -26,9 +26,8 @@ class StateDictFiller(Filler):
         plain = {name: item.state_dict() if isinstance(item, Stateful) else item for name, item in state_dict.items()}
         planner = DefaultLoadPlanner(allow_partial_load=True)
         planner.set_up_planner(plain, Metadata({}), True)
-        known = {entry.item for entry in self._damaged}
         items = self._catalog.items
-        missing = [name for name in planner.state_dict if name not in items and name not in known]
+        missing = planner.state_dict.keys() - items.keys() - {entry.item for entry in self._damaged}
 
         def load(item: Item) -> None:
             if isinstance(item, TensorItem):
@@ -43,7 +42,7 @@ class StateDictFiller(Filler):
                 value.load_state_dict(plain[name])
             else:
                 state_dict[name] = plain[name]
-        return self._result(state_dict, loaded, missing)
+        return self._result(state_dict, loaded, filter(missing.__contains__, planner.state_dict))
 
     def _load_into(self, item: TensorItem, target: Any, planner: DefaultLoadPlanner) -> None:
         if isinstance(target, DTensor) and target.device_mesh.get_coordinate() is None:
@@ -51,8 +50,7 @@ class StateDictFiller(Filler):
         try:
             boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in create_chunk_list(target)]
         except ValueError:
-            kind = type(target).__name__
-            raise UnsupportedError(f"the checkpoint has a tensor, and the state dict a {kind}") from None
+            raise UnsupportedError(f"the checkpoint has a tensor, the state dict a {type(target).__name__}") from None
         if item.shape != tuple(target.size()):
             raise UnsupportedError(
                 f"the checkpoint has a tensor of shape {item.shape}, the state dict one of {tuple(target.size())}"
