@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from pickle import UnpicklingError
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -253,13 +254,18 @@ def test_steps_of_several_batches(tmp_path: Path, train: Callable[..., Any]) -> 
     assert [record.step for record in streamxf.list_checkpoints(tmp_path / "run")] == [3, 6, 8]
 
 
-def test_who_starts_over_in_a_run_is_told_how_to_go_on(train: Callable[..., Any]) -> None:
+def test_who_starts_over_in_a_run_is_told_how_to_go_on(tmp_path: Path, train: Callable[..., Any]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "training begins at step 0")
         train("run", save=5, max_epochs=1)
         train("run", save=5)
     with pytest.warns(UserWarning, match=r"has step 16: .* ckpt_path=managed\.latest\(\)"):
         train("run", save=5, resume=False)
+    module = pytest.importorskip("streamxf.integrations.lightning_callback")
+    with streamxf.CheckpointManager(tmp_path / "run") as manager, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other_rank = SimpleNamespace(global_step=0, is_global_zero=False)
+        module.ManagedCheckpoint(manager).on_train_start(other_rank, None)
 
 
 @pytest.mark.parametrize("first", ["from streamxf.integrations.lightning_callback import ManagedCheckpoint", ""])
