@@ -181,3 +181,27 @@ def test_a_shard_that_is_a_device_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").symlink_to("/dev/zero")
     with pytest.raises(MetadataError, match="not a regular file"):
         streamxf.inspect(tmp_path)
+
+
+def test_a_file_is_opened_without_a_look_at_the_folders_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However deep it lies; and while the folder is held open, without opening that again."""
+    folder = tmp_path / "a" / "b" / "c" / "d"
+    folder.mkdir(parents=True)
+    for number in range(10):
+        (folder / str(number)).touch()
+    calls: list[str] = []
+    for name in ("stat", "lstat", "open"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, real=real, name=name, **more: calls.append(name) or real(*a, **more))
+    storage = open_storage(folder)
+    for number in range(10):
+        with storage.open(str(number)):
+            """It is a regular file, by its descriptor."""
+    assert calls == ["open"] * 20
+    held = storage.hold()
+    calls.clear()
+    for number in range(10):
+        with held.open(str(number)):
+            """Likewise."""
+    assert calls == ["open"] * 10
+    held.let_go()
