@@ -131,6 +131,9 @@ def test_list_of_nothing(run: Run, tmp_path: Path, plain: Path):
 def test_a_name_cannot_steer_the_terminal(run: Run, folder: Path):
     (folder / "step-100").rename(folder / "step-\x1b[31m100")
     assert "\x1b" not in run("list", folder).out + run("forget", folder, "-l1", "--dry-run").out
+    other = folder / "other"
+    save({"w": torch.ones(2)}, storage_writer=streamxf.FileSystemWriter(other / "step-1\n\x1b[31m"))
+    assert run("latest", other).out == f"{other}/step-1\\n\\x1b[31m\n"
 
 
 def checkpoint_of_a_framework(folder: Path, kind: str) -> None:
