@@ -74,7 +74,7 @@ def unpack(
         Only items whose names begin with it are written, without it: ``"model."`` takes the model out of a training
         checkpoint.
     shard_size : int
-        Bytes of tensors in one file of a Hugging Face folder.
+        Bytes of tensors in one file of a Hugging Face folder; no other target may have it.
     skip_objects : bool
         Whether non-tensor objects may be left out if the format has no place for them.
     model : bool
