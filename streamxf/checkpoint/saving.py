@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import zlib
 from collections import deque
@@ -348,6 +349,8 @@ class Save:
             # what only stopped because something else failed says so; the cause is what people need
             causes = [error for error in self._failures if not isinstance(error, AbortedError)]
             cause = next(iter(causes or self._failures))
+            if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+                cause.add_note(f"the disk is too full for this save. {_ROOM}")
             try:
                 raise cause
             finally:  # or it would lead to itself and to all memory that was in use, until the garbage is collected
@@ -407,13 +410,18 @@ def is_exact(extensions: Extensions, volume: Volume) -> bool:
     return volume.plain or "encryption" in roles  # of which no file system makes less
 
 
+_ROOM = (
+    "Make room (`streamxf forget` removes checkpoints by rules, "
+    "`streamxf clean` what failed saves left), or save elsewhere"
+)
+
+
 def refuse(folder: str, needed: int, free: int, whose: str = "") -> NoReturn:
     sizes = [_shown(size) if _shown(needed) != _shown(free) else f"{size:,} bytes" for size in (needed, free)]
     raise NoSpaceError(
         f"the disk is too full for this save: at least {sizes[0]} are to be written to it{whose}, and "
         f"{sizes[1]} are free. A checkpoint that is there stays until the new one is published, so both need "
-        "space. Nothing was written. Make room (`streamxf forget` removes checkpoints by rules, `streamxf clean` what "
-        "failed saves left), or save elsewhere",
+        f"space. Nothing was written. {_ROOM}",
         file=folder,
     )
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from streamxf.errors import UnsupportedError
 from streamxf.format.items import ITEMSIZES, contiguous_strides, elements_size
+from streamxf.format.limits import MAX_RAW_SIZE
 from streamxf.torch_private import untyped_storage
 from streamxf.torchsave.tensors import STORAGES
 
@@ -97,6 +98,8 @@ def archive(pickled: bytes, sizes: Sequence[int] = (), crcs: Sequence[int] | Non
     """What stands around the elements of storages of `sizes` bytes in a file of ``torch.save`` with that pickle: one
     piece more than there are storages with elements. Without `crcs`, those of the storages, no record has a CRC-32.
     """
+    if sum(sizes) >= MAX_RAW_SIZE:
+        raise UnsupportedError(f"a file of {sum(sizes):,} bytes is more than torch.save's format is written for here")
     made = _Archive()
     for name, data in ("data.pkl", pickled), ("byteorder", b"little"), ("version", b"3\n"):
         if name == "version":

@@ -60,6 +60,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
     save({"w": torch.arange(100.0), "step": 7}, storage_writer=streamxf.FileSystemWriter(path))
     scripts = {
         "transcode": command("transcode", path, f"{path}-2"),
+        "demo": command("demo"),
         "verify": command("verify", path),
         "inspect": command("inspect", path),
         "diff": command("diff", path, path),
@@ -73,12 +74,12 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
 
 
 def test_a_command_says_which_torch_it_needs(done: dict[str, Done]):
-    assert done["transcode"].code == 2
-    (line,) = done["transcode"].err.splitlines()
-    assert line.startswith("streamxf transcode: torch 2.6.0 is too old: streamxf needs torch 2.7 or newer")
+    assert done["demo"].code == 2
+    (line,) = done["demo"].err.splitlines()
+    assert line.startswith("streamxf demo: torch 2.6.0 is too old: streamxf needs torch 2.7 or newer")
 
 
-@pytest.mark.parametrize("name", ["inspect", "diff", "verify"])
+@pytest.mark.parametrize("name", ["inspect", "diff", "verify", "transcode"])
 def test_what_needs_no_torch_works_with_any(done: dict[str, Done], name: str):
     assert (done[name].code, done[name].err) == (0, "")
 

@@ -262,7 +262,7 @@ def test_bytes_that_follow_for_ever_are_not_taken_in(row: Row) -> None:
             return count
 
     with streamxf.open(Endless(PLAIN.pack())) as file:
-        assert "follows" in str(row.refuse("endless", file.read, kind=ContainerError))
+        assert "behind the container's end" in str(row.refuse("endless", file.read, kind=ContainerError))
 
 
 def test_a_sparse_table_is_not_read_to_its_end(row: Row, tmp_path: Path) -> None:
