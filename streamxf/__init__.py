@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from streamxf.bar import ProgressBar as ProgressBar
     from streamxf.checkpoint.checkpoint import Checkpoint as Checkpoint
     from streamxf.codec import Codec as Codec
+    from streamxf.checkpoint.writer import CheckpointWriter as CheckpointWriter
     from streamxf.codecs.checksum import Checksum as Checksum
     from streamxf.codecs.encrypt import Encrypt as Encrypt
     from streamxf.codecs.floatzip import FloatZip as FloatZip
@@ -71,6 +72,7 @@ _NAMES = {
     "bar": "ProgressBar",
     "checkpoint.checkpoint": "Checkpoint",
     "codec": "Codec",
+    "checkpoint.writer": "CheckpointWriter",
     "codecs.checksum": "Checksum",
     "codecs.encrypt": "Encrypt",
     "codecs.floatzip": "FloatZip",

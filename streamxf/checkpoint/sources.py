@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamxf import engine
-from streamxf.buffers import flat_view
+from streamxf.buffers import Scratch, flat_view, scratches
 from streamxf.checkpoint.elements import Array, boxes_of_run, unsigned
-from streamxf.errors import UnsupportedError
+from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.format.header import Kind
-from streamxf.format.items import ITEMSIZES
+from streamxf.format.items import ITEMSIZES, elements_size
 from streamxf.stream.encoder import ByteSource, Load, MemorySource
 
 if TYPE_CHECKING:
@@ -77,6 +79,60 @@ class _Gathering:
 
     def release(self) -> None:
         """The memory belongs to the block."""
+
+
+class Chunks:
+    """Bytes that come in pieces, each of which may be changed as soon as the next one is asked for."""
+
+    def __init__(self, pieces: Iterable[Any], size: int) -> None:
+        self.size = size
+        self._pieces = map(flat_view, pieces)
+        self._rest = memoryview(b"")
+
+    def load(self, start: int, stop: int) -> Load:
+        made = _Collected(stop - start)
+        out = made.memory
+        while len(out):
+            part = self._next()[: len(out)]
+            out[: len(part)] = part
+            out, self._rest = out[len(part) :], self._rest[len(part) :]
+        if stop == self.size:
+            self._check_end()
+        return made
+
+    def _next(self) -> memoryview:
+        while not len(self._rest):
+            try:
+                self._rest = next(self._pieces)
+            except StopIteration:
+                raise ParameterError(f"the source has fewer bytes than the {self.size:,} of dtype and shape") from None
+        return self._rest
+
+    def _check_end(self) -> None:
+        if len(self._rest) or any(map(len, self._pieces)):
+            raise ParameterError(f"the source has more bytes than the {self.size:,} of dtype and shape")
+
+
+class _Collected:
+    """Memory of its own, which is used again for another block."""
+
+    lent = True
+
+    def __init__(self, size: int) -> None:
+        self._scratch: Scratch = scratches.take()
+        self.memory = self._scratch.take(0, size)
+
+    def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
+        return self.memory
+
+    def release(self) -> None:
+        scratches.give(self._scratch)
+
+
+def pieces_of(file: Any, step: int) -> Iterator[memoryview]:
+    """What a file has from where it stands to its end."""
+    while data := file.read(step):
+        yield memoryview(data)
 
 
 SMALL = 16 * 1024  # bytes; below, a copy of its own is cheaper than a buffer of the ring
@@ -281,3 +337,104 @@ class _Copied:
 
     def release(self) -> None:
         self.ring.give(self.buffer)
+
+
+# -- anything that is an array ------------------------------------------------------------
+
+_STEP = 2**20  # bytes that are read from a file at a time
+
+
+class Given(NamedTuple):
+    """A tensor that is to be saved; `properties` are as in `TensorItem`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    content: Content
+    properties: Mapping[str, bool | str] = {}
+
+
+def tensor_of(value: Any, dtype: Any, staging: Staging) -> Given | None:
+    """The tensor that `value` is, its elements taken as those of `dtype` if there is one; None if it is not one. Raises
+    UnsupportedError for arrays whose elements the format does not have, and sharded tensors; ParameterError if `dtype`
+    does not fit.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _of_torch(value, dtype, staging)
+    array = _array_of(value)
+    if array is None:
+        return _of_torch(torch.from_dlpack(value), dtype, staging) if hasattr(value, "__dlpack__") else None
+    name = array.dtype.name if dtype is None else _name(dtype, array.itemsize)
+    if name not in ITEMSIZES:
+        raise UnsupportedError(f"there are no tensors of dtype {name}; convert the array, or save it as a list")
+    return Given(name, tuple(array.shape), Content(_source_of(array), Kind.TENSOR))
+
+
+def tensor_in(pieces: Any, dtype: Any, shape: Sequence[int]) -> Given:
+    """A tensor whose elements come in pieces: from a file, or any iterable of bytes-like objects; or one such object.
+    Raises ParameterError if dtype or shape cannot be.
+    """
+    name = _name(dtype)
+    sizes = tuple(shape)
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise ParameterError(f"shape={shape!r:.80}: it is a sequence of whole numbers from 0")
+    with suppress(TypeError):
+        pieces = [memoryview(pieces)]
+    if hasattr(pieces, "read"):
+        pieces = pieces_of(pieces, _STEP)
+    if not isinstance(pieces, Iterable) or hasattr(pieces, "__dlpack__"):
+        raise ParameterError("shape= goes with bytes, an iterable of them, or a file; an array has a shape already")
+    return Given(name, sizes, Content(Chunks(pieces, elements_size(name, sizes)), Kind.TENSOR))
+
+
+def _of_torch(value: Any, dtype: Any, staging: Staging) -> Given:
+    if hasattr(value, "local_shards") or hasattr(value, "device_mesh"):
+        raise UnsupportedError(
+            "the tensor is sharded over several processes: save it with dcp.save, or give the whole of it (full_tensor)"
+        )
+    tensor = value.detach()
+    name = dtype_name(tensor.dtype) if dtype is None else _name(dtype, tensor.itemsize)
+    content = content_of(tensor, staging)
+    flags = {"requires_grad": value.requires_grad, "pin_memory": tensor.is_pinned()}
+    return Given(name, tuple(tensor.shape), content, {flag: True for flag, is_set in flags.items() if is_set})
+
+
+def _array_of(value: Any) -> Array | None:
+    """Anything that NumPy takes for an array without a copy; bytes are objects, as they are to DCP."""
+    if isinstance(value, bytes | bytearray | str | int | float):
+        return None
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+        return value if isinstance(value, numpy.ndarray) else None
+    if hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__"):
+        import numpy as np
+
+        with suppress(BufferError, RuntimeError, TypeError, ValueError):  # of a device, or a dtype that dlpack has not
+            return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+        return np.asarray(value) if hasattr(value, "__array__") else None
+    try:
+        view = memoryview(value)
+    except TypeError:
+        return None
+    import numpy as np
+
+    return np.asarray(view)
+
+
+def _source_of(array: Array) -> ByteSource:
+    little = array.dtype.newbyteorder("<") == array.dtype
+    if little and array.flags.c_contiguous:
+        return MemorySource(flat_view(array.reshape(-1).view("u1").data))
+    return Gathered.of_array(array.view(unsigned(array.itemsize)) if little else array)
+
+
+def _name(dtype: Any, itemsize: int | None = None) -> str:
+    """The name of a dtype that was given, for elements of `itemsize` bytes."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in ITEMSIZES:
+        raise ParameterError(f"dtype={dtype!r:.80}: it is the name of a dtype, such as 'bfloat16'")
+    if itemsize not in (None, ITEMSIZES[name]):
+        raise ParameterError(
+            f"dtype={name!r}: the array's elements have {itemsize} bytes, and its own {ITEMSIZES[name]}"
+        )
+    return name

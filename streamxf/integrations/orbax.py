@@ -11,16 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from torch.distributed.checkpoint import state_dict_saver as dcp
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import access_for, chain_and_ring
-from streamxf.checkpoint.checkpoint import Checkpoint, ObjectHandle, TensorHandle, as_torch
-from streamxf.dcp.writer import FileSystemWriter
+from streamxf.checkpoint.checkpoint import Checkpoint, ObjectHandle, TensorHandle
+from streamxf.checkpoint.writer import CheckpointWriter
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError
-from streamxf.format.index import from_json, to_json
+from streamxf.format.index import from_json
 from streamxf.format.items import ITEMSIZES
 from streamxf.format.names import GLOBAL
 from streamxf.keys import KeysLike
@@ -30,17 +27,6 @@ from streamxf.wording import some
 
 _STOCK = "_METADATA"  # the tree of what orbax itself has saved
 _TREE = "orbax_tree"  # an attribute of DCP's metadata
-
-
-class _Planner(DefaultSavePlanner):
-    def __init__(self, tree: Any) -> None:
-        super().__init__()
-        self._tree = tree
-
-    def create_global_plan(self, all_plans: list[Any]) -> tuple[list[Any], Any]:
-        plans, metadata = super().create_global_plan(all_plans)
-        setattr(metadata, _TREE, self._tree)
-        return plans, metadata
 
 
 class ChainHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax is not there when types are checked
@@ -64,20 +50,12 @@ class ChainHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax i
             )
         # copies: the caller may donate its arrays to the next step
         state = {name: _stored(name, leaf) for name, leaf in _named(tree)[0].items()}
-
-        outline = _outline(tree)
-        try:
-            to_json(outline)
-        except MetadataError as error:
-            raise UnsupportedError(f"streamxf.integrations.orbax does not save this tree: {error.message}") from None
+        writer = CheckpointWriter(folder, self._chain, overwrite=True, extra={_TREE: _outline(tree)})
 
         async def write() -> None:
-            try:
-                writer = FileSystemWriter(folder, chain=self._chain)
-                dcp.save(state, storage_writer=writer, planner=_Planner(outline), no_dist=True)
-            except CheckpointException as error:  # which `except Exception` does not catch
-                ((failure, _),) = error.failures.values()
-                raise failure from None
+            with writer:
+                for name, leaf in state.items():
+                    writer.add(name, leaf, copy=False)
 
         return ocp.future.CommitFutureAwaitingContractedSignals(write(), name="streamxf")
 
@@ -206,7 +184,7 @@ def _stored(name: str, leaf: Any) -> Any:
     array = np.array(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
     if array.dtype.name not in ITEMSIZES:
         raise UnsupportedError(f"streamxf.integrations.orbax does not save dtype {array.dtype}", item=name)
-    return as_torch(array, array.dtype.name)
+    return array
 
 
 def _restored(stored: TensorHandle | ObjectHandle, leaf: Any) -> Any:

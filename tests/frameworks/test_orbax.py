@@ -194,7 +194,7 @@ def test_an_error_of_the_background_is_raised(tmp_path: Path, monkeypatch: pytes
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr("streamxf.integrations.orbax.FileSystemWriter.write_data", fail)
+    monkeypatch.setattr("streamxf.integrations.orbax.CheckpointWriter.add", fail)
     saver = manager(tmp_path)
     saver.save(1, args=ocp.args.StandardSave(tree()))
     with pytest.raises(OSError, match="no room"):

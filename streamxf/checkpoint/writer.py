@@ -1,0 +1,312 @@
+"""`CheckpointWriter`: a checkpoint of DCP written without DCP, item by item, from one process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Self
+
+from streamxf.chain import ChainLike
+from streamxf.checkpoint.assembling import assemble, placed
+from streamxf.checkpoint.destination import Destination
+from streamxf.checkpoint.pickled import PLANNER_DATA, plain_members
+from streamxf.checkpoint.publish import publish
+from streamxf.checkpoint.saving import DataFile, Save, planned_size
+from streamxf.checkpoint.sources import Content, Given, Staging, tensor_in, tensor_of
+from streamxf.errors import AbortedError, MetadataError, ParameterError, located
+from streamxf.format.header import Identity, Kind
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, check_name, is_path
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.keys import KeysLike, SignerLike
+from streamxf.progress import Progress
+from streamxf.report import SaveReport
+from streamxf.stream.encoder import MemorySource
+from streamxf.torchsave.writing import saved
+
+_NOWHERE = Place("", 0, 0, ())
+
+
+class CheckpointWriter:
+    """Writes a DCP checkpoint from one process, without DCP, and without torch unless it is given torch's tensors::
+
+        with streamxf.CheckpointWriter("checkpoint", chain="zstd+checksum") as writer:
+            writer["layers.0.weight"] = array
+            writer["step"] = 100
+
+    It is published in one step when the ``with`` block is left. If that ends by an exception, nothing is published, and
+    what was written is removed. `Checkpoint` reads it, and ``dcp.load``, as if ``dcp.save`` had written it.
+
+    Each item is written when it is given, and encoded in parallel. Memory holds a few blocks, however large an item is.
+
+    Parameters
+    ----------
+    path : path or str
+        The checkpoint's folder, which is made if there is none, or its URL.
+    chain : Chain, str or codecs, optional
+        What the data flows through; by default `FloatZip`, and `Encrypt` if there are recipients.
+    recipients : Key, bytes, location or several, optional
+        Who may read it, for the word ``encrypt`` in the chain's text form, or for the default chain.
+    signer : SigningKey or location, optional
+        Signs it, as in `Encrypt`.
+    overwrite : bool
+        Whether a checkpoint that is there is replaced.
+    extra : mapping, optional
+        Plain data that is stored with the items: `Checkpoint` has it in ``metadata[0].index.extra``, torch's readers as
+        attributes of DCP's metadata, so its names are those of Python.
+    block_size : int
+        As in `FileSystemWriter`.
+    progress : Progress, optional
+    storage_options : mapping, optional
+        fsspec's, for a URL.
+
+    Attributes
+    ----------
+    save_id : str or None
+        Which save it is, once it is published.
+    report : SaveReport or None
+        What was written, once it is published.
+
+    Raises
+    ------
+    FileExistsError
+        If there is a checkpoint, and `overwrite` is False.
+    ParameterError, ChainError, KeyMissingError
+        If the arguments cannot work together.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        chain: ChainLike | None = None,
+        *,
+        recipients: KeysLike = None,
+        signer: SignerLike | None = None,
+        overwrite: bool = False,
+        extra: Mapping[str, Any] | None = None,
+        block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+        progress: Progress | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._to = Destination.of(
+            path,
+            chain,
+            encrypt_to=recipients,
+            signer=signer,
+            overwrite=overwrite,
+            block_size=block_size,
+            storage_options=storage_options,
+        )
+        self._extra = _extra(extra or {})
+        self._progress = progress
+        self._items: dict[str, Item] = {}
+        self._use = threading.Lock()
+        self._state = "new"
+        self.save_id: str | None = None
+        self.report: SaveReport | None = None
+
+    def __enter__(self) -> Self:
+        if self._state != "new":
+            raise ParameterError("a CheckpointWriter writes one checkpoint: make another one")
+        self._state, self._pid, self._begin = "failed", os.getpid(), perf_counter()
+        to = self._to
+        self._made = to.storage.make_folder()
+        self._save = Save(to.storage, to.extensions.renew(), to.block_log2, sync=True, progress=self._progress)
+        self._save.place = self._save.enter().mount()
+        self._staging = Staging(1 << to.block_log2)
+        self._opened = ExitStack()
+        self._file: DataFile | None = None
+        self._state = "open"
+        return self
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Write an item, as `add` does."""
+        self.add(name, value)
+
+    def add(
+        self,
+        name: str,
+        value: Any,
+        *,
+        dtype: Any = None,
+        shape: Sequence[int] | None = None,
+        copy: bool = True,
+        path: Sequence[str | int] | None = None,
+    ) -> None:
+        """Write an item.
+
+        NumPy arrays and torch tensors are stored as tensors, and so is whatever has ``__dlpack__``,
+        ``__array_interface__`` or the buffer protocol, such as arrays of JAX or a memoryview. Anything else, bytes
+        among it, is stored as an object, as ``torch.save`` writes it.
+
+        Parameters
+        ----------
+        name : str
+            Each item has a name of its own.
+        value
+            The item; with `shape` the bytes of its elements, row-major and little-endian: a bytes-like object, an
+            iterable of such, each of which may be changed when the next one is asked for, or a file that is read from
+            where it stands to its end.
+        dtype : str or dtype, optional
+            What the elements are, as torch names it: ``"bfloat16"``. Of an array it is known, unless its elements stand
+            for others of the same size, such as ``uint8`` for ``float8_e4m3fn``.
+        shape : sequence of int, optional
+            Of a tensor whose elements come as bytes.
+        copy : bool
+            Whether the memory of `value` may be changed when this returns. If not, it must stay as it is until the
+            ``with`` block is left, and less time is spent on waiting.
+        path : sequence of str and int, optional
+            Where the item stands in a nested state dict: keys of dicts and indices of lists; by default the name alone.
+
+        Raises
+        ------
+        ParameterError
+            If the name or an argument cannot be, or after an error, or outside of the ``with`` block.
+        UnsupportedError
+            If the checkpoint has no place for it.
+        OSError, StreamxfError
+            If it could not be written. After any error nothing is published.
+        """
+        if not self._use.acquire(blocking=False):
+            raise ParameterError("the writer is in use: by another thread, or by what is just being written")
+        try:
+            self._check_open()
+            self._state = "failed"  # unless all goes well
+            with located(item=name if isinstance(name, str) else None):
+                self._add(name, value, dtype, shape, copy, path)
+            self._state = "open"
+        finally:
+            self._use.release()
+
+    def _add(
+        self,
+        name: str,
+        value: Any,
+        dtype: Any,
+        shape: Sequence[int] | None,
+        copy: bool,
+        path: Sequence[str | int] | None,
+    ) -> None:
+        where = self._checked(name, path)
+        given = tensor_of(value, dtype, self._staging) if shape is None else tensor_in(value, dtype, shape)
+        if given is not None:
+            origin = (0,) * len(given.shape)
+            chunk = Chunk(origin, given.shape, _NOWHERE, framed=False)
+            item: Item = TensorItem(name, given.dtype, given.shape, (chunk,), where, given.properties)
+            part = Identity(b"", Kind.TENSOR, name, given.dtype, origin, given.shape, given.shape)
+        elif dtype is not None:
+            raise ParameterError("dtype= goes with arrays and bytes")
+        else:
+            given = Given("", (), Content(MemorySource(memoryview(saved(value))), Kind.OBJECT))
+            item, part, copy = ObjectItem(name, _NOWHERE, where), Identity(b"", Kind.OBJECT, name), False
+        self._write(part, given.content, copy and shape is None)
+        self._items[name] = item
+
+    def _checked(self, name: str, path: Sequence[str | int] | None) -> tuple[str | int, ...]:
+        try:
+            check_name(name)
+        except MetadataError as error:
+            raise ParameterError(f"name={name!r:.80}: {error.message}") from None
+        if name in self._items:
+            raise ParameterError("two items have this name")
+        where = (name,) if path is None else tuple(path)
+        if not is_path(where):
+            raise ParameterError(f"path={path!r:.80}: it is a sequence of keys and indices")
+        return where
+
+    def _write(self, part: Identity, content: Content, copy: bool) -> None:
+        if self._file is None:
+            path = self._save.file_name(0, 0)
+            raw = self._opened.enter_context(self._save.storage.create(path))
+            self._file = DataFile(raw, path, self._save)
+        source = content.source
+        if copy and isinstance(source, MemorySource) and source.size <= 1 << self._to.block_log2:
+            content, copy = Content(MemorySource(memoryview(bytes(source.data))), content.kind), False
+        if self._progress is not None:
+            self._progress.expect(planned_size(part))
+        self._save.add(self._file, part, content)
+        if copy:
+            self._file.settle()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        failed, self._state = self._state == "failed", "over"
+        if self._pid != os.getpid():  # the parent goes on
+            if error is None:
+                raise AbortedError("a child process has no part in a save that its parent began; nothing was changed")
+            return
+        try:
+            if error is not None or failed:
+                self._give_up(error)
+            if error is None and failed:
+                raise ParameterError("an item could not be written, so nothing was published")
+            if error is None:
+                self._publish()
+        finally:
+            self._save.leave()
+            self._file = None
+
+    def _publish(self) -> None:
+        save, to = self._save, self._to
+        try:
+            files = []
+            if self._file is not None:
+                self._file.finish()
+                self._opened.close()
+                files.append(save.stored(self._file))
+                save.storage.sync()
+            _, text = save.refused_objects()
+            if text:
+                warnings.warn(text, stacklevel=4)  # an error if the process's filters say so
+            save_id, records = os.urandom(16).hex(), [file.record for file in files]
+            items = placed(self._items.values(), files, save.extensions)
+            made = assemble(items, records, save.extensions, save_id, to.storage.given, extra=self._extra)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        try:
+            publish(save.storage, *made, records, overwrite=to.overwrite, sync=True)
+        except BaseException:
+            self._remove_folders()
+            raise
+        self.save_id, self.report = save_id, SaveReport.of(save.meter, perf_counter() - self._begin)
+
+    def _give_up(self, error: BaseException | None) -> None:
+        """Remove what was written, after `error`."""
+        file, storage = self._file, self._save.storage
+        if file is not None:
+            file.cancel()
+            reason = error or AbortedError("an item could not be written")
+            with suppress(Exception):  # what is removed next need not be complete
+                self._opened.__exit__(type(reason), reason, reason.__traceback__)
+            for name, why in storage.remove([file.path]).items():
+                reason.add_note(f"{name} could not be removed: {type(why).__name__}: {why}")
+        self._remove_folders()
+
+    def _remove_folders(self) -> None:
+        with suppress(OSError):  # it is not empty, or was removed
+            for folder in self._made:
+                folder.rmdir()
+
+    def _check_open(self) -> None:
+        if self._state == "open" and self._pid != os.getpid():
+            raise AbortedError("a child process has no part in a save that its parent began")
+        if self._state != "open":
+            raise ParameterError(
+                {
+                    "new": "items are written in the `with` block of a CheckpointWriter",
+                    "failed": "an item could not be written, so nothing will be published",
+                    "over": "the `with` block was left: make another CheckpointWriter",
+                }[self._state]
+            )
+
+
+def _extra(extra: Mapping[str, Any]) -> dict[str, Any]:
+    if PLANNER_DATA in extra:
+        raise ParameterError(f"extra= has {PLANNER_DATA!r}, which holds the items' paths")
+    return plain_members(extra, "extra= has")
