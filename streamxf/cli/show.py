@@ -239,7 +239,7 @@ def as_json(facts: Mapping[str, Any], budget: Budget | None = None) -> None:
     and a `path` is without the password of a URL.
     """
     facts = {"json_version": JSON_VERSION, **facts}
-    if "path" in facts:
+    if facts.get("path"):
         facts["path"] = redacted(facts["path"])
     text = io.StringIO()
     for piece in _pieces(facts):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.publish import made_by_writers
-from streamxf.errors import ContainerError, KeyServiceError, MetadataError, StreamxfError
+from streamxf.errors import ContainerError, KeyServiceError, MetadataError, StreamxfError, escaped
 from streamxf.format.names import is_metadata_name, made_by_saves, metadata_among
 from streamxf.format.run import RunFacts
 from streamxf.manager.authority import Authority
@@ -73,7 +73,7 @@ class Folder:
         for file in filter(SUPPLEMENT.fullmatch, self.top):
             said, doubt = self.note(file, Supplement.of_json)
             if said is None or doubt:
-                _log.warning("%s is ignored: %s", self.place.full(file), doubt)
+                _log.warning("%s is ignored: %s", escaped(self.place.full(file)), doubt)
                 lost = True
             elif said.save_id == save_id:
                 found.append(said)

@@ -67,6 +67,7 @@ def without_what_varies(text: str) -> str:
     text = re.sub(r"\s+", " ", text)
     text = re.sub(r"[0-9a-f]{32}|[0-9a-f]{16}", "<id>", text)
     text = re.sub(r"[─═]+", "<rule>", text)
+    text = re.sub(r"\b[MG]B/s", "<rate>", text)
     text = re.sub(r"\d+ workers?\b", "<n> workers", text)
     text = re.sub(r"\b(streamxf|torch) \d\S*", r"\1 <version>", text)
     text = re.sub(r"(?<![\w.])[\d,.]+ (?=s\b)|(?<![\w.])[\d,]+\.\d\d(?!\d)", "<n> ", text)

@@ -87,8 +87,8 @@ def test_five_hundred(several: Path) -> None:
     assert len(report.splitlines()) < 30
     found = str(streamxf.salvage(several, keys=KEY))
     assert found.startswith(f"0 items salvaged, {MANY} damaged, 0 missing\n")
-    assert found.endswith(f"damaged: {MANY - 20} more")
-    assert len(found.splitlines()) == 22
+    assert f" and {MANY - 5} more: " in found
+    assert len(found.splitlines()) == 2  # what went with one file
 
 
 def test_what_was_not_checked_is_counted(one: Path, several: Path) -> None:
