@@ -99,7 +99,7 @@ def archive(pickled: bytes, sizes: Sequence[int] = (), crcs: Sequence[int] | Non
     piece more than there are storages with elements. Without `crcs`, those of the storages, no record has a CRC-32.
     """
     if sum(sizes) >= MAX_RAW_SIZE:
-        raise UnsupportedError(f"a file of {sum(sizes):,} bytes is more than torch.save's format is written for here")
+        raise UnsupportedError(f"torch.save file of {sum(sizes):,} bytes not written: the limit is {MAX_RAW_SIZE:,}")
     made = _Archive()
     for name, data in ("data.pkl", pickled), ("byteorder", b"little"), ("version", b"3\n"):
         if name == "version":
