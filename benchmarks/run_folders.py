@@ -33,6 +33,7 @@ CHAIN = "floatzip+checksum"
 CACHE = ".streamxf"
 
 _APART = 60.0  # seconds
+_SETTLED = 3.0  # seconds after which a local folder's times show its next change, so that what is in it is remembered
 _PART = 250
 
 
@@ -95,6 +96,7 @@ class Place:
             for _ in pool.map(copy, steps):
                 """Raises what failed."""
         os.sync()  # or the disk would be busy with them
+        time.sleep(_SETTLED)
 
 
 def save_run(saved: Path, count: int) -> None:
