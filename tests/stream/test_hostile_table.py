@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 from pathlib import Path
 
 import pytest
 from crc32c import crc32c
+from forge import prefix_of
+from samples import data_of, encode
 
 import streamxf
 from streamxf.errors import ContainerError
 from streamxf.format.container import NEED_DATA, Block, ContainerParser
 from streamxf.format.header import Header
-from streamxf.storage.source import FileSlice
+from streamxf.storage.source import READ_WHOLE, FileSlice
 from streamxf.stream import container
 from streamxf.stream.container import BlockReader, CheckSize, read_header
 
@@ -92,6 +95,17 @@ def test_a_table_of_any_length_is_read(tmp_path: Path, count: int, monkeypatch: 
         file.seek(-3, os.SEEK_END)
         assert file.tell() == BLOCK * (count - 1)
         assert file.read() == b"end"
+
+
+def test_a_table_that_the_first_read_has_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tail = 8 * 10 + 32
+    monkeypatch.setattr(container, "_TAIL_GUESS", tail)
+    source = Counting(io.BytesIO(encode(data_of(9 * BLOCK + 77), [streamxf.ZStandard()])), len(prefix_of()))
+    assert source.length > READ_WHOLE
+    header = read_header(source)
+    before = source.done
+    assert BlockReader(source, header, None).count == 10
+    assert source.done - before == tail
 
 
 def test_a_pipe_ends_at_the_first_wrong_entry() -> None:

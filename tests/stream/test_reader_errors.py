@@ -12,6 +12,9 @@ from samples import BLOCK, FULL, KEY, OneWay, data_of, encode
 
 import streamxf
 from streamxf.errors import AbortedError, ContainerError, KeyMissingError, PolicyError, StreamxfError
+from streamxf.keys import KeyRing
+from streamxf.registry import CodecRegistry
+from streamxf.stream.plain import read_file
 
 DATA = data_of(3 * BLOCK + 9)
 FILE = encode(DATA, FULL)
@@ -168,6 +171,15 @@ def test_with_keys_what_is_not_encrypted_is_refused(read):
     with pytest.raises(PolicyError, match="leave the keys out if you know that it was not encrypted"):
         streamxf.open(read(plain), keys=KEY)
     with streamxf.open(read(plain)) as file:
+        assert file.read() == DATA
+
+
+@pytest.mark.parametrize("read", [io.BytesIO, OneWay])
+def test_where_only_encrypted_files_are_read_others_are_refused_without_a_key(read):
+    plain = encode(DATA, [streamxf.ZStandard()])
+    with pytest.raises(PolicyError, match="the chain in use encrypts"):
+        read_file(read(plain), KeyRing(), CodecRegistry(), encrypted=True)
+    with read_file(read(FILE), KeyRing([KEY]), CodecRegistry(), encrypted=True) as file:
         assert file.read() == DATA
 
 
