@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from polling import wait_until
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -46,10 +47,7 @@ def interrupted(
         streams = (nothing.fileno(), nothing.fileno(), shown.fileno())
         process = preloaded.start(arguments, streams)
         try:
-            end = time.monotonic() + LIMIT
-            while process.poll() is None and not when(process.pid):
-                assert time.monotonic() < end, "it never came so far"
-                time.sleep(0.001)
+            wait_until(lambda: process.poll() is not None or when(process.pid))
             time.sleep(wait)
             process.send_signal(number)
             return _as_a_shell_shows_it(process.wait()), os.pread(shown.fileno(), 2**16, 0).decode()
@@ -151,10 +149,7 @@ def _links(process: int) -> list[str]:
 @pytest.mark.parametrize("wait", [0.0, 0.3])
 def test_while_torch_is_imported(weights: Path, wait: float):
     process = begun(["verify", weights], signal.SIGINT, signal.SIG_DFL)
-    end = time.monotonic() + LIMIT
-    while process.poll() is None and not is_importing_torch(process.pid):
-        assert time.monotonic() < end, "it never came so far"
-        time.sleep(0.001)
+    wait_until(lambda: process.poll() is not None or is_importing_torch(process.pid))
     time.sleep(wait)
     process.send_signal(signal.SIGINT)
     _, shown = process.communicate(timeout=LIMIT)

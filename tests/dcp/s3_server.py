@@ -9,11 +9,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from polling import wait_until
 
 ACCESS, SECRET = "streamxf-test", "a-secret-of-the-test"
 START_SECONDS = 240
@@ -107,17 +108,17 @@ def _wait_for_bucket(url: str, server: subprocess.Popen[bytes], log: Path) -> No
     from botocore.exceptions import BotoCoreError, ClientError
 
     client = client_of(url)
-    deadline = time.monotonic() + START_SECONDS
-    while True:
+
+    def is_ready() -> bool:
         try:
             if not client.list_buckets()["Buckets"]:
                 client.create_bucket(Bucket="checkpoints")
             client.put_object(Bucket="checkpoints", Key="ready", Body=b"yes")
-            return
-        except (BotoCoreError, ClientError) as error:  # refused connections, then those of a server that is not ready
-            if server.poll() is not None or time.monotonic() > deadline:
-                tail = log.read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"SeaweedFS did not start: {tail}") from error
+        except (BotoCoreError, ClientError):  # refused connections, then those of a server that is not ready
+            assert server.poll() is None, f"SeaweedFS did not start: {log.read_text(errors='replace')[-2000:]}"
+            return False
         finally:
             client.close()
-        time.sleep(0.1)
+        return True
+
+    wait_until(is_ready, START_SECONDS, pause=0.1)

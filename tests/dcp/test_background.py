@@ -6,7 +6,6 @@ import gc
 import inspect
 import io
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from polling import wait_until
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.checkpoint import staging
@@ -309,8 +309,10 @@ def test_a_save_that_somebody_waits_for_is_not_logged(tmp_path: Path, told: Told
     with ThreadPoolExecutor(1) as pool:
         error = pool.submit(training).exception(LIMIT)
     assert str(error) == "of the training itself"
-    time.sleep(0.05)
-    assert not told.records
+    nobody_waits: Any = Failing("resolve_data", ValueError("of the last save"))
+    in_background({"w": torch.ones(5)}, storage_writer=writer_for(tmp_path / "other"), planner=nobody_waits)
+    assert "of the last save" in told.wait()  # what was to be logged before has been
+    assert len(told.records) == 1
     assert load({"w": torch.zeros(5)}, tmp_path)["w"].all()
 
 
@@ -325,12 +327,12 @@ def test_a_writer_keeps_no_memory_of_a_save_that_failed(tmp_path: Path, told: To
     gone = weakref.ref(staged.pop()["weight"])
     del planner
     told.records.clear()
-    for _ in range(100):  # the pool's thread may be about to let go of it
+
+    def is_gone() -> bool:
         gc.collect()
-        if gone() is None:
-            break
-        time.sleep(0.05)
-    assert gone() is None
+        return gone() is None
+
+    wait_until(is_gone)  # the pool's thread may be about to let go of it
 
 
 # -- two at the same time --------------------------------------------------------------------------

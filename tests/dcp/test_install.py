@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from polling import wait_until
 from torch.distributed.checkpoint import FileSystemReader as ReaderNamedBefore
 from torch.distributed.checkpoint import FileSystemWriter as WriterNamedBefore
 from torch.distributed.checkpoint import HuggingFaceStorageWriter, filesystem
@@ -314,11 +316,12 @@ def in_child(action: Callable[[], Any]) -> int:
 
 def test_a_child_that_is_forked_meanwhile_has_all_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A fork in the middle would leave the child a lock that no thread of its own releases."""
-    begun, points, made = threading.Event(), installing._points, []
+    begun, forks, points, made = threading.Event(), threading.Event(), installing._points, []
+    os.register_at_fork(before=forks.set)
 
     def slowly() -> Any:
         begun.set()
-        time.sleep(0.5)  # within which the fork begins
+        assert forks.wait(120)
         return points()
 
     monkeypatch.setattr(installing, "_points", slowly)
@@ -513,16 +516,17 @@ def test_threads(tmp_path: Path) -> None:
     """An installation is the process's. Threads that undo theirs out of order are told, and may try again."""
     together = threading.Barrier(8)
 
+    def undone(installation: Any) -> bool:
+        with suppress(UnsupportedError):  # another thread's lies on top
+            installation.uninstall()
+        return installation not in installing._stack
+
     def installs(number: int) -> None:
         together.wait(120)
         for _ in range(20):
             installation = streamxf.install("floatzip" if number % 2 else "zstd")
             assert chain_of(tmp_path) != "none"
-            while installation in installing._stack:
-                try:
-                    installation.uninstall()
-                except UnsupportedError:  # another thread's lies on top
-                    time.sleep(0.001)
+            wait_until(partial(undone, installation))
 
     with ThreadPoolExecutor(8) as threads:
         [*threads.map(installs, range(8))]

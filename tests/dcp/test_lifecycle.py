@@ -27,14 +27,15 @@ from .helpers import KEY, full_chain, index_of, load_with, refused
 STATE = {"a": torch.arange(100.0), "b": torch.arange(100.0) + 1}
 
 IN_THE_BACKGROUND = """
-import sys, time
+import sys, threading, time
 import torch
 import torch.distributed.checkpoint as dcp
 import streamxf
 
 class Slow(streamxf.FileSystemWriter):
     def write_data(self, plan, planner):
-        time.sleep(1)  # by now the script has ended
+        while not threading._SHUTTING_DOWN:  # the script has ended then
+            time.sleep(0.001)
         return super().write_data(plan, planner)
 
 state = {"a": torch.arange(100.0), "b": torch.arange(100.0) + 1}

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from polling import wait_until
 
 from streamxf import engine
 from streamxf.engine import Engine, Job, JobBudget, Pipeline, worker_count
@@ -33,13 +34,6 @@ def own_engine(monkeypatch) -> Engine:
 
 def fail(error: BaseException) -> None:
     raise error
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until it holds, however busy the machine is; what does not come to hold is asserted elsewhere."""
-    deadline = time.monotonic() + 60
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.001)
 
 
 def taken(pipeline: Pipeline[Any], calls: Iterable[Callable[[], Any]], size: int = 1) -> list[Any]:
@@ -234,7 +228,8 @@ def test_the_first_error_surfaces_and_cancels_the_rest(error, monkeypatch):
     assert caught.value is error
     assert results in ([], [0])  # what was there in the call that raised is dropped with the rest
     after = list(ran)
-    time.sleep(0.05)
+    meeting = threading.Barrier(WORKERS)
+    taken(Pipeline(), [meeting.wait] * WORKERS)  # each worker has done what was before these
     assert ran == after, "jobs went on after the error"
     assert len(ran) < LIMIT
     assert [*pipeline.results()] == []
@@ -282,7 +277,7 @@ def test_an_interrupt_of_cancel_is_raised_when_nothing_runs(monkeypatch):
     monkeypatch.setattr(Job, "wait", wait)
     pipeline: Pipeline[Any] = Pipeline()
     pipeline.submit(lambda: goes_on.wait(60) and done.set(), 1)
-    eventually(lambda: pipeline._flying[0]._begun)
+    wait_until(lambda: pipeline._flying[0]._begun)
     with pytest.raises(KeyboardInterrupt, match="second"):
         pipeline.cancel()
     assert done.is_set()
@@ -308,7 +303,7 @@ def test_a_stream_may_be_dropped_within_one_of_its_own_jobs(own_engine):
     assert finished.wait(60)
     for _ in range(WORKERS):  # both workers are free again, so the job is over
         own_engine.submit(Job(lambda: None)).result(60)
-    eventually(lambda: not own_engine.budget.jobs)
+    wait_until(lambda: not own_engine.budget.jobs)
 
 
 def job_of(size: int) -> Job[None]:
@@ -365,7 +360,7 @@ def test_an_idle_stream_takes_no_other_streams_turn(own_engine):
     for _ in range(LIMIT):
         idle.submit(submitted.wait, 1)
     submitted.set()
-    eventually(lambda: not own_engine.budget.jobs)
+    wait_until(lambda: not own_engine.budget.jobs)
     assert (own_engine.budget.jobs, own_engine.budget.bytes) == (0, LIMIT)
     gate = threading.Event()
     busy = Pipeline()
@@ -393,7 +388,7 @@ def test_an_error_does_not_keep_its_job_alive(own_engine):
         pipeline: Pipeline[None] = Pipeline()
         pipeline.submit(partial(fail, ValueError()), 1)
         pipeline.abandon()
-        eventually(lambda: not own_engine.budget.bytes)
+        wait_until(lambda: not own_engine.budget.bytes)
         assert own_engine.budget.bytes == 0
     finally:
         gc.enable()
@@ -447,4 +442,4 @@ def test_dropped_pipelines_leave_nothing_behind(own_engine):
         pipeline.abandon()
         del pipeline
     gc.collect()
-    eventually(lambda: not own_engine.budget.jobs)
+    wait_until(lambda: not own_engine.budget.jobs)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ def main(what: str, run: str, said: str, keyed: str) -> None:
     def waits(storage: Storage, name: str, *arguments: Any, **more: Any) -> None:
         if name == ".metadata" and what == "save":
             Path(said).write_text("begun")
-            time.sleep(1000)
+            signal.pause()
         put(storage, name, *arguments, **more)
 
     LocalStorage.put = waits  # type: ignore[method-assign]
@@ -31,7 +31,7 @@ def main(what: str, run: str, said: str, keyed: str) -> None:
         manager.save(1, state_at(1))
         manager.wait()
         Path(said).write_text("saved 1")
-        time.sleep(1000)
+        signal.pause()
 
 
 if __name__ == "__main__":

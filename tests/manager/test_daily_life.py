@@ -18,6 +18,7 @@ import fsspec
 import pytest
 import torch.distributed.checkpoint as dcp
 from dcp.s3_server import storage as s3_options
+from polling import wait_until
 
 import streamxf
 from streamxf.errors import AbortedError, KeyMissingError, NoCheckpointError, ParameterError
@@ -266,11 +267,11 @@ class Job:
         return self._process.pid
 
     def wait_for(self, word: str) -> None:
-        end = time.monotonic() + 120
-        while not (self._said.exists() and word in self._said.read_text()):
+        def has_said() -> bool:
             assert self._process.poll() is None, self._process.communicate()[1]
-            assert time.monotonic() < end
-            time.sleep(0.01)
+            return self._said.exists() and word in self._said.read_text()
+
+        wait_until(has_said)
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)

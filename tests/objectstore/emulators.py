@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import torch
 from dcp.fsspec_checks import assert_only_the_save_remains, fsspec_files, load_from, save_to
 from dcp.helpers import assert_same, error_of
+from polling import wait_until
 
 from streamxf.storage.remote import RemoteStorage
 from streamxf.storage.storage import Storage
@@ -30,13 +30,14 @@ def emulated(command: list[str], port: int, log: Path, **variables: str) -> Iter
     with log.open("wb") as written:
         server = subprocess.Popen(command, cwd=log.parent, stdout=written, stderr=written, env=environment)
         try:
-            deadline = time.monotonic() + SECONDS
-            while True:
+
+            def listens() -> bool:
                 with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                    break
-                if server.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"the emulator did not start: {log.read_text(errors='replace')[-2000:]}")
-                time.sleep(0.1)
+                    return True
+                assert server.poll() is None, f"it did not start: {log.read_text(errors='replace')[-2000:]}"
+                return False
+
+            wait_until(listens, SECONDS, pause=0.02)
             yield
         finally:
             server.kill()

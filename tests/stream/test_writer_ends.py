@@ -9,11 +9,10 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from polling import wait_until
 from samples import BLOCK, FULL, KEY, READERS, data_of, encode
 
 import streamxf
@@ -119,13 +118,6 @@ def test_an_abort_waits_for_the_job_that_runs():
     threading.Timer(0.05, goes_on.set).start()
     file.abort()
     assert done.is_set()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 FORK = """
