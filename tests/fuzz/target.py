@@ -51,6 +51,7 @@ NAMES = (
     "metadata",
     "note",
     "stock",
+    "unpickler",
     "checkpoint",
     "salvage",
     "torchfile",

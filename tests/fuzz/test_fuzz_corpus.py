@@ -11,6 +11,7 @@ from fuzz.oracle import Finding
 from fuzz.target import CORPUS, NAMES, corpus_of, find
 from streamxf import LZ4, ZStandard
 from streamxf.descriptor import Descriptor
+from streamxf.torchsave.unpickler import Unpickler
 
 MOST_BYTES = 1 << 20
 
@@ -81,6 +82,13 @@ def test_what_only_streamxf_refuses_is_found(monkeypatch):
     monkeypatch.setattr("streamxf.codecs.frames.MAX_WINDOW", 1)
     with pytest.raises(Finding, match="only streamxf refuses"):
         run_seeds("codecs")
+
+
+def test_another_reading_of_a_pickle_is_found(monkeypatch):
+    right = Unpickler._fill_list
+    monkeypatch.setattr(Unpickler, "_fill_list", lambda self, items: right(self, items[::-1]))
+    with pytest.raises(Finding, match="to C's unpickler"):
+        run_seeds("unpickler")
 
 
 def test_memory_is_watched(monkeypatch):
