@@ -6,18 +6,12 @@ import hashlib
 
 import crc32c
 import pytest
+from blocks import info
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf import Checksum
-from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.errors import ChecksumError, CodecError
-
-
-def info() -> BlockInfo:
-    stream = StreamInfo(1 << 16, bytes(32), bytes(32))
-    return BlockInfo(0, True, 1 << 16, None, stream, lambda size: memoryview(bytearray(size)))
-
 
 DIGESTS = {
     "crc32c": lambda data: crc32c.crc32c(data).to_bytes(4, "little"),

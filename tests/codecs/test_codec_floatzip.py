@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from blocks import info
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamxf
-from streamxf.buffers import Scratch
-from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.codecs.floatzip.coding import pack_into, unpack
 from streamxf.codecs.floatzip.levels import level_into, unlevel
 from streamxf.codecs.floatzip.planes import Workspace
@@ -54,17 +52,12 @@ class TestFloatZip(CodecConformance):
     codec = streamxf.FloatZip()
 
 
-def info(dtype: str | None, limit: int, row: int | None = None) -> BlockInfo:
-    stream = StreamInfo(MIB, bytes(32), bytes(32), None, dtype, row)
-    return BlockInfo(0, True, limit, None, stream, partial(Scratch().take, 0))
-
-
 def stored(block: bytes, dtype: str | None, row: int | None = None) -> bytes:
-    return bytes(streamxf.FloatZip().encode(memoryview(block), info(dtype, stage_limit(MIB), row)))
+    return bytes(streamxf.FloatZip().encode(memoryview(block), info(stage_limit(MIB), dtype, row)))
 
 
 def restored(data: bytes, size: int) -> bytes:
-    return bytes(streamxf.FloatZip().decode(memoryview(data), info(None, size)))
+    return bytes(streamxf.FloatZip().decode(memoryview(data), info(size)))
 
 
 def check(block: bytes, dtype: str | None) -> bytes:

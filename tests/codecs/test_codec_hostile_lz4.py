@@ -6,17 +6,12 @@ import tracemalloc
 
 import lz4.block
 import pytest
+from blocks import info
 
 from streamxf import LZ4
-from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.errors import CodecError
 
 LIMIT = 1 << 16
-
-
-def info(limit: int = LIMIT) -> BlockInfo:
-    stream = StreamInfo(LIMIT, bytes(32), bytes(32))
-    return BlockInfo(0, True, limit, None, stream, lambda size: memoryview(bytearray(size)))
 
 
 def decode(block: bytes, limit: int = LIMIT) -> bytes:

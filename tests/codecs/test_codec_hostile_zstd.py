@@ -7,18 +7,13 @@ import tracemalloc
 
 import pytest
 import zstandard
+from blocks import info
 
 from streamxf import ZStandard
-from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.errors import CodecError
 
 LIMIT = 1 << 16
 MAGIC = b"\x28\xb5\x2f\xfd"
-
-
-def info(limit: int = LIMIT) -> BlockInfo:
-    stream = StreamInfo(LIMIT, bytes(32), bytes(32))
-    return BlockInfo(0, True, limit, None, stream, lambda size: memoryview(bytearray(size)))
 
 
 def decode(frame: bytes, limit: int = LIMIT) -> bytes:

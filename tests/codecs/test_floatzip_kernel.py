@@ -11,12 +11,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import zstandard
+from blocks import info
 from floatzip_blocks import FLOATS, Change, by_zstd, changed, changes, floats, moments, shapes
 from floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge
 from fuzz.target import corpus_of, find
@@ -25,8 +25,6 @@ from hypothesis import strategies as st
 from implementations import IMPLEMENTATIONS, using
 
 from streamxf import FloatZip
-from streamxf.buffers import Scratch
-from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.codecs.floatzip import kernel as floatzip_kernel
 from streamxf.codecs.floatzip.kernel import compiled as kernel
 from streamxf.errors import CodecError
@@ -96,21 +94,16 @@ def kernel_decompresses(frame: bytes, size: int) -> bytes | None:
     return out.tobytes() if kernel.decompress(exactly(frame), out) else None
 
 
-def info(dtype: str | None, limit: int, row: int | None = None) -> BlockInfo:
-    stream = StreamInfo(MIB, bytes(32), bytes(32), None, dtype, row)
-    return BlockInfo(0, True, limit, None, stream, partial(Scratch().take, 0))
-
-
 def stored(block: bytes, dtype: str | None, row: int | None, implementation: str) -> bytes:
     with using(implementation):
-        return bytes(FloatZip().encode(memoryview(block), info(dtype, stage_limit(MIB), row)))
+        return bytes(FloatZip().encode(memoryview(block), info(stage_limit(MIB), dtype, row)))
 
 
 def outcome(payload: bytes, limit: int, implementation: str) -> bytes | str:
     """What the codec makes of a payload: the block, or the text of its refusal."""
     with using(implementation):
         try:
-            return bytes(FloatZip().decode(memoryview(payload), info(None, limit)))
+            return bytes(FloatZip().decode(memoryview(payload), info(limit)))
         except CodecError as error:
             return str(error)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import partial
 
 import pytest
+from blocks import info
 from floatzip_blocks import FLOATS, Change, changed, changes, floats, moments, shapes
 from floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge
 from hypothesis import given
@@ -18,8 +18,6 @@ from samples import BLOCK, KEY, encode
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, ZStandard
-from streamxf.buffers import Scratch
-from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.errors import CodecError
 from streamxf.format.container import stage_limit
 
@@ -41,19 +39,14 @@ DTYPES = [
 PACKED_BYTES = 40_000  # from 32 KiB on, exponents are packed
 
 
-def _info(dtype: str | None, limit: int, row: int | None = None) -> BlockInfo:
-    stream = StreamInfo(MIB, bytes(32), bytes(32), None, dtype, row)
-    return BlockInfo(0, True, limit, None, stream, partial(Scratch().take, 0))
-
-
 def stored_by_codec(block: bytes, dtype: str | None = None, row: int | None = None) -> bytes:
-    return bytes(FloatZip().encode(memoryview(block), _info(dtype, stage_limit(MIB), row)))
+    return bytes(FloatZip().encode(memoryview(block), info(stage_limit(MIB), dtype, row)))
 
 
 def by_codec(payload: bytes, limit: int) -> bytes | None:
     """What the codec makes of `payload`; None if it refuses. An error other than its own is a failure."""
     try:
-        return bytes(FloatZip().decode(memoryview(payload), _info(None, limit)))
+        return bytes(FloatZip().decode(memoryview(payload), info(limit)))
     except CodecError:
         return None
 
