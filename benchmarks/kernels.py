@@ -20,9 +20,8 @@ from benchmarks.harness import Phases
 from benchmarks.peers import flat_bytes, zipnn_coder
 from streamxf import Codec
 from streamxf.buffers import Scratch
-from streamxf.chain import Chain
+from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import StreamInfo
-from streamxf.coder import StreamCoder
 from streamxf.format.container import pack_head
 from streamxf.format.header import Identity, Kind
 from streamxf.report import Meter

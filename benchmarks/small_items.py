@@ -21,9 +21,8 @@ from benchmarks.harness import Phases, Rounds, Settings, alternate
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.spread import Spread, ratios
 from streamxf.buffers import Scratch
-from streamxf.chain import Chain
+from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import StreamInfo
-from streamxf.coder import StreamCoder
 
 OBJECTS, TENSORS, ITEM_BYTES, ITEMS = 6_600, 5_000, 4096, 100_000
 OBJECTS_GOAL, SAVE_GOAL, LOAD_GOAL, METADATA_GOAL, OVERHEAD_GOAL = 1.3, 1.0, 0.8, 1.0, 300

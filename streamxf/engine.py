@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 from weakref import ref
@@ -407,3 +407,68 @@ class Pipeline(Generic[T]):
         self._flying.popleft()
         self._engine.budget.give(job)
         return result
+
+
+def side_by_side(calls: Iterable[Callable[[], object]], threads: int, failures: list[BaseException]) -> None:
+    """Make calls in up to `threads` threads, this one among them. Returns when all have stopped, or raises the first
+    failure; an interrupt of this thread is one, too.
+
+    For files: each thread waits for storage, and has workers do the blocks. A worker would do them on the spot.
+
+    - `failures`: in the order of time. Once there is one no call begins, and those that were begun should end soon.
+    """
+    waiting = deque(calls)
+    begun: list[None] = []
+    over: list[None] = []
+    news: SimpleQueue[None] = SimpleQueue()
+
+    def work() -> None:
+        while not failures:
+            try:
+                call = waiting.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                call()
+            except BaseException as error:
+                failures.append(error)
+
+    def help_out() -> None:
+        begun.append(None)
+        try:
+            work()
+        finally:
+            over.append(None)
+            news.put(None)
+
+    helpers = (threading.Thread(target=help_out, name=f"streamxf-file_{n}") for n in range(1, threads))
+    first = True
+    while True:  # an interrupt may come at any place, and even then the threads have to stop first
+        try:
+            if first:
+                first = False
+                all(map(_start, helpers))  # until one cannot be started
+                work()
+            # No join: an interrupt of it makes Python 3.11 and 3.12 believe that a thread has ended which has not. One
+            # that begins only now finds nothing to do.
+            while len(over) < len(begun):
+                news.get()
+            break
+        except BaseException as error:
+            failures.append(error)
+    if failures:
+        # what only stopped because something else failed says so; the cause is what people need
+        cause = next((error for error in failures if not isinstance(error, AbortedError)), failures[0])
+        failures.clear()
+        try:
+            raise cause
+        finally:
+            del cause  # or it would lead to itself and to all memory that was in use, until the garbage is collected
+
+
+def _start(thread: threading.Thread) -> bool:
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads are to be had; the others do its work
+        return False
+    return True

@@ -107,7 +107,7 @@ def requiring_nothing(read: Any) -> Any:
 MUTANTS: dict[str, tuple[str, Make] | None] = {
     "none": None,
     "tag": ("streamxf.codecs.encrypt:Encrypt.decode", decrypt_without_tag),
-    "seal": ("streamxf.coder:StreamCoder.open", open_without_seal),
+    "seal": ("streamxf.chain:StreamCoder.open", open_without_seal),
     "block number": ("streamxf.codecs.encrypt:_nonce", nonce_without("index")),
     "last block": ("streamxf.codecs.encrypt:_nonce", nonce_without("last")),
     "last block first": ("streamxf.stream.container:BlockReader.decode_ends", nothing),

@@ -17,14 +17,14 @@ PACKAGE = Path(streamxf.__file__).parent
 
 # From the ground up; modules on one line do not import each other.
 LAYERS = [
-    ["buffers", "collector", "errors", "extension", "progress", "threads", "version"],
+    ["buffers", "errors", "extension", "progress", "version"],
     ["descriptor", "engine", "torch_private", "wording"],
     ["bar", "keys", "proportion", "report"],
     ["codec"],
     ["codecs", "registry"],
-    ["chain", "format"],
-    ["storage"],
-    ["coder", "torchsave"],
+    ["format"],
+    ["chain", "storage"],
+    ["torchsave"],
     ["stream"],
     ["checkpoint"],
     ["dcp", "formats", "plainfile"],

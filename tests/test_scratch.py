@@ -9,9 +9,8 @@ import pytest
 
 from streamxf import Checksum, FloatZip
 from streamxf.buffers import ROOM, Scratch, ScratchPool
-from streamxf.chain import Chain
+from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import BlockInfo, StreamInfo
-from streamxf.coder import StreamCoder
 
 STREAM = StreamInfo(1 << 16, bytes(32), bytes(32))
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from streamxf.buffers import collector_paused
 from streamxf.checkpoint.destination import Extensions
 from streamxf.checkpoint.pickled import pickled
 from streamxf.checkpoint.saving import FileRecord, SavedFile
-from streamxf.collector import collector_paused
 from streamxf.errors import ChainError, MetadataError, UnsupportedError
 from streamxf.format.header import Kind
 from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys, steps_of

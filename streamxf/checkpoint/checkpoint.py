@@ -21,8 +21,7 @@ from streamxf.registry import CodecRegistry
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import OpenFiles
 from streamxf.storage.storage import Storage
-from streamxf.stream.blocks import Blocks
-from streamxf.stream.reader import read_all
+from streamxf.stream.reader import Blocks, read_all
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
-from streamxf.collector import collector_paused
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError, located
 from streamxf.format.index import File, Index, Sections, Trailer
 from streamxf.format.items import Item, TensorItem, overlap

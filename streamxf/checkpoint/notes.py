@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import _open
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.collector import collector_paused
 from streamxf.errors import DescriptorError, MetadataError, PolicyError
 from streamxf.format.fields import check_plain, pack_json, parse_json
 from streamxf.format.index import NOTE_LABEL, Sections, Trailer, pack, pack_keys

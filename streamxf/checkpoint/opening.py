@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
+from streamxf.chain import StreamCoder
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.elements import Elements, itemsize_of
-from streamxf.checkpoint.framed import framed_elements
+from streamxf.checkpoint.elements import Elements, framed_elements, itemsize_of
 from streamxf.checkpoint.metadata import Metadata
-from streamxf.coder import StreamCoder
 from streamxf.descriptor import ENCRYPT, Descriptor, shorten
 from streamxf.errors import (
     ContainerError,
@@ -35,9 +34,8 @@ from streamxf.registry import providers_in, what_to_install
 from streamxf.report import Meter
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.source import FileSlice
-from streamxf.stream.blocks import BareBlocks, Blocks, MemoryBlocks
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
-from streamxf.stream.reader import StreamReader
+from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
 
 RAW_SLACK = 2**20  # bytes that torch.save's framing may add to a tensor; twice its own, for subclasses of several parts
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import IO, Any, NamedTuple, NoReturn
 
@@ -18,7 +19,7 @@ from typing_extensions import Buffer
 from streamxf.buffers import flat_view, write_all
 from streamxf.checkpoint.destination import Extensions
 from streamxf.checkpoint.sources import Content
-from streamxf.engine import Pipeline
+from streamxf.engine import Pipeline, side_by_side
 from streamxf.errors import AbortedError, NoSpaceError, StreamxfError, escaped, located
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ITEMSIZES, Place, elements_size
@@ -30,7 +31,6 @@ from streamxf.storage.disk import Mount, Volume
 from streamxf.storage.storage import Storage
 from streamxf.storage.synced import SyncedFile
 from streamxf.stream.encoder import ContainerEncoder, Encoded, MemorySource
-from streamxf.threads import side_by_side
 from streamxf.torchsave.check import quick_needs
 from streamxf.torchsave.writing import prefix_of, suffix_of
 from streamxf.wording import some
@@ -288,7 +288,7 @@ class Save:
         self.modules = tuple(self.extensions.providers())
         self.meter = Meter()
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
-        self._failures: list[BaseException] = []  # in the order of time: appending needs no lock
+        self._failures: list[BaseException] = []
 
     def enter(self, *, links: bool = True) -> Storage:
         """Hold a local folder open, whatever is put in its place; AbortedError for a link that is not followed."""
@@ -327,35 +327,21 @@ class Save:
         """Write files, each with its items, in up to `threads` threads, this one among them. Returns when all have
         stopped, or raises the first failure in any; an interrupt of this thread is one, too.
         """
-        waiting = deque(files.items())
         stored: dict[str, SavedFile] = {}
 
-        def work() -> None:
-            while not self._failures:
-                try:
-                    name, entries = waiting.popleft()
-                except IndexError:  # another thread took the last one
-                    return
-                try:
-                    with opening(name) as raw:
-                        stored[name] = self.write_file(raw, name, entries)
-                        begin = perf_counter()
-                    self.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
-                except BaseException as error:
-                    self._failures.append(error)
+        def write(name: str, entries: Iterable[Entry]) -> None:
+            with opening(name) as raw:
+                stored[name] = self.write_file(raw, name, entries)
+                begin = perf_counter()
+            self.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
 
-        side_by_side(work, min(threads, len(waiting)), self._failures.append)
-        if self._failures:
-            # what only stopped because something else failed says so; the cause is what people need
-            causes = [error for error in self._failures if not isinstance(error, AbortedError)]
-            cause = next(iter(causes or self._failures))
-            if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
-                cause.add_note(f"the disk is too full for this save. {_ROOM}")
-            try:
-                raise cause
-            finally:  # or it would lead to itself and to all memory that was in use, until the garbage is collected
-                self._failures = []
-                del cause, causes
+        try:
+            writes = [partial(write, *file) for file in files.items()]
+            side_by_side(writes, min(threads, len(files)), self._failures)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                error.add_note(f"the disk is too full for this save. {_ROOM}")
+            raise
         return [stored[name] for name in files]
 
     def write_file(self, raw: IO[bytes], path: str, entries: Iterable[Entry]) -> SavedFile:

@@ -16,12 +16,12 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
+from streamxf.buffers import collector_paused
 from streamxf.chain import Chain
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Require, SaveIds
 from streamxf.checkpoint.metadata import no_metadata, read_metadata
 from streamxf.checkpoint.suspicion import note_damage
-from streamxf.collector import collector_paused
 from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
 from streamxf.dcp.extensions import access_with
 from streamxf.dcp.load.filled import check_filled, empty_text, left_out

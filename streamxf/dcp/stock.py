@@ -12,18 +12,16 @@ import io
 from collections.abc import Callable
 from typing import IO, Any, cast
 
-from streamxf.chain import Chain
+from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.coder import StreamCoder
 from streamxf.descriptor import Descriptor
 from streamxf.errors import AbortedError, IdentityError, UnsupportedError
 from streamxf.format.header import Header, Kind
 from streamxf.storage.source import FileSlice
-from streamxf.stream.blocks import Blocks
 from streamxf.stream.container import BlockReader, read_header, stream_info
 from streamxf.stream.encoder import ContainerEncoder
-from streamxf.stream.reader import StreamReader
+from streamxf.stream.reader import Blocks, StreamReader
 from streamxf.stream.writer import StreamWriter
 from streamxf.torch_private import extensions_of_the_asking_writer
 from streamxf.torchsave.writing import frame_of

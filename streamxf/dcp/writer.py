@@ -17,13 +17,13 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from streamxf.buffers import collector_paused
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.assembling import assemble
 from streamxf.checkpoint.destination import DEFAULT_CHAIN, warn_unless_in_one_step
 from streamxf.checkpoint.pickled import descriptors_of
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Save
-from streamxf.collector import collector_paused
 from streamxf.dcp.background import Background, changed_text, give_way, tensor_versions, with_copies
 from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
 from streamxf.dcp.extensions import extensions_of

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from streamxf.collector import collector_paused
+from streamxf.buffers import collector_paused
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import DescriptorError, MetadataError
 from streamxf.format import limits

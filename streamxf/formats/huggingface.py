@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamxf.collector import collector_paused
+from streamxf.buffers import collector_paused
 from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError, located
 from streamxf.format.items import Item, TensorItem, check_path

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 
+from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import only_inside
-from streamxf.collector import collector_paused
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import NoCheckpointError, StreamxfError, UnsupportedError, located
 from streamxf.format.limits import PLAIN_MAGIC

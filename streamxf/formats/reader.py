@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.elements import Elements, itemsize_of
-from streamxf.checkpoint.framed import strided_elements
+from streamxf.checkpoint.elements import Elements, itemsize_of, strided_elements
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
@@ -16,7 +15,7 @@ from streamxf.formats.contents import FOLDERS, Contents, OpenFile, Shard
 from streamxf.proportion import Budget
 from streamxf.storage.reading import OpenFiles
 from streamxf.storage.storage import Storage
-from streamxf.stream.blocks import BareBlocks
+from streamxf.stream.reader import BareBlocks
 
 
 class FileReader(BoxReader):

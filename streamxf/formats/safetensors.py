@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from streamxf.collector import collector_paused
+from streamxf.buffers import collector_paused
 from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError
 from streamxf.format.items import TensorItem, elements_size

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
-from streamxf.collector import collector_paused
+from streamxf.buffers import collector_paused
 from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError
 from streamxf.format.items import Item, ObjectItem, Path, Place

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
-from streamxf.collector import collector_paused
 from streamxf.errors import DAMAGE, NoCheckpointError, ParameterError, UnsupportedError, escaped
 from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import contents_of, open_source, parts_of

@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from streamxf.buffers import Scratch, scratches
-from streamxf.chain import Chain
+from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import Codec, StreamInfo
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.coder import StreamCoder
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import CodecError, ContainerError, IdentityError
 from streamxf.format.container import Footer, Table, check_stored

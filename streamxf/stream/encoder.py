@@ -13,9 +13,8 @@ from functools import partial
 from typing import Protocol
 
 from streamxf.buffers import Scratch, scratches
-from streamxf.chain import Chain
+from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import StreamInfo
-from streamxf.coder import StreamCoder
 from streamxf.errors import ContainerError, ParameterError
 from streamxf.format.container import hash_of, pack_head, pack_tail
 from streamxf.format.header import Header, Identity, Kind

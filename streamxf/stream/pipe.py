@@ -12,7 +12,7 @@ from typing import IO, Any
 from typing_extensions import Buffer
 
 from streamxf.buffers import Scratch, flat_view
-from streamxf.coder import StreamCoder
+from streamxf.chain import StreamCoder
 from streamxf.errors import AbortedError, ContainerError, StreamxfError
 from streamxf.format.container import NEED_DATA, Block, ContainerParser, End, Event
 from streamxf.format.header import Header

@@ -16,9 +16,8 @@ from typing import IO, Any, Literal, Self, overload
 from typing_extensions import Buffer
 
 from streamxf.buffers import Writable, write_all
-from streamxf.chain import Chain, ChainLike
+from streamxf.chain import Chain, ChainLike, StreamCoder
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.coder import StreamCoder
 from streamxf.descriptor import Descriptor
 from streamxf.errors import ContainerError, ParameterError, PolicyError, located
 from streamxf.format.container import End

@@ -17,7 +17,7 @@ from functools import cache, cached_property, partial
 from importlib import import_module
 from typing import Any, ClassVar
 
-from streamxf.collector import collector_paused
+from streamxf.buffers import collector_paused
 from streamxf.errors import ParameterError
 from streamxf.proportion import ELEMENT
 from streamxf.torchsave.archive import Archive, NotSavedByTorch

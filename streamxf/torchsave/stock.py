@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from streamxf.collector import collector_paused
+from streamxf.buffers import collector_paused
 from streamxf.descriptor import Descriptor
 from streamxf.errors import DescriptorError, MetadataError
 from streamxf.format.items import (

@@ -14,9 +14,8 @@ from time import perf_counter
 import crc32c
 
 from streamxf.buffers import Scratch, flat_view
-from streamxf.chain import Chain
+from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import StreamInfo
-from streamxf.coder import StreamCoder
 from streamxf.errors import CodecError, located
 from streamxf.format.container import check_payload, pack_head, parse_head, stage_limit
 from streamxf.format.header import Header

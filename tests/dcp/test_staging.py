@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 
 import streamxf
 from streamxf import Checksum, Codec, Encrypt, FloatZip, ZStandard, engine
-from streamxf.chain import Chain
+from streamxf.chain import Chain, StreamCoder
 from streamxf.checkpoint import sources
 from streamxf.checkpoint.sources import SMALL, DeviceSource, Ring, Staging, source_of
-from streamxf.coder import StreamCoder
 from streamxf.engine import Pipeline
 from streamxf.errors import UnsupportedError
 from streamxf.storage.source import FileSlice

@@ -18,9 +18,8 @@ from sealing import SIGNER, Vouching, plain_digest
 
 from fuzz.target import Havoc
 from streamxf.buffers import Scratch
-from streamxf.chain import Chain
+from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import Codec, StreamInfo
-from streamxf.coder import StreamCoder
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import StreamxfError
 from streamxf.keys import KeyRing

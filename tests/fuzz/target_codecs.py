@@ -14,9 +14,8 @@ from fuzz.oracle import Finding, agree, attempt
 from fuzz.target import Havoc, Target
 from streamxf import LZ4, Checksum, FloatZip, ZStandard
 from streamxf.buffers import Scratch
-from streamxf.chain import Chain
+from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import StreamInfo
-from streamxf.coder import StreamCoder
 
 CHAINS = tuple(
     Chain(codecs)

@@ -14,8 +14,7 @@ from fuzz import containers, second
 from fuzz.oracle import agree, attempt
 from fuzz.target import Havoc, Target
 from streamxf import ZStandard
-from streamxf.chain import Chain
-from streamxf.coder import StreamCoder
+from streamxf.chain import Chain, StreamCoder
 from streamxf.format.container import NEED_DATA, Block, ContainerParser, End
 from streamxf.format.header import Header, Kind
 from streamxf.format.items import elements_size

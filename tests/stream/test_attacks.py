@@ -15,7 +15,7 @@ from samples import BLOCK, KEY, READERS, data_of, encode
 
 import streamxf
 from streamxf import Checksum, Encrypt
-from streamxf.coder import StreamCoder
+from streamxf.chain import StreamCoder
 from streamxf.errors import AuthenticationError, StreamxfError
 
 SIZE = 3 * BLOCK + 100

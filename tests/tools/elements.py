@@ -15,7 +15,7 @@ from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.formats.contents import Contents, Format
 from streamxf.proportion import Budget
 from streamxf.storage.opening import open_storage
-from streamxf.stream.blocks import MemoryBlocks
+from streamxf.stream.reader import MemoryBlocks
 
 NOWHERE = Place("memory", 0, 0, ())
 

@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import Encrypt, FloatZip, Key
-from streamxf.coder import StreamCoder
+from streamxf.chain import StreamCoder
 from streamxf.tuning.sample import BLOCKS, take_sample
 from streamxf.tuning.tuner import source_of
 

@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, Suite
 from reference_keys import hkdf, hpke_key
 
+from streamxf.chain import stage_limit
 from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.codecs import encrypt
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.coder import stage_limit
 from streamxf.errors import AuthenticationError, ParameterError, WrongKeyError
 from streamxf.keys import Key, PrivateKey, PublicKey, VerifyKey
 from streamxf.keys.derive import HYBRID, X25519, derive

@@ -44,8 +44,7 @@ from streamxf.storage.fetch import FetchedFile
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.source import READ_WHOLE, Counted, FileSlice, Timed
 from streamxf.storage.storage import Storage
-from streamxf.stream.blocks import Blocks
-from streamxf.stream.reader import StreamReader, read_all
+from streamxf.stream.reader import Blocks, StreamReader, read_all
 from streamxf.torch_private import narrow_tensor_by_index, set_element
 
 PIECE_BYTES = 4 * 2**20

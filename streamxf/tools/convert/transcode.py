@@ -26,9 +26,8 @@ from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
-from streamxf.stream.blocks import BareBlocks, Blocks
 from streamxf.stream.encoder import Load
-from streamxf.stream.reader import StreamReader
+from streamxf.stream.reader import BareBlocks, Blocks, StreamReader
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, check_same, convert, refuse_same
 from streamxf.tools.convert.result import Converted
 from streamxf.torchsave.framed import find_framed

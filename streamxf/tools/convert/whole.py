@@ -32,8 +32,7 @@ from streamxf.formats.reader import FileReader
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.source import FileSlice, PositionalFile
-from streamxf.stream.blocks import BareBlocks
-from streamxf.stream.reader import StreamReader
+from streamxf.stream.reader import BareBlocks, StreamReader
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, Placed, is_kept, rest_of
 from streamxf.tools.convert.tree import Tree, is_inside
 from streamxf.torchsave.framed import find_framed

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from streamxf.collector import collector_paused
+from streamxf.buffers import collector_paused
 from streamxf.format.items import Item, TensorItem
 from streamxf.tools.inspect.summary import Tally
 

@@ -41,8 +41,7 @@ from streamxf.proportion import Budget
 from streamxf.storage.reading import OpenFiles
 from streamxf.storage.source import Counted
 from streamxf.storage.storage import Storage, storage_errors
-from streamxf.stream.blocks import Blocks, MemoryBlocks
-from streamxf.stream.reader import StreamReader
+from streamxf.stream.reader import Blocks, MemoryBlocks, StreamReader
 from streamxf.tools.salvage.rebuild import rebuild, writer_of
 from streamxf.tools.salvage.result import Lost
 from streamxf.torchsave.framed import check_records, load_framed

@@ -7,9 +7,9 @@ from functools import reduce
 
 import crc32c
 
+from streamxf.chain import StreamCoder
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.scan import Found, scan
-from streamxf.coder import StreamCoder
 from streamxf.descriptor import Descriptor, shorten
 from streamxf.engine import Pipeline
 from streamxf.errors import (
@@ -27,9 +27,8 @@ from streamxf.format.items import TensorItem
 from streamxf.proportion import Budget
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import StoredFile
-from streamxf.stream.blocks import MemoryBlocks
 from streamxf.stream.container import ChainOpener, read_header
-from streamxf.stream.reader import StreamReader
+from streamxf.stream.reader import MemoryBlocks, StreamReader
 from streamxf.tools.verify.reading import Call, Outcome, check_blocks, note, pieces_of
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Notes
 from streamxf.torchsave.framed import check_records, find_framed, load_framed

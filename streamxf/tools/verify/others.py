@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
+from streamxf.chain import StreamCoder
 from streamxf.checkpoint.access import Access
-from streamxf.coder import StreamCoder
 from streamxf.engine import Pipeline
 from streamxf.errors import (
     NOT_DAMAGE,
@@ -31,10 +31,9 @@ from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.source import Counted
 from streamxf.storage.storage import Storage, storage_errors
-from streamxf.stream.blocks import BareBlocks
 from streamxf.stream.container import read_header
 from streamxf.stream.plain import PlainParts
-from streamxf.stream.reader import StreamReader
+from streamxf.stream.reader import BareBlocks, StreamReader
 from streamxf.tools.verify.reading import Call, Outcome, check_along_heads, check_blocks, note, pieces_of
 from streamxf.tools.verify.report import Findings, Notes
 from streamxf.torchsave.archive import Archive, NotSavedByTorch

@@ -12,9 +12,9 @@ from functools import partial
 from typing import NamedTuple
 
 from streamxf.buffers import Scratch
+from streamxf.chain import StreamCoder
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.scan import walk
-from streamxf.coder import StreamCoder
 from streamxf.engine import Pipeline
 from streamxf.errors import BlockError, ContainerError, ForeignError, StreamxfError, is_damage
 from streamxf.format.container import Block, ContainerParser

@@ -11,10 +11,11 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access, Require, SaveIds
 from streamxf.checkpoint.metadata import Metadata, read_metadata, unfinished
 from streamxf.checkpoint.opening import ItemOpener, Wanted, streams_of
-from streamxf.collector import collector_paused
+from streamxf.engine import side_by_side
 from streamxf.errors import (
     NOT_DAMAGE,
     ForeignError,
@@ -36,7 +37,6 @@ from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage, storage_errors
-from streamxf.threads import side_by_side
 from streamxf.tools.verify.items import FileCheck
 from streamxf.tools.verify.others import check_file, check_folder
 from streamxf.tools.verify.reading import Call, pieces_of
@@ -240,7 +240,9 @@ def _check_checkpoint(call: Call, begin: float, part: tuple[int, int]) -> Verify
     if len(known) < len(names) or not names or foreign:
         for name in sorted(data - checks.keys()):
             checks[name] = FileCheck(call, name, listed[name] or 0)
-    _run(call, [*checks.values()][part[0] :: part[1]])
+    own = [check.run for check in [*checks.values()][part[0] :: part[1]]]
+    # in a folder workers read, all from one file
+    side_by_side(own, 1 if call.storage.near else min(_AT_ONCE, len(own)), call.failures)
     last, used = call.findings(GLOBAL), {*names, *checks}
     beside = sorted(name for name in listed if name not in used and made_by_saves(name))
     save_ids = [metadata.index.save_id for metadata in known if metadata.index is not None]
@@ -340,27 +342,6 @@ def _by_file(metadata: Metadata) -> dict[str, list[Wanted]]:
     for items in found.values():
         items.sort(key=lambda wanted: wanted.place[1:3])
     return found
-
-
-def _run(call: Call, checks: list[FileCheck]) -> None:
-    waiting, failures = iter(checks), call.failures
-
-    def work() -> None:
-        try:
-            while not failures and (check := next(waiting, None)) is not None:
-                check.run()
-        except BaseException as error:
-            failures.append(error)
-
-    # else workers read, all from one file
-    side_by_side(work, 1 if call.storage.near else min(_AT_ONCE, len(checks)), failures.append)
-    if failures:
-        cause = failures[0]
-        failures.clear()
-        try:
-            raise cause
-        finally:
-            del cause  # or it would lead to itself, and live until the garbage is collected
 
 
 def _note_missing(call: Call, last: Findings) -> None:

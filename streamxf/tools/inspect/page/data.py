@@ -13,7 +13,7 @@ from heapq import nlargest
 from itertools import accumulate
 from typing import Any
 
-from streamxf.collector import collector_paused
+from streamxf.buffers import collector_paused
 from streamxf.format.items import Item, TensorItem
 from streamxf.tools.inspect.summary import Summary, Tally, Values, chain_text, ratio_of
 from streamxf.tools.inspect.tree import MAX_DEPTH, Stack, stacks_of
