@@ -19,9 +19,8 @@ from benchmarks.memory import need_proc, peak_added
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.spread import Spread
 from streamxf.chain import Chain
-from streamxf.checkpoint.assembling import assemble
-from streamxf.checkpoint.destination import Extensions
-from streamxf.checkpoint.saving import FileRecord
+from streamxf.checkpoint.datafile import Extensions, FileRecord
+from streamxf.checkpoint.publish import assemble
 from streamxf.format.items import Chunk, Item, Place, TensorItem
 
 GIB = 1024 * MIB

@@ -1,25 +1,38 @@
-"""Publishing a finished save: one process at a time, only what is whole, and what it replaces is removed."""
+"""From a save's items and data files to a published checkpoint: its metadata file, one process at a time, only what is
+whole, and what it replaces is removed.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
+import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
+from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.datafile import Extensions, FileRecord, SavedFile
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.checkpoint.saving import FileRecord
-from streamxf.errors import AbortedError, ContainerError, StreamxfError, UnsupportedError
-from streamxf.format.index import File, Index
+from streamxf.checkpoint.pickled import pickled
+from streamxf.checkpoint.saving import Save
+from streamxf.errors import AbortedError, ChainError, ContainerError, MetadataError, StreamxfError, UnsupportedError
+from streamxf.format.header import Kind
+from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys, steps_of
+from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, check_apart, check_tiles
 from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, made_by_saves, metadata_name, rank_of
+from streamxf.format.run import RunFacts
+from streamxf.keys.envelope import Envelope
+from streamxf.proportion import Steps
 from streamxf.storage.lock import locked
 from streamxf.storage.multipart import ReplacedMeanwhile
 from streamxf.storage.storage import LOCK, Storage
+from streamxf.version import __version__
 
 _log = logging.getLogger(__name__)
 
@@ -36,42 +49,147 @@ def made_by_writers(name: str) -> re.Match[str] | None:
     return made_by_saves(name) or RUN_FILE.fullmatch(name)
 
 
-def publish(
-    storage: Storage,
-    index: Index,
-    data: bytes,
-    records: Iterable[FileRecord],
+# -- the metadata file -------------------------------------------------------------------------------
+
+
+def placed(items: Iterable[Item], files: Iterable[SavedFile], extensions: Extensions) -> dict[str, Item]:
+    """Items by name, where `files` have them; of tensors the chunks that are there."""
+    descriptors = extensions.recorded
+    places = {
+        (each.part.name, each.part.offset): (each.place(file.record.path, descriptors), each.part.kind is Kind.FRAMED)
+        for file in files
+        for each in file.written
+    }
+    made: dict[str, Item] = {}
+    for item in items:
+        if isinstance(item, ObjectItem):
+            made[item.name] = replace(item, place=places[item.name, ()][0])
+            continue
+        stored = ((chunk, places.get((item.name, chunk.offset))) for chunk in item.chunks)
+        chunks = tuple(Chunk(chunk.offset, chunk.shape, *found) for chunk, found in stored if found is not None)
+        made[item.name] = replace(item, chunks=chunks)
+    return made
+
+
+@collector_paused()
+def assemble(
+    items: Mapping[str, Item],
+    records: Sequence[FileRecord],
+    extensions: Extensions,
+    save_id: str,
+    checkpoint_id: str | None,
     *,
-    overwrite: bool,
-    sync: bool,
+    rank: int | None = None,
+    extra: Mapping[str, Any] | None = None,
+    run: RunFacts | None = None,
+) -> tuple[Index, bytes]:
+    """The index and the bytes of a metadata file, of items whose places are known, in the files of `records`. Without
+    `checkpoint_id` it is what torch's readers never see, which needs no pickle. `extra` is as in `Index`.
+
+    Raises ChainError if the ranks saved with different chains or keys, UnsupportedError if the checkpoint would not be
+    whole, MetadataError if readers would refuse it, and KeyServiceError if a service that vouches for it cannot be
+    asked.
+    """
+    _check_agreement(records)
+    encryption = extensions.encryption
+    own = encryption.wrapped if encryption is not None else ""
+    writers = {record.writer_id: record.wrapped for record in records}
+    numbers = {writer_id: number for number, writer_id in enumerate(writers)}
+    torch: Any = sys.modules.get("torch")
+    index = Index(
+        save_id,
+        rank,
+        tuple(transform.get_descriptor() for transform in extensions.foreign),
+        tuple(map(str, extensions.chain.descriptors)),
+        _dek(own),
+        tuple(Writer(writer_id, _dek(wrapped)) for writer_id, wrapped in writers.items()),
+        {record.path: File(record.size, numbers[record.writer_id], record.crc) for record in records},
+        items,
+        tuple(sorted({module for record in records for module in record.modules})),
+        {"streamxf": __version__, **({"torch": torch.__version__} if torch is not None else {})},
+        extra or {},
+        run,
+    )
+    packed = index.pack()
+    _check_whole(items.values(), rank, steps_of(memoryview(packed)))
+    keys = b""
+    if encryption is not None:
+        digest = Sections(memoryview(packed), memoryview(b"")).digest
+        others = [wrapped for wrapped in dict.fromkeys(writers.values()) if wrapped != own]
+        keys = pack_keys(own, encryption.vouch(digest), others)
+    head = pickled(index, writers, checkpoint_id) if checkpoint_id is not None else b""
+    return index, pack(head, packed, keys)
+
+
+def _dek(wrapped: str) -> bytes | None:
+    return Envelope.parse(wrapped).dek_id if wrapped else None
+
+
+def _check_whole(items: Iterable[Item], rank: int | None, steps: Steps) -> None:
+    """Refuse to publish tensors of which parts are missing: who loads them would keep old values there, unnoticed."""
+    check = check_tiles if rank is None else check_apart
+    for item in items:
+        if isinstance(item, TensorItem):
+            try:
+                check(item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks], steps)
+            except MetadataError as error:
+                raise UnsupportedError(
+                    f"the checkpoint would be incomplete, so it was not published: {error.message}. Save shards "
+                    "together with all other ranks (no_dist=False), or each rank for itself with use_collectives=False",
+                    item=item.name,
+                ) from error
+
+
+def _check_agreement(records: Iterable[FileRecord]) -> None:
+    """Refuse to publish what no single reader could load: every rank drew a key of its own, say."""
+    chains = {record.chain for record in records}
+    if len(chains) > 1:
+        raise ChainError(
+            f"the ranks saved with different chains or keys, so nothing was published: {'; '.join(sorted(chains))}. "
+            "Give every rank the same extensions and the same key"
+        )
+
+
+# -- the step that publishes -------------------------------------------------------------------------
+
+
+def publish(
+    save: Save,
+    items: Mapping[str, Item],
+    records: Sequence[FileRecord],
+    save_id: str,
+    *,
+    rank: int | None = None,
+    extra: Mapping[str, Any] | None = None,
+    run: RunFacts | None = None,
     keep: bool = False,
     check: Callable[[], None] | None = None,
-) -> None:
-    """Publish a save, what `assemble` gave for the files of `records`, alone in its folder where there are locks, and
-    remove what nothing needs any more. Raises as `locked`, `check_free`, `check_present` and `Storage.put`.
+) -> Index:
+    """Publish a save with the metadata that `assemble` makes, alone in its folder where there are locks, and remove
+    what nothing needs any more. Raises as `assemble`, `locked`, `check_free`, `check_present` and `Storage.put`.
 
-    - `overwrite`: whether a checkpoint may be replaced.
-    - `sync`: whether the disk must have it when this returns.
     - `keep`: whether the data files stay if it cannot be published: others may go on from them, and publish them as
       theirs.
     - `check`: called last before the step that publishes, and may raise.
     """
-    name = metadata_name(index.rank)
+    storage, name = save.storage, metadata_name(rank)
     begun = False
     with ExitStack() as stack:
         try:
+            about: Any = {"rank": rank, "extra": extra, "run": run}
+            index, data = assemble(items, records, save.extensions, save_id, storage.given, **about)
             alone = stack.enter_context(locked(storage))
             for _ in range(_ATTEMPTS):
                 stamp = storage.stamp(name)
                 found = storage.names(index.files)
-                check_free(storage.given, found, name, overwrite)
+                check_free(storage.given, found, name, save.overwrite)
                 check_present(storage, found, index.files, _elsewhere(storage, records))
-                old = find_leftovers(storage, found, {name, *index.files}, index.rank, alone)
+                old = find_leftovers(storage, found, {name, *index.files}, rank, alone)
                 if check is not None:
                     check()
                 begun = True
                 with suppress(ReplacedMeanwhile):
-                    storage.put(name, data, sync=sync, over=stamp)
+                    storage.put(name, data, sync=save.sync, over=stamp)
                     break
                 begun = False
             else:
@@ -81,12 +199,13 @@ def publish(
                 )
         except BaseException:
             if not keep and (not begun or _surely_unpublished(storage, name, data)):
-                storage.remove(index.files)
+                storage.remove(record.path for record in records)
             raise
         try:
             remove_leftovers(storage, old, index.keyed)
         except Warning as warning:  # the process's filters make errors of warnings; the save stands all the same
             _log.warning("%s", warning)
+    return index
 
 
 def _elsewhere(storage: Storage, records: Iterable[FileRecord]) -> set[str]:

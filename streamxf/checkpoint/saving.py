@@ -1,265 +1,45 @@
-"""What belongs to one save of one process: its writer id, its renewed chain, and the data files that it writes."""
+"""`Save`: one save by one process, with the data files that it writes; where it goes, and whether it can fit there."""
 
 from __future__ import annotations
 
 import errno
 import os
-import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NoReturn, Self
 
-import crc32c
-from typing_extensions import Buffer
-
-from streamxf.buffers import flat_view, write_all
-from streamxf.checkpoint.destination import Extensions
+from streamxf.chain import Chain, ChainLike
+from streamxf.checkpoint.datafile import DataFile, Extensions, SavedFile
 from streamxf.checkpoint.sources import Content
-from streamxf.engine import Pipeline, side_by_side
-from streamxf.errors import AbortedError, NoSpaceError, StreamxfError, escaped, located
-from streamxf.format.header import Identity, Kind
-from streamxf.format.items import ITEMSIZES, Place, elements_size
-from streamxf.format.limits import WRITER_ID_BYTES
-from streamxf.format.names import data_name
-from streamxf.progress import Progress, Share
+from streamxf.codec import Codec
+from streamxf.codecs.encrypt import Encrypt
+from streamxf.codecs.floatzip import FloatZip
+from streamxf.engine import side_by_side
+from streamxf.errors import AbortedError, KeyMissingError, NoSpaceError, ParameterError, StreamxfError, escaped, located
+from streamxf.format.header import Identity
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
+from streamxf.format.names import data_name, is_metadata_name
+from streamxf.keys import KeysLike, SignerLike
+from streamxf.progress import Progress
 from streamxf.report import Meter
 from streamxf.storage.disk import Mount, Volume
+from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
-from streamxf.storage.synced import SyncedFile
-from streamxf.stream.encoder import ContainerEncoder, Encoded, MemorySource
+from streamxf.stream.encoder import block_log2_of
 from streamxf.torchsave.check import quick_needs
-from streamxf.torchsave.writing import prefix_of, suffix_of
 from streamxf.wording import some
 
-# Bytes; a block below this is encoded on the spot: a worker would spend longer on waking up than on the block.
-ON_THE_SPOT = 64 * 1024
+DEFAULT_CHAIN = (FloatZip(),)
 
-_PIECE = 2**20  # bytes that a stream without blocks is given at a time
-
-
-class Written(NamedTuple):
-    """An item as it stands in a data file; `sha256` as in `Place`."""
-
-    part: Identity
-    at: int
-    size: int
-    sha256: bytes | None = None
-
-    def place(self, path: str, descriptors: tuple[str, ...]) -> Place:
-        return Place(path, self.at, self.size, descriptors, self.sha256)
-
-
-@dataclass(eq=False, slots=True)
-class _InFlight:
-    """An item whose blocks are on their way."""
-
-    encoder: ContainerEncoder
-    part: Identity
-    share: Share | None
-
-
-class DataFile:
-    """Writes items into `raw`, in the order in which they come; it is known where one stands when its bytes have left.
-
-    The blocks of all items go through one pipeline: while those of one item are still being encoded or written, the
-    next item is under way. So memory that is handed over stays in use until `settle` or `finish`.
-
-    - `written`: the items that have left, in order.
-    - `size`, `crc`: bytes that were written and, where items have no containers, their CRC-32C.
-    """
-
-    def __init__(self, raw: IO[bytes], path: str, save: Save) -> None:
-        self.path = path
-        self._raw = raw
-        self._synced = SyncedFile(raw) if save.sync else None
-        self._save = save
-        self._pipeline: Pipeline[Encoded] = Pipeline()
-        self._leaving: deque[tuple[_InFlight, int]] = deque()  # of each block in the pipeline, and the block's bytes
-        self._in_blocks = save.extensions.in_blocks
-        self._hashed = save.extensions.hashed
-        self.written: list[Written] = []
-        self.size = 0
-        self.crc = None if len(save.extensions.chain) else 0
-
-    def add(self, part: Identity, content: Content) -> None:
-        """Write an item, or a shard of one; the writer's id is added. Raises whatever went wrong, with this item or
-        one before it; then the file is spoiled.
-        """
-        part = part._replace(writer_id=self._save.writer_id, kind=content.kind)
-        try:
-            self._add_blocks(part, content) if self._in_blocks else self._add_framed(part, content)
-        except StreamxfError as error:
-            error.locate(item=part.name)
-            raise
-
-    def settle(self) -> None:
-        """Wait until no memory that was handed over is in use any more; raises as `add`."""
-        self._store(self._pipeline.results())
-
-    def finish(self) -> None:
-        """Wait until all items have left for the operating system, and if the save syncs for the disk; raises as
-        `add`.
-        """
-        self.settle()
-        meter = self._save.meter
-        meter.blocks(self._pipeline.peak_jobs)
-        begin = perf_counter()
-        if self._synced is not None:
-            self._synced.sync()
-        else:
-            self._raw.flush()
-        meter.io(perf_counter() - begin)
-
-    def cancel(self) -> None:
-        """Give the file up. Returns when no memory of any item is in use any more."""
-        self._pipeline.cancel()
-
-    # -- the file, as streams see it -------------------------------------------------------------------
-
-    def write(self, data: Buffer, /) -> int:
-        """Write all of `data`, however little `raw` takes at a time."""
-        view = flat_view(data)
-        begin = perf_counter()
-        write_all(self._synced or self._raw, view)
-        self._save.meter.io(perf_counter() - begin)
-        if self.crc is not None:
-            self.crc = crc32c.crc32c(view, self.crc)
-        self.size += len(view)
-        return len(view)
-
-    # -- blocks ------------------------------------------------------------------------------------------
-
-    def _add_blocks(self, part: Identity, content: Content) -> None:
-        save = self._save
-        encoder = ContainerEncoder(
-            save.extensions.chain,
-            identity=part,
-            published=True,
-            hashed=self._hashed,
-            block_log2=save.block_log2,
-            meter=save.meter,
-        )
-        leaving = _InFlight(encoder, part, self._share_of(part, content.source.size))
-        for job, size in encoder.jobs(content.source):
-            self._leaving.append((leaving, size))
-            small = size <= ON_THE_SPOT
-            self._store(self._pipeline.put(job(), size) if small else self._pipeline.submit(job, size))
-
-    def _store(self, blocks: Iterable[Encoded]) -> None:
-        """Write finished blocks, which come in the order in which they were submitted."""
-        for block in blocks:
-            leaving, size = self._leaving.popleft()
-            encoder = leaving.encoder
-            for part in encoder.framed(block):
-                self.write(part)
-            block.release()
-            if leaving.share is not None:
-                leaving.share.advance(size)
-            if block.last:
-                sha256 = encoder.table_digest if self._hashed else None
-                self._note(leaving.part, encoder.raw_size, encoder.stored_size, leaving.share, sha256)
-
-    # -- without a container, or behind stream transforms ------------------------------------------------
-
-    def _add_framed(self, part: Identity, content: Content) -> None:
-        if part.kind is Kind.TENSOR:
-            part = part._replace(kind=Kind.FRAMED)
-        save = self._save
-        target = save.extensions.open(self, part, published=True, block_log2=save.block_log2, meter=save.meter)
-        start, raw_size = self.size, 0
-        share = self._share_of(part, content.source.size)
-        try:
-            for piece in _pieces(part, content):
-                if target.stream.write(piece) not in (len(piece), None):  # some streams return nothing
-                    raise OSError("a stream transform accepted only part of what was written to it")
-                raw_size += len(piece)
-                if share is not None:
-                    share.advance(len(piece))
-            target.close()
-        except BaseException:
-            target.abort()
-            raise
-        self._note(part, raw_size, self.size - start, share)
-
-    # -- what was written ------------------------------------------------------------------------------
-
-    def _share_of(self, part: Identity, size: int) -> Share | None:
-        """The share of an item in the progress, where only those that have a `planned_size` are expected already."""
-        progress = self._save.progress
-        if progress is None:
-            return None
-        if not (planned := planned_size(part)):
-            progress.expect(size)
-        return Share(progress, planned or size)
-
-    def _note(self, part: Identity, raw_size: int, size: int, share: Share | None, sha256: bytes | None = None) -> None:
-        self.written.append(Written(part, self.size - size, size, sha256))
-        self._save.meter.item(raw_size, size)
-        if share is not None:
-            share.finish()
-
-
-def planned_size(part: Identity) -> int:
-    """The bytes of a shard's elements; 0 for an object, and where an element has no size."""
-    return elements_size(part.dtype, part.shape) if part.dtype in ITEMSIZES else 0
-
-
-def _pieces(part: Identity, content: Content) -> Iterator[bytes | memoryview]:
-    """What torch's own writer would write: elements with ``torch.save``'s frame around them."""
-    source, is_elements, crc = content.source, content.kind is Kind.TENSOR, 0
-    if is_elements:
-        yield prefix_of(part.dtype, part.shape)
-    for start in range(0, source.size or 1, _PIECE):
-        load = source.load(start, min(start + _PIECE, source.size))
-        data = load.take(_own_memory)
-        crc = zlib.crc32(data, crc) if is_elements else 0
-        yield data
-        load.release()
-    if is_elements:
-        yield suffix_of(part.dtype, part.shape, crc)
-
-
-def _own_memory(size: int) -> memoryview:
-    return memoryview(bytearray(size))
-
+_ENCRYPT = "encrypt"
 
 Entry = tuple[Identity, Callable[[], Content]]
 """An item, or a shard of one, without its writer's id; and what gives its bytes when it is its turn."""
 
 _REASONS = 3  # in a warning
-
-
-@dataclass(frozen=True)
-class FileRecord:
-    """What the process that publishes has to know of a data file.
-
-    - `path`: relative to the checkpoint.
-    - `crc`: CRC-32C of the whole file, where its items have no containers.
-    - `wrapped`: the wrapped data key of the process, as text; empty where the chain does not encrypt.
-    - `modules`: the third-party packages that provided its codecs.
-    - `chain`: the extensions and the ids of the keys, for people; all ranks must have the same.
-    - `place`: where the process found the checkpoint's folder, if that is a local or mounted one.
-    """
-
-    path: str
-    size: int
-    crc: int | None
-    writer_id: bytes
-    wrapped: str
-    modules: tuple[str, ...]
-    chain: str
-    place: Mount | None
-
-
-class SavedFile(NamedTuple):
-    """A data file that is finished, and the items in it, in their order."""
-
-    record: FileRecord
-    written: list[Written]
 
 
 @dataclass
@@ -272,6 +52,7 @@ class Save:
     - `storage`: the checkpoint's folder, held open from `enter` to `leave`.
     - `extensions`: renewed for this save.
     - `sync`: whether each file must be on the disk before the save goes on.
+    - `overwrite`: whether a checkpoint that is there may be replaced, even one that is published later.
     - `place`: where the checkpoint's folder is, once it is there; None if it is not local.
     - `meter`: what all threads of the save count in.
     """
@@ -280,6 +61,7 @@ class Save:
     extensions: Extensions
     block_log2: int
     sync: bool
+    overwrite: bool
     writer_id: bytes = field(default_factory=lambda: os.urandom(WRITER_ID_BYTES))
     place: Mount | None = None
     progress: Progress | None = None
@@ -289,6 +71,38 @@ class Save:
         self.meter = Meter()
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
         self._failures: list[BaseException] = []
+
+    @classmethod
+    def to(
+        cls,
+        path: Location,
+        chain: ChainLike | None,
+        *,
+        encrypt_to: KeysLike = None,
+        signer: SignerLike | None = None,
+        was_encrypted: bool = False,
+        overwrite: bool = False,
+        block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+        storage_options: Mapping[str, Any] | None = None,
+        cure: str = "name another target, or replace it (overwrite)",
+    ) -> Self:
+        """A save of the arguments of public functions, of which `renew` makes those that write. Raises what is wrong
+        with them, and FileExistsError, with the advice `cure`, if there is a checkpoint that may not be replaced.
+        """
+        made = _chain_of(chain, encrypt_to, signer, was_encrypted)
+        storage = open_storage(path, storage_options)
+        warn_unless_in_one_step(storage, stacklevel=4)
+        save = cls(storage, Extensions((), made), block_log2_of(block_size), True, overwrite)
+        if storage.near and os.path.lexists(storage.path) and not os.path.isdir(storage.path):
+            text = "this is a file, and a checkpoint is a folder: name another target"
+            raise NotADirectoryError(errno.ENOTDIR, text, storage.path)
+        if not overwrite and any(map(is_metadata_name, storage.names())):
+            raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", storage.given)
+        return save
+
+    def renew(self) -> Self:
+        """Another save to the same place, with an id and data key of its own."""
+        return replace(self, extensions=self.extensions.renew(), writer_id=os.urandom(WRITER_ID_BYTES))
 
     def enter(self, *, links: bool = True) -> Storage:
         """Hold a local folder open, whatever is put in its place; AbortedError for a link that is not followed."""
@@ -301,6 +115,12 @@ class Save:
     def file_name(self, rank: int, number: int) -> str:
         """A name that no other save or process uses."""
         return data_name(rank, number, self.writer_id)
+
+    def note_needs(self, item: str, data: memoryview) -> None:
+        """Take note of what an object needs of its reader; `data` is what ``torch.save`` wrote of it."""
+        names, reason = quick_needs(data)
+        if names or reason:
+            self._needs[item] = names, reason
 
     def refused_objects(self) -> tuple[frozenset[str], str]:
         """What readers refuse by default of the objects that were saved: the names that they need, and a text that says
@@ -318,19 +138,14 @@ class Save:
             text += f" {some([item])} does not load then either: {reason}; store a list, a dict or a string instead."
         return frozenset([*names, *reasons.values()]), text
 
-    def write_files(
-        self,
-        files: Mapping[str, Iterable[Entry]],
-        threads: int,
-        opening: Callable[[str], AbstractContextManager[Any]],
-    ) -> list[SavedFile]:
+    def write_files(self, files: Mapping[str, Iterable[Entry]], threads: int) -> list[SavedFile]:
         """Write files, each with its items, in up to `threads` threads, this one among them. Returns when all have
         stopped, or raises the first failure in any; an interrupt of this thread is one, too.
         """
         stored: dict[str, SavedFile] = {}
 
         def write(name: str, entries: Iterable[Entry]) -> None:
-            with opening(name) as raw:
+            with self.storage.create(name) as raw:
                 stored[name] = self.write_file(raw, name, entries)
                 begin = perf_counter()
             self.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
@@ -354,31 +169,58 @@ class Save:
                     if self._failures:
                         raise AbortedError("another file of this save failed")
                     place = f"item {part.name}"
-                    self.add(file, part, content())
+                    file.add(part, content())
                 place = "the end"
-                file.finish()
+                return file.finish()
         except BaseException as error:
             if not isinstance(error, StreamxfError):
                 error.add_note(escaped(f"while {place} was written to file {path}"))
             self._failures.append(error)
             file.cancel()
             raise
-        return self.stored(file)
 
-    def add(self, file: DataFile, part: Identity, content: Content) -> None:
-        """Write an item into a file, and take note of what an object needs."""
-        if content.kind is Kind.OBJECT and isinstance(content.source, MemorySource):
-            names, reason = quick_needs(content.source.data)
-            if names or reason:
-                self._needs[part.name] = names, reason
-        file.add(part, content)
 
-    def stored(self, file: DataFile) -> SavedFile:
-        """What is to be published of a finished file."""
-        encryption = self.extensions.encryption
-        wrapped = encryption.wrapped if encryption is not None else ""
-        about = self.modules, self.extensions.summary(), self.place
-        return SavedFile(FileRecord(file.path, file.size, file.crc, self.writer_id, wrapped, *about), file.written)
+def _chain_of(chain: ChainLike | None, encrypt_to: KeysLike, signer: SignerLike | None, was_encrypted: bool) -> Chain:
+    """The chain to write with; by default that of writers, and `Encrypt` if there are keys for it. The keys belong to
+    the word ``encrypt`` of a chain in text form.
+    """
+    if encrypt_to is None and signer is not None:
+        raise ParameterError("signer signs what is encrypted; it needs encrypt_to, the keys of those who may read")
+    if chain is None:
+        if encrypt_to is not None:
+            return Chain([*DEFAULT_CHAIN, Encrypt(encrypt_to, signer=signer)])
+        if was_encrypted:
+            raise ParameterError(
+                "the source is encrypted, and the default chain does not encrypt: give the keys of those who may read "
+                "the copy (encrypt_to), or a chain without encrypt to write it unencrypted"
+            )
+        return Chain(DEFAULT_CHAIN)
+    if not isinstance(chain, str):
+        if encrypt_to is not None:
+            raise ParameterError("encrypt_to= goes with a chain in text form; put Encrypt(...) into this one")
+        return Chain.of(chain)
+    words = [word.strip() for word in chain.split("+")] if chain.strip() else []
+    if _ENCRYPT in words and encrypt_to is None:
+        raise KeyMissingError(
+            "the chain encrypts, and no key to encrypt to was given: give the keys of those who may read (encrypt_to)"
+        )
+    if encrypt_to is not None and _ENCRYPT not in words:
+        raise ParameterError("keys to encrypt to were given, and the chain does not encrypt: add '+encrypt' to it")
+    codecs: list[Codec] = []
+    for word in words:
+        codecs += [Encrypt(encrypt_to, signer=signer)] if word == _ENCRYPT else list(Chain.parse(word))
+    return Chain(codecs)
+
+
+def warn_unless_in_one_step(storage: Storage, stacklevel: int) -> None:
+    """Warn of storage on which a crash while the metadata is replaced may leave no checkpoint at all."""
+    if not storage.replaces_in_one_step:
+        warnings.warn(
+            f"{storage.given} is not known to replace a file in one step: a crash while .metadata is written "
+            "may leave neither the old checkpoint nor the new one. Save into a new folder each time, or to a local or "
+            "mounted file system, or to an object store",
+            stacklevel=stacklevel,
+        )
 
 
 def check_space(storage: Storage, needed: int, extensions: Extensions) -> None:

@@ -12,11 +12,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from streamxf.chain import ChainLike
-from streamxf.checkpoint.assembling import assemble, placed
-from streamxf.checkpoint.destination import Destination
+from streamxf.checkpoint.datafile import DataFile, SavedFile, planned_size
 from streamxf.checkpoint.pickled import PLANNER_DATA, plain_members
-from streamxf.checkpoint.publish import publish
-from streamxf.checkpoint.saving import DataFile, Save, planned_size
+from streamxf.checkpoint.publish import placed, publish
+from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content, Given, Staging, tensor_in, tensor_of
 from streamxf.errors import AbortedError, MetadataError, ParameterError, located
 from streamxf.format.header import Identity, Kind
@@ -92,7 +91,7 @@ class CheckpointWriter:
         progress: Progress | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._to = Destination.of(
+        self._to = Save.to(
             path,
             chain,
             encrypt_to=recipients,
@@ -113,11 +112,11 @@ class CheckpointWriter:
         if self._state != "new":
             raise ParameterError("a CheckpointWriter writes one checkpoint: make another one")
         self._state, self._pid, self._begin = "failed", os.getpid(), perf_counter()
-        to = self._to
-        self._made = to.storage.make_folder()
-        self._save = Save(to.storage, to.extensions.renew(), to.block_log2, sync=True, progress=self._progress)
+        self._made = self._to.storage.make_folder()
+        self._save = self._to.renew()
+        self._save.progress = self._progress
         self._save.place = self._save.enter().mount()
-        self._staging = Staging(1 << to.block_log2)
+        self._staging = Staging(1 << self._to.block_log2)
         self._opened = ExitStack()
         self._file: DataFile | None = None
         self._state = "open"
@@ -228,7 +227,7 @@ class CheckpointWriter:
             content, copy = Content(MemorySource(memoryview(bytes(source.data))), content.kind), False
         if self._progress is not None:
             self._progress.expect(planned_size(part))
-        self._save.add(self._file, part, content)
+        self._file.add(part, content)
         if copy:
             self._file.settle()
 
@@ -252,25 +251,23 @@ class CheckpointWriter:
             self._file = None
 
     def _publish(self) -> None:
-        save, to = self._save, self._to
+        save = self._save
         try:
-            files = []
+            files: list[SavedFile] = []
             if self._file is not None:
-                self._file.finish()
+                files.append(self._file.finish())
                 self._opened.close()
-                files.append(save.stored(self._file))
                 save.storage.sync()
             _, text = save.refused_objects()
             if text:
                 warnings.warn(text, stacklevel=4)  # an error if the process's filters say so
-            save_id, records = os.urandom(16).hex(), [file.record for file in files]
             items = placed(self._items.values(), files, save.extensions)
-            made = assemble(items, records, save.extensions, save_id, to.storage.given, extra=self._extra)
         except BaseException as error:
             self._give_up(error)
             raise
+        save_id = os.urandom(16).hex()
         try:
-            publish(save.storage, *made, records, overwrite=to.overwrite, sync=True)
+            publish(save, items, [file.record for file in files], save_id, extra=self._extra)
         except BaseException:
             self._remove_folders()
             raise

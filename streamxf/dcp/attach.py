@@ -13,12 +13,12 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteIt
 
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access, Require
-from streamxf.checkpoint.destination import Extensions
+from streamxf.checkpoint.datafile import Extensions
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.dcp.extensions import Registry, extensions_of
+from streamxf.dcp.plans import part_of
 from streamxf.dcp.reader import ChainReaderMixin
-from streamxf.dcp.save.items import part_of
 from streamxf.dcp.stock import framed
 from streamxf.dcp.writer import ChainWriterMixin
 from streamxf.errors import IdentityError, ParameterError, UnsupportedError, located
@@ -164,8 +164,8 @@ class _WriterTransforms(StorageWriterTransforms):
         raw = cast("Any", raw_stream)
         part = part_of(write_item)
         kind = Kind.FRAMED if part.kind is Kind.TENSOR else part.kind
-        target = self._extensions.open(raw, part._replace(writer_id=writer_id, kind=kind))
-        return cast("IO[bytes]", target.stream), descriptors
+        stream, _ = self._extensions.open(raw, part._replace(writer_id=writer_id, kind=kind))
+        return cast("IO[bytes]", stream), descriptors
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _WriterTransforms, (self._extensions,)

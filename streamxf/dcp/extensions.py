@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from streamxf.chain import MAX_CODECS, Chain
 from streamxf.checkpoint.access import Access, known_transform
-from streamxf.checkpoint.destination import Extensions
+from streamxf.checkpoint.datafile import Extensions
 from streamxf.codec import Codec
 from streamxf.descriptor import Descriptor, shorten
 from streamxf.errors import ChainError, DescriptorError, ParameterError, UnsupportedError

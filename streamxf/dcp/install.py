@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader as ReaderOf
 
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import Access, access_for, chain_and_ring
-from streamxf.checkpoint.destination import DEFAULT_CHAIN
+from streamxf.checkpoint.saving import DEFAULT_CHAIN
 from streamxf.codec import Codec
 from streamxf.dcp.attach import attach
 from streamxf.dcp.border import StorageMixin

@@ -1,10 +1,10 @@
-"""Between DCP's ``Metadata``, as planners and torch's readers have it, and the items of the index."""
+"""Between DCP's ``Metadata`` and results, as planners and torch's readers have them, and the items of the index."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.distributed.checkpoint import filesystem
@@ -17,11 +17,15 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.storage import WriteResult
 
-from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, is_extra, plain_members
-from streamxf.errors import MetadataError, StreamxfError
-from streamxf.format.index import from_json
-from streamxf.format.items import Item, ObjectItem, Path, TensorItem, is_path
+from streamxf.buffers import collector_paused
+from streamxf.checkpoint.datafile import Extensions, FileRecord, SavedFile
+from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, descriptors_of, is_extra, plain_members
+from streamxf.errors import MetadataError, StreamxfError, UnsupportedError, redacted
+from streamxf.format.header import Kind
+from streamxf.format.index import Index, from_json
+from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, is_path
 from streamxf.torch_private import StorageInfo
 
 _FLAGS = ("requires_grad", "pin_memory")
@@ -58,6 +62,98 @@ def stored_properties(properties: TensorProperties) -> dict[str, bool | str]:
         if properties.memory_format == value:
             found["memory_format"] = name
     return found
+
+
+# -- results of a save, from rank to rank --------------------------------------------------------------------
+
+_ATTRIBUTE = "streamxf_note"
+
+
+class _Note(NamedTuple):
+    """What goes with the ``_StorageInfo`` of an item, where it is not what items without a note have; the record of a
+    file goes with its first item.
+    """
+
+    framed: bool
+    sha256: bytes | None
+    record: FileRecord | None
+
+
+def results_of(file: SavedFile, indexes: Sequence[MetadataIndex], extensions: Extensions) -> list[WriteResult]:
+    """Results of a file's items, whose `indexes` are in their order."""
+    record: FileRecord | None = file.record
+    usual = not extensions.in_blocks
+    results = []
+    for written, index in zip(file.written, indexes, strict=True):
+        info = StorageInfo(file.record.path, written.at, written.size)
+        framed = written.part.kind is Kind.FRAMED
+        if record is not None or written.sha256 is not None or (framed != usual and index.offset is not None):
+            setattr(info, _ATTRIBUTE, _Note(framed, written.sha256, record))
+        record = None
+        results.append(WriteResult(index=index, size_in_bytes=written.size, storage_data=info))
+    return results
+
+
+def records_in(results: Iterable[WriteResult]) -> tuple[FileRecord, ...]:
+    """The records of the files of all ranks."""
+    notes = (getattr(result.storage_data, _ATTRIBUTE, None) for result in results)
+    return tuple(note.record for note in notes if note is not None and note.record is not None)
+
+
+@collector_paused()
+def items_of(content: Metadata, results: Iterable[WriteResult], extensions: Extensions) -> dict[str, Item]:
+    """The items of a save that is about to be published, from the planner's `content` and the results of all ranks.
+    Raises UnsupportedError if something has no place in the index, or was not stored.
+    """
+    places = _places(results, extensions)
+    paths = paths_of(content)
+    items: dict[str, Item] = {}
+    for name, entry in content.state_dict_metadata.items():
+        path = paths.get(name)
+        try:
+            if isinstance(entry, BytesStorageMetadata):
+                items[name] = ObjectItem(name, places[name, None][0], path)
+                continue
+            chunks = tuple(
+                Chunk(tuple(chunk.offsets), tuple(chunk.sizes), *places[name, tuple(chunk.offsets)])
+                for chunk in entry.chunks
+            )
+        except KeyError:
+            raise UnsupportedError(
+                "the metadata has a part of an item that was not stored, so the checkpoint would be incomplete; "
+                "nothing was published. Save shards together with all other ranks (no_dist=False), or each rank for "
+                "itself with use_collectives=False",
+                item=name,
+            ) from None
+        dtype = str(entry.properties.dtype).removeprefix("torch.")
+        items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, stored_properties(entry.properties))
+    return items
+
+
+def _places(
+    results: Iterable[WriteResult], extensions: Extensions
+) -> dict[tuple[str, tuple[int, ...] | None], tuple[Place, bool]]:
+    """Where results stand, and whether in torch.save's frame, by name and offset."""
+    descriptors, usual = extensions.recorded, _Note(not extensions.in_blocks, None, None)
+    found = {}
+    for result in results:
+        info, offset = result.storage_data, result.index.offset
+        framed, sha256, _ = getattr(info, _ATTRIBUTE, usual)
+        place = Place(info.relative_path, info.offset, info.length, descriptors, sha256)
+        found[result.index.fqn, tuple(offset) if offset is not None else None] = place, framed
+    return found
+
+
+def complete(
+    content: Metadata, results: Iterable[WriteResult], index: Index, records: Iterable[FileRecord], path: str
+) -> None:
+    """Put into `content` what torch's own writers do, once `index` is published."""
+    descriptors = descriptors_of(index, {record.writer_id: record.wrapped for record in records})
+    content.storage_data = stored = {}
+    for result in results:
+        info = stored[result.index] = result.storage_data
+        info.transform_descriptors = descriptors.get(info.relative_path)
+    content.storage_meta = StorageMeta(redacted(path), index.save_id, modules=[*index.modules])
 
 
 # -- to DCP ----------------------------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ from streamxf.checkpoint.metadata import no_metadata, read_metadata
 from streamxf.checkpoint.suspicion import note_damage
 from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
 from streamxf.dcp.extensions import access_with
-from streamxf.dcp.load.filled import check_filled, empty_text, left_out
-from streamxf.dcp.load.loader import Loader
+from streamxf.dcp.loader import Loader
 from streamxf.dcp.metadata import UnreadableMetadata, metadata_of
+from streamxf.dcp.targets import check_filled, empty_text, left_out
 from streamxf.errors import (
     AuthenticationError,
     DescriptorError,

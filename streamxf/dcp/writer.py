@@ -17,21 +17,15 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from streamxf.buffers import collector_paused
 from streamxf.chain import Chain, ChainLike
-from streamxf.checkpoint.assembling import assemble
-from streamxf.checkpoint.destination import DEFAULT_CHAIN, warn_unless_in_one_step
-from streamxf.checkpoint.pickled import descriptors_of
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
-from streamxf.checkpoint.saving import Save
+from streamxf.checkpoint.saving import DEFAULT_CHAIN, Save, warn_unless_in_one_step
 from streamxf.dcp.background import Background, changed_text, give_way, tensor_versions, with_copies
 from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
 from streamxf.dcp.extensions import extensions_of
-from streamxf.dcp.metadata import extra_of
-from streamxf.dcp.save.items import check_index, entries_of, items_of, planned_bytes, records_in, results_of
-from streamxf.dcp.save.space import RoomNote, check_room, note_room, share_room
-from streamxf.errors import AbortedError, ParameterError, UnsupportedError, redacted
-from streamxf.format.index import Index
+from streamxf.dcp.metadata import complete, extra_of, items_of, records_in, results_of
+from streamxf.dcp.plans import RoomNote, check_index, check_room, entries_of, note_room, planned_bytes, share_room
+from streamxf.errors import AbortedError, ParameterError, UnsupportedError
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
@@ -159,7 +153,8 @@ class ChainWriterMixin(StorageMixin):
         self.use_collectives = kwargs.get("use_collectives", True)
         self._publishes = is_coordinator or not self.use_collectives
         self.report = None
-        self._save = _RankSave(self._storage, self._extensions.renew(), self._block_log2, self.sync_files)
+        how = self._block_log2, self.sync_files, self.overwrite
+        self._save = _RankSave(self._storage, self._extensions.renew(), *how)
 
     @told
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -213,7 +208,7 @@ class ChainWriterMixin(StorageMixin):
                     save.progress.expect(sum(map(planned_bytes, plan.items)))
                 size = 1 << self._block_log2
                 entries = {name: entries_of(items, planner.resolve_data, size) for name, items in files.items()}
-                stored = save.write_files(entries, self.thread_count, storage.create)
+                stored = save.write_files(entries, self.thread_count)
             if self.sync_files:  # the process that publishes may be on another host
                 storage.sync()
             needed, text = save.refused_objects()
@@ -249,36 +244,22 @@ class ChainWriterMixin(StorageMixin):
         if waiting is not None and waiting.detach() is None:  # the interpreter is about to exit
             raise AbortedError("this save was given up, and its files were removed; it was not published")
         save_id, self._coming = self._coming_id(), None
-        rank = None if self.use_collectives else self.rank
         flat = [result for rank_results in results for result in rank_results]
+        rank, records = None if self.use_collectives else self.rank, records_in(flat)
         storage = save.enter()
         try:
             try:
-                index, data = self._assembled(metadata, flat, save, save_id, rank)
+                items, extra = items_of(metadata, flat, save.extensions), extra_of(metadata)
             except BaseException:
                 storage.remove({result.storage_data.relative_path for result in flat})
                 raise
-            publish(storage, index, data, records_in(flat), overwrite=self.overwrite, sync=self.sync_files)
+            run = self.run_facts if rank is None else None
+            index = publish(save, items, records, save_id, rank=rank, extra=extra, run=run)
         finally:
             save.leave()
+        complete(metadata, flat, index, records, os.fspath(self.path))
         self.save_id = save_id
         self.report = save.report
-
-    @collector_paused()
-    def _assembled(
-        self, metadata: Metadata, results: list[WriteResult], save: Save, save_id: str, rank: int | None
-    ) -> tuple[Index, bytes]:
-        """The metadata file; and `metadata` with what torch's own writers put into it."""
-        records, path = records_in(results), os.fspath(self.path)
-        items, extra = items_of(metadata, results, save.extensions), extra_of(metadata)
-        run = self.run_facts if rank is None else None
-        index, data = assemble(items, records, save.extensions, save_id, path, rank=rank, extra=extra, run=run)
-        descriptors = descriptors_of(index, {record.writer_id: record.wrapped for record in records})
-        for result in results:
-            result.storage_data.transform_descriptors = descriptors.get(result.storage_data.relative_path)
-        metadata.storage_data = {result.index: result.storage_data for result in results}
-        metadata.storage_meta = StorageMeta(redacted(path), save_id, modules=[*index.modules])
-        return index, data
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the writer, in this process or another, begins its own saves. A `Progress` stays behind:

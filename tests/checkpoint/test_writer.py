@@ -464,7 +464,7 @@ def test_memory_may_change_as_soon_as_it_was_given(tmp_path: Path, chain: str, s
 
 
 def test_without_a_copy_it_stays_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from streamxf.checkpoint.saving import DataFile
+    from streamxf.checkpoint.datafile import DataFile
 
     settled = []
     monkeypatch.setattr(DataFile, "settle", lambda file, settle=DataFile.settle: [settled.append(1), settle(file)])

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 
 import streamxf
 from streamxf import Checksum
-from streamxf.checkpoint.saving import DataFile
+from streamxf.checkpoint.datafile import DataFile
 from streamxf.errors import AbortedError, CodecError
 from streamxf.storage.local import LocalStorage
 

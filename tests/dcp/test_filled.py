@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
 import streamxf
-from streamxf.dcp.load.filled import check_filled
+from streamxf.dcp.targets import check_filled
 from streamxf.errors import MetadataError
 from streamxf.format.items import Chunk, Place, TensorItem
 

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import Checksum, Encrypt, SigningKey, proportion
-from streamxf.dcp.save import items as bounds
+from streamxf.dcp import plans as bounds
 from streamxf.errors import AbortedError, MetadataError, UnsupportedError
 from streamxf.format import index, limits
 

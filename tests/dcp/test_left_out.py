@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from streamxf import FileSystemReader, FileSystemWriter
-from streamxf.dcp.load.filled import empty_targets
+from streamxf.dcp.targets import empty_targets
 
 NAMES = ["model.weight", "optimizer.state.0.exp_avg", "optimizer.param_groups", "step"]
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 
 import streamxf
 from streamxf import Checksum, Encrypt
-from streamxf.dcp.load import loader as load_module
+from streamxf.dcp import loader as load_module
 from streamxf.errors import BlockError, MetadataError, StreamxfError
 from streamxf.stream.container import BlockReader
 

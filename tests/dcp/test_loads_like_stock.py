@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
 import streamxf
-from streamxf.dcp.load import loader as load_module
+from streamxf.dcp import loader as load_module
 
 from .helpers import raw_bytes
 from .test_state_dicts import DTYPES

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 
 import streamxf
-from streamxf.dcp import writer as writer_module
+from streamxf.checkpoint import publish as publish_module
 from streamxf.errors import AbortedError, MetadataError, ParameterError, UnsupportedError
 from streamxf.storage import disk
 from streamxf.storage.reading import StoredFile
@@ -243,14 +243,14 @@ def test_a_failed_rename_on_a_network_file_system_costs_no_files(
 
 
 def published_meanwhile(monkeypatch: pytest.MonkeyPatch, other: Callable[[], Any]) -> None:
-    assemble = writer_module.assemble
+    assemble = publish_module.assemble
 
     def late(*arguments: Any, **options: Any) -> Any:
         monkeypatch.undo()
         other()
         return assemble(*arguments, **options)
 
-    monkeypatch.setattr(writer_module, "assemble", late)
+    monkeypatch.setattr(publish_module, "assemble", late)
 
 
 def test_a_checkpoint_that_may_not_be_overwritten(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

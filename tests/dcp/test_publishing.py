@@ -18,7 +18,6 @@ import torch.multiprocessing as mp
 
 import streamxf
 from streamxf.checkpoint import publish as publish_module
-from streamxf.dcp import writer as writer_module
 from streamxf.errors import AbortedError, ContainerError
 from streamxf.storage import disk, lock
 from streamxf.storage.local import LocalStorage
@@ -206,7 +205,7 @@ def test_a_file_that_is_not_as_it_was_written_is_not_published(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     save(state_of(0), checkpoint)
-    assemble = writer_module.assemble
+    assemble = publish_module.assemble
 
     def then_damage(*args: Any, **options: Any) -> Any:
         made = assemble(*args, **options)
@@ -220,7 +219,7 @@ def test_a_file_that_is_not_as_it_was_written_is_not_published(
             file.write_bytes(content[:-1] if damage == "shorter" else content + b"x")
         return made
 
-    monkeypatch.setattr(writer_module, "assemble", then_damage)
+    monkeypatch.setattr(publish_module, "assemble", then_damage)
     kind = AbortedError if damage == "gone" else ContainerError
     with refused(kind, "not published"):
         save(state_of(1), checkpoint, thread_count=2)

@@ -17,8 +17,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import streamxf
 from streamxf.dcp.extensions import extensions_of
-from streamxf.dcp.save import space
-from streamxf.dcp.save.space import RoomNote, check_room, note_room, share_room
+from streamxf.dcp.plans import RoomNote, check_room, note_room, share_room
 from streamxf.errors import NoSpaceError
 from streamxf.storage.disk import Volume
 from streamxf.storage.opening import open_storage
@@ -101,7 +100,7 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.volume: Volume | None = Volume(("host", "1"), 0, True)
-        monkeypatch.setattr(space.Volume, "of", lambda _: self.volume)
+        monkeypatch.setattr(Volume, "of", lambda _: self.volume)
 
     def has(self, free: int, plain: bool = True, name: str = "1") -> None:
         self.volume = Volume(("host", name), free, plain)

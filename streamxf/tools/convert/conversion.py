@@ -20,12 +20,11 @@ from time import perf_counter
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.assembling import assemble, placed
-from streamxf.checkpoint.destination import Destination
+from streamxf.checkpoint.datafile import FileRecord, SavedFile, Written, planned_size
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.opening import Wanted, streams_of
-from streamxf.checkpoint.publish import publish
-from streamxf.checkpoint.saving import FileRecord, Save, SavedFile, Written, check_space, planned_size
+from streamxf.checkpoint.publish import assemble, placed, publish
+from streamxf.checkpoint.saving import Save, check_space
 from streamxf.checkpoint.sources import Content
 from streamxf.errors import ContainerError, ParameterError, StreamxfError
 from streamxf.format.items import MAX_RANK_CHUNKS, Item
@@ -84,7 +83,7 @@ class Conversion:
             shards[name] += 1
         return files
 
-    def id(self, to: Destination, file_size: int) -> str:
+    def id(self, to: Save, file_size: int) -> str:
         """32 hexadecimal digits, by which a later call recognizes what this conversion finished."""
         facts = [__version__, self.identity, self.rank, *to.extensions.recorded, to.extensions.summary()]
         return hashlib.sha256(json.dumps([*facts, to.block_log2, file_size]).encode()).hexdigest()[:32]
@@ -109,7 +108,7 @@ def check_same(source: Storage, before: object, now: object) -> None:
 _NO_RANK = 2**31 - 1
 
 
-def convert(to: Destination, conversion: Conversion, file_size: int, progress: Progress | None = None) -> Converted:
+def convert(to: Save, conversion: Conversion, file_size: int, progress: Progress | None = None) -> Converted:
     """Write a conversion's items to data files of about `file_size` bytes, and publish them.
 
     Whatever it raises, nothing was published then, and finished files stay for the next call.
@@ -128,14 +127,15 @@ def convert(to: Destination, conversion: Conversion, file_size: int, progress: P
 
 
 class _Session:
-    def __init__(self, to: Destination, conversion: Conversion, file_size: int) -> None:
+    def __init__(self, to: Save, conversion: Conversion, file_size: int) -> None:
         self._to = to
         self._storage = to.storage
         self._conversion = conversion
         self._files = conversion.files(file_size)
         self._job = conversion.id(to, file_size)
         self._rank = conversion.rank or 0
-        self._save = Save(to.storage, to.extensions.renew(), to.block_log2, sync=True, place=to.storage.mount())
+        self._save = to.renew()
+        self._save.place = to.storage.mount()
         self._done: list[SavedFile] = []
 
     def run(self, progress: Progress | None) -> Converted:
@@ -194,10 +194,8 @@ class _Session:
             items = placed(conversion.items, self._done, save.extensions)
             about: Any = {"rank": conversion.rank, "extra": conversion.extra, "run": conversion.run}
             records = [file.record for file in self._done]
-            made = assemble(items, records, save.extensions, save_id, self._storage.given, **about)
             # the files are kept, since another call may have found and published them
-            how: Any = {"overwrite": self._to.overwrite, "sync": True, "keep": True}
-            publish(self._storage, *made, records, **how, check=conversion.check)
+            publish(save, items, records, save_id, keep=True, check=conversion.check, **about)
         except BaseException as error:
             error.add_note(
                 f"its {many(len(self._files), 'data file')} stay: repeat it to resume while source and "

@@ -11,9 +11,9 @@ from typing import Any
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.destination import Destination
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.publish import made_by_writers
+from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.format.header import Kind
@@ -99,7 +99,7 @@ def pack(
     else:
         _refuse_inside(source, target)
         access = Access.of(max_expansion=max_expansion)
-    to = Destination.of(
+    to = Save.to(
         target,
         chain,
         encrypt_to=encrypt_to,

@@ -13,9 +13,9 @@ from typing import Any
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.destination import Destination
 from streamxf.checkpoint.metadata import Metadata, metadata_files
 from streamxf.checkpoint.opening import Wanted
+from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
 from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.header import Kind
@@ -108,7 +108,7 @@ def transcode(
         refuse_same(source, target)
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     place, options = (source, storage_options) if target is None else (target, target_options)
-    to = Destination.of(
+    to = Save.to(
         place,
         chain,
         encrypt_to=encrypt_to,
@@ -131,7 +131,7 @@ def transcode(
 def copy(
     storage: Storage,
     access: Access,
-    to: Destination,
+    to: Save,
     file_size: int = FILE_SIZE,
     progress: Progress | None = None,
     *,

@@ -125,12 +125,12 @@ def unpack(
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     if asked is Format.DCP:
         from streamxf.chain import Chain
-        from streamxf.checkpoint.destination import Destination
+        from streamxf.checkpoint.saving import Save
         from streamxf.tools.convert.conversion import refuse_same
         from streamxf.tools.convert.transcode import copy
 
         refuse_same(source, target)
-        to = Destination.of(target, Chain([]), overwrite=overwrite, storage_options=target_options)
+        to = Save.to(target, Chain([]), overwrite=overwrite, storage_options=target_options)
         return copy(storage, access, to, progress=progress)
     if not overwrite:
         refuse_existing(place)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from streamxf.buffers import flat_view
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require, SaveIds
-from streamxf.checkpoint.destination import Destination
 from streamxf.checkpoint.opening import Wanted
+from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError
@@ -190,7 +190,7 @@ def salvage_to(
         items = [item for metadata, _ in catalog.found for item in metadata.items.values()]
         descriptors = {text for item in items for place in item.places for text in place.descriptors}
         encrypted = any(text.partition("/")[0] == ENCRYPT for text in descriptors)
-        to = Destination.of(
+        to = Save.to(
             target,
             chain,
             encrypt_to=encrypt_to,

@@ -15,7 +15,7 @@ from tools.convert.states import assert_same, assert_whole, data_files, loaded, 
 from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
-from streamxf.checkpoint.saving import DataFile
+from streamxf.checkpoint.datafile import DataFile
 from streamxf.storage.local import LocalStorage
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.transcode import transcode

@@ -33,7 +33,7 @@ from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import cut
-from streamxf.dcp.load.target import Target
+from streamxf.dcp.targets import Target
 from streamxf.engine import Pipeline
 from streamxf.errors import DAMAGE, MetadataError, StreamxfError, UnsupportedError, escaped
 from streamxf.format.items import ITEMSIZES, TensorItem

@@ -1,4 +1,4 @@
-"""Whether a load fills its targets, where the metadata does not speak of all that was saved; and what it leaves out.
+"""The targets of a load: how each may be written to, whether all are filled, and what the checkpoint has besides.
 
 Global metadata is known to tile every tensor, so what DCP plans from it fills every target. A rank's own metadata
 speaks of this rank's shards. Loaded under another sharding, DCP would read what is there and leave the rest of the
@@ -8,17 +8,95 @@ target as it was.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
 from torch.distributed.tensor import DTensor
 
+from streamxf.checkpoint.elements import Array
+from streamxf.checkpoint.sources import array_of
 from streamxf.errors import MetadataError
 from streamxf.format.items import Span, TensorItem, check_tiles
-from streamxf.torch_private import create_chunk_list
+from streamxf.torch_private import create_chunk_list, is_cow_tensor
 
-_Target = tuple[str, torch.Size | None]
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """The detached tensor that an item is loaded into.
+
+    - `plain`: whether it is torch's own kind and each of its elements has a place of its own, so that `copy_` into its
+      parts, one after the other, does what a single `copy_` does.
+    - `extent`: the addresses between which it lies; None if it is not plain, and for devices other than CPU and CUDA,
+      which may have no addresses.
+    """
+
+    tensor: torch.Tensor
+    plain: bool
+    extent: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Target:
+        plain = (
+            type(tensor) is torch.Tensor
+            and tensor.layout == torch.strided
+            and not tensor.is_quantized
+            and tensor.device.type != "meta"
+            and not _may_overlap(tensor)
+        )
+        known = plain and tensor.device.type in ("cpu", "cuda")
+        return cls(tensor, plain, _extent(tensor) if known else None)
+
+    def array(self, dtype: torch.dtype) -> Array | None:
+        """The tensor's own memory, in its shape and strides, if writing elements of `dtype` there is the same as
+        `copy_`; else None. Raises RuntimeError if torch does not let the tensor be written to, as `copy_` would.
+        """
+        tensor = self.tensor
+        fits = (
+            self.plain
+            and tensor.device.type == "cpu"
+            and tensor.dtype == dtype
+            and not (dtype.is_complex and tensor.is_conj())
+            and not tensor.is_neg()
+            and not is_cow_tensor(tensor)
+        )
+        if not fits:
+            return None
+        # torch then knows of a change in place, and refuses one of a tensor that takes none
+        nothing = tensor.as_strided((0,), (1,))
+        nothing.copy_(nothing)
+        return array_of(tensor)
+
+    def may_share_memory_with(self, other: Target) -> bool:
+        """Whether two tensors are not known to lie between different addresses."""
+        if self.extent is None or other.extent is None:
+            return True
+        return self.extent[0] < other.extent[1] and other.extent[0] < self.extent[1]
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _may_overlap(tensor: torch.Tensor) -> bool:
+    """Whether two elements could share memory. What is not known to be free of overlaps is taken to have some."""
+    reach = 0  # of the dimensions with smaller strides, in elements
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
+
+
+# -- whether they are filled -----------------------------------------------------------------------
+
+_Part = tuple[str, torch.Size | None]
 """A tensor's name, and where in it the part begins that is loaded."""
 
 
@@ -29,7 +107,7 @@ def check_filled(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any])
     have, is asked for targets of which nothing is read, too. If it has neither, the metadata has to cover the whole
     tensor. Raises MetadataError if a part would stay as it was.
     """
-    read: dict[_Target, list[Span]] = {}
+    read: dict[_Part, list[Span]] = {}
     sizes = _wanted(planner, items)
     lookup = getattr(planner, "lookup_tensor", None)
     for request in plan.items:
@@ -94,10 +172,10 @@ def _empty_in(state: Mapping[str, Any], prefix: str) -> Iterator[str]:
                 yield f"{prefix}{key}"
 
 
-def _wanted(planner: LoadPlanner, items: Mapping[str, Any]) -> dict[_Target, torch.Size]:
+def _wanted(planner: LoadPlanner, items: Mapping[str, Any]) -> dict[_Part, torch.Size]:
     """The parts of tensors that a planner's state dict has on this rank, as DCP's planner sees them."""
     state = getattr(planner, "state_dict", None)
-    sizes: dict[_Target, torch.Size] = {}
+    sizes: dict[_Part, torch.Size] = {}
     for name, value in state.items() if isinstance(state, Mapping) else ():
         if not isinstance(value, torch.Tensor) or not isinstance(items.get(name), TensorItem):
             continue

@@ -1,28 +1,37 @@
-"""Between DCP's plans and results and what a save takes and gives: parts, their bytes, and where they are."""
+"""What plans say of a save: its items and their bytes, how large its index may become, and whether it can fit.
+
+A save that cannot fit on its file system fails before it writes, where that is certain: tensors take at least their
+bytes through a chain that cannot shrink them. A wrong refusal would be worse than an error while data is written, so
+anything uncertain counts as zero.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
-from streamxf.checkpoint.destination import Extensions
-from streamxf.checkpoint.saving import Entry, FileRecord, SavedFile
-from streamxf.checkpoint.sources import Content, Staging, content_of, dtype_name
-from streamxf.dcp.metadata import extra_of, paths_of, stored_properties
+from streamxf.checkpoint.datafile import Extensions
+from streamxf.checkpoint.saving import Entry, is_exact, refuse
+from streamxf.checkpoint.sources import Content, Staging, content_of, dtype_name, has_elements
+from streamxf.dcp.metadata import extra_of, stored_properties
 from streamxf.errors import MetadataError, UnsupportedError, located
 from streamxf.format import limits
 from streamxf.format.header import Identity, Kind
-from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.items import ITEMSIZES
+from streamxf.storage.disk import Volume
+from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import MemorySource
-from streamxf.torch_private import StorageInfo
 
 
 def part_of(item: WriteItem) -> Identity:
@@ -124,78 +133,80 @@ def _most_stored(item: WriteItem) -> int:
     return 2 * planned + 2**16 if planned else limits.MAX_RAW_SIZE
 
 
-_ATTRIBUTE = "streamxf_note"
+# -- room ------------------------------------------------------------------------------------------
 
 
-class _Note(NamedTuple):
-    """What goes with the ``_StorageInfo`` of an item, where it is not what items without a note have; the record of a
-    file goes with its first item.
+@dataclass(frozen=True)
+class RoomNote:
+    """What a rank tells the others of itself and its file system, as its plan's ``storage_data``; ranks of one file
+    system share its room.
+
+    - `save`: the rank's writer id, since plans that are cached bring notes of earlier saves.
+    - `volume`: before anything was written.
+    - `ranks`, `planned`: how many write to it, and the bytes of all their tensors; 0 until the coordinator has filled
+      them in.
     """
 
-    framed: bool
-    sha256: bytes | None
-    record: FileRecord | None
+    save: bytes
+    volume: Volume
+    ranks: int = 0
+    planned: int = 0
 
 
-def results_of(file: SavedFile, indexes: Sequence[MetadataIndex], extensions: Extensions) -> list[WriteResult]:
-    """Results of a file's items, whose `indexes` are in their order."""
-    record: FileRecord | None = file.record
-    usual = not extensions.in_blocks
-    results = []
-    for written, index in zip(file.written, indexes, strict=True):
-        info = StorageInfo(file.record.path, written.at, written.size)
-        framed = written.part.kind is Kind.FRAMED
-        if record is not None or written.sha256 is not None or (framed != usual and index.offset is not None):
-            setattr(info, _ATTRIBUTE, _Note(framed, written.sha256, record))
-        record = None
-        results.append(WriteResult(index=index, size_in_bytes=written.size, storage_data=info))
-    return results
+_ENDLESS = Volume((), sys.maxsize, plain=False)  # for all that cannot tell its room
 
 
-def records_in(results: Iterable[WriteResult]) -> tuple[FileRecord, ...]:
-    """The records of the files of all ranks."""
-    notes = (getattr(result.storage_data, _ATTRIBUTE, None) for result in results)
-    return tuple(note.record for note in notes if note is not None and note.record is not None)
+def note_room(plan: SavePlan, folder: Storage, save: bytes) -> SavePlan:
+    """Put a note into a rank's plan, if the plan has nothing there."""
+    if plan.storage_data is not None:
+        return plan
+    return replace(plan, storage_data=RoomNote(save, folder.volume() or _ENDLESS))
 
 
-def items_of(content: Metadata, results: Iterable[WriteResult], extensions: Extensions) -> dict[str, Item]:
-    """The items of a save that is about to be published, from the planner's `content` and the results of all ranks.
-    Raises UnsupportedError if something has no place in the index, or was not stored.
-    """
-    places = _places(results, extensions)
-    paths = paths_of(content)
-    items: dict[str, Item] = {}
-    for name, entry in content.state_dict_metadata.items():
-        path = paths.get(name)
-        try:
-            if isinstance(entry, BytesStorageMetadata):
-                items[name] = ObjectItem(name, places[name, None][0], path)
-                continue
-            chunks = tuple(
-                Chunk(tuple(chunk.offsets), tuple(chunk.sizes), *places[name, tuple(chunk.offsets)])
-                for chunk in entry.chunks
-            )
-        except KeyError:
-            raise UnsupportedError(
-                "the metadata has a part of an item that was not stored, so the checkpoint would be incomplete; "
-                "nothing was published. Save shards together with all other ranks (no_dist=False), or each rank for "
-                "itself with use_collectives=False",
-                item=name,
-            ) from None
-        dtype = str(entry.properties.dtype).removeprefix("torch.")
-        items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, stored_properties(entry.properties))
-    return items
+def share_room(plans: list[SavePlan]) -> list[SavePlan]:
+    """Complete the notes of all ranks' plans."""
+    ranks = Counter(plan.storage_data.volume.name for plan in plans if isinstance(plan.storage_data, RoomNote))
+    if max(ranks.values(), default=0) < 2:  # what each of them plans is all
+        return plans
+    planned: Counter[tuple[str, ...]] = Counter()
+    for plan in plans:
+        if isinstance(plan.storage_data, RoomNote):
+            planned[plan.storage_data.volume.name] += sum(map(planned_bytes, plan.items))
+
+    def complete(plan: SavePlan) -> SavePlan:
+        note = plan.storage_data
+        if not isinstance(note, RoomNote):
+            return plan
+        name = note.volume.name
+        return replace(plan, storage_data=replace(note, ranks=ranks[name], planned=planned[name]))
+
+    return [complete(plan) for plan in plans]
 
 
-def _places(
-    results: Iterable[WriteResult], extensions: Extensions
-) -> dict[tuple[str, tuple[int, ...] | None], tuple[Place, bool]]:
-    """Where results stand, and whether in torch.save's frame, by name and offset."""
-    descriptors, usual = extensions.recorded, _Note(not extensions.in_blocks, None, None)
-    found = {}
-    for result in results:
-        info, offset = result.storage_data, result.index.offset
-        framed, sha256, _ = getattr(info, _ATTRIBUTE, usual)
-        place = Place(info.relative_path, info.offset, info.length, descriptors, sha256)
-        found[result.index.fqn, tuple(offset) if offset is not None else None] = place, framed
-    return found
+def check_room(folder: Storage, plan: SavePlan, planner: SavePlanner, extensions: Extensions, save: bytes) -> None:
+    """Refuse to begin what cannot fit; raises NoSpaceError."""
+    volume = folder.volume()
+    if volume is None or not is_exact(extensions, volume) or not _gives_data_again(planner):
+        return
+    note = plan.storage_data if isinstance(plan.storage_data, RoomNote) and plan.storage_data.save == save else None
+    together = note is not None and note.planned > note.volume.free
+    planned = sum(map(planned_bytes, plan.items))
+    if planned <= volume.free and not together:
+        return
+    size = _size_of_tensors(plan, planner)
+    if note is not None and together and size == planned:
+        refuse(folder.given, note.planned, note.volume.free, f" by {note.ranks} ranks together")
+    if size > volume.free:
+        refuse(folder.given, size, volume.free)
+
+
+def _gives_data_again(planner: SavePlanner) -> bool:
+    """Whether the planner can be asked for an item once more: another one's ``resolve_data`` may do anything."""
+    own, methods = DefaultSavePlanner, ("resolve_data", "lookup_object", "transform_object")
+    return isinstance(planner, own) and all(getattr(type(planner), name) is getattr(own, name) for name in methods)
+
+
+def _size_of_tensors(plan: SavePlan, planner: SavePlanner) -> int:
+    """The bytes of tensors that take their bytes as they are. Objects and subclasses are not among them."""
+    found = (planner.resolve_data(item) for item in plan.items if item.tensor_data is not None)
+    return sum(data.nbytes for data in found if isinstance(data, torch.Tensor) and has_elements(data.detach()))

@@ -1,1 +1,0 @@
-"""Items of a load, read into the planner's targets."""

@@ -1,1 +1,0 @@
-"""One process's part of a save."""
