@@ -46,39 +46,6 @@ if TYPE_CHECKING:
     from torch.serialization import _serialization_tls as serialization_tls
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = [
-    "AnyFileSystemWriter",
-    "Extension",
-    "ExtensionRegistry",
-    "FsspecReader",
-    "FsspecWriter",
-    "ProcessBasedAsyncCheckpointExecutor",
-    "ShardedTensor",
-    "StorageInfo",
-    "StorageReaderTransforms",
-    "StorageWriterTransforms",
-    "StreamTransformExtension",
-    "ThreadBasedAsyncCheckpointExecutor",
-    "ZStandard",
-    "counted_changes",
-    "create_chunk_list",
-    "extensions_of_the_asking_writer",
-    "future_of_the_save_in_this_thread",
-    "get_restore_location",
-    "in_the_process_that_saves",
-    "is_cow_tensor",
-    "is_traceable_wrapper_subclass",
-    "narrow_tensor_by_index",
-    "serialization_tls",
-    "set_element",
-    "split_by_size_and_type",
-    "part",
-    "storage_setup",
-    "typed_storage",
-    "untyped_storage",
-    "validate_loaded_sparse_tensors",
-]
-
 _DCP = "torch.distributed.checkpoint"
 _PARTS = {
     # Stream extensions: what codecs are to torch. A registry makes them of descriptors by `from_descriptor_list`.

@@ -342,7 +342,8 @@ def _pieces(part: Identity, content: Content) -> Iterator[bytes | memoryview]:
         data = load.take(_own_memory)
         crc = zlib.crc32(data, crc) if is_elements else 0
         yield data
-        load.release()
+        if load.release is not None:
+            load.release()
     if is_elements:
         yield suffix_of(part.dtype, part.shape, crc)
 

@@ -12,12 +12,12 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamxf import engine
-from streamxf.buffers import Scratch, flat_view, scratches
+from streamxf.buffers import flat_view, scratches
 from streamxf.checkpoint.elements import Array, boxes_of_run, unsigned
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.format.header import Kind
@@ -56,29 +56,18 @@ class Gathered:
         return cls(array, array.nbytes, lambda memory: np.frombuffer(memory, dtype))
 
     def load(self, start: int, stop: int) -> Load:
-        return _Gathering(self, start, stop)
+        return Load(partial(self._gather, start, stop))
 
-
-@dataclass(slots=True)
-class _Gathering:
-    source: Gathered
-    start: int
-    stop: int
-    lent: bool = False
-
-    def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
-        array = self.source.array
-        first, last = self.start // array.itemsize, self.stop // array.itemsize
-        memory = scratch(self.stop - self.start)
-        out: Any = self.source.view(memory) if first < last else None
+    def _gather(self, start: int, stop: int, scratch: Callable[[int], memoryview]) -> memoryview:
+        array = self.array
+        first, last = start // array.itemsize, stop // array.itemsize
+        memory = scratch(stop - start)
+        out: Any = self.view(memory) if first < last else None
         for at, box in boxes_of_run(tuple(array.shape), first, last):
             shape = [stop - begin for begin, stop in box]
             part = out[at - first : at - first + math.prod(shape)].reshape(shape)
             part[...] = array[tuple(slice(begin, stop) for begin, stop in box)]
         return memory
-
-    def release(self) -> None:
-        """The memory belongs to the block."""
 
 
 class Chunks:
@@ -90,15 +79,15 @@ class Chunks:
         self._rest = memoryview(b"")
 
     def load(self, start: int, stop: int) -> Load:
-        made = _Collected(stop - start)
-        out = made.memory
+        scratch = scratches.take()  # of its own, which is used again for another block
+        out = memory = scratch.take(0, stop - start)
         while len(out):
             part = self._next()[: len(out)]
             out[: len(part)] = part
             out, self._rest = out[len(part) :], self._rest[len(part) :]
         if stop == self.size:
             self._check_end()
-        return made
+        return Load(lambda _: memory, partial(scratches.give, scratch))
 
     def _next(self) -> memoryview:
         while not len(self._rest):
@@ -111,22 +100,6 @@ class Chunks:
     def _check_end(self) -> None:
         if len(self._rest) or any(map(len, self._pieces)):
             raise ParameterError(f"the source has more bytes than the {self.size:,} of dtype and shape")
-
-
-class _Collected:
-    """Memory of its own, which is used again for another block."""
-
-    lent = True
-
-    def __init__(self, size: int) -> None:
-        self._scratch: Scratch = scratches.take()
-        self.memory = self._scratch.take(0, size)
-
-    def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
-        return self.memory
-
-    def release(self) -> None:
-        scratches.give(self._scratch)
 
 
 def pieces_of(file: Any, step: int) -> Iterator[memoryview]:
@@ -317,26 +290,14 @@ class DeviceSource:
 
     def load(self, start: int, stop: int) -> Load:
         buffer = self._ring.take()
-        wait = self._copies.copy(self._flat[start:stop], buffer[: stop - start])
-        return _Copied(self._ring, buffer, stop - start, wait)
+        part = buffer[: stop - start]
+        wait = self._copies.copy(self._flat[start:stop], part)
 
+        def take(_: object) -> memoryview:
+            wait()
+            return flat_view(part.numpy().data)
 
-@dataclass(slots=True)
-class _Copied:
-    """A part of a buffer that is being filled."""
-
-    ring: Ring
-    buffer: torch.Tensor
-    size: int
-    wait: Callable[[], None]
-    lent: bool = True
-
-    def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
-        self.wait()
-        return flat_view(self.buffer.numpy().data)[: self.size]
-
-    def release(self) -> None:
-        self.ring.give(self.buffer)
+        return Load(take, partial(self._ring.give, buffer))
 
 
 # -- anything that is an array ------------------------------------------------------------

@@ -36,40 +36,34 @@ class ByteSource(Protocol):
         """Begin to load a range; called in the order of the ranges, in one thread."""
 
 
-class Load(Protocol):
+@dataclass(slots=True)
+class Load:
     """A range of a source that is on its way.
 
-    - `lent`: whether the memory that `take` gives will be used for something else after `release`.
+    - `take`: gives the bytes, in memory that stays as it is until `release`, or in what ``scratch(size)`` gives. Called
+      once, by any thread.
+    - `release`: says that the bytes are used no more, where their memory will be used for something else then; called
+      once after `take`.
     """
 
-    lent: bool
+    take: Callable[[Callable[[int], memoryview]], memoryview]
+    release: Callable[[], object] | None = None
 
-    def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
-        """The bytes: in memory that stays as it is until `release`, or in what ``scratch(size)`` gives. Called once, by
-        any thread.
-        """
-
-    def release(self) -> None:
-        """Say that the bytes are used no more; called once after `take`."""
+    @classmethod
+    def of(cls, data: memoryview) -> Load:
+        """Bytes in memory that stays as it is."""
+        return cls(lambda scratch: data)
 
 
 class MemorySource:
-    """Bytes in memory that stays as it is until the container is complete; a range of it, too."""
-
-    lent = False
+    """Bytes in memory that stays as it is until the container is complete."""
 
     def __init__(self, data: memoryview) -> None:
         self.size = len(data)
         self.data = data
 
     def load(self, start: int, stop: int) -> Load:
-        return MemorySource(self.data[start:stop])
-
-    def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
-        return self.data
-
-    def release(self) -> None:
-        """It is the caller's memory."""
+        return Load.of(self.data[start:stop])
 
 
 @dataclass(slots=True)
@@ -161,13 +155,14 @@ def _encode(coder: StreamCoder, load: Load, index: int, last: bool, hashed: bool
             payload = memoryview(bytes(payload))
             scratches.give(scratch)
             return Encoded(index, last, head, payload, digest, None)
-        if load.lent and _share(payload, data):
+        if load.release is not None and _share(payload, data):
             out = scratch.take(_INPUT, len(payload))
             out[:] = payload
             payload = out
         return Encoded(index, last, head, payload, digest, scratch)
     finally:
-        load.release()
+        if load.release is not None:
+            load.release()
 
 
 def _share(one: memoryview, other: memoryview) -> bool:

@@ -15,7 +15,7 @@ from streamxf.buffers import Writable, flat_view, write_all
 from streamxf.engine import Pipeline
 from streamxf.errors import AbortedError
 from streamxf.report import Meter
-from streamxf.stream.encoder import ContainerEncoder, Encoded, MemorySource
+from streamxf.stream.encoder import ContainerEncoder, Encoded, Load
 
 
 class StreamWriter(io.RawIOBase):
@@ -82,7 +82,7 @@ class StreamWriter(io.RawIOBase):
         self._rest += view[position:]
 
     def _submit(self, block: memoryview, *, last: bool) -> None:
-        job = self._encoder.job(MemorySource(block), len(block), last)
+        job = self._encoder.job(Load.of(block), len(block), last)
         self._write(self._pipeline.submit(job, len(block)))
 
     def _write(self, blocks: Iterable[Encoded]) -> None:

@@ -207,24 +207,13 @@ class Reads:
 
     def load(self, start: int, stop: int) -> Load:
         with located(file=self.file, item=self.item):
-            return _Range(self, self.begin(start, stop), stop - start)
+            return Load(partial(self._take, self.begin(start, stop), stop - start))
 
-
-@dataclass(eq=False)
-class _Range:
-    source: Reads
-    fill: Fill
-    size: int
-    lent: bool = False
-
-    def take(self, scratch: Callable[[int], memoryview]) -> memoryview:
-        memory = scratch(self.size)
-        with located(file=self.source.file, item=self.source.item):
-            self.fill(memory)
+    def _take(self, fill: Fill, size: int, scratch: Callable[[int], memoryview]) -> memoryview:
+        memory = scratch(size)
+        with located(file=self.file, item=self.item):
+            fill(memory)
         return memory
-
-    def release(self) -> None:
-        """The memory belongs to the block."""
 
 
 def reads_of(blocks: Blocks, file: str, item: str, start: int = 0, size: int | None = None, crc: int = 0) -> Reads:
