@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -59,14 +57,24 @@ class StreamxfError(Exception):
         return (make, (self.message,), {"__notes__": notes}) if notes else (make, (self.message,))
 
 
-@contextmanager
-def located(*, file: str | None = None, item: str | None = None) -> Iterator[None]:
-    """Fill in the place of every `StreamxfError` that passes through."""
-    try:
-        yield
-    except StreamxfError as error:
-        error.locate(file=file, item=item)
-        raise
+class located:
+    """Fill in the place of every `StreamxfError` that passes through; with `doing`, a note has it for other errors."""
+
+    __slots__ = ("_doing", "_file", "_item")
+
+    def __init__(self, *, file: str | None = None, item: str | None = None, doing: str | None = None) -> None:
+        self._file = file
+        self._item = item
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        """There is nothing to prepare."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, StreamxfError):
+            error.locate(file=self._file, item=self._item)
+        elif self._doing and isinstance(error, Exception) and not getattr(error, "__notes__", None):
+            error.add_note(escaped(f"while {self._doing} item {self._item} of file {self._file}"))
 
 
 class ParameterError(StreamxfError, ValueError):

@@ -35,7 +35,7 @@ from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import cut
 from streamxf.dcp.targets import Target
 from streamxf.engine import Pipeline
-from streamxf.errors import DAMAGE, MetadataError, StreamxfError, UnsupportedError, escaped
+from streamxf.errors import DAMAGE, MetadataError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import held_bytes
@@ -172,7 +172,7 @@ class Loader:
         blocks: Blocks | None = None
         try:
             for number, (request, wanted) in enumerate(entries):
-                with _noted(file.name, wanted.item.name):
+                with located(file=file.name, item=wanted.item.name, doing="reading"):
                     if request is None:
                         self._open(file, wanted)
                         continue
@@ -254,14 +254,29 @@ class Loader:
         blocks: Blocks,
         elements: Elements | None,
     ) -> None:
-        item = wanted.item
+        """Read the part of a tensor that a request wants. Errors in workers are raised by later calls."""
+        item, tensor, lengths = wanted.item, target.tensor, tuple(request.lengths)
         assert isinstance(item, TensorItem)
         dtype: torch.dtype = getattr(torch, item.dtype)
-        if elements is not None:
-            self._load_elements(request, target, elements, dtype, file, _stored_bytes(request, wanted))
-        else:
+        commit = partial(self._planner.commit_tensor, request, tensor)
+        if elements is None:
             self._load_whole(request, target, blocks, wanted.place.size, dtype)
-            self._planner.commit_tensor(request, target.tensor)
+            commit()
+            return
+        _check_size(tensor, request.lengths)
+        self.meter.item(tensor.numel() * dtype.itemsize, _stored_bytes(request, wanted))
+        offset, filling = tuple(request.storage_offsets), partial(_Filling, file, item.name, target)
+        array = target.array(dtype)
+        if array is not None:
+            self._fill(filling(commit), elements.jobs(offset, lengths, array))
+            return
+        most = max(1, PIECE_BYTES // dtype.itemsize) if target.plain else tensor.numel()
+        for at, size in cut(lengths, most):
+            piece = np.empty(size, unsigned(dtype.itemsize))
+            into = tensor[tuple(slice(begin, begin + length) for begin, length in zip(at, size, strict=True))]
+            jobs = elements.jobs(tuple(map(int.__add__, offset, at)), size, piece)
+            self._fill(filling(partial(_copy_into, into, piece, dtype)), jobs)
+        self._fill(filling(commit), ())
 
     def _load_object(self, request: ReadItem, data: bytes, stored_size: int) -> None:
         if self._budget is not None:
@@ -286,27 +301,6 @@ class Loader:
             raise UnsupportedError(f"the stored tensor is of {wanted.dtype}, the target of {target.tensor.dtype}")
         target.tensor.copy_(wanted)
 
-    def _load_elements(
-        self, request: ReadItem, target: Target, elements: Elements, dtype: torch.dtype, file: str, stored_size: int
-    ) -> None:
-        """Load the part of a tensor that a request wants. Errors in workers are raised by later calls."""
-        tensor, item = target.tensor, request.storage_index.fqn
-        _check_size(tensor, request.lengths)
-        self.meter.item(tensor.numel() * dtype.itemsize, stored_size)
-        offset, lengths = tuple(request.storage_offsets), tuple(request.lengths)
-        commit = partial(self._planner.commit_tensor, request, tensor)
-        array = target.array(dtype)
-        if array is not None:
-            self._fill(_Filling(file, item, target, commit), elements.jobs(offset, lengths, array))
-            return
-        most = max(1, PIECE_BYTES // dtype.itemsize) if target.plain else tensor.numel()
-        for at, size in cut(lengths, most):
-            piece = np.empty(size, unsigned(dtype.itemsize))
-            into = tensor[tuple(slice(begin, begin + length) for begin, length in zip(at, size, strict=True))]
-            filling = _Filling(file, item, target, partial(_copy_into, into, piece, dtype))
-            self._fill(filling, elements.jobs(tuple(map(int.__add__, offset, at)), size, piece))
-        self._fill(_Filling(file, item, target, commit), ())
-
     def _fill(self, filling: _Filling, jobs: Iterable[tuple[Job, int]]) -> None:
         """Have jobs done; those of a small item here, because handing them over costs more than it brings."""
         self._under_way.append(filling)
@@ -324,7 +318,7 @@ class Loader:
             filling.left -= 1
             while self._under_way and not self._under_way[0].left:
                 first = self._under_way.popleft()
-                with _noted(first.file, first.item):
+                with located(file=first.file, item=first.item, doing="reading"):
                     first.done()
 
     def _settle(self) -> None:
@@ -350,36 +344,9 @@ def _setter(planner: LoadPlanner) -> Callable[[ReadItem, Any], None] | None:
 def _run(steps: _Steps) -> list[_Filling]:
     """What a worker does for some fillings."""
     for filling, job in steps:
-        try:
+        with located(file=filling.file, item=filling.item, doing="reading"):
             job()
-        except BaseException as error:
-            _note_place(error, filling.file, filling.item)
-            raise
     return [filling for filling, _ in steps]
-
-
-class _noted:
-    """Tells errors their place, once: streamxf's own as they carry it, others as a note."""
-
-    __slots__ = ("_file", "_item")
-
-    def __init__(self, file: str, item: str) -> None:
-        self._file = file
-        self._item = item
-
-    def __enter__(self) -> None:
-        """There is nothing to prepare."""
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None:
-            _note_place(error, self._file, self._item)
-
-
-def _note_place(error: BaseException, file: str, item: str) -> None:
-    if isinstance(error, StreamxfError):
-        error.locate(file=file, item=item)
-    elif isinstance(error, Exception) and not getattr(error, "__notes__", None):
-        error.add_note(escaped(f"while reading item {item} of file {file}"))
 
 
 def _sizes(found: list[tuple[ReadItem, Wanted]]) -> dict[Hashable, int]:
