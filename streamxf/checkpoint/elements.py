@@ -207,21 +207,13 @@ def strided_elements(source: FileSlice, itemsize: int, shape: Ints, strides: Int
     return Elements(StridedBlocks(source, itemsize, shape, strides), 0, itemsize, shape)
 
 
-class StridedBlocks:
+class StridedBlocks(Blocks):
     def __init__(self, source: FileSlice, itemsize: int, shape: Ints, strides: Ints) -> None:
-        self.size = math.prod(shape) * itemsize
-        self.block_size = _BLOCK
-        self.count = max(1, -(-self.size // _BLOCK))
+        super().__init__(math.prod(shape) * itemsize, _BLOCK)
         self._source = source
         self._itemsize = itemsize
         self._shape = shape
         self._steps = tuple(stride * itemsize for stride in strides)
-
-    def size_of(self, index: int) -> int:
-        return min(_BLOCK, self.size - index * _BLOCK)
-
-    def expect(self, first: int, stop: int) -> None:
-        """Where the elements of a block stand depends on the strides."""
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         return partial(self._gather, index * _BLOCK // self._itemsize)

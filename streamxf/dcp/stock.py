@@ -162,19 +162,14 @@ def framed(header: Header, blocks: Blocks) -> Blocks:
     return _Framed(blocks, *frame_of(identity.dtype, identity.shape))
 
 
-class _Framed:
+class _Framed(Blocks):
     """A tensor's elements with something before and after them, in the blocks of its container, and one more each."""
 
     def __init__(self, blocks: Blocks, prefix: bytes, suffix: bytes) -> None:
+        super().__init__(len(prefix) + blocks.size + len(suffix), blocks.block_size)
         self._blocks = blocks
         self._prefix = prefix
         self._suffix = suffix
-        self.size = len(prefix) + blocks.size + len(suffix)
-        self.block_size = blocks.block_size
-        self.count = max(1, -(-self.size // self.block_size))
-
-    def size_of(self, index: int) -> int:
-        return min(self.block_size, self.size - index * self.block_size)
 
     def expect(self, first: int, stop: int) -> None:
         self._blocks.expect(first, min(stop, self._blocks.count))

@@ -20,6 +20,7 @@ from streamxf.keys.envelope import DataKey
 from streamxf.registry import CodecRegistry, Provider
 from streamxf.report import Meter
 from streamxf.storage.source import FileSlice
+from streamxf.stream.reader import Blocks
 
 CheckSize = Callable[[int], None]
 
@@ -37,7 +38,7 @@ def stream_info(header: Header) -> StreamInfo:
     return StreamInfo(header.block_size, header.salt, header.digest, name)
 
 
-class BlockReader:
+class BlockReader(Blocks):
     """Reads, checks and decodes single blocks of a container; nothing changes, so any thread may. Raises ContainerError
     if table or footer are damaged, or contradict the container; IdentityError if the table is not the one that was
     vouched for.
@@ -61,9 +62,8 @@ class BlockReader:
         self._source = source
         self._coder = coder
         self.header = header
-        self.block_size = header.block_size
         footer, self._table = self._read_tail(check_size)
-        self.size = footer.raw_size
+        super().__init__(footer.raw_size, header.block_size)
         self.count = footer.blocks
         if table_digest is not None and self._table.digest != table_digest:
             raise IdentityError("the container's table is not the one that the metadata vouches for: it was altered")
@@ -78,10 +78,10 @@ class BlockReader:
         header = self.header
         # in one read, where the table is not unusually long: files that fetch ahead would fetch again at each step
         end = self._source.read_at(max(0, length - _TAIL_GUESS), min(length, _TAIL_GUESS))
-        footer = Footer.parse(end[-FOOTER_BYTES:], self.block_size)
+        footer = Footer.parse(end[-FOOTER_BYTES:], header.block_size)
         if check_size is not None:
             check_size(footer.raw_size)
-        table = Table(header.digest, header.size, self.block_size, header.hashed)
+        table = Table(header.digest, header.size, header.block_size, header.hashed)
         tail_size = footer.tail_size(header.hashed)
         if tail_size <= len(end):
             table.feed(end[-tail_size:-FOOTER_BYTES])
@@ -97,14 +97,10 @@ class BlockReader:
     def table_digest(self) -> bytes:
         return self._table.digest
 
-    def size_of(self, index: int) -> int:
-        return min(self.block_size, self.size - index * self.block_size)
-
     def stored_size_of(self, index: int) -> int:
         return self._table.ends[index] - self._begin_of(index)
 
     def expect(self, first: int, stop: int) -> None:
-        """Take note that the blocks from `first` to `stop` will be read next."""
         self._source.expect(self._begin_of(first), self._table.ends[stop - 1])
 
     def decode(self, index: int, out: memoryview | None) -> None:

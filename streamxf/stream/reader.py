@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from typing_extensions import Buffer
 
@@ -21,31 +22,29 @@ _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go b
 _READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size
 
 
-class Blocks(Protocol):
+class Blocks(ABC):
     """A stream, readable block by block from any thread; all blocks but the last have `block_size` bytes."""
 
-    size: int
-    block_size: int
-    count: int
+    def __init__(self, size: int, block_size: int) -> None:
+        self.size = size
+        self.block_size = block_size
+        self.count = max(1, -(-size // block_size))
 
-    def size_of(self, index: int) -> int: ...
+    def size_of(self, index: int) -> int:
+        return min(self.block_size, self.size - index * self.block_size)
 
-    def expect(self, first: int, stop: int) -> None:
+    def expect(self, first: int, stop: int) -> None:  # noqa: B027 - not all can begin to fetch
         """Take note that the blocks from `first` to `stop` will be read next."""
 
+    @abstractmethod
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         """A function that fills memory of exactly that size with the block; any thread may call it, once."""
 
 
-class BareBlocks:
+class BareBlocks(Blocks):
     def __init__(self, source: FileSlice) -> None:
-        self.size = source.length
-        self.block_size = _BARE_BLOCK
-        self.count = max(1, -(-self.size // _BARE_BLOCK))
+        super().__init__(source.length, _BARE_BLOCK)
         self._source = source
-
-    def size_of(self, index: int) -> int:
-        return min(self.block_size, self.size - index * self.block_size)
 
     def expect(self, first: int, stop: int) -> None:
         self._source.expect(first * self.block_size, min(self.size, stop * self.block_size))
@@ -60,18 +59,12 @@ class BareBlocks:
         return partial(_copy, self._source.read_at(start, stop - start))
 
 
-class MemoryBlocks:
+class MemoryBlocks(Blocks):
+    """A stream in memory, as one block."""
+
     def __init__(self, data: memoryview) -> None:
-        self.size = len(data)
-        self.block_size = len(data) or 1
-        self.count = 1
+        super().__init__(len(data), len(data) or 1)
         self.data = data
-
-    def size_of(self, index: int) -> int:
-        return self.size
-
-    def expect(self, first: int, stop: int) -> None:
-        """They are in memory."""
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         return partial(_copy, self.data)
