@@ -17,7 +17,7 @@ from streamxf.extension import TorchExtension
 
 if TYPE_CHECKING:
     from streamxf import errors as errors, keys as keys
-    from streamxf.bar import ProgressBar as ProgressBar
+    from streamxf.progress import ProgressBar as ProgressBar
     from streamxf.checkpoint.checkpoint import Checkpoint as Checkpoint
     from streamxf.codec import Codec as Codec
     from streamxf.checkpoint.writer import CheckpointWriter as CheckpointWriter
@@ -69,7 +69,6 @@ if TYPE_CHECKING:
     from streamxf.version import __version__ as __version__
 
 _NAMES = {
-    "bar": "ProgressBar",
     "checkpoint.checkpoint": "Checkpoint",
     "codec": "Codec",
     "checkpoint.writer": "CheckpointWriter",
@@ -93,6 +92,7 @@ _NAMES = {
     "manager.manager": "CheckpointManager",
     "manager.retention": "Retention",
     "manager.schedule": "Schedule",
+    "progress": "ProgressBar",
     "registry": "CodecRegistry",
     "storage.storage": "Storage",
     "stream": "decode encode open",

@@ -42,7 +42,7 @@ class Output:
         """A bar, which appears on a terminal after a second; nothing with --json."""
         if self.json:
             return nullcontext()
-        from streamxf.bar import ProgressBar
+        from streamxf.progress import ProgressBar
 
         return ProgressBar(title)
 

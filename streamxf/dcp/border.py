@@ -21,9 +21,8 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from streamxf.bar import ProgressBar, check_installed
 from streamxf.errors import ForeignError, ParameterError, StreamxfError
-from streamxf.progress import Progress
+from streamxf.progress import Progress, ProgressBar, check_installed
 from streamxf.storage.opening import storage_over
 from streamxf.storage.storage import Storage, check_local
 

@@ -249,7 +249,7 @@ def test_who_shows_progress_is_told_of_all_of_it(weights: Path, tmp_path: Path, 
         def advance(self, count: int) -> None:
             self.done += count
 
-    monkeypatch.setattr("streamxf.bar.ProgressBar", Counter)
+    monkeypatch.setattr("streamxf.progress.ProgressBar", Counter)
     assert main([command[0], str(weights), *command[1:], *FEW]) == 0
     assert told
     assert all(counter.done == counter.expected > 0 for counter in told)

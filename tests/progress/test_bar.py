@@ -12,14 +12,14 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from streamxf.bar import ProgressBar
 from streamxf.dcp.border import shown
+from streamxf.progress import ProgressBar
 
 from .terminal import terminal
 
 HALF_WAY = """
 import sys
-from streamxf.bar import ProgressBar
+from streamxf.progress import ProgressBar
 with ProgressBar("Saving [all]") as bar:
     bar.expect(2**30)
     bar.advance(2**29)
@@ -65,10 +65,10 @@ def test_without_a_total() -> None:
 def test_two_at_a_time_do_not_mix() -> None:
     """The second one comes when the first has gone."""
     code = """
-import sys, time, streamxf.bar
+import sys, time, streamxf.progress
 
 class Drawing:
-    tries, lock = 0, streamxf.bar._drawing
+    tries, lock = 0, streamxf.progress._drawing
 
     def acquire(self, blocking):
         self.tries += 1
@@ -77,8 +77,8 @@ class Drawing:
     def release(self):
         self.lock.release()
 
-drawing = streamxf.bar._drawing = Drawing()
-first, second = streamxf.bar.ProgressBar("First"), streamxf.bar.ProgressBar("Second")
+drawing = streamxf.progress._drawing = Drawing()
+first, second = streamxf.progress.ProgressBar("First"), streamxf.progress.ProgressBar("Second")
 first.__enter__()
 sys.stdin.readline()
 second.__enter__()
@@ -100,9 +100,9 @@ second.__exit__(None)
 @pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"TERM": "unknown"}], ids=str)
 def test_a_terminal_that_cannot_draw_is_left_alone(environment: dict[str, str]) -> None:
     code = """
-import sys, streamxf.bar
-streamxf.bar._PATIENCE = 0
-with streamxf.bar.ProgressBar("Saving") as bar:
+import sys, streamxf.progress
+streamxf.progress._PATIENCE = 0
+with streamxf.progress.ProgressBar("Saving") as bar:
     bar.advance(1)
     bar._thread.join()
 """
@@ -114,7 +114,7 @@ with streamxf.bar.ProgressBar("Saving") as bar:
 def test_what_is_over_at_once_shows_nothing_and_loads_nothing() -> None:
     code = """
 import sys
-from streamxf.bar import ProgressBar
+from streamxf.progress import ProgressBar
 with ProgressBar("Saving") as bar:
     bar.advance(1)
 assert "rich" not in sys.modules
@@ -127,7 +127,7 @@ assert "rich" not in sys.modules
 def test_a_terminal_that_goes_away_ends_nothing() -> None:
     code = """
 import os, sys
-from streamxf.bar import ProgressBar
+from streamxf.progress import ProgressBar
 with ProgressBar("Saving") as bar:
     bar.advance(1)
     sys.stdin.readline()
@@ -144,11 +144,11 @@ os._exit(7)
 def test_nothing_unless_stderr_is_a_terminal(tmp_path: Path, closed: bool) -> None:
     """Not even with variables that make rich believe that it is one."""
     code = f"""
-import sys, threading, streamxf.bar
-streamxf.bar._PATIENCE = 0
+import sys, threading, streamxf.progress
+streamxf.progress._PATIENCE = 0
 if {closed}:
     sys.stderr = None
-with streamxf.bar.ProgressBar("Saving") as bar:
+with streamxf.progress.ProgressBar("Saving") as bar:
     bar.advance(1)
     assert threading.active_count() == 1
 """
@@ -244,7 +244,7 @@ def test_an_interrupt_while_it_begins_is_raised(monkeypatch: pytest.MonkeyPatch)
     def start(thread: threading.Thread) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("streamxf.bar.is_terminal", lambda stream: True)
+    monkeypatch.setattr("streamxf.progress.is_terminal", lambda stream: True)
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(KeyboardInterrupt), ProgressBar("Saving"):
         raise AssertionError("it did not begin")

@@ -104,7 +104,7 @@ def test_an_object_without_the_methods(tmp_path: Path, made: Any, progress: Any)
 
 def test_a_bar_needs_rich(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
-    monkeypatch.setattr("streamxf.bar.find_spec", lambda name: None if name == "rich" else found(name))
+    monkeypatch.setattr("streamxf.progress.find_spec", lambda name: None if name == "rich" else found(name))
     with pytest.raises(UnsupportedError, match=r"pip install 'streamxf\[cli\]'"):
         streamxf.FileSystemWriter(tmp_path, progress=True)
     with pytest.raises(UnsupportedError, match=r"pip install 'streamxf\[cli\]'"):
