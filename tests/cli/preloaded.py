@@ -1,5 +1,5 @@
 """``streamxf`` in processes of its own that start at once: each is a copy of one that has imported torch, which takes
-a second and more, and done nothing else.
+a second and more, and done nothing else. So does Python code, as ``python -c`` runs it: `script`.
 
 Not for tests of how the interpreter itself starts: with closed streams, ignored signals, or what it imports.
 """
@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 STREAMS = (0, 1, 2)
 _REQUEST_BYTES = 1 << 20
@@ -80,6 +81,13 @@ def run(
         os.close(out)
         os.close(err)
     return subprocess.CompletedProcess([*map(str, arguments)], code, *found)
+
+
+def script(
+    code: str, *arguments: object, cwd: str | Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python code, with arguments in `sys.argv`, and take what it prints."""
+    return run(["-c", code, *arguments], cwd=cwd, **environment)
 
 
 def inherited() -> tuple[int, dict[str, str]]:
@@ -175,6 +183,11 @@ def _served(descriptor: int) -> None:
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
+    if arguments[:1] == ["-c"]:
+        sys.path[0], sys.argv = "", ["-c", *arguments[2:]]
+        sys.modules["__main__"] = module = ModuleType("__main__")
+        exec(compile(arguments[1], "<string>", "exec"), module.__dict__)
+        return
     sys.argv[1:] = arguments
     runpy.run_module("streamxf.cli", run_name="__main__", alter_sys=True)
 

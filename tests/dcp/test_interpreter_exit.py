@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from cli import preloaded
 
 import streamxf
 
@@ -83,9 +84,10 @@ def run(script: str, folder: Path, *arguments: str, code: int = 0) -> str:
 def test_async_save_outlives_the_script_and_one_that_fails_is_told_on_stderr(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.touch()
-    told = run(BY_THREAD, tmp_path, str(taken))
-    assert told.count("a save in the background failed: rank 0: ") == 1
-    assert str(taken) in told
+    ended = preloaded.script(BY_THREAD, tmp_path / "checkpoint", taken)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("a save in the background failed: rank 0: ") == 1
+    assert str(taken) in ended.stderr
     assert_saved(tmp_path / "checkpoint")
 
 

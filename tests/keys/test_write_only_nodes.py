@@ -6,7 +6,6 @@ The code is that of docs/security.md. The node's folder has what its process may
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from contextlib import chdir
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cli import preloaded
 from page import ARN, titled
 from sealed import Forger, mac
 from torch.distributed.checkpoint.api import CheckpointException
@@ -75,8 +75,7 @@ def refusal(checkpoint: Path, keys: Any) -> BaseException:
 
 
 def test_either_recipient_reads_what_the_node_signed(place: Place, monkeypatch: pytest.MonkeyPatch):
-    command = [sys.executable, "-c", place.training_code(TRAINER)]
-    done = subprocess.run(command, cwd=place.node, capture_output=True, text=True, timeout=300)
+    done = preloaded.script(place.training_code(TRAINER), cwd=place.node)
     assert done.returncode == 0, done.stderr
     checkpoint = place.node / "step-100"
     (place.evaluator / "step-100").symlink_to(checkpoint)

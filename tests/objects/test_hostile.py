@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import crc32c
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from cli import preloaded
 from dcp.helpers import assert_same, data_files, index_of, load, load_with, refused, rewrite_index, rewrite_pickle
 
 from streamxf.errors import ContainerError, MetadataError, PolicyError
@@ -225,8 +224,7 @@ for data in small, large:
 
 def test_bombs_take_no_memory() -> None:
     """All that are not large themselves, in a process of their own; those of `test_limits` first, of some 100 bytes."""
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", BOMBS], capture_output=True, text=True, cwd=root, timeout=120)
+    done = preloaded.script(BOMBS, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     small, both = map(int, done.stdout.split())
     assert small <= 48, "MiB"
