@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.elements import Array, Elements
-from streamxf.checkpoint.metadata import merged, metadata_files, no_file, read_metadata
+from streamxf.checkpoint.metadata import Metadata, merged, metadata_files, no_file, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
 from streamxf.checkpoint.reading import Box, BoxReader, empty_array
 from streamxf.errors import ParameterError, UnsupportedError, located
@@ -106,34 +106,35 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
             safe_globals=safe_globals,
             max_expansion=max_expansion,
         )
-        self._open(open_storage(path, storage_options), access, rank=rank, framework=framework)
+        if framework not in ("torch", "numpy"):
+            raise ParameterError(f"framework={framework!r:.80}: it is 'torch' or 'numpy'")
+        storage = open_storage(path, storage_options)
+        self._open(storage, access, _read(storage, access, rank), framework)
 
     @classmethod
-    def at(cls, storage: Storage, access: Access, *, rank: int | None = None, listing: bool = False) -> Checkpoint:
+    def at(cls, storage: Storage, access: Access, *, listing: bool = False) -> Checkpoint:
         """Open a checkpoint for streamxf's own tools. With `listing` only its metadata is needed: then an encrypted one
         needs no keys, and nothing is authenticated.
         """
         made = cls.__new__(cls)
-        made._open(storage, access, rank=rank, listing=listing, framework="numpy")
+        made._open(storage, access, _read(storage, access, listing=listing), "numpy")
         return made
 
-    def _open(
-        self, storage: Storage, access: Access, *, rank: int | None, framework: Framework, listing: bool = False
-    ) -> None:
+    def _open(self, storage: Storage, access: Access, metadata: Iterable[Metadata], framework: Framework) -> None:
         self.storage = storage
         self.access = access
-        if framework not in ("torch", "numpy"):
-            raise ParameterError(f"framework={framework!r:.80}: it is 'torch' or 'numpy'")
         self.framework = framework
-        names = metadata_files(storage) if rank is None else [metadata_name(rank)]
-        self.metadata = tuple(read_metadata(storage, name, access, listing=listing) for name in names)
+        self.metadata = tuple(metadata)
         self._of_file = {
             place.file: each for each in self.metadata for item in each.items.values() for place in item.places
         }
-        self.stored: Mapping[str, Item] = MappingProxyType(merged(self.metadata))
+        self.stored: Mapping[str, Item] = MappingProxyType(self._merged())
         self._openers: dict[str, ItemOpener] = {}
         self._files = OpenFiles(storage.open, near=storage.near)
         self._last: tuple[Place, Elements] | None = None
+
+    def _merged(self) -> dict[str, Item]:
+        return merged(self.metadata)
 
     @property
     def save_ids(self) -> tuple[str, ...]:
@@ -190,12 +191,15 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
             file = self._files[name]
         except FileNotFoundError as error:
             raise no_file(self.full(name)) from error
-        metadata = self._of_file[name]
-        if metadata.name not in self._openers:
-            opener = ItemOpener(metadata, self.access, budget=self.budget)
-            self._openers[metadata.name] = opener
         with located(file=file.name, item=item.name):
-            return self._openers[metadata.name].open(file, wanted)
+            return self.opener(self._of_file[name]).open(file, wanted)
+
+    def opener(self, metadata: Metadata) -> ItemOpener:
+        """What opens the items that a metadata file describes; one without a name was made up."""
+        if metadata.name not in self._openers:
+            made = ItemOpener(metadata, self.access, sees_index=bool(metadata.name), budget=self.budget)
+            self._openers[metadata.name] = made
+        return self._openers[metadata.name]
 
     def load_object(self, name: str) -> Any:
         item = self.stored[name]
@@ -309,6 +313,11 @@ class ObjectHandle:
         not allowed, StreamxfError if it is not as it was stored.
         """
         return self._reader.load_object(self.name)
+
+
+def _read(storage: Storage, access: Access, rank: int | None = None, *, listing: bool = False) -> list[Metadata]:
+    names = metadata_files(storage) if rank is None else [metadata_name(rank)]
+    return [read_metadata(storage, name, access, listing=listing) for name in names]
 
 
 def _parts(key: Any, shape: tuple[int, ...]) -> list[int | range]:

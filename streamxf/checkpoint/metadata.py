@@ -12,7 +12,7 @@ from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError, located
 from streamxf.format.index import File, Index, Sections, Trailer
-from streamxf.format.items import Item, TensorItem, overlap
+from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, overlap
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.names import SLIP, metadata_among, rank_metadata_among, rank_of
 from streamxf.keys import KeyRing
@@ -301,11 +301,26 @@ def _levels(each: list[_Each]) -> list[_Each]:
 
 def _joined(items: Sequence[Item]) -> TensorItem | None:
     """The tensor whose shards these are; None if they are not, or overlap."""
-    tensors = [item for item in items if isinstance(item, TensorItem)]
-    if len(tensors) < len(items) or len({(item.dtype, item.shape) for item in tensors}) > 1:
+    made = united(items)
+    if not isinstance(made, TensorItem):
         return None
-    made = replace(tensors[0], chunks=tuple(chunk for item in tensors for chunk in item.chunks))
-    return None if overlap(made.shape, [chunk[:2] for chunk in made.chunks]) else made
+    chunks = tuple(chunk for item in items if isinstance(item, TensorItem) for chunk in item.chunks)
+    return None if overlap(made.shape, [chunk[:2] for chunk in chunks]) else replace(made, chunks=chunks)
+
+
+def united(items: Sequence[Item]) -> Item | None:
+    """What ranks have under one name as one item, which has each shard once, as the first of them has it; None if they
+    contradict each other.
+    """
+    first, chunks, seen = items[0], list[Chunk](), set[tuple[Any, ...]]()
+    if isinstance(first, ObjectItem):
+        return first if all(isinstance(item, ObjectItem) for item in items) else None
+    for item in items:
+        if not isinstance(item, TensorItem) or (item.dtype, item.shape) != (first.dtype, first.shape):
+            return None
+        chunks += [chunk for chunk in item.chunks if chunk[:2] not in seen]
+        seen.update(chunk[:2] for chunk in item.chunks)
+    return replace(first, chunks=tuple(chunks))
 
 
 def _free(label: str, taken: Mapping[str, Any]) -> str:

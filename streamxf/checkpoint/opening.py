@@ -106,6 +106,7 @@ def streams_of(item: Item) -> Iterator[Wanted]:
 class ItemOpener:
     """Opens items that one metadata file describes.
 
+    - `metadata`: what the file says.
     - `sees_index`: whether who read the metadata looked for an index. Torch's own code does not, so there a missing one
       means nothing.
     - `budget`: pays for what stream transforms make of items. None for readers, whose callers have made the memory for
@@ -115,10 +116,10 @@ class ItemOpener:
     def __init__(
         self, metadata: Metadata, access: Access, *, sees_index: bool = True, budget: Budget | None = None
     ) -> None:
-        self._metadata = metadata
+        self.metadata = metadata
         self._sees_index = sees_index
         self._access = access
-        self._budget = budget
+        self.budget = budget
         self._openers: dict[tuple[tuple[str, ...], bytes | None], ChainOpener] = {}
         self._checked: set[str] = set()
 
@@ -141,14 +142,14 @@ class ItemOpener:
         for descriptor in reversed(transforms):
             stream = self._access.transform(descriptor, stream)
             if stream is None:
-                missing = what_to_install(descriptor.partition("/")[0], providers_in(self._metadata.modules))
+                missing = what_to_install(descriptor.partition("/")[0], providers_in(self.metadata.modules))
                 raise UnknownCodecError(f"{missing}. If it is a torch extension, pass a registry that knows it")
             if not hasattr(stream, "read"):
                 raise UnsupportedError(
                     f"the stream transform {shorten(descriptor)!r} does not return a readable stream"
                 )
         limit = wanted.max_size(self._access.objects.limit)
-        return MemoryBlocks(memoryview(_read_capped(stream, MAX_TRANSFORMED if limit is None else limit, self._budget)))
+        return MemoryBlocks(memoryview(_read_capped(stream, MAX_TRANSFORMED if limit is None else limit, self.budget)))
 
     def _below(self, source: FileSlice, wanted: Wanted, meter: Meter | None) -> tuple[Blocks, Sequence[str]]:
         """An item's stream as the codecs had it, and the stream transforms before them."""
@@ -169,7 +170,18 @@ class ItemOpener:
         return blocks if whole is None else MemoryBlocks(whole), transforms
 
     def coder(self, header: Header, place: Place, meter: Meter | None = None) -> StreamCoder:
-        return self._opener(header, place).coder(header, meter)
+        """What decodes the blocks of a container; its chain is rebuilt once. Raises as `open`."""
+        writer = self._writer_of(place)
+        dek = writer.dek if writer is not None else None
+        known = self._openers.get((place.descriptors, dek))
+        if known is None:
+            codecs = place.descriptors[len(header.chain) - len(header.block_chain) :]
+            descriptors = [Descriptor.parse(text) for text in codecs]
+            data_key = self._data_key(descriptors, dek) if header.keyed else None
+            providers = tuple(providers_in(self.metadata.modules))
+            known = ChainOpener(descriptors, self._access.codecs, data_key, providers)
+            self._openers[place.descriptors, dek] = known
+        return known.coder(header, meter)
 
     def size_check(self, wanted: Wanted) -> Callable[[int], None]:
         """What raises ContainerError for more bytes than an item's stream may have."""
@@ -185,7 +197,7 @@ class ItemOpener:
     def source(self, file: StoredFile, place: Place) -> FileSlice:
         """The stored bytes of an item, once the size of its file was compared."""
         if place.file not in self._checked:
-            known = self._metadata.files.get(place.file)
+            known = self.metadata.files.get(place.file)
             if known is not None and known.size != file.size:
                 raise ContainerError(
                     f"the file has {file.size} bytes, the metadata says {known.size}: it was cut or continued",
@@ -198,7 +210,7 @@ class ItemOpener:
         """Whether an item's stored bytes are a container; raises MetadataError, ContainerError if they contradict the
         metadata.
         """
-        index = self._metadata.index
+        index = self.metadata.index
         if index is not None:
             return bool(index.chain)
         found = source.length >= len(CONTAINER_MAGIC) and source.read_at(0, len(CONTAINER_MAGIC)) == CONTAINER_MAGIC
@@ -240,7 +252,7 @@ class ItemOpener:
             self._check_published(header, wanted, writer)
 
     def _writer_of(self, place: Place) -> Writer | None:
-        index = self._metadata.index
+        index = self.metadata.index
         return index.writers[index.files[place.file].writer] if index is not None else None
 
     def _check_published(self, header: Header, wanted: Wanted, writer: Writer) -> None:
@@ -270,25 +282,12 @@ class ItemOpener:
                 "could be swapped; require='encrypted' accepts it"
             )
 
-    def _opener(self, header: Header, place: Place) -> ChainOpener:
-        writer = self._writer_of(place)
-        dek = writer.dek if writer is not None else None
-        known = self._openers.get((place.descriptors, dek))
-        if known is None:
-            codecs = place.descriptors[len(header.chain) - len(header.block_chain) :]
-            descriptors = [Descriptor.parse(text) for text in codecs]
-            data_key = self._data_key(descriptors, dek) if header.keyed else None
-            providers = tuple(providers_in(self._metadata.modules))
-            known = ChainOpener(descriptors, self._access.codecs, data_key, providers)
-            self._openers[place.descriptors, dek] = known
-        return known
-
     def _data_key(self, descriptors: list[Descriptor], dek: bytes | None) -> Callable[[], DataKey]:
         keys = self._access.keys
         if dek is not None:
             if not len(keys):
                 raise KeyMissingError("this checkpoint is encrypted, and no keys were given")
-            return partial(self._metadata.data_key, dek, keys)
+            return partial(self.metadata.data_key, dek, keys)
         fragment = next(descriptor.fragment for descriptor in descriptors if descriptor.name == ENCRYPT)
         return partial(keys.unwrap_unvouched, fragment)
 

@@ -20,8 +20,7 @@ from streamxf.wording import printable
 if TYPE_CHECKING:
     from streamxf.progress import Progress
     from streamxf.proportion import Budget
-    from streamxf.tools.salvage.result import Lost
-    from streamxf.tools.verify.report import Damage
+    from streamxf.tools.damage import Damage
 
 JSON_VERSION = 1
 """Raised when a field changes its name, its type or its meaning."""
@@ -155,7 +154,7 @@ class TextTable:
 
     def print(self) -> None:
         if width() == _PIPED_WIDTH or len(self._rows) > _RICH:
-            self._print_lines()
+            self.print_lines()
             return
         from rich import box
         from rich.console import Console
@@ -277,7 +276,7 @@ def budget_for(max_expansion: int, *paths: str) -> Budget:
     return Budget(max_expansion, stored)
 
 
-def damages(found: Iterable[Damage | Lost]) -> list[dict[str, Any]]:
+def damages(found: Iterable[Damage]) -> list[dict[str, Any]]:
     """For JSON, where the class of an error is its type, and its message names options."""
     facts = ({**asdict(one), "type": one.error, "message": with_options(one.message)} for one in found)
     return [{name: value for name, value in one.items() if name != "error"} for one in facts]

@@ -30,7 +30,7 @@ from streamxf.formats.reader import FileReader
 from streamxf.proportion import Steps, TooMuch
 from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.model import model_in
-from streamxf.tools.diff.items import _prefix
+from streamxf.tools.diff.diff import _prefix
 from streamxf.tools.diff.objects import Incomparable, difference_of
 from streamxf.tools.inspect.tree import MAX_DEPTH, Module, stacks_of, tree_of
 from streamxf.tools.inspect.tree import _grown as grown_from

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
 from streamxf.checkpoint.access import Access, Require
-from streamxf.checkpoint.reading import BoxReader
-from streamxf.errors import DAMAGE
+from streamxf.checkpoint.elements import itemsize_of
+from streamxf.checkpoint.reading import BOX_BYTES, BoxReader, boxes_of
+from streamxf.errors import (
+    DAMAGE,
+    KeyMissingError,
+    KeyServiceError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+    WrongKeyError,
+)
+from streamxf.format.items import Item, TensorItem
+from streamxf.formats.contents import chosen
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.opening import is_checkpoint, open_source
 from streamxf.formats.reader import FileReader
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.progress import Progress
+from streamxf.progress import Progress, Share
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
-from streamxf.tools.convert.origin import Origin, origin_of
+from streamxf.tools.convert.origin import Origin, is_kept, origin_of
 from streamxf.tools.convert.tree import Tree
 from streamxf.tools.convert.whole import Whole, open_whole
-from streamxf.tools.diff.difference import Difference
-from streamxf.tools.diff.items import compare
+from streamxf.tools.damage import Damage
+from streamxf.tools.diff.difference import Change, Difference
+from streamxf.tools.diff.distance import Distance, DistanceCounter
+from streamxf.tools.diff.objects import Incomparable, difference_of
+from streamxf.tools.values.numbers import is_number
 from streamxf.wording import many, some
 
 
@@ -127,3 +142,194 @@ def _not_compared(storage: Storage, side: BoxReader, origin: Origin | None, file
         other = next((path for path in others if not path.endswith(INDEX)), None)
         return f"{storage.given}: what else is in the folder, such as {other}" if other else ""
     return ""
+
+
+# Reasons that have nothing to do with the item: the caller can mend them, and then all items can be read.
+_CALLERS = (*NOT_AT_HAND, KeyMissingError, KeyServiceError, PolicyError, WrongKeyError)
+_TRIED = 20  # names and prefixes
+
+
+def compare(
+    first: BoxReader,
+    second: BoxReader,
+    paths: tuple[str, str],
+    *,
+    only: Sequence[str] = (),
+    prefixes: tuple[str, str] = ("", ""),
+    values: bool = False,
+    files: bool = False,
+    progress: Progress | None = None,
+) -> Difference:
+    """Compare two opened checkpoints, as `diff` does; with `files`, also what `pack` keeps of files."""
+    one, other = (
+        {name: item for name, item in chosen(reader.stored, only, prefix).items() if files or not is_kept(item.name)}
+        for reader, prefix in zip((first, second), prefixes, strict=True)
+    )
+    if not one and not other and (only or any(prefixes)):
+        raise ParameterError("no item of either has such a name, so there is nothing to compare")
+    found = _Comparison(first, second, values)
+    pairs: list[tuple[str, TensorItem, TensorItem]] = []
+    for name, item in one.items():
+        beside = other.get(name)
+        if beside is None:
+            found.removed.append(name)
+        elif isinstance(item, TensorItem) and isinstance(beside, TensorItem) and _measurable(item, beside):
+            pairs.append((name, item, beside))
+        elif isinstance(item, TensorItem) or isinstance(beside, TensorItem):
+            found.changed[name] = _change(name, item, beside)
+        else:
+            found.objects(name, prefixes[0] + name, prefixes[1] + name)
+    found.added += [name for name in other if name not in one]
+    if progress is not None:
+        progress.expect(sum(item.size + beside.size for _, item, beside in pairs))
+    for pair in pairs:
+        found.tensors(*pair, progress)
+    return found.result(paths, list(one))
+
+
+def _measurable(item: TensorItem, beside: TensorItem) -> bool:
+    numbers = is_number(item.dtype) and is_number(beside.dtype)
+    return item.shape == beside.shape and (item.dtype == beside.dtype or numbers)
+
+
+class _Comparison:
+    """Compares items that both have, and collects what is found."""
+
+    def __init__(self, first: BoxReader, second: BoxReader, values: bool) -> None:
+        self._first, self._second, self._values = first, second, values
+        self._again = first.budget.renewed()
+        # parts of objects by their ids, where readers keep these
+        self._known: set[int] | None = (
+            set() if isinstance(first, FileReader) and isinstance(second, FileReader) else None
+        )
+        self.removed: list[str] = []
+        self.added: list[str] = []
+        self.changed: dict[str, Change] = {}
+        self._incomparable: dict[str, str] = {}
+        self._equal = self._elements = self._differing = 0
+        self._read = 0
+        self._reason: Exception | None = None  # why the first one could not be read
+
+    def tensors(self, name: str, item: TensorItem, beside: TensorItem, progress: Progress | None) -> None:
+        share = Share(progress, item.size + beside.size)
+
+        def change() -> Change | None:
+            distance = self._distance(item, beside, share)
+            self._elements += distance.elements
+            self._differing += distance.differing
+            same = not distance.differing and item.dtype == beside.dtype
+            return None if same else _change(name, item, beside, distance)
+
+        self._compare(name, change)
+        share.finish()
+
+    def objects(self, name: str, in_first: str, in_second: str) -> None:
+        def change() -> Change | None:
+            one = _of_the("first", self._first.load_object, in_first)
+            other = _of_the("second", self._second.load_object, in_second)
+            text = difference_of(one, other, self._again, self._known)
+            return None if text is None else Change(name, (None, None), ((), ()), text=text)
+
+        self._compare(name, change)
+
+    def _compare(self, name: str, compare: Callable[[], Change | None]) -> None:
+        """Compare one item; where it cannot be read, the others can all the same."""
+        try:
+            change = compare()
+        except Incomparable as error:
+            self._incomparable[name] = str(error)
+        except Exception as error:  # a third-party codec, or an object's own code, may raise anything
+            self._incomparable[name] = _reason(error)
+            cause = error.cause if isinstance(error, _Unreadable) else error
+            if self._reason is None and isinstance(cause, StreamxfError | OSError):
+                self._reason = cause
+            return
+        else:
+            if change is None:
+                self._equal += 1
+            else:
+                self.changed[name] = change
+        self._read += 1
+
+    def _distance(self, item: TensorItem, beside: TensorItem, share: Share) -> Distance:
+        widest = max(itemsize_of(item), itemsize_of(beside))  # both are cut alike
+        first, second = (boxes_of(each, BOX_BYTES // widest * itemsize_of(each)) for each in (item, beside))
+        counter = DistanceCounter(item.dtype, beside.dtype, self._values)
+        with closing(self._first.read_boxes(first)) as one, closing(self._second.read_boxes(second)) as other:
+            while True:
+                part, counterpart = _of_the("first", next, one, None), _of_the("second", next, other, None)
+                if part is None or counterpart is None:
+                    return counter.result()
+                counter.add(part, counterpart)
+                share.advance(part.nbytes + counterpart.nbytes)
+
+    def result(self, paths: tuple[str, str], order: list[str]) -> Difference:
+        """What was found. If nothing could be read, and the caller can mend that or there is nothing else to tell, the
+        first reason is raised instead.
+        """
+        nothing_else = not (self.removed or self.added or self.changed)
+        if self._reason is not None and not self._read and (nothing_else or isinstance(self._reason, _CALLERS)):
+            raise self._reason
+        return Difference(
+            *paths,
+            tuple(self.removed),
+            tuple(self.added),
+            tuple(self.changed[name] for name in order if name in self.changed),
+            self._incomparable,
+            self._equal,
+            self._elements,
+            self._differing,
+            tuple(_prefix_notes(self.removed, self.added)),
+        )
+
+
+class _Unreadable(Exception):
+    """An item of one of the two cannot be read, because of `cause`."""
+
+    def __init__(self, which: str, cause: Exception) -> None:
+        super().__init__(f"that of the {which} cannot be read: {_reason(cause)}")
+        self.cause = cause
+
+
+def _of_the(which: str, read: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return read(*arguments)
+    except Exception as error:
+        raise _Unreadable(which, error) from error
+
+
+def _reason(error: Exception) -> str:
+    return str(error if isinstance(error, _Unreadable) else Damage.of(error))
+
+
+def _change(name: str, first: Item, second: Item, distance: Distance | None = None) -> Change:
+    dtypes = tuple(item.dtype if isinstance(item, TensorItem) else None for item in (first, second))
+    shapes = tuple(item.shape if isinstance(item, TensorItem) else () for item in (first, second))
+    return Change(name, (dtypes[0], dtypes[1]), (shapes[0], shapes[1]), distance)
+
+
+def _prefix_notes(removed: Sequence[str], added: Sequence[str]) -> Iterator[str]:
+    """Say so if the names that only one has are those that only the other has, after a prefix, as where a model was
+    saved as ``{"model": ...}``.
+    """
+    for these, those, which, other in ((removed, added, "second", "first"), (added, removed, "first", "second")):
+        prefix, count = _prefix(these, set(those))
+        if count:
+            yield (
+                f"{many(count, 'name')} of the {which} are names of the {other} behind {prefix!r}: with that prefix of "
+                f"the {which} taken off, these items are compared"
+            )
+
+
+def _prefix(bare: Sequence[str], prefixed: set[str]) -> tuple[str, int]:
+    """The prefix behind which most of the names `bare` are among `prefixed`, and how many are."""
+    tried: list[str] = []
+    for name in bare[:_TRIED]:
+        if tried := [longer[: -len(name)] for longer in prefixed if longer.endswith(name) and longer != name]:
+            break
+    names = set(bare)
+    counts = {
+        prefix: sum(name.startswith(prefix) and name[len(prefix) :] in names for name in prefixed)
+        for prefix in tried[:_TRIED]
+    }
+    return max(counts.items(), key=lambda entry: entry[1], default=("", 0))

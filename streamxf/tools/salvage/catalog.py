@@ -15,11 +15,11 @@ from itertools import chain
 import numpy as np
 
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access
-from streamxf.checkpoint.checkpoint import as_torch
+from streamxf.checkpoint.checkpoint import Checkpoint, as_torch
 from streamxf.checkpoint.elements import Array, Elements, unsigned
-from streamxf.checkpoint.metadata import Metadata, no_file, read_metadata
+from streamxf.checkpoint.metadata import Metadata, no_file, read_metadata, united
 from streamxf.checkpoint.nesting import MAX_LISTS, list_lengths
-from streamxf.checkpoint.opening import ItemOpener, Wanted, streams_of
+from streamxf.checkpoint.opening import Wanted, streams_of
 from streamxf.checkpoint.reading import run_jobs
 from streamxf.errors import (
     ContainerError,
@@ -34,22 +34,21 @@ from streamxf.errors import (
     WrongKeyError,
     located,
 )
-from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Path, TensorItem
+from streamxf.format.items import ITEMSIZES, Chunk, Item, Path, TensorItem
 from streamxf.format.names import GLOBAL, OWN_FILE, TORCH_FILE, metadata_among, metadata_name, rank_of
 from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget
-from streamxf.storage.reading import OpenFiles
 from streamxf.storage.source import Counted
 from streamxf.storage.storage import Storage, storage_errors
 from streamxf.stream.reader import Blocks, MemoryBlocks, StreamReader
+from streamxf.tools.damage import Damage
 from streamxf.tools.salvage.rebuild import rebuild, writer_of
-from streamxf.tools.salvage.result import Lost
 from streamxf.torchsave.framed import check_records, load_framed
 from streamxf.wording import many
 
 Ints = tuple[int, ...]
-Copy = tuple[ItemOpener, Wanted]
-"""One of the copies that there are of an object or a shard, and what opens it."""
+Copy = tuple[Metadata, Wanted]
+"""One of the copies that there are of an object or a shard, and the metadata that describes it."""
 
 _KNOWN = re.compile(
     r"data\.pkl|data/[0-9]+|byteorder|version|\.format_version|\.storage_alignment|\.data/serialization_id", re.ASCII
@@ -63,79 +62,66 @@ _WITHOUT = (
 _FOREIGN = "none of the data files that the metadata names is here: it is of another save, or its own files were lost"
 
 
-class Catalog:
-    """All items by name, with the chunks of all ranks, and their paths in the nested state dict.
+class Catalog(Checkpoint):
+    """A checkpoint that collects what is damaged instead of raising it. `stored` has the shards that any rank has.
 
     Every check of the reader holds but one: a file whose size is not the index's is read all the same, since each item
-    is bound to its place and has its own CRCs or tags. `damaged` is what is known to be lost already, and `budget` pays
-    for what is not bounded by blocks: what stream transforms make, and items without a codec.
+    is bound to its place and has its own CRCs or tags.
+
+    - `metadata`: what could be read; it has no name if it was made of what the data files say.
+    - `damaged`: what is known to be lost already.
+    - `unchecked`: what cannot be checked, in words.
+    - `paths`: of items, in the nested state dict.
     """
 
-    def __init__(self, storage: Storage, access: Access, budget: Budget) -> None:
-        self.objects = access.objects
+    def __init__(self, storage: Storage, access: Access, metadata: Sequence[Metadata], budget: Budget) -> None:
         self.budget = budget
-        self.found: list[tuple[Metadata, ItemOpener]] = []
-        self.items: dict[str, Item] = {}
         self.paths: dict[str, Path] = {}
-        self.damaged: list[Lost] = []
+        self.damaged: list[Damage] = []
         self.unchecked: list[str] = []
-        self.save_ids: dict[str, str] = {}
-        self.full = storage.full
-        self._access = access
-        self._files = OpenFiles(storage.open, near=storage.near)
         self._shares = Shares(None, {})
+        self._open(storage, access, metadata, "numpy")
 
-    def add(self, metadata: Metadata) -> None:
-        """Take in what a metadata file says, which has no name if it was made of what the data files say."""
+    def _merged(self) -> dict[str, Item]:
+        found: dict[str, list[Item]] = {}
         refused: set[str] = set()
-        named = bool(metadata.name)
-        opener = ItemOpener(metadata, self._access, sees_index=named, budget=self.budget)
-        self.found.append((metadata, opener))
-        if metadata.index is not None:
-            self.save_ids[metadata.name] = metadata.index.save_id
-        elif named:
-            self.unchecked.append(
-                f"the metadata {metadata.name} has no digest, since streamxf's writer did not make it: names, shapes "
-                "and places of the items are used as they are"
-            )
-            refused = self._overlaps(metadata)
-        for name, item in metadata.items.items():
-            if item.path is not None:
-                self.paths[name] = item.path
-            known = self.items.get(name)
-            made = item if known is None else _joined(known, item)
-            if made is not None:
-                self.items[name] = made
-            elif name not in refused:
-                refused.add(name)
-                error = MetadataError("the metadata of two ranks contradict each other about it: choose one (rank)")
-                self.damaged.append(Lost.of(error, name))
-        for name in refused:
-            self.items.pop(name, None)
+        for metadata in self.metadata:
+            if metadata.index is None and metadata.name:
+                self.unchecked.append(
+                    f"the metadata {metadata.name} has no digest, since streamxf's writer did not make it: names, "
+                    "shapes and places of the items are used as they are"
+                )
+                refused |= self._overlaps(metadata)
+            for name, item in metadata.items.items():
+                found.setdefault(name, []).append(item)
+                if item.path is not None:
+                    self.paths[name] = item.path
+        made = {name: united(items) for name, items in found.items() if name not in refused}
+        for name in (name for name, item in made.items() if item is None):
+            error = MetadataError("the metadata of two ranks contradict each other about it: choose one (rank)")
+            self.damaged.append(Damage.of(error, name))
+        return {name: item for name, item in made.items() if item is not None}
 
     def copies(self, item: Item, chunk: Chunk | None) -> Sequence[Copy]:
-        if len(self.found) == 1:
-            return [(self.found[0][1], Wanted(item, chunk))]
+        if len(self.metadata) == 1:
+            return [(self.metadata[0], Wanted(item, chunk))]
         return self._copies[_key(item.name, chunk)]
 
     @cached_property
     def _copies(self) -> dict[Hashable, list[Copy]]:
         found: dict[Hashable, list[Copy]] = {}
-        for metadata, opener in self.found:
+        for metadata in self.metadata:
             for wanted in chain.from_iterable(map(streams_of, metadata.items.values())):
-                found.setdefault(_key(wanted.item.name, wanted.chunk), []).append((opener, wanted))
+                found.setdefault(_key(wanted.item.name, wanted.chunk), []).append((metadata, wanted))
         return found
 
     def expect(self, names: Collection[str], progress: Progress | None) -> None:
         """Have `progress` told of the stored bytes of these items, as they are read."""
-        items = (each.items[name] for each, _ in self.found for name in names if name in each.items)
+        items = (each.items[name] for each in self.metadata for name in names if name in each.items)
         self._shares = Shares(progress, {place[:2]: place.size for item in items for place in item.places})
 
     def finish(self) -> None:
         self._shares.finish()
-
-    def close(self) -> None:
-        self._files.close()
 
     def _overlaps(self, metadata: Metadata) -> set[str]:
         """Items that share bytes of a file: of two places one is damaged, and where nothing vouches for the metadata
@@ -147,7 +133,7 @@ class Catalog:
         for file, begin, size, name in places:
             if file == at and begin < reach:
                 error = MetadataError("the metadata gives two items the same bytes of a file: it is damaged")
-                self.damaged += [Lost.of(error, one, self.full(file)) for one in (name, last)]
+                self.damaged += [Damage.of(error, one, self.full(file)) for one in (name, last)]
                 found |= {name, last}
             if file != at or begin + size > reach:
                 at, reach, last = file, begin + size, name
@@ -161,11 +147,11 @@ class Catalog:
         assert isinstance(item, TensorItem)
         assert chunk is not None
         with located(file=self.full(chunk.place.file), item=item.name):
-            blocks = self._blocks(copy)
+            blocks = self._blocks_of(copy)
             try:
                 elements = copy[1].elements(blocks)
             except UnsupportedError:  # only torch can make it
-                loaded = load_framed(self.objects, StreamReader(blocks), blocks.size, item, chunk)
+                loaded = load_framed(self.access.objects, StreamReader(blocks), blocks.size, item, chunk)
                 whole = memory_for(chunk.shape, item.dtype)
                 as_torch(whole, item.dtype).copy_(loaded)
                 made = MemoryBlocks(whole.reshape(-1).view(np.uint8).data)
@@ -174,11 +160,11 @@ class Catalog:
 
     def read_object(self, copy: Copy) -> bytes:
         with located(file=self.full(copy[1].place.file), item=copy[1].item.name):
-            return StreamReader(self._blocks(copy)).read()
+            return StreamReader(self._blocks_of(copy)).read()
 
-    def _blocks(self, copy: Copy) -> Blocks:
+    def _blocks_of(self, copy: Copy) -> Blocks:
         """The stream of an item, opened with all checks; what has no codec is compared with its CRCs, whole."""
-        opener, wanted = copy
+        opener, wanted = self.opener(copy[0]), copy[1]
         place, full = wanted.place, self.full(wanted.place.file)
         with storage_errors(full):
             try:
@@ -199,18 +185,6 @@ class Catalog:
 
 def _key(name: str, chunk: Chunk | None) -> Hashable:
     return name if chunk is None else (name, *chunk[:2])
-
-
-def _joined(known: Item, item: Item) -> Item | None:
-    """What two ranks have under one name; None if that contradicts itself."""
-    if isinstance(known, ObjectItem) and isinstance(item, ObjectItem):
-        return known
-    if not isinstance(known, TensorItem) or not isinstance(item, TensorItem):
-        return None
-    if (known.dtype, known.shape) != (item.dtype, item.shape):
-        return None
-    seen = {chunk[:2] for chunk in known.chunks}
-    return replace(known, chunks=known.chunks + tuple(chunk for chunk in item.chunks if chunk[:2] not in seen))
 
 
 def _check_bare(data: bytearray) -> None:
@@ -283,26 +257,22 @@ def open_catalog(
         raise _nothing(storage.given, errors[0] if errors else None, names, bool(len(access.keys)))
     if read:
         files = {place.file for each in read for item in each.items.values() for place in item.places}
-        catalog = Catalog(storage, access, access.budget(storage.held_by(files, names)))
-        catalog.damaged += map(Lost.of, errors)
+        catalog = Catalog(storage, access, read, access.budget(storage.held_by(files, names)))
         if strange:
             catalog.unchecked.append(f"the data files here: {_FOREIGN}. {_WITHOUT}")
     else:
         metadata, damaged, budget = rebuild(storage, access, names, without_metadata, progress)
-        read = [metadata]
-        catalog = Catalog(storage, access, budget)
-        catalog.damaged += [*map(Lost.of, errors), *damaged]
+        catalog = Catalog(storage, access, [metadata], budget)
+        catalog.damaged += damaged
         catalog.unchecked.append(
             "no metadata could be used: that no data file of the save is missing, and that all files are of one save, "
             "is what you vouched for"
         )
-    for metadata in read:
-        catalog.add(metadata)
+    catalog.damaged += map(Damage.of, errors)
     if list_lengths(catalog.paths.values()) > MAX_LISTS + 16 * len(catalog.paths):  # which would take memory
         catalog.paths.clear()
         catalog.unchecked.append("the metadata describes longer lists than its items fill, so the state dict is flat")
-    complete = frozenset(catalog.save_ids.values()) == access.expected_saves
-    if read[0].name and GLOBAL not in names and rank is None and not complete:
+    if read and GLOBAL not in names and rank is None and frozenset(catalog.save_ids) != access.expected_saves:
         catalog.unchecked.append(UNKNOWN_RANKS)
         others = sorted(name for name in names if OWN_FILE.fullmatch(name) and name not in files)
         if others and not errors:

@@ -15,8 +15,9 @@ from streamxf.errors import IdentityError, MetadataError
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, check_tiles
 from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
+from streamxf.tools.damage import Damage
 from streamxf.tools.salvage.catalog import Catalog, Copy, memory_for
-from streamxf.tools.salvage.result import Lost, Salvaged
+from streamxf.tools.salvage.result import Salvaged
 
 T = TypeVar("T")
 Ints = tuple[int, ...]
@@ -50,12 +51,12 @@ class Filler:
         def load(item: Item) -> Any:
             return as_torch(self._whole(item), item.dtype) if isinstance(item, TensorItem) else self._loaded(item)
 
-        loaded = self._each(self._catalog.items, load)
+        loaded = self._each(self._catalog.stored, load)
         return self._result(nested(loaded, self._catalog.paths), loaded)
 
     def check(self) -> Salvaged:
         """Everything is read and nothing kept: the result has an empty state dict."""
-        return self._result({}, self._each(self._catalog.items, lambda item: self._stored(item) is None))
+        return self._result({}, self._each(self._catalog.stored, lambda item: self._stored(item) is None))
 
     def read(self, name: str) -> Array | bytes | None:
         """An item by itself: the elements of a whole tensor, or an object's bytes; None if it did not verify."""
@@ -67,7 +68,7 @@ class Filler:
         return self._whole(item) if isinstance(item, TensorItem) else self._object(item)
 
     def _loaded(self, item: ObjectItem) -> Any:
-        return self._catalog.objects.load(self._object(item), item.place.size)
+        return self._catalog.access.objects.load(self._object(item), item.place.size)
 
     def _object(self, item: ObjectItem) -> bytes:
         def read(copy: Copy, _: bool) -> bytes:
@@ -98,7 +99,7 @@ class Filler:
                 check_tiles(lengths, [chunk[:2] for chunk in chunks])
             except MetadataError:
                 complete = False
-                self._damaged.append(Lost.of(MetadataError(_INCOMPLETE), item.name))
+                self._damaged.append(Damage.of(MetadataError(_INCOMPLETE), item.name))
         if not complete and not self._partial:
             raise Noted
         # what is lost of one that is returned in part takes no memory, whatever the metadata says of its size
@@ -155,10 +156,10 @@ class Filler:
                 data = read(copy, bool(found))
             except Exception as error:  # torch and foreign transforms raise anything
                 file = self._catalog.full(copy[1].place.file)
-                self._damaged.append(Lost.of(error, item.name, file, offset, shape))
+                self._damaged.append(Damage.of(error, item.name, file, offset, shape))
                 continue
             if found and not same(found[0], data):
-                self._damaged.append(Lost.of(IdentityError(_DIFFERING), item.name, None, offset, shape))
+                self._damaged.append(Damage.of(IdentityError(_DIFFERING), item.name, None, offset, shape))
                 raise Noted
             found = [data]
         if not found:
@@ -171,14 +172,14 @@ class Filler:
         """
         self._catalog.expect(names, self._progress)
         made: dict[str, T] = {}
-        items = [self._catalog.items[name] for name in names]
+        items = [self._catalog.stored[name] for name in names]
         for item in sorted(items, key=lambda item: item.places[0][:2] if item.places else ("", 0)):
             try:
                 made[item.name] = read(item)
             except Noted:
                 """The others are read all the same."""
             except Exception as error:  # torch, foreign transforms and pickles raise anything
-                self._damaged.append(Lost.of(error, item.name))
+                self._damaged.append(Damage.of(error, item.name))
         return {name: made[name] for name in names if name in made}
 
     def _result(self, state_dict: dict[str, Any], loaded: Iterable[str], missing: Iterable[str] = ()) -> Salvaged:
@@ -199,7 +200,7 @@ class Filler:
             partial=tuple(self._in_part),
             missing=tuple(missing),
             unchecked=tuple(self._catalog.unchecked),
-            save_ids=self._catalog.save_ids,
+            save_ids={each.name: each.index.save_id for each in self._catalog.metadata if each.index is not None},
         )
 
 

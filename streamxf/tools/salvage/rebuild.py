@@ -36,7 +36,7 @@ from streamxf.progress import Progress, Shares
 from streamxf.proportion import Budget, check_whole, held_bytes, most
 from streamxf.storage.source import Counted
 from streamxf.storage.storage import Storage, storage_errors
-from streamxf.tools.salvage.result import Lost
+from streamxf.tools.damage import Damage
 from streamxf.wording import many, some
 
 _WRAPPED = re.compile(rb"dek=[0-9a-f]{64}(?:&w=[a-z0-9-]{1,32}:[0-9a-f]{16}:[A-Za-z0-9_-]{1,8192}){1,16}")
@@ -55,7 +55,7 @@ def rebuild(
     files: Mapping[str, int | None],
     chosen: bool | Collection[str],
     progress: Progress | None = None,
-) -> tuple[Metadata, list[Lost], Budget]:
+) -> tuple[Metadata, list[Damage], Budget]:
     """Find all items in the data files of one save, among `files`, which are all of the folder with their sizes.
     `chosen` are the writer ids that belong to the save; True if what is left of the metadata shows it.
 
@@ -84,7 +84,7 @@ class _Files:
     """Reads data files, container by container; `bare` says whether one begins as ``torch.save`` begins."""
 
     def __init__(self, storage: Storage, access: Access, keys: _WrappedKeys) -> None:
-        self.damaged: list[Lost] = []
+        self.damaged: list[Damage] = []
         self.containers = 0
         self.bare = False
         self._storage = storage
@@ -96,7 +96,7 @@ class _Files:
 
     def gap(self, error: Exception, file: str) -> None:
         """Note a piece of a file of which nothing says what it held."""
-        self.damaged.append(Lost.of(error, None, self._storage.full(file)))
+        self.damaged.append(Damage.of(error, None, self._storage.full(file)))
 
     def read(self, name: str, shares: Shares) -> None:
         """Find everything in a file. Raises StreamxfError if it is encrypted, and no key opens what is left of the
@@ -130,7 +130,7 @@ class _Files:
             same = {(one.kind is Kind.OBJECT, one.dtype, one.tensor_shape) for one, _ in parts}
             if len(same) > 1 or len({one.offset for one, _ in parts}) < len(parts):
                 wrong = "it is there twice, or its chunks are of several kinds: they cannot all be of one save"
-                self.damaged.append(Lost.of(IdentityError(wrong), name))
+                self.damaged.append(Damage.of(IdentityError(wrong), name))
             elif first.kind is Kind.OBJECT:
                 made[name] = ObjectItem(name, place)
             else:
@@ -147,7 +147,7 @@ class _Files:
                 fragment = self._fragment(found.header, identity)
             except AuthenticationError as error:
                 offset = identity.offset if identity.kind is not Kind.OBJECT else None
-                self.damaged.append(Lost.of(error, identity.name, self._storage.full(file), offset))
+                self.damaged.append(Damage.of(error, identity.name, self._storage.full(file), offset))
                 return
         place = Place(file, found.at, found.size, _descriptors(found.header, fragment))
         self._found.setdefault(identity.name, []).append((identity, place))

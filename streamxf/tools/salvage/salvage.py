@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +117,7 @@ def salvage(
         max_expansion=max_expansion,
     )
     storage = open_storage(path, storage_options)
-    with closing(open_catalog(storage, access, rank, merge_ranks, without_metadata, progress)) as catalog:
+    with open_catalog(storage, access, rank, merge_ranks, without_metadata, progress) as catalog:
         filler = StateDictFiller(catalog, partial, progress)
         return filler.whole() if state_dict is None else filler.into(state_dict)
 
@@ -186,8 +185,8 @@ def salvage_to(
         max_expansion=max_expansion,
     )
     storage = open_storage(source, storage_options)
-    with closing(open_catalog(storage, access, rank, merge_ranks, without_metadata, progress)) as catalog:
-        items = [item for metadata, _ in catalog.found for item in metadata.items.values()]
+    with open_catalog(storage, access, rank, merge_ranks, without_metadata, progress) as catalog:
+        items = [item for metadata in catalog.metadata for item in metadata.items.values()]
         descriptors = {text for item in items for place in item.places for text in place.descriptors}
         encrypted = any(text.partition("/")[0] == ENCRYPT for text in descriptors)
         to = Save.to(
@@ -209,7 +208,7 @@ def _conversion(source: str, catalog: Catalog, found: Salvaged, partial: bool) -
     # where items are tells this checkpoint from another one at the same place; a name comes once, however long it is
     places = [
         (name, *(place[:3] for place in item.places))
-        for metadata, _ in catalog.found
+        for metadata in catalog.metadata
         for name, item in sorted(metadata.items.items())
     ]
     identity = hashlib.sha256()
@@ -230,13 +229,13 @@ def _conversion(source: str, catalog: Catalog, found: Salvaged, partial: bool) -
             Kind.OBJECT if isinstance(data, bytes) else Kind.TENSOR,
         )
 
-    run = next((metadata.index.run for metadata, _ in catalog.found if metadata.index is not None), None)
+    run = next((metadata.index.run for metadata in catalog.metadata if metadata.index is not None), None)
     items = [_in_one_piece(catalog, name) for name in found.loaded]
     return Conversion(items, None, identity.hexdigest(), read, run=run)
 
 
 def _in_one_piece(catalog: Catalog, name: str) -> Item:
-    item = replace(catalog.items[name], path=catalog.paths.get(name))
+    item = replace(catalog.stored[name], path=catalog.paths.get(name))
     if not isinstance(item, TensorItem):
         return item
     first = item.places[0] if item.chunks else Place("", 0, 0, ())

@@ -26,7 +26,7 @@ class StateDictFiller(Filler):
         plain = {name: item.state_dict() if isinstance(item, Stateful) else item for name, item in state_dict.items()}
         planner = DefaultLoadPlanner(allow_partial_load=True)
         planner.set_up_planner(plain, Metadata({}), True)
-        items = self._catalog.items
+        items = self._catalog.stored
         missing = planner.state_dict.keys() - items.keys() - {entry.item for entry in self._damaged}
 
         def load(item: Item) -> None:

@@ -101,9 +101,7 @@ def _refuse_keys(call: Call) -> None:
 
 
 def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
-    """Check prefix, header, seal, table and every block. Raises what is no damage: `NOT_DAMAGE` if there are keys, and
-    they do not fit, and `NOT_AT_HAND` if a codec is not installed, and nothing else is wrong.
-    """
+    """Check prefix, header, seal, table and every block. Raises `NOT_DAMAGE` if there are keys, and they do not fit."""
     notes, findings.items = Notes(findings), 1
     try:
         parts = PlainParts.of(file.slice(0, file.size))
@@ -117,7 +115,6 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
     if access.require is not None and not parts.header.keyed:
         raise access.not_encrypted("the file")
     coder: StreamCoder | None = None
-    missing: StreamxfError | None = None
     if parts.header.keyed and not len(access.keys):
         findings.unchecked.append("seals, tags, vouchers and content, which need a key")
     else:
@@ -126,7 +123,7 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
         except NOT_DAMAGE:
             raise
         except NOT_AT_HAND as error:
-            missing = error
+            findings.missing.append(error)
         except ContainerError:
             """The table is damaged, which is found again where it is read for the blocks."""
         except (StreamxfError, OSError) as error:
@@ -137,11 +134,6 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
         note(pipeline.results())
     finally:
         pipeline.cancel()
-    if missing is not None and notes.damaged:
-        findings.unchecked.append(f"the content, since {missing.message}")
-    elif missing is not None:
-        checked = f"the CRCs of {many(findings.blocks, 'block')} were compared all the same, and match"
-        raise type(missing)(f"{missing.message}. Without it nothing can be decoded; {checked}")
 
 
 def _check_safetensors(file: StoredFile, findings: Findings) -> None:

@@ -9,49 +9,11 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 from streamxf.checkpoint.metadata import resumable
-from streamxf.descriptor import shorten
-from streamxf.errors import StreamxfError, escaped
+from streamxf.errors import StreamxfError
+from streamxf.tools.damage import Damage
 from streamxf.wording import listed, many, printable, size_text
 
 MAX_DAMAGED = 1000  # recorded for each file: a file full of zeros may hold a hundred thousand items
-_TEXT = 300  # characters of a message, which may quote a damaged file
-
-
-@dataclass(frozen=True)
-class Damage:
-    """Something that is not as it was saved.
-
-    Attributes
-    ----------
-    file : str
-        The file's path, relative to the checkpoint.
-    item : str or None
-        The item's name in the state dict; None if it concerns the file.
-    offset : tuple of int or None
-        Where the item's shard begins in its tensor.
-    block, last_block : int or None
-        The first and the last of a run of blocks with the same error, from 0; None if it concerns the whole item.
-    error : str
-        The class of `streamxf.errors` that a reader would raise, or of the operating system's error.
-    message : str
-    """
-
-    file: str
-    item: str | None
-    offset: tuple[int, ...] | None
-    block: int | None
-    last_block: int | None
-    error: str
-    message: str
-
-    def __str__(self) -> str:
-        place = [self.file]
-        if self.item is not None:
-            place.append(f"item {shorten(self.item)}" + (f" at {list(self.offset)}" if self.offset else ""))
-        if self.block is not None:
-            run = self.last_block is not None and self.last_block > self.block
-            place.append(f"blocks {self.block} to {self.last_block}" if run else f"block {self.block}")
-        return escaped(f"{', '.join(place)}: {self.error}: {self.message}")
 
 
 @dataclass(frozen=True)
@@ -165,14 +127,13 @@ class Notes:
     def error(self, error: Exception, block: int | None = None) -> None:
         """Note what is wrong with it, or with a block; one with the error of the block before it belongs to that."""
         self.damaged = True
-        text = error.message if isinstance(error, StreamxfError) else str(error)
-        kind, known = type(error).__name__, self.findings.damaged
+        found, known = Damage.of(error, self.item, self.findings.file, self.offset, block=block), self.findings.damaged
         last = known[self._latest] if self._latest is not None else None
-        if last is not None and block is not None and (last.last_block, last.error) == (block - 1, kind):
+        if last is not None and block is not None and (last.last_block, last.error) == (block - 1, found.error):
             known[self._latest or 0] = replace(last, last_block=block)
         elif len(known) < MAX_DAMAGED:
             self._latest = len(known)
-            known.append(Damage(self.findings.file, self.item, self.offset, block, block, kind, shorten(text, _TEXT)))
+            known.append(found)
         else:
             self.findings.unlisted += 1
 
@@ -187,7 +148,7 @@ def together(
         before, label = f"{at}/" if at else "", f"{part}: " if part else ""
         moved = replace(
             one,
-            damaged=tuple(replace(damage, file=before + damage.file) for damage in one.damaged),
+            damaged=tuple(replace(damage, file=before + (damage.file or "")) for damage in one.damaged),
             unchecked=tuple(label + text for text in one.unchecked),
             leftovers=tuple(before + name for name in one.leftovers),
         )

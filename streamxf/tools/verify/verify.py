@@ -37,9 +37,8 @@ from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage, storage_errors
-from streamxf.tools.verify.items import FileCheck
 from streamxf.tools.verify.others import check_file, check_folder
-from streamxf.tools.verify.reading import Call, pieces_of
+from streamxf.tools.verify.reading import Call, FileCheck, pieces_of
 from streamxf.tools.verify.report import FileReport, Findings, VerifyReport, report_of, together
 from streamxf.wording import many, some
 
@@ -211,6 +210,7 @@ def _report(call: Call, only_dcp: bool, part: tuple[int, int]) -> VerifyReport:
             check_folder(call, layout)
         else:
             check_file(call)
+    _note_missing(call)
     return report_of(call.found, begin, kind=FileReport)
 
 
@@ -261,7 +261,7 @@ def _check_checkpoint(call: Call, begin: float, part: tuple[int, int]) -> Verify
     if unvouched:
         what = unvouched[0] if len(unvouched) == 1 else f"{len(unvouched):,} metadata files"
         last.unchecked.append(f"the vouchers of {what}, which need a key")
-    _note_missing(call, last)
+    _note_missing(call)
     refused = [error for each in call.found for error in each.refused]
     if refused and not any(each.opened for each in call.found):
         raise refused[0]
@@ -319,8 +319,7 @@ def _plan(
 ) -> None:
     """Add the files that a metadata file speaks of to those that are to be checked."""
     files = _by_file(metadata)
-    budget = call.access.budget(call.storage.held_by(files, listed))
-    opener = ItemOpener(metadata, call.access, budget=budget)
+    opener = ItemOpener(metadata, call.access, budget=call.access.budget(call.storage.held_by(files, listed)))
     for path, items in files.items():
         if path in checks:  # read once: otherwise little metadata could have the same bytes read without end
             text = f"other metadata places items in {path!r:.120}, too; these were not checked"
@@ -329,7 +328,7 @@ def _plan(
         facts, size = metadata.files.get(path), listed.get(path)
         if size is None:
             size = facts.size if facts is not None else max(each.place.at + each.place.size for each in items)
-        checks[path] = FileCheck(call, path, size, opener, items, facts, budget)
+        checks[path] = FileCheck(call, path, size, opener, items)
 
 
 @collector_paused()
@@ -344,7 +343,7 @@ def _by_file(metadata: Metadata) -> dict[str, list[Wanted]]:
     return found
 
 
-def _note_missing(call: Call, last: Findings) -> None:
+def _note_missing(call: Call) -> None:
     """Note what could not be decoded; raises UnknownCodecError and the like if a codec is all that is missing."""
     missing = [error for each in call.found for error in each.missing]
     if not missing:
@@ -352,7 +351,7 @@ def _note_missing(call: Call, last: Findings) -> None:
     reasons = "; ".join(dict.fromkeys(error.message for error in missing))
     items = many(len(missing), "item")
     if any(each.damaged for each in call.found):
-        last.unchecked.append(f"the content of {items}, since {reasons}")
+        call.found[-1].unchecked.append(f"the content of {items}, since {reasons}")
         return
     blocks = sum(each.blocks for each in call.found)
     checked = (

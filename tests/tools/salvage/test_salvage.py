@@ -226,7 +226,7 @@ def test_large_tensors_cast_and_transposed(checkpoint: Path) -> None:
     assert torch.equal(target["a"], state["a"])
     assert torch.equal(target["b"], torch.ones(300, 400))
     assert torch.equal(target["c"], state["c"].double())
-    assert "(block 3)" in str(found)
+    assert "distcp, block 3]" in str(found)
     check(salvage(checkpoint, keys=KEY), state, {"b"})
 
 

@@ -148,7 +148,7 @@ def test_salvage_advises_what_can_help(one: Path) -> None:
     flip_bit(one / ".metadata", (one / ".metadata").stat().st_size - 300)
     assert "--without-metadata" in refusal(one, keys=KEY)
     found = streamxf.salvage(one, keys=KEY, without_metadata=True)
-    assert f"damaged: {one / '.metadata'}: the digest" in str(found)
+    assert f"damaged: {one / '.metadata'}: MetadataError: the digest" in str(found)
 
 
 def test_salvage_of_files_that_do_not_say_what_they_hold(tmp_path: Path) -> None:

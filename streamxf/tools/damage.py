@@ -1,0 +1,74 @@
+"""`Damage`: something of a checkpoint that is not as it was saved, and where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streamxf.descriptor import shorten
+from streamxf.errors import StreamxfError, escaped
+
+_TEXT = 600  # characters of a message, which may quote a damaged file
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Something that is not as it was saved.
+
+    Attributes
+    ----------
+    file : str or None
+        The file's path, which `verify` gives relative to the checkpoint; None where it is in several, or in none.
+    item : str or None
+        The item's name in the state dict; None if it concerns the file.
+    offset, size : tuple of int or None
+        Where the item's shard begins in its tensor, and the size of one that `salvage` lost.
+    block, last_block : int or None
+        The first and the last of a run of blocks with the same error, from 0; None if it concerns the whole item.
+    error : str
+        The class of `streamxf.errors` that a reader would raise, or of another error.
+    message : str
+        What is wrong, without its place.
+    """
+
+    file: str | None
+    item: str | None
+    offset: tuple[int, ...] | None
+    size: tuple[int, ...] | None
+    block: int | None
+    last_block: int | None
+    error: str
+    message: str
+
+    @classmethod
+    def of(
+        cls,
+        error: BaseException,
+        item: str | None = None,
+        file: str | None = None,
+        offset: tuple[int, ...] | None = None,
+        size: tuple[int, ...] | None = None,
+        block: int | None = None,
+    ) -> Damage:
+        """Record an error; its own place counts where none is given."""
+        text = str(error)
+        if isinstance(error, StreamxfError):
+            text, file, item = error.message, file or error.file, error.item if item is None else item
+            block = error.block if block is None else block
+        return cls(file, item, offset, size, block, block, type(error).__name__, shorten(text, _TEXT))
+
+    @property
+    def part(self) -> str:
+        """The item, or its shard, for people."""
+        at = f" at {list(self.offset)}" if self.offset else ""
+        return f"{shorten(self.item or '', 200)}{at}" + (f" of size {list(self.size)}" if self.size else "")
+
+    @property
+    def blocks(self) -> str:
+        """The blocks, for people; empty where there are none."""
+        if self.block is None:
+            return ""
+        return f"block {self.block}" if self.block == self.last_block else f"blocks {self.block} to {self.last_block}"
+
+    def __str__(self) -> str:
+        place = filter(None, (self.file, "" if self.item is None else f"item {self.part}", self.blocks))
+        return escaped(": ".join(filter(None, (", ".join(place), self.error, self.message))))
