@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import Metadata, metadata_files, no_metadata, read_metadata, resumable
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.metadata import metadata_files, no_metadata, resumable
 from streamxf.checkpoint.publish import DAY, RUN_FILE, leftovers, made_by_writers, settled
 from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, PolicyError, UnsupportedError
 from streamxf.format.names import GLOBAL, rank_of
+from streamxf.formats.opening import contents_of
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import Location, open_storage
@@ -129,19 +131,18 @@ def clean(
                 raise
             names = []
         files = storage.names()
-        read = {name: _read(storage, name, access) for name in names}
-        named = {*names}.union(*(_named_files(storage, each, files) for each in read.values()))
+        before = _read(storage, access) if names else None
+        named = _named_files(before) if before is not None else set()
         ranks = None if names == [GLOBAL] else {rank_of(name) for name in names}
         found = [name for name in leftovers(files, named, None) if ranks is None or rank_of(name) in ranks]
         kept = sorted(name for name in files.keys() - named - set(found) if not RUN_FILE.fullmatch(name))
         old = settled(storage, found, age)
-        for name in names if old and not alone else ():
-            if _read(storage, name, access) != read[name]:
-                raise MetadataError(
-                    "the metadata was replaced meanwhile: another process saves to this folder. Nothing was removed; "
-                    "try again when that is over",
-                    file=storage.full(name),
-                )
+        if old and not alone and before is not None and _read(storage, access).metadata != before.metadata:
+            raise MetadataError(
+                "the metadata was replaced meanwhile: another process saves to this folder. Nothing was removed; try "
+                "again when that is over",
+                file=storage.given,
+            )
         failed = {} if dry_run else storage.remove([name for name in found if name in old])
     removed = tuple(name for name in found if name in old and name not in failed)
     report = CleanReport(
@@ -201,33 +202,27 @@ def _metadata_files(storage: Storage) -> list[str]:
         raise type(error)(f"{error.message}. {reason}", file=error.file) from error
 
 
-def _read(storage: Storage, name: str, access: Access) -> Metadata:
+def _read(storage: Storage, access: Access) -> Checkpoint:
     try:
-        return read_metadata(storage, name, access, listing=True)
+        return Checkpoint.at(storage, access, listing=True)
     except PolicyError as error:
         raise PolicyError(f"{error.message}. Nothing was removed", file=error.file) from None
 
 
-def _named_files(storage: Storage, metadata: Metadata, files: Mapping[str, int | None]) -> set[str]:
-    """The data files that a metadata file names, once all of them were found."""
-    ends: dict[str, int] = {path: facts.size for path, facts in metadata.files.items()}
-    for item in metadata.items.values() if metadata.index is None else ():
-        for place in item.places:
-            ends[place.file] = max(ends.get(place.file, 0), place.at + place.size)
-    for path, end in ends.items():
-        size = files.get(path)
-        if "/" in path:
+def _named_files(checkpoint: Checkpoint) -> set[str]:
+    """The files of a checkpoint, once all of them were found."""
+    contents = contents_of(checkpoint)
+    for name in contents.incomplete:
+        if "/" in name:
             continue  # nothing in folders is ever removed
-        if path not in files:
-            reason = f"it names {path}, which is missing"
-        elif size is not None and (size < end or (metadata.index is not None and size != end)):
-            reason = f"{path} has {size} bytes, which is not what it says"
-        else:
-            continue
+        size = contents.files.get(name)
+        reason = f"it names {name}, which is missing"
+        if size is not None:
+            reason = f"{name} has {size} bytes, which is not what it says"
         raise MetadataError(
             f"the checkpoint is not whole, or its metadata is damaged: {reason}. Nothing was removed, since what looks "
             "like a leftover may belong to it. `streamxf verify` says what is wrong, `streamxf salvage` saves what is "
             "left",
-            file=storage.full(metadata.name),
+            file=checkpoint.storage.given,
         )
-    return set(ends)
+    return {*contents.files}
