@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -110,16 +109,12 @@ def about(summary: Summary) -> None:
 
 
 def items(summary: Summary) -> None:
-    """Every item in a line of its own. A table would have to measure all of them at once; names come last, so that
-    long ones need no folding.
-    """
-    rows = list(_item_rows(summary))
-    widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
-    sides = ("<", "<", *(">" * (len(widths) - 2)))
-    sys.stdout.write("\n")
-    for *row, name in rows:
-        padded = (f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True))
-        sys.stdout.write("  ".join([*padded, name]) + "\n")
+    """Every item in a line of its own; names come last, so that long ones need no folding."""
+    headings, *rows = _item_rows(summary)
+    table = show.TextTable(*headings, right=headings[2:-1])
+    for row in rows:
+        table.row(*row)
+    table.print_lines()
 
 
 def _item_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
@@ -132,7 +127,7 @@ def _item_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
         found = values.statistics.get(item.name) if values is not None else None
         counts = (f"{found.nan:,}", f"{found.inf:,}") if found is not None else ("-", "-")
         more = (*counts, *cells(found)) if values is not None else ()
-        yield *_about(item), raw, stored, ratio, *more, printable(item.name)
+        yield *_about(item), raw, stored, ratio, *more, item.name
 
 
 def _groups(heading: str, counted: str, rows: Iterable[tuple[str, int, Tally]]) -> None:

@@ -174,7 +174,7 @@ class TextTable:
             )
         Console(highlight=False, width=width()).print(table)
 
-    def _print_lines(self) -> None:
+    def print_lines(self) -> None:
         """A line for each row, for programs, and for more rows than rich prints in a second."""
         cells: list[tuple[str, ...]] = [self._headings, *(tuple(row.values()) for row, _ in self._rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -74,7 +74,7 @@ def test_the_tree_has_equal_layers_in_one_line(run: Run, layered: Path):
 
 def test_every_item(run: Run, layered: Path):
     listed = run("inspect", layered, "--items").out
-    assert [line.split()[-1] for line in listed.splitlines()[-6:] if "model" in line] == [
+    assert [line.split()[-1] for line in listed.splitlines()[-7:] if "model" in line] == [
         name
         for name in (item["name"] for item in run("inspect", layered, "--items", "--json").json["entries"])
         if name.startswith("model")
