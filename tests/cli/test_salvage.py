@@ -167,7 +167,8 @@ def test_a_file_that_is_gone_is_one_line(run: Run, tmp_path: Path):
     assert done.code == 1
     (line,) = [line for line in done.out.splitlines() if line.startswith("damaged: ")]
     assert line.startswith("damaged: layers.0.w at [0] of size [3], ")
-    assert line.endswith(f" and 95 more: MetadataError: the file that holds the item is missing from the checkpoint [file {file}]")
+    why = "MetadataError: the file that holds the item is missing from the checkpoint"
+    assert line.endswith(f" and 95 more: {why} [file {file}]")
 
 
 def test_what_is_there_stays(run: Run, plain: Path, encrypted: Path):
