@@ -331,6 +331,13 @@ class Histories(Adversary):
         else:
             files[own] = flipped(self.place.below(name)[own]) if kind == "garbled" else b""
             self.place.put(f"{name}/{own}", files[own], self.now)
+            if name in self.committed and ".metadata" in files and self.keying.strict:
+                # which keys verify: beside that, a record that they do not counts for nothing
+                del files[own]
+                self.litter.add(f"{name}/{own}")
+                self.own(name, files, Folder("", True, None, None))
+                self.model.folders[name].time = self.time_of(name)
+                return
             if name in self.committed:
                 self.committed[name] = 0
                 self.litter |= {f"{name}/{each}" for each in files if "/" in each}  # nothing else says whose they are
