@@ -124,11 +124,13 @@ def _operations(path: Path) -> dict[str, Callable[[], Any]]:
     """One after the other; at the end, the checkpoint is under its first key again."""
     return {
         "recipients, without a key": lambda: streamxf.recipients(path),
-        ALL: lambda: streamxf.rekey(path, OLD, NEW),
-        "add_recipient": lambda: streamxf.add_recipient(path, NEW, OLD),
-        "remove_recipient": lambda: streamxf.remove_recipient(path, OLD, NEW.id),
-        HYBRID: lambda: streamxf.rekey(path, OLD, [PAIR.public, NEW], allow_unsigned=True),
-        "rekey, from the private key": lambda: streamxf.rekey(path, PAIR, OLD, vouch=True, allow_unsigned=True),
+        ALL: lambda: streamxf.rekey(path, keys=OLD, recipients=NEW),
+        "add_recipient": lambda: streamxf.add_recipient(path, keys=NEW, recipients=OLD),
+        "remove_recipient": lambda: streamxf.remove_recipient(path, keys=OLD, recipient=NEW.id),
+        HYBRID: lambda: streamxf.rekey(path, keys=OLD, recipients=[PAIR.public, NEW], allow_unsigned=True),
+        "rekey, from the private key": lambda: streamxf.rekey(
+            path, keys=PAIR, recipients=OLD, vouch=True, allow_unsigned=True
+        ),
     }
 
 

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         rekey as rekey,
         remove_recipient as remove_recipient,
     )
-    from streamxf.tools.salvage.salvage import salvage as salvage
+    from streamxf.tools.salvage.salvage import load_intact as load_intact, salvage as salvage
     from streamxf.tools.unsafe_globals import unsafe_globals as unsafe_globals
     from streamxf.tools.verify.verify import verify as verify
     from streamxf.tuning.tuner import tune as tune
@@ -103,7 +103,7 @@ _NAMES = {
     "tools.diff.diff": "diff",
     "tools.inspect.inspect": "inspect",
     "tools.rekey.rekey": "add_recipient recipients rekey remove_recipient",
-    "tools.salvage.salvage": "salvage",
+    "tools.salvage.salvage": "load_intact salvage",
     "tools.unsafe_globals": "unsafe_globals",
     "tools.verify.verify": "verify",
     "tuning.tuner": "tune",
@@ -111,8 +111,8 @@ _NAMES = {
 }
 _HOME = {name: f"streamxf.{module}" for module, names in _NAMES.items() for name in names.split()}
 
-# without `open`: a star import would replace the builtin function
-__all__ = sorted({*_HOME, "errors", "keys"} - {"open", "__version__"})
+# without `open` and packages: a star import would replace the builtin function, and variables named `keys`
+__all__ = sorted({*_HOME} - {"open", "__version__"})
 
 
 def __getattr__(name: str) -> Any:
@@ -128,7 +128,7 @@ TorchExtension.answer_by(lambda: import_module("streamxf.dcp.stock"))
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "open", "__version__"])
+    return sorted([*_HOME, "errors", "keys", "testing"])
 
 
 def _warn_of_an_idle_chain() -> None:

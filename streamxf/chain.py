@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 MAX_CODECS = 8
 
+DEFAULT_CHAIN = "floatzip"
+"""Where no chain is given; for bytes, too: most are files of floats, and what is not goes through zstd."""
+
 ChainLike = Union["Chain", str, Codec, Sequence[Codec]]
 
 
@@ -74,7 +77,7 @@ class Chain:
         return {codec.name: kind for codec in self.codecs if (kind := codec.implementation())}
 
     @classmethod
-    def of(cls, chain: ChainLike, keys: KeysLike = None, registry: CodecRegistry | None = None) -> Chain:
+    def of(cls, chain: ChainLike, *, keys: KeysLike = None, codecs: CodecRegistry | None = None) -> Chain:
         """Make a chain of whatever a ``chain=`` argument takes: a Chain, codecs, one codec, or the text form.
 
         `keys` is used for ``encrypt`` in the text form only; it must then hold exactly one key.
@@ -82,25 +85,23 @@ class Chain:
         if isinstance(chain, Chain):
             return chain
         if isinstance(chain, str):
-            return cls.parse(chain, keys, registry)
+            return cls.parse(chain, keys=keys, codecs=codecs)
         return cls((chain,)) if isinstance(chain, Codec) else cls(chain)
 
     @classmethod
-    def chosen(
-        cls, chain: ChainLike | None, default: ChainLike, keys: KeysLike = None, registry: CodecRegistry | None = None
-    ) -> Chain:
-        """Make the chain of a writer that was given `chain` and `keys`: `default` where there is none. Raises as
+    def chosen(cls, chain: ChainLike | None, *, keys: KeysLike = None, codecs: CodecRegistry | None = None) -> Chain:
+        """Make the chain of a writer that was given `chain` and `keys`: `DEFAULT_CHAIN` where there is none. Raises as
         `parse`; also ParameterError if there are keys, and the chain does not encrypt.
         """
-        made = cls.of(default if chain is None else chain, keys, registry)
+        made = cls.of(DEFAULT_CHAIN if chain is None else chain, keys=keys, codecs=codecs)
         if len(KeyRing.of(keys)) and made.encryption is None:
             raise ParameterError(
-                "keys= was given, but the chain does not encrypt; add Encrypt(key), or 'encrypt' in text"
+                "keys= was given, and the chain does not encrypt; add Encrypt(key), or 'encrypt' in text"
             )
         return made
 
     @classmethod
-    def parse(cls, text: str, keys: KeysLike = None, registry: CodecRegistry | None = None) -> Chain:
+    def parse(cls, text: str, *, keys: KeysLike = None, codecs: CodecRegistry | None = None) -> Chain:
         """Read the text form: ``zstd:level=3+checksum+encrypt``.
 
         Codecs are joined by ``+``. Each is a name, the ``streamxf.`` of built-in ones left out, then optionally ``:``
@@ -109,7 +110,7 @@ class Chain:
         Raises ChainError if the text cannot be read, names a parameter that the codec does not have, or has ``encrypt``
         and `keys` does not hold exactly one key; ParameterError if a value is out of range; UnknownCodecError.
         """
-        registry, ring = registry or CodecRegistry(), KeyRing.of(keys)
+        registry, ring = codecs or CodecRegistry(), KeyRing.of(keys)
         return cls(_parse_codec(part.strip(), ring, registry) for part in text.split("+")) if text.strip() else cls()
 
     def __str__(self) -> str:

@@ -43,7 +43,7 @@ def install_from_environment() -> None:
         elif not text.strip():
             raise ParameterError("it names no codecs")
         else:
-            install(Chain.parse(text, locations[:1] or None), keys=locations or None)
+            install(Chain.parse(text, keys=locations[:1] or None), keys=locations or None)
     except StreamxfError as error:
         what = "every save and load" if text else "every load"
         error.message = f"{variable} cannot be used: {error.message.replace(' in keys=', f' in {KEYS_VARIABLE}')}"

@@ -16,7 +16,7 @@ from dcp.helpers import assert_same, blank, load, refused, save
 import streamxf
 from streamxf import ZStandard
 from streamxf.errors import PolicyError
-from streamxf.tools.salvage.salvage import salvage_to
+from streamxf.tools.salvage.salvage import salvage
 
 STATE = {"zeros": torch.zeros(1000, 1000), "ones": torch.ones(3)}
 ENOUGH = 10**6
@@ -57,22 +57,22 @@ def test_copies_go_block_by_block(zeros: Path, tmp_path: Path) -> None:
 
 
 def test_salvage_allocates_only_with_permission(zeros: Path) -> None:
-    found = streamxf.salvage(zeros)
+    found = streamxf.load_intact(zeros)
     assert (found.loaded, found.lost) == (("ones",), ("zeros",))
     assert "max_expansion" in str(found)
-    assert_same(streamxf.salvage(zeros, max_expansion=ENOUGH).state_dict, STATE)
+    assert_same(streamxf.load_intact(zeros, max_expansion=ENOUGH).state_dict, STATE)
 
 
 def test_salvage_fills_memory_that_is_there(zeros: Path) -> None:
     target = blank(STATE)
-    assert not streamxf.salvage(zeros, target).damaged
+    assert not streamxf.load_intact(zeros, target).damaged
     assert_same(target, STATE)
 
 
 def test_a_salvaged_copy_holds_each_of_them(zeros: Path, tmp_path: Path) -> None:
-    found, _ = salvage_to(zeros, tmp_path / "part")
+    found, _ = salvage(zeros, tmp_path / "part")
     assert (found.loaded, found.lost) == (("ones",), ("zeros",))
-    found, _ = salvage_to(zeros, tmp_path / "whole", max_expansion=ENOUGH)
+    found, _ = salvage(zeros, tmp_path / "whole", max_expansion=ENOUGH)
     assert not found.damaged
     assert_same(load(STATE, tmp_path / "whole", None), STATE)
 
@@ -81,8 +81,8 @@ def test_salvage_without_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     save(STATE, tmp_path, [ZStandard()])
     (tmp_path / ".metadata").unlink()
     monkeypatch.setattr("streamxf.proportion.FREE", 100 * 2**10)
-    assert streamxf.salvage(tmp_path, without_metadata=True).lost == ("zeros",)
-    assert_same(streamxf.salvage(tmp_path, without_metadata=True, max_expansion=ENOUGH).state_dict, STATE)
+    assert streamxf.load_intact(tmp_path, without_metadata=True).lost == ("zeros",)
+    assert_same(streamxf.load_intact(tmp_path, without_metadata=True, max_expansion=ENOUGH).state_dict, STATE)
 
 
 def test_objects_have_a_budget_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,8 +95,8 @@ def test_objects_have_a_budget_together(tmp_path: Path, monkeypatch: pytest.Monk
         load(state, tmp_path, None)
     assert_same(load(state, tmp_path, None, max_expansion=ENOUGH), state)
     assert_same(load(state, tmp_path, None, weights_only=False), state)
-    assert streamxf.salvage(tmp_path).loaded == ("0", "1")
-    assert_same(streamxf.salvage(tmp_path, max_expansion=ENOUGH).state_dict, state)
+    assert streamxf.load_intact(tmp_path).loaded == ("0", "1")
+    assert_same(streamxf.load_intact(tmp_path, max_expansion=ENOUGH).state_dict, state)
 
 
 def test_through_torchs_own_compression_only_with_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Literal, Protocol, Self, runtime_checkable
 
 import zstandard
 
@@ -28,6 +28,18 @@ def known_transform(descriptor: str, stream: Any) -> IO[bytes] | None:
     reader: IO[bytes] = zstandard.ZstdDecompressor().stream_reader(stream)
     return reader
 
+
+@runtime_checkable
+class RegistryLike(Protocol):
+    """What `streamxf.Registry`, a registry of torch's, has for readers: `undo` is a `Transform`."""
+
+    codecs: CodecRegistry
+    keys: KeyRing
+
+    def undo(self, descriptor: str, stream: Any) -> IO[bytes] | None: ...
+
+
+Codecs = CodecRegistry | RegistryLike | None
 
 SaveIds = str | Collection[str] | None
 """The id of a save, as ``writer.save_id`` gave it, or those of several ranks whose metadata is their own."""
@@ -75,14 +87,20 @@ class Access:
         allow_unsigned: bool = False,
         require: Require | None = None,
         expect_save_id: SaveIds = None,
-        codecs: CodecRegistry | None = None,
-        transform: Transform = known_transform,
+        codecs: Codecs = None,
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
         max_expansion: int = MAX_EXPANSION,
     ) -> Self:
         """From the keyword arguments of public functions; raises ParameterError."""
-        ring = KeyRing.of(keys, trust, allow_unsigned)
+        ring, transform = KeyRing.of(keys, trust, allow_unsigned), known_transform
+        if isinstance(codecs, RegistryLike):
+            if len(codecs.keys) and len(ring):
+                raise ParameterError("keys= was given, and the registry has keys, too; pass all of them in one place")
+            ring = KeyRing.of(codecs.keys, trust, allow_unsigned) if len(codecs.keys) else ring
+            codecs, transform = codecs.codecs, codecs.undo
+        elif codecs is not None and not isinstance(codecs, CodecRegistry):
+            raise ParameterError(f"codecs= takes a streamxf.CodecRegistry or Registry, not {type(codecs).__name__}")
         if require is not None and require not in REQUIREMENTS:
             raise ParameterError(f"require={require!r}: it is one of {', '.join(map(repr, REQUIREMENTS))}")
         if require is not None and not len(ring):
@@ -138,15 +156,11 @@ class Access:
 
 
 def chain_and_ring(
-    chain: ChainLike | None,
-    default: ChainLike,
-    keys: KeysLike = None,
-    trust: TrustLike = None,
-    allow_unsigned: bool = False,
+    chain: ChainLike | None, keys: KeysLike = None, trust: TrustLike = None, allow_unsigned: bool = False
 ) -> tuple[Chain, KeyRing]:
     """As `Chain.chosen` and `ring_for`; keys are looked up once, since one may ask for a passphrase."""
     ring = None if keys is None else KeyRing.of(keys)
-    made = Chain.chosen(chain, default, ring)
+    made = Chain.chosen(chain, keys=ring)
     return made, ring_for(made, ring, trust, allow_unsigned)
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from streamxf.checkpoint.access import Access, Require, SaveIds
+from streamxf.checkpoint.access import Access, Codecs, Require, SaveIds
 from streamxf.checkpoint.elements import Array, Elements
 from streamxf.checkpoint.metadata import Metadata, merged, metadata_files, no_file, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, Wanted
@@ -17,7 +17,6 @@ from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, el
 from streamxf.format.names import metadata_name
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.proportion import MAX_EXPANSION, Budget
-from streamxf.registry import CodecRegistry
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import OpenFiles
 from streamxf.storage.storage import Storage
@@ -55,7 +54,8 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
     max_expansion : int
         How many times what is stored may be decoded where blocks do not bound it: of objects, tensors whose strides
         repeat elements, and stream transforms. 256 MiB is always allowed.
-    codecs : CodecRegistry, optional
+    codecs : CodecRegistry or Registry, optional
+        Where codecs are looked up, and in a `Registry` stream extensions of other packages.
     storage_options : mapping, optional
         fsspec's, for a URL.
 
@@ -92,7 +92,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
         max_expansion: int = MAX_EXPANSION,
-        codecs: CodecRegistry | None = None,
+        codecs: Codecs = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         access = Access.of(

@@ -11,12 +11,11 @@ from functools import partial
 from time import perf_counter
 from typing import IO, Any, NoReturn, Self
 
-from streamxf.chain import Chain, ChainLike
+from streamxf.chain import DEFAULT_CHAIN, Chain, ChainLike
 from streamxf.checkpoint.datafile import DataFile, Extensions, SavedFile
 from streamxf.checkpoint.sources import Content
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.codecs.floatzip import FloatZip
 from streamxf.engine import side_by_side
 from streamxf.errors import AbortedError, KeyMissingError, NoSpaceError, ParameterError, StreamxfError, escaped, located
 from streamxf.format.header import Identity
@@ -31,8 +30,6 @@ from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import block_log2_of
 from streamxf.torchsave.check import quick_needs
 from streamxf.wording import some
-
-DEFAULT_CHAIN = (FloatZip(),)
 
 _ENCRYPT = "encrypt"
 
@@ -78,7 +75,7 @@ class Save:
         path: Location,
         chain: ChainLike | None,
         *,
-        encrypt_to: KeysLike = None,
+        recipients: KeysLike = None,
         signer: SignerLike | None = None,
         was_encrypted: bool = False,
         overwrite: bool = False,
@@ -89,7 +86,7 @@ class Save:
         """A save of the arguments of public functions, of which `renew` makes those that write. Raises what is wrong
         with them, and FileExistsError, with the advice `cure`, if there is a checkpoint that may not be replaced.
         """
-        made = _chain_of(chain, encrypt_to, signer, was_encrypted)
+        made = _chain_of(chain, recipients, signer, was_encrypted)
         storage = open_storage(path, storage_options)
         warn_unless_in_one_step(storage, stacklevel=4)
         save = cls(storage, Extensions((), made), block_log2_of(block_size), True, overwrite)
@@ -180,35 +177,33 @@ class Save:
             raise
 
 
-def _chain_of(chain: ChainLike | None, encrypt_to: KeysLike, signer: SignerLike | None, was_encrypted: bool) -> Chain:
+def _chain_of(chain: ChainLike | None, recipients: KeysLike, signer: SignerLike | None, was_encrypted: bool) -> Chain:
     """The chain to write with; by default that of writers, and `Encrypt` if there are keys for it. The keys belong to
     the word ``encrypt`` of a chain in text form.
     """
-    if encrypt_to is None and signer is not None:
-        raise ParameterError("signer signs what is encrypted; it needs encrypt_to, the keys of those who may read")
+    if recipients is None and signer is not None:
+        raise ParameterError("signer= signs what is encrypted: give the keys of those who may read, too (recipients)")
     if chain is None:
-        if encrypt_to is not None:
-            return Chain([*DEFAULT_CHAIN, Encrypt(encrypt_to, signer=signer)])
+        if recipients is not None:
+            return Chain([*Chain.parse(DEFAULT_CHAIN), Encrypt(recipients, signer=signer)])
         if was_encrypted:
             raise ParameterError(
                 "the source is encrypted, and the default chain does not encrypt: give the keys of those who may read "
-                "the copy (encrypt_to), or a chain without encrypt to write it unencrypted"
+                "the copy (recipients), or a chain without encrypt to write it unencrypted"
             )
-        return Chain(DEFAULT_CHAIN)
+        return Chain.parse(DEFAULT_CHAIN)
     if not isinstance(chain, str):
-        if encrypt_to is not None:
-            raise ParameterError("encrypt_to= goes with a chain in text form; put Encrypt(...) into this one")
+        if recipients is not None:
+            raise ParameterError("recipients= goes with a chain in text form; put Encrypt(...) into this one")
         return Chain.of(chain)
     words = [word.strip() for word in chain.split("+")] if chain.strip() else []
-    if _ENCRYPT in words and encrypt_to is None:
-        raise KeyMissingError(
-            "the chain encrypts, and no key to encrypt to was given: give the keys of those who may read (encrypt_to)"
-        )
-    if encrypt_to is not None and _ENCRYPT not in words:
-        raise ParameterError("keys to encrypt to were given, and the chain does not encrypt: add '+encrypt' to it")
+    if _ENCRYPT in words and recipients is None:
+        raise KeyMissingError("the chain encrypts: give the keys of those who may read (recipients)")
+    if recipients is not None and _ENCRYPT not in words:
+        raise ParameterError("recipients were given, and the chain does not encrypt: add '+encrypt' to it")
     codecs: list[Codec] = []
     for word in words:
-        codecs += [Encrypt(encrypt_to, signer=signer)] if word == _ENCRYPT else list(Chain.parse(word))
+        codecs += [Encrypt(recipients, signer=signer)] if word == _ENCRYPT else list(Chain.parse(word))
     return Chain(codecs)
 
 

@@ -94,7 +94,7 @@ class CheckpointWriter:
         self._to = Save.to(
             path,
             chain,
-            encrypt_to=recipients,
+            recipients=recipients,
             signer=signer,
             overwrite=overwrite,
             block_size=block_size,

@@ -30,7 +30,7 @@ def pack(
 
     Examples:
     streamxf pack model.safetensors /checkpoints/model
-    streamxf pack hub/ /checkpoints/model --chain floatzip+encrypt --encrypt-to file:model.key
+    streamxf pack hub/ /checkpoints/model --chain floatzip+encrypt --recipient file:model.key
     streamxf pack checkpoint-500/ /checkpoints/run-500
     streamxf pack last.pt s3://bucket/last --chain zstd:level=3+checksum
     """
@@ -119,7 +119,7 @@ def transcode(
 
     Examples:
     streamxf transcode /checkpoints/step-1000 /archive/step-1000 --chain zstd:level=9+checksum
-    streamxf transcode /checkpoints/step-1000 --in-place --chain floatzip+encrypt --encrypt-to file:new.key
+    streamxf transcode /checkpoints/step-1000 --in-place --chain floatzip+encrypt --recipient file:new.key
     """
     from streamxf.tools.convert.transcode import transcode as write
 

@@ -146,11 +146,5 @@ def _write_page(file: str, summary: Summary) -> None:
     from streamxf.stream.plain import Draft
     from streamxf.tools.inspect.page.page import page_of
 
-    text = page_of(summary).encode()
-    draft = Draft(file)
-    written = False
-    try:
-        write_all(draft.file, memoryview(text))
-        written = True
-    finally:
-        draft.finish(written)
+    with Draft(file) as draft:
+        write_all(draft, memoryview(page_of(summary).encode()))

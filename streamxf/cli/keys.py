@@ -84,7 +84,7 @@ def _public_place(file: str, kind: Kind, public: str | None) -> str | None:
 
 def rekey(
     path: str = options.PATH,
-    to: list[Any] = options.location("Who can read from now on; repeatable.", default=...),
+    recipient: list[Any] = options.location("Who can read from now on; repeatable.", *options.RECIPIENT, default=...),
     *,
     terms: options.Terms,
     out: Output,
@@ -95,15 +95,14 @@ def rekey(
     is copied without being decrypted, and replaced in one step. Whoever could read before may have kept the data key.
 
     Examples:
-    streamxf rekey /checkpoints/step-1000 --key file:old.key --to file:new.key
-    streamxf rekey weights.pt.sxf --key file:old.key --to file:new.key
+    streamxf rekey /checkpoints/step-1000 --key file:old.key --recipient file:new.key
+    streamxf rekey weights.pt.sxf --key file:old.key --recipient file:new.key
     """
     from streamxf.tools.rekey.rekey import rekey as change
 
-    key = terms.pop("keys")
-    if key is None:
+    if terms["keys"] is None:
         raise KeyMissingError("pass the key that opens the checkpoint now: --key file:PATH")
-    written = change(path, key, to, **terms)
+    written = change(path, recipients=recipient, **terms)
     said = f"rewritten: {', '.join(written)}" if written else "nothing changed: it is already for these keys alone"
     return out.result({"path": path, "rewritten": written}, said)
 
@@ -131,15 +130,15 @@ def recipients(
     from streamxf.tools.rekey.rekey import add_recipient, remove_recipient
     from streamxf.tools.rekey.rekey import recipients as listed
 
-    key, signer, vouch = (terms.pop(name) for name in ("keys", "signer", "vouch"))
-    if key is None and (add or remove):
+    signer, vouch = terms.pop("signer"), terms.pop("vouch")
+    if terms["keys"] is None and (add or remove):
         raise KeyMissingError("pass the key that opens the checkpoint: --key file:PATH")
     less = [entry if is_key_id(entry) else options.key_at(entry) for entry in remove or ()]
     if add:
-        add_recipient(path, key, add, signer=signer, vouch=vouch, **terms)
+        add_recipient(path, recipients=add, signer=signer, vouch=vouch, **terms)
     for entry in less:
-        remove_recipient(path, key, entry, **terms)
-    found = listed(path, keys=key, **terms)
+        remove_recipient(path, recipient=entry, **terms)
+    found = listed(path, **terms)
     signers = [signer for signer in found.signers if signer is not None]
     facts = {"path": path, **asdict(found), "signers": signers, "unsigned": None in found.signers}
     return out.result(facts, str(found))

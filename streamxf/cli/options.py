@@ -158,6 +158,9 @@ Keys = dict[str, Any]
 Terms = dict[str, Any]
 """The same of what recipients are changed with."""
 Several = list[Any] | None
+RECIPIENT = ("--recipient", "-r")
+ARGUMENTS = {"key": "keys", "recipient": "recipients"}
+"""The library's arguments that take several, by the option that is given once for each."""
 _SIGNER = (Any, location("Signing key (file:..., env:...)."))
 _KEYS: dict[str, tuple[Any, Any]] = {
     "key": (
@@ -204,11 +207,11 @@ _GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
             value(
                 "CHAIN",
                 "Codecs to store with, such as floatzip, zstd:level=3+checksum or floatzip+encrypt; '' for none. By "
-                "default floatzip, and with --encrypt-to floatzip+encrypt. streamxf codecs lists them.",
+                "default floatzip, and with --recipient floatzip+encrypt. streamxf codecs lists them.",
                 autocompletion=codecs_behind,
             ),
         ),
-        "encrypt_to": (Several, location("A key that can read the result; repeatable.")),
+        "recipient": (Several, location("A key that can read the result; repeatable.", *RECIPIENT)),
         "signer": _SIGNER,
     },
     "out": {"json": (bool, flag("Print JSON, without progress."))},
@@ -231,7 +234,7 @@ def expanded(command: Callable[..., int]) -> Callable[..., int]:
     @wraps(command)
     def run(**given: Any) -> int:
         for name, group in groups.items():
-            facts = {("keys" if option == "key" else option): given.pop(option) for option in group}
+            facts = {ARGUMENTS.get(option, option): given.pop(option) for option in group}
             given[name] = Output(**facts) if name == "out" else facts
         return command(**given)
 

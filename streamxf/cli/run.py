@@ -31,6 +31,7 @@ from streamxf.cli.exits import (
     storage_line_of,
     with_options,
 )
+from streamxf.cli.options import ARGUMENTS
 from streamxf.cli.show import as_json, wrapped
 from streamxf.errors import StreamxfError
 from streamxf.wording import printable
@@ -97,7 +98,7 @@ def _discard(stream: TextIO) -> None:
 
 def _options_of(command: Any) -> dict[str, str]:
     found = {each.name: each.opts[0] for each in command.params if each.opts[0][0] == "-"} if command else {}
-    return found | ({"keys": found["key"]} if "key" in found else {})
+    return found | {name: found[option] for option, name in ARGUMENTS.items() if option in found}
 
 
 def _failed(command: str, error: BaseException, arguments: list[str]) -> int:

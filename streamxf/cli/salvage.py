@@ -38,14 +38,14 @@ def salvage(
     streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged
     streamxf salvage damaged whole --without-metadata
     """
-    from streamxf.tools.salvage.salvage import salvage_to
+    from streamxf.tools.salvage.salvage import salvage
 
     if writer_id and not without_metadata:
         raise ParameterError(
             "--writer-id goes with --without-metadata; otherwise the metadata says which files belong to the save"
         )
     with out.progress("Salvaging") as bar:
-        found, copy = salvage_to(
+        found, copy = salvage(
             path,
             target,
             **written,

@@ -99,8 +99,9 @@ def _chains_to_try(texts: Sequence[str] | None, encrypt: bool) -> list[Chain]:
     if texts:
         if encrypt:
             raise ParameterError("--encrypt is for the default chains; add +encrypt to yours")
-        return [Chain.parse(text, key) for text in texts]
-    return [Chain([*codecs, Encrypt(key)] if encrypt else codecs) for codecs in CANDIDATES]
+        return [Chain.parse(text, keys=key) for text in texts]
+    more = [Encrypt(key)] if encrypt else []
+    return [Chain([*Chain.parse(text), *more]) for text in CANDIDATES]
 
 
 def _estimate(

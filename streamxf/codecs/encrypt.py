@@ -277,13 +277,13 @@ class _Absent(KeyProvider):
         return f"{self.noun} {self.id}"
 
 
-def as_recipients(keys: KeysLike, name: str = "recipients") -> tuple[KeyProvider, ...]:
+def as_recipients(keys: KeysLike) -> tuple[KeyProvider, ...]:
     """The keys for which data keys are wrapped: 1 to 16, each once. Raises ParameterError for another number, or an
     unusable key.
     """
     if isinstance(keys, KeyRing) and keys.trust:
         raise ParameterError("this KeyRing has trust=, which is for reading; pass only its keys: Encrypt([*ring])")
-    made = tuple(keys) if isinstance(keys, KeyRing) else tuple(KeyRing(as_providers(keys, name) or None))
+    made = tuple(keys) if isinstance(keys, KeyRing) else tuple(KeyRing(as_providers(keys, "recipients") or None))
     if not 1 <= len(made) <= MAX_RECIPIENTS:
         raise ParameterError(f"Encrypt takes a key of 32 bytes, or 1 to {MAX_RECIPIENTS} keys, not {len(made)}")
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, Any, TypeVar, cast
 
@@ -27,6 +27,7 @@ from streamxf.format.items import ObjectItem, Place
 from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.keys import KeysLike
 from streamxf.proportion import MAX_EXPANSION
+from streamxf.registry import CodecRegistry
 from streamxf.storage.source import FileSlice
 from streamxf.stream.container import BlockReader
 from streamxf.stream.reader import StreamReader
@@ -39,14 +40,15 @@ def attach(
     target: T,
     extensions: Sequence[Any] | Chain | None = None,
     *,
-    registry: ExtensionRegistry | None = None,
+    codecs: ExtensionRegistry | CodecRegistry | None = None,
     keys: KeysLike = None,
     require: Require | None = None,
     weights_only: bool = True,
     safe_globals: Sequence[Any] = (),
     max_expansion: int = MAX_EXPANSION,
 ) -> T:
-    """Give a chain to a writer, or a registry to a reader, of a class derived from torch's; returns the same object.
+    """Give a chain to a writer, or codecs and keys to a reader, of a class derived from torch's; returns the same
+    object.
 
     The writer keeps its own save path; its items are bound to their places but not published with an index, so a
     reader with keys needs ``require="bound"``. docs/guarantees.md has the details.
@@ -57,7 +59,9 @@ def attach(
         Changed in place.
     extensions : sequence of Codec, or Chain
         For a writer: what its data flows through.
-    registry, keys, require
+    codecs : CodecRegistry, Registry or torch ``ExtensionRegistry``, optional
+        For a reader: where codecs and stream extensions are looked up.
+    keys, require
         For a reader: as in `streamxf.FileSystemReader`; `require` is ``"bound"`` once there are keys, and cannot be
         ``"published"``.
     weights_only, safe_globals, max_expansion
@@ -84,7 +88,7 @@ def attach(
         )
     transforms = getattr(target, "transforms", None)
     if isinstance(transforms, StorageWriterTransforms):
-        for_readers = (registry, keys, require, safe_globals or None, weights_only or None, max_expansion)
+        for_readers = (codecs, keys, require, safe_globals or None, weights_only or None, max_expansion)
         if extensions is None or for_readers != (None, None, None, None, True, MAX_EXPANSION):
             raise ParameterError("attach to a writer takes extensions= and nothing else")
         made = _WriterTransforms(extensions_of(list(extensions)))
@@ -95,7 +99,7 @@ def attach(
     elif isinstance(transforms, StorageReaderTransforms):
         if extensions is not None:
             raise ParameterError(
-                "attach to a reader takes registry=, keys= and require=, weights_only=, safe_globals= and "
+                "attach to a reader takes codecs=, keys= and require=, weights_only=, safe_globals= and "
                 "max_expansion=; the checkpoint records its chain"
             )
         if require == "published":
@@ -103,16 +107,17 @@ def attach(
                 "an attached reader does not see the index, so it cannot tell what was published: use "
                 "streamxf.FileSystemReader, or require='bound'"
             )
-        known = Registry.of(registry, keys)
+        known = Registry.of(codecs)
         access = Access.of(
-            known.keys,
-            require=require or ("bound" if len(known.keys) else None),
-            codecs=known.codecs,
-            transform=known.undo,
+            keys,
+            require=require,
+            codecs=known,
             weights_only=weights_only,
             safe_globals=safe_globals,
             max_expansion=max_expansion,
         )
+        if require is None and len(access.keys):
+            access = replace(access, require="bound")
         reader: Any = target
         reader.transforms = _ReaderTransforms(known, access, reader)
         reader.set_up_storage_reader = reader.transforms.set_up_storage_reader

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
 from streamxf.chain import MAX_CODECS, Chain
-from streamxf.checkpoint.access import Access, known_transform
+from streamxf.checkpoint.access import known_transform
 from streamxf.checkpoint.datafile import Extensions
 from streamxf.codec import Codec
 from streamxf.descriptor import Descriptor, shorten
-from streamxf.errors import ChainError, DescriptorError, ParameterError, UnsupportedError
+from streamxf.errors import ChainError, DescriptorError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
 from streamxf.torch_private import Extension, ExtensionRegistry, StreamTransformExtension
@@ -46,14 +46,6 @@ def extensions_of(extensions: Iterable[Any] | str | Codec) -> Extensions:
 # -- for readers ------------------------------------------------------------------------------------
 
 
-def access_with(registry: ExtensionRegistry | None, keys: KeyRing, **options: Any) -> Access:
-    """An `Access` with the codecs, stream transforms and keys of a torch registry, too; `options` are those of
-    `Access.of`.
-    """
-    made = Registry.of(registry, keys)
-    return Access.of(made.keys, codecs=made.codecs, transform=made.undo, **options)
-
-
 class Registry(ExtensionRegistry):
     """A torch ``ExtensionRegistry`` that knows streamxf's codecs, installed third-party codecs, and torch's own
     extensions.
@@ -66,23 +58,21 @@ class Registry(ExtensionRegistry):
         Names of the third-party codecs that may be used; None allows every installed one.
     """
 
-    def __init__(self, keys: KeysLike = None, allow: Iterable[str] | None = None) -> None:
+    def __init__(self, *, keys: KeysLike = None, allow: Iterable[str] | None = None) -> None:
         super().__init__()
         self.keys = KeyRing.of(keys)
         self.codecs = CodecRegistry(allow)
         self._built: dict[Descriptor, Codec] = {}  # torch asks for each item again, and unwrapping a key takes time
 
     @classmethod
-    def of(cls, registry: ExtensionRegistry | None, keys: KeysLike) -> Registry:
-        """A registry with `keys` that also knows what `registry` does; raises ParameterError if both have keys."""
-        made = cls(keys)
+    def of(cls, registry: ExtensionRegistry | CodecRegistry | None) -> Registry:
+        """A registry that knows what `registry` does."""
         if isinstance(registry, Registry):
-            if not len(made.keys):
-                return registry
-            if len(registry.keys):
-                raise ParameterError("keys= was given, and the registry has keys, too; pass all of them in one place")
-            made.codecs = registry.codecs
-        if registry is not None:
+            return registry
+        made = cls()
+        if isinstance(registry, CodecRegistry):
+            made.codecs = registry
+        elif registry is not None:
             made.extensions.update(registry.extensions)
         return made
 

@@ -25,7 +25,6 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader as ReaderOf
 
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import Access, access_for, chain_and_ring
-from streamxf.checkpoint.saving import DEFAULT_CHAIN
 from streamxf.codec import Codec
 from streamxf.dcp.attach import attach
 from streamxf.dcp.border import StorageMixin
@@ -83,7 +82,7 @@ def install(
     """
     given = dict(reader or {})
     trust, unsigned = given.pop("trust", None), given.pop("allow_unsigned", False)
-    made, ring = chain_and_ring(chain, DEFAULT_CHAIN, keys, trust, unsigned)
+    made, ring = chain_and_ring(chain, keys, trust, unsigned)
     installation = Installation(made, ring, dict(writer or {}), given)
     if trust is None and ring.trust and not (isinstance(keys, KeyRing) and keys.trust):
         installation._attached = KeyRing([*ring], allow_unsigned=ring.allow_unsigned)
@@ -130,7 +129,7 @@ def chain_and_access(
         if keys is None:  # trust= replaces that of the installation, which a ring would keep
             keys = [*current.keys] or None if "trust" in options else current.keys
     ring = None if keys is None else KeyRing.of(keys)
-    made = Chain.chosen(chain, DEFAULT_CHAIN, ring)
+    made = Chain.chosen(chain, keys=ring)
     known = {name: options.pop(name) for name in ("trust", "allow_unsigned") if name in options}
     access = access_for(made, options.get("keys", ring), require=options.get("require"), **known)
     return made, access, {**options, "keys": access.keys}

@@ -19,11 +19,11 @@ from torch.futures import Future
 from streamxf.buffers import collector_paused
 from streamxf.chain import Chain
 from streamxf.checkpoint import metadata as stored_metadata
-from streamxf.checkpoint.access import Require, SaveIds
+from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.metadata import no_metadata, read_metadata
 from streamxf.checkpoint.suspicion import note_damage
 from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
-from streamxf.dcp.extensions import access_with
+from streamxf.dcp.extensions import Registry
 from streamxf.dcp.loader import Loader
 from streamxf.dcp.metadata import UnreadableMetadata, metadata_of
 from streamxf.dcp.targets import check_filled, empty_text, left_out
@@ -36,7 +36,7 @@ from streamxf.errors import (
     UnsupportedError,
 )
 from streamxf.format.names import metadata_name
-from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.keys import KeysLike, TrustLike
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.report import LoadReport
 from streamxf.storage.storage import Storage
@@ -80,11 +80,13 @@ class ChainReaderMixin(StorageMixin):
                 "keys are passed by name: keys=key"
             )
         super().__init__(path, progress, kwargs)
-        access = access_with(
-            _extension_registry,
-            KeyRing.of(keys, trust, allow_unsigned),
+        access = Access.of(
+            keys,
+            trust=trust,
+            allow_unsigned=allow_unsigned,
             require=None if require == "default" else require,
             expect_save_id=expect_save_id,
+            codecs=Registry.of(_extension_registry),
             weights_only=weights_only,
             safe_globals=safe_globals,
             max_expansion=max_expansion,

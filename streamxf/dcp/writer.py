@@ -19,7 +19,7 @@ from torch.futures import Future
 
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
-from streamxf.checkpoint.saving import DEFAULT_CHAIN, Save, warn_unless_in_one_step
+from streamxf.checkpoint.saving import Save, warn_unless_in_one_step
 from streamxf.dcp.background import Background, changed_text, give_way, tensor_versions, with_copies
 from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
 from streamxf.dcp.extensions import extensions_of
@@ -98,7 +98,7 @@ class ChainWriterMixin(StorageMixin):
             overwrite=overwrite,
         )
         if _extensions is None:
-            _extensions = Chain.chosen(chain, DEFAULT_CHAIN, keys)
+            _extensions = Chain.chosen(chain, keys=keys)
         elif chain is not None or len(KeyRing.of(keys)):
             raise ParameterError("_extensions= is the whole chain: pass chain= in its place, and keys= with that alone")
         if getattr(serialization_format, "value", "torch_save") != "torch_save":  # torch 2.7 has no such class

@@ -13,7 +13,7 @@ from streamxf.checkpoint.access import chain_and_ring
 from streamxf.keys import KeysLike
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.record import numbers_in
-from streamxf.plainfile import decoded, encoded, reading
+from streamxf.stream.files import decoded, encoded, reading
 
 _FILE = "model.keras.sxf"
 
@@ -35,7 +35,7 @@ class ManagedModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]  #
     def __init__(self, manager: CheckpointManager, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
         super().__init__()
         self._manager = manager
-        self._chain, self._keys = chain_and_ring(chain, "floatzip", keys)
+        self._chain, self._keys = chain_and_ring(chain, keys)
         self.epoch = self._step = self._saved = 0
         self._metrics: dict[str, float] = {}
 

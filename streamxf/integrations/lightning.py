@@ -15,8 +15,8 @@ from streamxf.checkpoint.access import chain_and_ring
 from streamxf.errors import ParameterError, StreamxfError
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.keys import KeysLike
-from streamxf.plainfile import decoded, encoded, reading
 from streamxf.storage.opening import open_storage
+from streamxf.stream.files import decoded, encoded, reading
 
 _LOADERS = (  # modules that look up torch.load's wrapper under the name pl_load
     "lightning.pytorch.core.saving",
@@ -60,7 +60,7 @@ class ChainCheckpointIO:
     """
 
     def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
-        self._chain, self._keys = chain_and_ring(chain, "zstd", keys)
+        self._chain, self._keys = chain_and_ring(chain, keys)
         self.saved: tuple[str, str] | None = None
         for name in packages("lightning.fabric", "lightning_fabric"):
             import_module(f"{name}.plugins.io.checkpoint_io").CheckpointIO.register(type(self))

@@ -33,7 +33,7 @@ class ChainHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax i
     """Stores each array of a PyTree as a tensor and each other leaf as an object; `chain_handlers` has more."""
 
     def __init__(self, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:
-        self._chain, ring = chain_and_ring(chain, "floatzip", keys)
+        self._chain, ring = chain_and_ring(chain, keys)
         self._access = access_for(self._chain, ring)
 
     async def async_save(self, directory: Any, args: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from typing_extensions import Buffer
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import ring_for
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.plainfile import TORCH_SAVED, decoded
+from streamxf.stream.files import TORCH_SAVED, decoded
 from streamxf.stream.plain import open as open_plain
 
 
@@ -51,7 +51,7 @@ class ChainStorageConfig(StorageConfig):  # type: ignore[misc]  # torch_checkpoi
     storage: Any = field(default_factory=_local, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._chain = Chain.chosen(self.chain, "zstd", self.keys)
+        self._chain = Chain.chosen(self.chain, keys=self.keys)
 
     def create_storage(self) -> Storage:
         return ChainStorage(self.storage.create_storage(), self._chain, ring_for(self._chain, self.keys))

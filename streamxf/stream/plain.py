@@ -7,19 +7,17 @@ import os
 import secrets
 import stat
 from builtins import open as _builtin_open
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from typing import IO, Any, Literal, Self, overload
 
 from typing_extensions import Buffer
 
 from streamxf.buffers import Writable, write_all
 from streamxf.chain import Chain, ChainLike, StreamCoder
-from streamxf.codecs.encrypt import Encrypt
 from streamxf.descriptor import Descriptor
-from streamxf.errors import ContainerError, ParameterError, PolicyError, located
+from streamxf.errors import AbortedError, ContainerError, ParameterError, PolicyError, located, redacted
 from streamxf.format.container import End
 from streamxf.format.header import Header
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
@@ -39,7 +37,9 @@ from streamxf.keys.envelope import DataKey
 from streamxf.keys.vouchers import Vouchers
 from streamxf.registry import CodecRegistry
 from streamxf.storage.files import aim, create
+from streamxf.storage.opening import file_system_of, open_storage
 from streamxf.storage.source import FileSlice
+from streamxf.storage.storage import is_url
 from streamxf.storage.synced import SyncedFile
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.encoder import ContainerEncoder, block_log2_of
@@ -51,7 +51,7 @@ from streamxf.stream.writer import StreamWriter
 class Draft:
     """Writes beside `target`, and renames over it on success; otherwise the old file stays. A link is followed to its
     target, which keeps its permissions; raises FileExistsError if that is missing. Anything but a regular file (a
-    device, a named pipe) cannot be replaced, and is written to directly.
+    device, a named pipe) cannot be replaced, and is written to directly. Without ``with``, `finish` has to be called.
 
     - `file`: write here. Unbuffered: after a fork the child's copy of a buffer would be flushed into the parent's file.
     """
@@ -68,21 +68,42 @@ class Draft:
         self._raw = create(self._draft, None if mode is None else self._target)
         self.file = self._synced = SyncedFile(self._raw)
 
+    def __enter__(self) -> Writable:
+        return self.file
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.finish(kind is None)
+
     def finish(self, complete: bool) -> None:
         """Put the file in its place if it is `complete`, else remove it. Raises OSError; the old file stays then."""
-        if self._draft is None:
-            self._raw.close()
-            return
         try:
-            if complete:
-                self._synced.sync()
-            self._raw.close()
-            if complete:
+            with closing(self._raw):
+                if complete and self._draft is not None:
+                    self._synced.sync()
+            if complete and self._draft is not None:
                 self._draft.replace(self._target)
         finally:
-            with suppress(OSError):
-                self._raw.close()
-            self._draft.unlink(missing_ok=True)
+            if self._draft is not None:
+                self._draft.unlink(missing_ok=True)
+
+
+class RemoteDraft(Draft):
+    """The same at a URL: fsspec stores the file at the end, or drops it."""
+
+    def __init__(self, url: str | os.PathLike[str], storage_options: Mapping[str, Any]) -> None:
+        filesystem, path = file_system_of(os.fspath(url), storage_options)
+        with ExitStack() as opened:
+            opened.enter_context(filesystem.transaction)
+            self.file = opened.enter_context(filesystem.open(path, "wb"))
+            self._opened = opened.pop_all()
+
+    def finish(self, complete: bool) -> None:
+        error = None if complete else AbortedError("the file was not completed")
+        self._opened.__exit__(type(error) if error else None, error, None)
+
+
+def draft_at(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Draft:
+    return RemoteDraft(path, storage_options or {}) if is_url(path) or storage_options else Draft(path)
 
 
 @dataclass(frozen=True)
@@ -147,17 +168,23 @@ PathOrFile = str | os.PathLike[str] | IO[bytes]
 
 @overload
 def open(
-    path_or_file: PathOrFile, mode: Literal["rb"] = "rb", *, keys: KeysLike = ..., codecs: CodecRegistry | None = ...
+    path_or_file: PathOrFile,
+    mode: Literal["rb"] = "rb",
+    *,
+    keys: KeysLike = ...,
+    codecs: CodecRegistry | None = ...,
+    storage_options: Mapping[str, Any] | None = ...,
 ) -> StreamReader | PipeReader: ...
 @overload
 def open(
     path_or_file: PathOrFile,
     mode: Literal["wb"],
     *,
-    chain: ChainLike = ...,
+    chain: ChainLike | None = ...,
     keys: KeysLike = ...,
     block_size: int = ...,
     codecs: CodecRegistry | None = ...,
+    storage_options: Mapping[str, Any] | None = ...,
 ) -> StreamWriter: ...
 def open(
     path_or_file: PathOrFile,
@@ -167,6 +194,7 @@ def open(
     keys: KeysLike = None,
     block_size: int = 1 << DEFAULT_BLOCK_LOG2,
     codecs: CodecRegistry | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> StreamReader | PipeReader | StreamWriter:
     """Open a plain file through a chain.
 
@@ -175,11 +203,11 @@ def open(
 
     Parameters
     ----------
-    path_or_file : path or binary file
+    path_or_file : path, URL or binary file
         A file object is used from its current position (to its end, for reading) and stays open.
     mode : {"rb", "wb"}
     chain : Chain, codecs or str
-        For writing, such as ``[ZStandard(), Encrypt(key)]`` or ``"zstd+encrypt"``. The default is ``[ZStandard()]``.
+        For writing, such as ``[ZStandard(), Encrypt(key)]`` or ``"zstd+encrypt"``. The default is ``"floatzip"``.
     keys : Key, bytes, several of them or a KeyRing
         For reading encrypted files, and for ``encrypt`` in a chain's text form. With keys, a file that is not encrypted
         is refused, so that nobody can slip one in.
@@ -187,6 +215,8 @@ def open(
         Bytes, a power of two from 64 KiB to 16 MiB. For writing.
     codecs : CodecRegistry, optional
         Where codecs are looked up.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
 
     Returns
     -------
@@ -207,16 +237,16 @@ def open(
     if codecs is not None and not isinstance(codecs, CodecRegistry):
         raise ParameterError("codecs= takes a streamxf.CodecRegistry; that of a streamxf.Registry is in its .codecs")
     if mode == "wb":
-        made = Chain.chosen(chain, "zstd", keys, codecs)
-        return _open_writer(path_or_file, made.renew(), block_log2_of(block_size))
+        made = Chain.chosen(chain, keys=keys, codecs=codecs)
+        return _open_writer(path_or_file, made.renew(), block_log2_of(block_size), storage_options)
     if mode != "rb":
         raise ParameterError(f"streamxf.open: the mode must be 'rb' or 'wb', not {mode!r}")
     if chain is not None:
         raise ParameterError("streamxf.open: a file records its own chain; to read it, pass keys= only")
-    return _open_reader(path_or_file, KeyRing.of(keys), codecs or CodecRegistry())
+    return _open_reader(path_or_file, KeyRing.of(keys), codecs or CodecRegistry(), storage_options)
 
 
-def encode(data: Buffer, chain: ChainLike = "zstd", *, keys: KeysLike = None) -> bytes:
+def encode(data: Buffer, chain: ChainLike | None = None, *, keys: KeysLike = None) -> bytes:
     """Encode bytes as a plain file in memory; arguments as for `open`."""
     buffer = io.BytesIO()
     with open(buffer, "wb", chain=chain, keys=keys) as file:
@@ -233,16 +263,16 @@ def decode(data: Buffer, *, keys: KeysLike = None, codecs: CodecRegistry | None 
 # -- writing ---------------------------------------------------------------------------------------
 
 
-def _open_writer(target: PathOrFile, chain: Chain, block_log2: int) -> StreamWriter:
+def _open_writer(target: PathOrFile, chain: Chain, block_log2: int, options: Mapping[str, Any] | None) -> StreamWriter:
     encryption = chain.encryption
     prefix = pack_prefix(encryption.wrapped if encryption is not None else "")
     hashed = encryption is not None and encryption.hashed
     encoder = ContainerEncoder(chain, hashed=hashed, block_log2=block_log2)
-    seal = partial(_seal, encoder, encryption) if encryption is not None else None
+    seal = (lambda: pack_seal(encryption.vouch(contents_digest(encoder.table_digest)))) if encryption else None
     if not isinstance(target, str | os.PathLike):
         write_all(target, prefix)
         return StreamWriter(target, encoder, seal=seal)
-    draft = Draft(target)
+    draft = draft_at(target, options)
     try:
         write_all(draft.file, prefix)
         return StreamWriter(draft.file, encoder, seal=seal, finish=draft.finish)
@@ -251,32 +281,28 @@ def _open_writer(target: PathOrFile, chain: Chain, block_log2: int) -> StreamWri
         raise
 
 
-def _seal(encoder: ContainerEncoder, encryption: Encrypt) -> bytes:
-    return pack_seal(encryption.vouch(contents_digest(encoder.table_digest)))
-
-
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def _open_reader(origin: PathOrFile, ring: KeyRing, registry: CodecRegistry) -> StreamReader | PipeReader:
+def _open_reader(
+    origin: PathOrFile, ring: KeyRing, registry: CodecRegistry, options: Mapping[str, Any] | None
+) -> StreamReader | PipeReader:
     if not isinstance(origin, str | os.PathLike):
-        name = name_of(origin)
+        names = (getattr(origin, attribute, None) for attribute in ("full_name", "name"))  # fsspec's with its protocol
+        name = next((name for name in names if isinstance(name, str)), None)
         with located(file=name):
             return read_file(origin, ring, registry, name=name)
-    name = os.fspath(origin)
-    file = _builtin_open(origin, "rb")  # noqa: SIM115 - the reader closes it
+    name, opened = redacted(os.fspath(origin)), ExitStack()  # which the reader closes
     try:
         with located(file=name):
-            return read_file(file, ring, registry, file.close, name)
+            if is_url(origin) or options:
+                file: IO[bytes] = opened.enter_context(open_storage(origin, options).open()).raw
+            else:
+                file = opened.enter_context(_builtin_open(origin, "rb"))  # noqa: SIM115 - so it is one
+            return read_file(file, ring, registry, opened.close, name)
     except BaseException:
-        file.close()
+        opened.close()
         raise
-
-
-def name_of(file: Any) -> str | None:
-    """An open file's path, for errors, if it knows one; fsspec's files have it with their protocol."""
-    names = (getattr(file, attribute, None) for attribute in ("full_name", "name"))
-    return next((name for name in names if isinstance(name, str)), None)
 
 
 def read_file(
@@ -291,23 +317,12 @@ def read_file(
     """As `open`; the reader calls `finish` when it is closed. With `encrypted`, nothing else is read even if there are
     no keys.
     """
-    if not file.seekable():
-        return _read_pipe(file, ring, registry, finish, name, encrypted)
-    parts = PlainParts.of(FileSlice(file, file.tell()))
-    _check_encrypted(parts.header, ring, encrypted)
-    blocks = BlockReader(parts.container, parts.header, parts.coder(ring, registry))
-    blocks.decode_ends()
-    return StreamReader(blocks, finish, name)
-
-
-def _read_pipe(
-    file: IO[bytes],
-    ring: KeyRing,
-    registry: CodecRegistry,
-    finish: Callable[[], None] | None,
-    name: str | None,
-    encrypted: bool,
-) -> PipeReader:
+    if file.seekable():
+        parts = PlainParts.of(FileSlice(file, file.tell()))
+        _check_encrypted(parts.header, ring, encrypted)
+        blocks = BlockReader(parts.container, parts.header, parts.coder(ring, registry))
+        blocks.decode_ends()
+        return StreamReader(blocks, finish, name)
     start = _read_exactly(file, PREFIX_START_BYTES)
     wrapped = parse_prefix(start + _read_exactly(file, prefix_size(start) - PREFIX_START_BYTES))
 

@@ -84,7 +84,7 @@ def descriptor(case: Case) -> None:
     bare = case.rebuild(described.bound)
     _check_reads(bare, codec, f"a reader's codec, made from {described.bound} alone,")
     text = str(Chain([codec]))
-    parsed = Chain.parse(text, case.keys, case.registry)
+    parsed = Chain.parse(text, keys=case.keys, codecs=case.registry)
     require(parsed.codecs == (codec,), f"the chain text {text!r} makes {parsed.codecs!r}, not {codec!r}")
 
 

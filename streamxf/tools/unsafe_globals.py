@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from streamxf.checkpoint.access import Access, Require
+from streamxf.checkpoint.access import Access, Codecs, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.format.items import ObjectItem
 from streamxf.keys import KeysLike, TrustLike
@@ -14,9 +14,6 @@ from streamxf.storage.opening import Location, open_storage
 from streamxf.stream.reader import read_all
 from streamxf.torchsave.check import needs_of
 from streamxf.wording import some
-
-if TYPE_CHECKING:
-    from streamxf.torch_private import ExtensionRegistry
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ def unsafe_globals(
     trust: TrustLike = None,
     allow_unsigned: bool = False,
     require: Require | None = None,
-    registry: ExtensionRegistry | None = None,
+    codecs: Codecs = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> UnsafeGlobals:
     """List what the objects of a checkpoint need before they load. Their pickles are checked, and no class is imported.
@@ -62,21 +59,17 @@ def unsafe_globals(
         The checkpoint's folder, or its URL.
     keys, trust, allow_unsigned, require
         As in `FileSystemReader`.
-    registry, storage_options : optional
-        The reader's ``_extension_registry``; fsspec's options, for a URL.
+    codecs : CodecRegistry or Registry, optional
+        Where codecs are looked up, and in a `Registry` stream extensions of other packages.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
 
     Returns
     -------
     UnsafeGlobals
         What neither torch, nor ``torch.serialization.add_safe_globals`` in this process, nor streamxf allows.
     """
-    options: dict[str, Any] = {}
-    if registry is not None:
-        from streamxf.dcp.extensions import Registry
-
-        made = Registry.of(registry, keys)
-        keys, options = made.keys, {"codecs": made.codecs, "transform": made.undo}
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, **options)
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, codecs=codecs)
     names: dict[str, list[str]] = {}
     refused: dict[str, list[str]] = {}
     with Checkpoint.at(open_storage(path, storage_options), access) as checkpoint:

@@ -13,9 +13,6 @@ from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import Access
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.codecs.floatzip import FloatZip
-from streamxf.codecs.lz4 import LZ4
-from streamxf.codecs.zstd import ZStandard
 from streamxf.engine import worker_count
 from streamxf.errors import NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.formats.opening import open_source
@@ -28,15 +25,7 @@ from streamxf.tuning.measure import measure
 from streamxf.tuning.sample import RawFile, Sampled, StoredTensors, take_sample
 
 #: What is tried unless the caller names candidates.
-CANDIDATES: tuple[tuple[Codec, ...], ...] = (
-    (),
-    (LZ4(),),
-    (ZStandard(-1),),
-    (ZStandard(1),),
-    (ZStandard(3),),
-    (ZStandard(9),),
-    (FloatZip(),),
-)
+CANDIDATES = ("", "lz4", "zstd:level=-1", "zstd:level=1", "zstd:level=3", "zstd:level=9", "floatzip")
 
 
 def tune(
@@ -46,6 +35,7 @@ def tune(
     chains: Iterable[ChainLike] | None = None,
     keys: KeysLike = None,
     workers: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Recommendation:
     """Try chains on a sample of the data, and recommend one for storage of a given bandwidth.
@@ -73,6 +63,8 @@ def tune(
         where it has to be a single one.
     workers : int, optional
         Threads that share the coding; by default the CPUs that this process may run on.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
     progress : Progress, optional
         Receives the sample's bytes each time they are coded.
 
@@ -101,7 +93,7 @@ def tune(
     threads = worker_count() if workers is None else workers
     if type(threads) is not int or threads < 1:
         raise ParameterError(f"workers={workers!r}: it is a whole number from 1")
-    sampled = source_of(source, keys)
+    sampled = source_of(source, keys, storage_options)
     blocks = take_sample(sampled)
     if not blocks:
         raise ParameterError(
@@ -116,7 +108,7 @@ def tune(
     return Recommendation(candidates[chosen], estimates, raw_bytes, size, float(bandwidth), threads, why)
 
 
-def source_of(source: Any, keys: KeysLike) -> Sampled:
+def source_of(source: Any, keys: KeysLike, storage_options: Mapping[str, Any] | None = None) -> Sampled:
     """The source that `tune` was given; raises as `tune` does."""
     if isinstance(source, Mapping):
         from streamxf.tuning.state import StateDict  # needs torch
@@ -128,7 +120,7 @@ def source_of(source: Any, keys: KeysLike) -> Sampled:
             "model.state_dict()"
         )
     try:
-        return StoredTensors(open_source(open_storage(source), Access.of(keys)))
+        return StoredTensors(open_source(open_storage(source, storage_options), Access.of(keys)))
     except (NoCheckpointError, UnsupportedError):
         if isinstance(source, Storage) or not os.path.isfile(source):
             raise
@@ -145,8 +137,8 @@ def _candidates(chains: Iterable[ChainLike] | None, keys: KeysLike) -> list[Chai
                 f"keys= holds {len(ring)} keys, so it is not clear which one to encrypt with; name the candidates: "
                 "chains=[[FloatZip(), Encrypt(key)], ...]"
             )
-        return [Chain([*codecs, *map(Encrypt, ring)]) for codecs in CANDIDATES]
-    made = [Chain.of(chain, keys) for chain in chains]
+        return [Chain([*Chain.parse(text), *map(Encrypt, ring)]) for text in CANDIDATES]
+    made = [Chain.of(chain, keys=keys) for chain in chains]
     if not made:
         raise ParameterError("chains= is empty; name at least one candidate, or leave it out")
     for text, count in Counter(map(str, made)).items():

@@ -103,7 +103,7 @@ def test_errors(text, error, says):
 @pytest.mark.parametrize(("keys", "count"), [(None, 0), ([KEY, Key.generate()], 2)])
 def test_encrypt_needs_exactly_one_key(keys, count):
     with pytest.raises(ChainError, match=f"there are {count}"):
-        Chain.parse("encrypt", keys)
+        Chain.parse("encrypt", keys=keys)
 
 
 def test_no_key_in_the_text():

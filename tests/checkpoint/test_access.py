@@ -108,6 +108,6 @@ def test_keys_are_looked_up_once(monkeypatch: pytest.MonkeyPatch):
     as_provider = rings.as_provider
     monkeypatch.setattr(rings, "as_provider", counted)
     monkeypatch.setenv("ACCESS_KEY", bytes(range(32)).hex())
-    chain, ring = chain_and_ring("zstd+encrypt", "zstd", "env:ACCESS_KEY")
+    chain, ring = chain_and_ring("zstd+encrypt", "env:ACCESS_KEY")
     assert (chain.encryption.key_ids, [*ring]) == ((KEY.id,), [KEY])
     assert asked.count("env:ACCESS_KEY") == 1

@@ -39,7 +39,7 @@ def by_verify(folder: Path, name: str) -> None:
 
 
 def by_salvage(folder: Path, name: str) -> None:
-    found = streamxf.salvage(folder, keys=keys_of(name))
+    found = streamxf.load_intact(folder, keys=keys_of(name))
     if found.damaged:
         raise StreamxfError(str(found))
 

@@ -94,7 +94,7 @@ def test_what_it_writes_is_what_dcp_saves(chain: str, state: dict[str, Any]) -> 
                 assert_alike(item, expected.stored[name])
                 assert_same(found[name].read(), expected[name].read())
         stock = blank(state)
-        reader = dcp.FileSystemReader(ours, _extension_registry=streamxf.Registry(keys))
+        reader = dcp.FileSystemReader(ours, _extension_registry=streamxf.Registry(keys=keys))
         dcp.load(stock, storage_reader=reader, no_dist=True)
         assert_same(stock, state)
         decoded = reference_load(ours, Reader([aes_key(KEY.reveal())] if keys else []))

@@ -63,7 +63,7 @@ def on(path: str, command: str) -> str:
     """A command that reads `path`, with what it needs besides."""
     more = {
         "clean": "  --yes",
-        "rekey": "  --key  file:right.key  --to  file:wrong.key",
+        "rekey": "  --key  file:right.key  --recipient  file:wrong.key",
         "salvage": "  new",
         "diff": "  plain",
         "pack": "  new  --chain  zstd",
@@ -106,7 +106,7 @@ CASES = [
         Case(f"{on('encrypted', command)}  --key  file:wrong.key", code, "key")
         for command, code in (("verify", 2), ("diff", 2), ("unpack", 2), ("transcode", 2), ("salvage", 2))
     ),
-    Case("rekey  encrypted  --to  file:wrong.key", 2, "--key"),
+    Case("rekey  encrypted  --recipient  file:wrong.key", 2, "--key"),
     Case("recipients  encrypted  --add  file:wrong.key", 2, "--key"),
     Case("recipients  plain  --key  file:right.key  --add  file:wrong.key", 1, "encrypt"),
     Case("verify  encrypted  --key  file:nothing.key", 2, "nothing.key"),

@@ -69,7 +69,7 @@ def test_without_permission(world: Path):
         "verify  locked",
         "clean  locked  --yes",
         "recipients  locked",
-        "rekey  locked  --key  file:right.key  --to  file:wrong.key",
+        "rekey  locked  --key  file:right.key  --recipient  file:wrong.key",
         "salvage  locked  new",
         "diff  locked  plain",
         "unpack  locked  new.safetensors",

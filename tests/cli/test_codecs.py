@@ -65,7 +65,7 @@ def test_the_names_are_those_that_chains_take(run: Run):
     done = run("codecs")
     assert "streamxf." not in done.out.replace("streamxf==", "")
     for entry in run("codecs", "--json").json["codecs"]:
-        (codec,) = Chain.parse(entry["name"], key)
+        (codec,) = Chain.parse(entry["name"], keys=key)
         assert codec.name == entry["descriptor_name"]
         assert any(line.split()[:1] == [entry["name"]] for line in done.out.splitlines())
 

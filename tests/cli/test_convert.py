@@ -42,7 +42,7 @@ def test_pack_says_what_it_wrote(run: Run, file: Path, tmp_path: Path):
 
 
 def test_pack_for_a_key_and_back(run: Run, file: Path, tmp_path: Path, key_file: Path, key: streamxf.Key):
-    done = run("pack", file, tmp_path / "new", "--encrypt-to", f"file:{key_file}", "--file-size", "1MB", "--json")
+    done = run("pack", file, tmp_path / "new", "--recipient", f"file:{key_file}", "--file-size", "1MB", "--json")
     assert done.code == 0
     assert (done.json["files"], done.json["kept_files"], len(done.json["save_ids"])) == (4, 0, 1)
     check(tmp_path / "new", key)
@@ -62,7 +62,7 @@ def test_pack_for_a_key_and_back(run: Run, file: Path, tmp_path: Path, key_file:
         ),
         (["transcode", "plain"], "replace the source (--in-place)"),
         (["transcode", "plain", "plain"], "; --in-place replaces the source"),
-        (["transcode", "plain", "new", "--chain", "encrypt"], "those who may read (--encrypt-to)"),
+        (["transcode", "plain", "new", "--chain", "encrypt"], "those who may read (--recipient)"),
         (["salvage", "plain", "new", "--without-metadata", "--expect-save-id", "0" * 32], "--expect-save-id means"),
     ],
     ids=" ".join,
@@ -77,11 +77,11 @@ def test_errors_speak_of_options(
     done = run(*command)
     assert done.code == 2
     assert named in done.err
-    assert not re.search(r"\((overwrite|only|prefix|in_place|encrypt_to)|[a-z]_[a-z]", done.err)
+    assert not re.search(r"\((overwrite|only|prefix|in_place|recipients)|[a-z]_[a-z]", done.err)
 
 
 def test_transcode_in_place(run: Run, plain: Path, key_file: Path, key: streamxf.Key):
-    done = run("transcode", plain, "--in-place", "--chain", "lz4+encrypt", "--encrypt-to", f"file:{key_file}", "--json")
+    done = run("transcode", plain, "--in-place", "--chain", "lz4+encrypt", "--recipient", f"file:{key_file}", "--json")
     assert done.code == 0
     assert done.json["target"] == str(plain)
     state = {"layer.weight": torch.zeros(60, 100), "step": 0}
@@ -89,7 +89,7 @@ def test_transcode_in_place(run: Run, plain: Path, key_file: Path, key: streamxf
     assert torch.equal(state["layer.weight"], STATE["layer.weight"])
     again = run("transcode", plain, "--in-place", "--key", f"file:{key_file}")
     assert again.code == 2
-    assert "(--encrypt-to)" in again.err
+    assert "(--recipient)" in again.err
 
 
 def test_a_copy_needs_a_target_or_a_place(run: Run, plain: Path, tmp_path: Path):

@@ -146,7 +146,7 @@ def test_verify(run: Run, open_file: Path, sealed_file: Path, key_file: Path):
 def test_rekey(run: Run, sealed_file: Path, key_file: Path, tmp_path: Path):
     new = Key.generate()
     write_key(tmp_path / "new.key", new)
-    done = run("rekey", sealed_file, "--key", f"file:{key_file}", "--to", f"file:{tmp_path / 'new.key'}")
+    done = run("rekey", sealed_file, "--key", f"file:{key_file}", "--recipient", f"file:{tmp_path / 'new.key'}")
     assert (done.code, done.out) == (0, f"rewritten: {sealed_file.name}\n")
     assert streamxf.decode(sealed_file.read_bytes(), keys=new) == DATA
     assert run("cat", sealed_file, "--key", f"file:{key_file}").code == 2

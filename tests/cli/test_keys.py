@@ -109,14 +109,16 @@ def test_another_key(run: Run, encrypted: Path, key_file: Path, tmp_path: Path):
     run("keygen", tmp_path / "new.key")
     new = keys.read_key(tmp_path / "new.key").id
     before = {file.name: file.read_bytes() for file in encrypted.glob("*.distcp")}
-    done = run("rekey", encrypted, "--key", f"file:{key_file}", "--to", f"file:{tmp_path / 'new.key'}")
+    done = run("rekey", encrypted, "--key", f"file:{key_file}", "--recipient", f"file:{tmp_path / 'new.key'}")
     assert (done.code, done.out) == (0, "rewritten: .metadata\n")
     assert {file.name: file.read_bytes() for file in encrypted.glob("*.distcp")} == before
     assert recipients_of(run, encrypted) == [new]
     assert run("verify", encrypted, "--key", f"file:{tmp_path / 'new.key'}").code == 0
     refused = run("verify", encrypted, "--key", f"file:{key_file}")
     assert refused.code == 2
-    again = run("rekey", encrypted, "--key", f"file:{tmp_path / 'new.key'}", "--to", f"file:{tmp_path / 'new.key'}")
+    again = run(
+        "rekey", encrypted, "--key", f"file:{tmp_path / 'new.key'}", "--recipient", f"file:{tmp_path / 'new.key'}"
+    )
     assert (again.code, again.out) == (0, "nothing changed: it is already for these keys alone\n")
 
 
@@ -140,7 +142,7 @@ def test_nobody_is_added_or_removed_without_a_key(run: Run, encrypted: Path, key
         done = run("recipients", encrypted, *change)
         assert done.code == 2
         assert "--key" in done.err
-    assert run("rekey", encrypted, "--to", f"file:{tmp_path / 'second.key'}").code == 2
+    assert run("rekey", encrypted, "--recipient", f"file:{tmp_path / 'second.key'}").code == 2
     assert recipients_of(run, encrypted) == [key.id]
 
 

@@ -86,10 +86,10 @@ def test_encrypted_it_does_not_become_plain_by_default(run: Run, encrypted: Path
     opens = ["--key", f"file:{key_file}"]
     refused = run("salvage", encrypted, tmp_path / "new", *opens)
     assert refused.code == 2
-    assert "(--encrypt-to)" in refused.err
+    assert "(--recipient)" in refused.err
     assert not (tmp_path / "new").exists()
     flip_bit(encrypted)
-    done = run("salvage", encrypted, tmp_path / "new", *opens, "--encrypt-to", f"file:{key_file}", "--json")
+    done = run("salvage", encrypted, tmp_path / "new", *opens, "--recipient", f"file:{key_file}", "--json")
     assert done.code == 1
     assert len(done.json["damaged"]) == 1
     assert run("verify", tmp_path / "new", *opens, "--require", "published").code == 0

@@ -99,7 +99,7 @@ def test_writing_checkpoints_imports_no_torch(tmp_path: Path):
         folder = tmp_path / str(number)
         folder.mkdir()
         path = str(written(kind, {f"layers.{layer}.w": torch.zeros(4, 4) for layer in range(3)}, folder))
-        access = ["--key", "env:KEY", "--encrypt-to", "env:KEY"] if kind == "encrypted" else []
+        access = ["--key", "env:KEY", "--recipient", "env:KEY"] if kind == "encrypted" else []
         if kind in ("safetensors", "torch.save", "Hugging Face", "Hugging Face .bin", "stock"):
             commands.append(["pack", path, str(folder / "packed")])
         if kind not in ("safetensors", "torch.save", "Hugging Face", "Hugging Face .bin"):

@@ -47,7 +47,7 @@ def test_diff_says_how_one_of_two_is_opened(run: Run, plain: Path, encrypted: Pa
 
 
 @pytest.mark.parametrize(
-    "command", ["clean {} --yes", "recipients {}", "rekey {} --key file:k --to file:k", "transcode {} to"]
+    "command", ["clean {} --yes", "recipients {}", "rekey {} --key file:k --recipient file:k", "transcode {} to"]
 )
 def test_where_only_checkpoints_inside_will_do_they_are_named(
     run: Run, tmp_path: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch, command: str

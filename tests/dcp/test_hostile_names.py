@@ -57,7 +57,7 @@ def test_no_error_and_no_report_shows_a_name_as_it_is(tmp_path: Path) -> None:
         dcp.save({NAME: torch.zeros(3)}, storage_writer=writer, planner=FailingToSave())
     texts += texts_of(caught.value)
     (damage,) = streamxf.verify(tmp_path / "a").damaged
-    (lost,) = streamxf.salvage(tmp_path / "a").damaged
+    (lost,) = streamxf.load_intact(tmp_path / "a").damaged
     assert (damage.item, lost.item) == (NAME, NAME)
     texts += [str(damage), str(lost)]
     assert sum(SHOWN in text for text in texts) >= 5

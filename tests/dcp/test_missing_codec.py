@@ -13,10 +13,10 @@ import torch.distributed.checkpoint as dcp
 from cli.command import runner
 
 import streamxf
-from streamxf import Checksum, Encrypt, ZStandard, errors, salvage, verify
+from streamxf import Checksum, Encrypt, ZStandard, errors, load_intact, verify
 from streamxf.keys import write_key
 from streamxf.tools.diff.diff import diff
-from streamxf.tools.salvage.salvage import salvage_to
+from streamxf.tools.salvage.salvage import salvage
 
 from .helpers import KEY, Xor, data_files, rewrite_index, rewrite_pickle, save
 
@@ -54,7 +54,7 @@ def test_verify_names_the_package_once_and_compares_all_the_same(tmp_path: Path)
     assert NEEDS in text
     assert f"{MANY + 1} items cannot be decoded" in text
     assert f"the CRCs of {MANY + 1} blocks were compared all the same, and match" in text
-    assert verify(path, registry=registry()).ok
+    assert verify(path, codecs=registry()).ok
 
 
 @pytest.mark.parametrize("at", [1 / 3, 1 / 2, 2 / 3, 0.99])
@@ -83,7 +83,7 @@ def test_a_chain_that_is_not_the_stored_one_is_damage(tmp_path: Path) -> None:
     rewrite_pickle(path, rename)
     (damage,) = verify(path).damaged
     assert (damage.item, damage.error) == ("w3", "IdentityError")
-    found = salvage(path)
+    found = load_intact(path)
     assert found.lost == ("w3",)
     assert len(found.loaded) == MANY
 
@@ -100,19 +100,19 @@ def test_what_needs_a_key_is_not_checked_without_one_anyway(tmp_path: Path) -> N
 def test_salvage_names_it_once_and_writes_nothing(tmp_path: Path) -> None:
     path = saved(tmp_path / "a")
     for call in (
-        lambda: salvage(path),
-        lambda: salvage(path, {"w1": torch.zeros(400)}),
-        lambda: salvage_to(path, tmp_path / "b"),
+        lambda: load_intact(path),
+        lambda: load_intact(path, {"w1": torch.zeros(400)}),
+        lambda: salvage(path, tmp_path / "b"),
     ):
         with pytest.raises(errors.UnknownCodecError) as caught:
             call()
         assert str(caught.value).count("toy.xor") == 1
         assert NEEDS in str(caught.value)
     assert not (tmp_path / "b").exists()
-    assert len(salvage(path, registry=registry()).loaded) == MANY + 1
+    assert len(load_intact(path, codecs=registry()).loaded) == MANY + 1
     flip(path / ".metadata", -1)
     with pytest.raises(errors.UnknownCodecError, match=r"toy\.xor"):
-        salvage(path, without_metadata=True)
+        load_intact(path, without_metadata=True)
 
 
 def test_diff_names_it_once(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_it_is_read_item_by_item(checkpoint: Path) -> None:
 
 def test_it_verifies_and_is_salvaged(checkpoint: Path) -> None:
     assert streamxf.verify(checkpoint).ok
-    salvaged = streamxf.salvage(checkpoint).state_dict
+    salvaged = streamxf.load_intact(checkpoint).state_dict
     assert_same(salvaged, STATE if "model" in salvaged else FLAT)
 
 

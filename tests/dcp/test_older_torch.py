@@ -78,7 +78,7 @@ def test_whatever_reads_checkpoints_reads_them(tmp_path: Path, writer: str, prot
     assert_same(load_with(STATE, FileSystemReader(path)), STATE)
     assert_same(load_with(STATE, streamxf.FsspecReader(str(path))), STATE)
     assert streamxf.verify(path).ok
-    assert_same(streamxf.salvage(path).state_dict, STATE)
+    assert_same(streamxf.load_intact(path).state_dict, STATE)
     streamxf.transcode(path, copy, "zstd")
     assert_same(load_with(STATE, FileSystemReader(copy)), STATE)
     assert streamxf.diff(path, copy).same

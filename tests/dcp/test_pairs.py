@@ -175,7 +175,7 @@ def test_attached_writer_and_reader(checkpoint: Path, state: dict[str, Any], cha
 
 def test_attached_reader_takes_what_others_wrote(tmp_path: Path, state: dict[str, Any], chain: list[Any]) -> None:
     save(state, tmp_path / "own", chain)
-    with_manifest = streamxf.attach(TheirReader(tmp_path / "own"), registry=streamxf.Registry(keys=keys_for(chain)))
+    with_manifest = streamxf.attach(TheirReader(tmp_path / "own"), codecs=streamxf.Registry(keys=keys_for(chain)))
     assert_same(load_with(state, with_manifest), state)
     stock_save(state, tmp_path / "stock", chain)
     keys = keys_for(chain)
@@ -255,7 +255,7 @@ def test_foreign_extensions_of_a_tensor_of_many_blocks(checkpoint: Path) -> None
     registry = streamxf.Registry()
     registry.register(Xor)
     assert_same(load(state, checkpoint, KEY, _extension_registry=registry), state)
-    attached = streamxf.attach(dcp.FileSystemReader(checkpoint), registry=registry, keys=KEY)
+    attached = streamxf.attach(dcp.FileSystemReader(checkpoint), codecs=registry, keys=KEY)
     assert_same(load_with(state, attached), state)
 
 

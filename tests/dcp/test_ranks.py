@@ -53,7 +53,7 @@ def test_a_model_that_two_ranks_saved_gets_another_key(saved: Path, tmp_path: Pa
     """Each rank has a data key of its own."""
     path = shutil.copytree(saved / "model", tmp_path / "model")
     before = [(file.name, file.read_bytes()) for file in data_files(path)]
-    assert streamxf.rekey(path, KEY, OTHER_KEY) == (".metadata",)
+    assert streamxf.rekey(path, keys=KEY, recipients=OTHER_KEY) == (".metadata",)
     whole = torch.load(saved / "whole.pt")
     assert_same(load(whole, path, OTHER_KEY), whole)
     with refused(KeyMissingError, OTHER_KEY.id):

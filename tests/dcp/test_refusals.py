@@ -125,7 +125,7 @@ def test_attach_says_what_it_takes(checkpoint: Path) -> None:
         streamxf.attach(object(), [ZStandard()])
     with refused(ParameterError, "extensions="):
         streamxf.attach(dcp.FileSystemWriter(checkpoint), keys=KEY)
-    with refused(ParameterError, "registry=, keys= and require="):
+    with refused(ParameterError, "codecs=, keys= and require="):
         streamxf.attach(dcp.FileSystemReader(checkpoint), [ZStandard()])
 
 

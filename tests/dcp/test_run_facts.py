@@ -24,7 +24,7 @@ from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.transcode import transcode
 from streamxf.tools.convert.unpack import unpack
 from streamxf.tools.inspect.inspect import inspect
-from streamxf.tools.salvage.salvage import salvage_to
+from streamxf.tools.salvage.salvage import salvage
 
 from .helpers import KEY, OTHER_KEY, assert_same, error_of, index_of, load, save
 
@@ -117,7 +117,7 @@ def test_an_altered_run_is_not_signed(tmp_path: Path) -> None:
 
 def test_transcode_keeps_it(tmp_path: Path) -> None:
     source = saved(tmp_path / "step-7")
-    transcode(source, tmp_path / "copy", "zstd+encrypt", encrypt_to=KEY)
+    transcode(source, tmp_path / "copy", "zstd+encrypt", recipients=KEY)
     transcode(source, in_place=True, chain="zstd")
     assert index_of(tmp_path / "copy").run == index_of(source).run == FACTS
 
@@ -130,7 +130,7 @@ def test_transcode_has_none_of_a_checkpoint_without(tmp_path: Path) -> None:
 
 def test_rekey_keeps_it_and_who_vouches(tmp_path: Path) -> None:
     saved(tmp_path, [Encrypt(KEY, signer=SIGNER)])
-    streamxf.rekey(tmp_path, KEY, OTHER_KEY)
+    streamxf.rekey(tmp_path, keys=KEY, recipients=OTHER_KEY)
     found = metadata_of(tmp_path, Access.of(OTHER_KEY, trust=SIGNER.verify_key))
     assert found.index is not None
     assert found.index.run == FACTS
@@ -143,7 +143,7 @@ def test_salvage_keeps_it(tmp_path: Path) -> None:
     source = saved(tmp_path / "step-7", [])
     data = next(source.glob("*.distcp"))
     data.write_bytes(data.read_bytes()[:-1])
-    salvaged, converted = salvage_to(source, tmp_path / "copy")
+    salvaged, converted = salvage(source, tmp_path / "copy")
     assert converted is not None
     assert salvaged.damaged
     assert index_of(tmp_path / "copy").run == FACTS
@@ -152,7 +152,7 @@ def test_salvage_keeps_it(tmp_path: Path) -> None:
 def test_salvage_without_metadata_knows_no_run(tmp_path: Path) -> None:
     source = saved(tmp_path / "step-7")
     (source / ".metadata").unlink()
-    salvage_to(source, tmp_path / "copy", without_metadata=True)
+    salvage(source, tmp_path / "copy", without_metadata=True)
     assert index_of(tmp_path / "copy").run is None
 
 

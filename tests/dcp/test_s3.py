@@ -40,18 +40,18 @@ def test_recipients_change(endpoint: str, state: dict[str, Any]) -> None:
     options = storage(endpoint)
     save_to(url, state, options)
     before = fsspec_files(url, options)
-    assert streamxf.rekey(url, KEY, OTHER_KEY, storage_options=options) == (".metadata",)
+    assert streamxf.rekey(url, keys=KEY, recipients=OTHER_KEY, storage_options=options) == (".metadata",)
     assert_same(load_from(url, state, options, keys=OTHER_KEY), state)
     with refused(KeyMissingError, KEY.id):
         load_from(url, state, options)
     after = fsspec_files(url, options)
     assert {**after, ".metadata": 0} == {**before, ".metadata": 0}
-    assert streamxf.add_recipient(url, OTHER_KEY, KEY, storage_options=options) == (".metadata",)
+    assert streamxf.add_recipient(url, keys=OTHER_KEY, recipients=KEY, storage_options=options) == (".metadata",)
     assert_same(load_from(url, state, options), state)
-    assert streamxf.remove_recipient(url, KEY, OTHER_KEY.id, storage_options=options) == (".metadata",)
+    assert streamxf.remove_recipient(url, keys=KEY, recipient=OTHER_KEY.id, storage_options=options) == (".metadata",)
     assert [reader.id for reader in streamxf.recipients(url, keys=KEY, storage_options=options).whole] == [KEY.id]
     with refused(MetadataError, "no checkpoint"):
-        streamxf.rekey("s3://checkpoints/nothing", KEY, OTHER_KEY, storage_options=options)
+        streamxf.rekey("s3://checkpoints/nothing", keys=KEY, recipients=OTHER_KEY, storage_options=options)
 
 
 class Planner(dcp.DefaultSavePlanner):

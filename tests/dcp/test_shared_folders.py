@@ -167,7 +167,7 @@ def test_a_cache_that_remembers_older_metadata(cache: str) -> None:
         memory.pipe_file(name, data)
     for action in (
         lambda path: streamxf.clean(path, min_age=0, storage_options=options),
-        lambda path: streamxf.rekey(path, KEY, OTHER_KEY, storage_options=options),
+        lambda path: streamxf.rekey(path, keys=KEY, recipients=OTHER_KEY, storage_options=options),
     ):
         with pytest.raises((UnsupportedError, MetadataError), match=r"through a cache|no \.metadata"):
             action(f"{cache}:///{cache}")

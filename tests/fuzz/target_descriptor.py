@@ -47,9 +47,12 @@ def run(data: bytes) -> None:
                 agree(len(codec.data_key.secret) == 32, "a data key of another length")
             else:
                 agree(type(codec).from_descriptor(str(found).partition("/")[2]) == codec, "built in two ways")
-    chain, _ = attempt(lambda: Chain.parse(text, KEY, REGISTRY))
+    chain, _ = attempt(lambda: Chain.parse(text, keys=KEY, codecs=REGISTRY))
     if chain is not None:
-        agree(str(Chain.parse(str(chain), KEY, REGISTRY)) == str(chain), "a chain does not survive its own text")
+        agree(
+            str(Chain.parse(str(chain), keys=KEY, codecs=REGISTRY)) == str(chain),
+            "a chain does not survive its own text",
+        )
 
 
 def seeds() -> Iterable[bytes]:

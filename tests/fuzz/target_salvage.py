@@ -19,8 +19,8 @@ from streamxf.tools.salvage import Salvaged
 def run(data: bytes) -> None:
     with unpacked(data) as folder:
         for keys in (KEY, None):
-            whole, _ = attempt(lambda keys=keys: streamxf.salvage(folder, keys=keys))
-            parts, _ = attempt(lambda keys=keys: streamxf.salvage(folder, keys=keys, partial=True))
+            whole, _ = attempt(lambda keys=keys: streamxf.load_intact(folder, keys=keys))
+            parts, _ = attempt(lambda keys=keys: streamxf.load_intact(folder, keys=keys, partial=True))
             _check(whole)
             _check(parts)
             report, _ = attempt(lambda keys=keys: streamxf.verify(folder, keys=keys))
@@ -31,7 +31,7 @@ def run(data: bytes) -> None:
         metadata = (folder / ".metadata").read_bytes()
         (folder / ".metadata").write_bytes(metadata[:-1])
         for keys in (KEY, None):
-            _check(attempt(lambda keys=keys: streamxf.salvage(folder, keys=keys, without_metadata=True))[0])
+            _check(attempt(lambda keys=keys: streamxf.load_intact(folder, keys=keys, without_metadata=True))[0])
             attempt(lambda keys=keys: str(streamxf.verify(folder, keys=keys)))
 
 

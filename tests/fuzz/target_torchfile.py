@@ -53,7 +53,7 @@ def _as_item(data: bytes, folder: Path, compressed: bool) -> None:
     _plant(data, folder, compressed)
     loaded, _ = attempt(lambda: _load(folder))
     report, _ = attempt(lambda: streamxf.verify(folder))
-    kept, _ = attempt(lambda: streamxf.salvage(folder))
+    kept, _ = attempt(lambda: streamxf.load_intact(folder))
     copied, _ = attempt(lambda: _copy(folder))
     agree(report is None or bool(report.damaged) or loaded is not None, "verify finds nothing, and it does not load")
     for found, what in ((kept and kept.state_dict.get("t"), "salvage"), (copied, "transcode")):

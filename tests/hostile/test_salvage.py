@@ -40,7 +40,7 @@ def flips(whole: bytes, but: set[int] = frozenset()) -> Iterator[tuple[int, byte
 
 def salvaged(target: Checkpoint, *, judge: bool = True, **options: Any) -> str:
     """`RIGHT`, if all that comes back is; where anybody can write what is right, that it comes back at all."""
-    found = streamxf.salvage(target.folder, keys=target.keys, **options)
+    found = streamxf.load_intact(target.folder, keys=target.keys, **options)
     right = dict(target.right)
     for name, value in content({name: found.state_dict.get(name) for name in found.loaded}):
         if judge and right.get(name) != value:

@@ -100,7 +100,7 @@ def test_what_tools_make_of_such_a_tensor(tmp_path: Path, writer: str, front: st
     difference = streamxf.diff(path, right)
     assert not difference.same
     assert list(difference.incomparable) == ["t"]
-    found = streamxf.salvage(path)
+    found = streamxf.load_intact(path)
     assert set(found.loaded) == {"step", "mode", "last"}
     assert {lost.item for lost in found.damaged} == {"t"}
     run = runner(capsys)
@@ -134,7 +134,7 @@ def test_what_tools_make_of_such_an_object(tmp_path: Path, writer: str, front: s
     difference = streamxf.diff(path, right, **keys)
     assert not difference.same
     assert list(difference.incomparable) == ["step"]
-    found = streamxf.salvage(path, **keys)
+    found = streamxf.load_intact(path, **keys)
     assert set(found.loaded) == {"t", "mode", "last"}
     report = streamxf.verify(path, **keys)
     in_containers = "bare" not in writer and writer not in ("stock", "stock ZStandard")
@@ -183,7 +183,7 @@ def test_what_tools_make_of_such_a_directory(tmp_path: Path, writer: str) -> Non
     """Whoever reads what stands where torch writes it, and has not asked the directory, is told."""
     path, copy = tmp_path / "checkpoint", tmp_path / "copy"
     with_tensor(STATE, "t", redirected(saved(GOOD), {"data/0": OTHER.numpy().tobytes()}), path, writer)
-    assert torch.equal(streamxf.salvage(path).state_dict["t"], OTHER)
+    assert torch.equal(streamxf.load_intact(path).state_dict["t"], OTHER)
     try:
         streamxf.transcode(path, copy, "zstd")
     except ContainerError as error:

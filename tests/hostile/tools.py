@@ -39,7 +39,7 @@ def load(path: Path, scratch: Path) -> None:
 
 
 def salvage_into(path: Path, scratch: Path) -> None:
-    streamxf.salvage(path, {"w": torch.zeros(6), "o": None})
+    streamxf.load_intact(path, {"w": torch.zeros(6), "o": None})
 
 
 def round_trip(path: Path, scratch: Path) -> None:
@@ -81,10 +81,10 @@ OF_ANY: dict[str, Tool] = {
 OF_CHECKPOINTS: dict[str, Tool] = {
     "load": load,
     "verify": lambda path, _: str(streamxf.verify(path)),
-    "salvage": lambda path, _: str(streamxf.salvage(path)),
-    "salvage, partial": lambda path, _: str(streamxf.salvage(path, partial=True)),
+    "salvage": lambda path, _: str(streamxf.load_intact(path)),
+    "salvage, partial": lambda path, _: str(streamxf.load_intact(path, partial=True)),
     "salvage, into": salvage_into,
-    "salvage, without metadata": lambda path, _: str(streamxf.salvage(path, without_metadata=True)),
+    "salvage, without metadata": lambda path, _: str(streamxf.load_intact(path, without_metadata=True)),
     "transcode": lambda path, scratch: streamxf.transcode(path, scratch / "target", "zstd"),
     "clean": lambda path, _: streamxf.clean(path, dry_run=True),
     "unsafe_globals": lambda path, _: streamxf.unsafe_globals(path),

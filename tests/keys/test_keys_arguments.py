@@ -54,25 +54,25 @@ def test_trust_and_signer_take_locations_and_paths(monkeypatch):
 
 def test_all_that_takes_trust_and_signer_takes_locations(state_saved):
     path = state_saved
-    assert streamxf.rekey(path, "file:a.key", Path("team.pub"), signer="file:tr.sign") == (".metadata",)
+    assert streamxf.rekey(path, keys="file:a.key", recipients=Path("team.pub"), signer="file:tr.sign") == (".metadata",)
     asked = {"keys": "file:team.key", "trust": "file:tr.pub"}
     assert streamxf.recipients(path, **asked).signers == (SIGNER.id,)
-    assert streamxf.add_recipient(path, new="file:a.key", signer=Path("tr.sign"), **asked) == (".metadata",)
+    assert streamxf.add_recipient(path, recipients="file:a.key", signer=Path("tr.sign"), **asked) == (".metadata",)
     assert streamxf.remove_recipient(path, recipient="file:team.pub", **asked) == (".metadata",)
     assert [one.id for one in streamxf.recipients(path, keys="file:a.key", trust="file:tr.pub").whole] == [KEY.id]
     other = bytes(range(204, 236))
-    streamxf.add_recipient(path, KEY, other)
-    assert streamxf.remove_recipient(path, KEY, other) == (".metadata",)
+    streamxf.add_recipient(path, keys=KEY, recipients=other)
+    assert streamxf.remove_recipient(path, keys=KEY, recipient=other) == (".metadata",)
     for wrong in ("ab:c", KEY.reveal().hex(), "fil:a.key", 7):
-        said = message(lambda wrong=wrong: streamxf.remove_recipient(path, KEY, wrong))
+        said = message(lambda wrong=wrong: streamxf.remove_recipient(path, keys=KEY, recipient=wrong))
         assert KEY.reveal().hex() not in said
-    assert "pass it as trust=" in message(lambda: streamxf.remove_recipient(path, KEY, "file:tr.pub"))
+    assert "pass it as trust=" in message(lambda: streamxf.remove_recipient(path, keys=KEY, recipient="file:tr.pub"))
 
 
 def test_nothing_to_change_needs_no_old_key(state_saved):
-    assert streamxf.rekey(state_saved, Key.generate(), "file:a.key") == ()
+    assert streamxf.rekey(state_saved, keys=Key.generate(), recipients="file:a.key") == ()
     with pytest.raises(KeyMissingError):
-        streamxf.rekey(state_saved, Key.generate(), Key.generate())
+        streamxf.rekey(state_saved, keys=Key.generate(), recipients=Key.generate())
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_a_warning_where_nothing_will_show_who_wrote():
 
 
 def test_rekey_does_not_warn_of_what_it_was_told(state_saved):
-    assert not warned(lambda: streamxf.rekey(state_saved, KEY, PAIR.public, allow_unsigned=True))
+    assert not warned(lambda: streamxf.rekey(state_saved, keys=KEY, recipients=PAIR.public, allow_unsigned=True))
 
 
 def test_errors_say_how_a_signature_comes_about():

@@ -97,7 +97,7 @@ def registry() -> streamxf.Registry:
 READERS = {
     "own": lambda path, **options: streamxf.FileSystemReader(path, registry(), **options),
     "fsspec": lambda path, **options: streamxf.FsspecReader(str(path), registry(), **options),
-    "attached": lambda path, **options: streamxf.attach(dcp.FileSystemReader(path), registry=registry(), **options),
+    "attached": lambda path, **options: streamxf.attach(dcp.FileSystemReader(path), codecs=registry(), **options),
 }
 
 

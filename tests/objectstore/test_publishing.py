@@ -70,12 +70,12 @@ def test_recipients_do_not_change_a_save_that_was_published_meanwhile(
     # what is compared before the put would notice, too
     monkeypatch.setattr(RemoteStorage, "stamp", stamp)
     with refused(MetadataError, "replaced meanwhile"):
-        streamxf.rekey(url, KEY, OTHER_KEY, storage_options=options)
+        streamxf.rekey(url, keys=KEY, recipients=OTHER_KEY, storage_options=options)
     assert_same(load_from(url, state_of(0), options), state_of(1))
 
     just_before_the_put(monkeypatch, lambda: save_to(url, state_of(2), options))
     with refused(MetadataError, "replaced meanwhile"):
-        streamxf.rekey(url, KEY, OTHER_KEY, storage_options=options)
+        streamxf.rekey(url, keys=KEY, recipients=OTHER_KEY, storage_options=options)
     assert_same(load_from(url, state_of(0), options), state_of(2))
 
 

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from dcp.helpers import KEY, Xor, blank, data_files, error_of, full_chain, save
 from dcp.writers import save_as_ranks
 from tools.verify.remote import url_of
-from torch.distributed.checkpoint._extension import ExtensionRegistry, ZStandard
+from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
 
@@ -43,8 +43,8 @@ def loaded_size(folder: Path, keys: Any = None) -> int:
     return sum(place.length for index, place in places.items() if index.fqn != "empty")
 
 
-def registry() -> ExtensionRegistry:
-    made = ExtensionRegistry()
+def registry() -> streamxf.Registry:
+    made = streamxf.Registry()
     made.register(Xor)
     made.register(ZStandard)
     return made
@@ -193,7 +193,7 @@ def test_verify(tmp_path: Path, chain: str) -> None:
     save(make_state(), tmp_path, CHAINS[chain](), thread_count=2)
     recorder = Recorder()
     extensions = registry() if chain == "foreign" else None
-    assert streamxf.verify(tmp_path, keys=KEYS.get(chain), registry=extensions, progress=recorder).ok
+    assert streamxf.verify(tmp_path, keys=KEYS.get(chain), codecs=extensions, progress=recorder).ok
     assert recorder.done == recorder.expected == stored_size(tmp_path)
     assert len(recorder.steps) > 5  # fewer where many workers finish together
 
@@ -245,7 +245,7 @@ def test_salvage(tmp_path: Path, damaged: bool) -> None:
     if damaged:
         damage(tmp_path)
     recorder = Recorder()
-    found = streamxf.salvage(tmp_path, progress=recorder)
+    found = streamxf.load_intact(tmp_path, progress=recorder)
     assert bool(found.damaged) == damaged
     assert recorder.done == recorder.expected == stored_size(tmp_path)
     assert len(recorder.steps) > 5
@@ -254,14 +254,14 @@ def test_salvage(tmp_path: Path, damaged: bool) -> None:
 def test_salvage_into_a_part(tmp_path: Path) -> None:
     save(make_state(), tmp_path, [FloatZip()])
     recorder = Recorder()
-    streamxf.salvage(tmp_path, {"turned": torch.zeros(200, 300)}, progress=recorder)
+    streamxf.load_intact(tmp_path, {"turned": torch.zeros(200, 300)}, progress=recorder)
     assert 0 < recorder.done == recorder.expected < stored_size(tmp_path) / 10
 
 
 def test_salvage_of_what_ranks_saved_for_themselves(tmp_path: Path) -> None:
     save_as_ranks(3, tmp_path, full_chain, use_collectives=False)
     recorder = Recorder()
-    found = streamxf.salvage(tmp_path, keys=KEY, merge_ranks=True, progress=recorder)
+    found = streamxf.load_intact(tmp_path, keys=KEY, merge_ranks=True, progress=recorder)
     assert len(found.loaded) == 9
     assert recorder.done == recorder.expected == stored_size(tmp_path)
 
@@ -274,7 +274,7 @@ def test_salvage_without_metadata(tmp_path: Path, damaged: bool) -> None:
         damage(tmp_path)
     (tmp_path / ".metadata").unlink()
     recorder = Recorder()
-    found = streamxf.salvage(tmp_path, without_metadata=True, progress=recorder)
+    found = streamxf.load_intact(tmp_path, without_metadata=True, progress=recorder)
     assert bool(found.damaged) == damaged
     assert recorder.done == recorder.expected == 2 * stored_size(tmp_path)
 
@@ -285,5 +285,5 @@ def test_salvage_of_a_file_that_is_mostly_a_hole(tmp_path: Path) -> None:
     (file,) = data_files(tmp_path)
     os.truncate(file, 2**40)
     recorder = Recorder()
-    assert streamxf.salvage(tmp_path, without_metadata=True, progress=recorder).damaged
+    assert streamxf.load_intact(tmp_path, without_metadata=True, progress=recorder).damaged
     assert recorder.done == recorder.expected > 2**40

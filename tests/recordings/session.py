@@ -13,7 +13,7 @@ from recordings.shell import Shell, Typed
 LINES = (
     "streamxf tune model.safetensors --bandwidth 100MB/s --chain '' --chain zstd --chain floatzip",
     "streamxf keygen team.key",
-    "streamxf pack model.safetensors step-1000 --chain floatzip+checksum+encrypt --encrypt-to file:team.key",
+    "streamxf pack model.safetensors step-1000 --chain floatzip+checksum+encrypt --recipient file:team.key",
     "streamxf inspect step-1000 --top 3",
     "streamxf diff model.safetensors step-1000 --key file:team.key",
     "streamxf transcode step-1000 archive --chain zstd:level=9+checksum --key file:team.key",

@@ -16,10 +16,10 @@ from streamxf.cli.__main__ import main
 from streamxf.errors import MetadataError
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.integrations.lightning import ChainCheckpointIO
-from streamxf.plainfile import reading
 from streamxf.storage.files import NotRegular, aim, create, open_regular
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
+from streamxf.stream.files import reading
 
 # Where the name is the system's, the package's own, or was just made; and streamxf.open, which is given a file by name
 # and may be given a pipe.

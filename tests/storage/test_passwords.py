@@ -77,7 +77,7 @@ CALLS: dict[str, Callable[[str], Any]] = {
     "verify": streamxf.verify,
     "inspect": streamxf.inspect,
     "list": lambda path: [*streamxf.list_checkpoints(path)],
-    "salvage": streamxf.salvage,
+    "salvage": streamxf.load_intact,
     "clean": streamxf.clean,
     "recipients": streamxf.recipients,
     "diff": lambda path: streamxf.diff(path, path),

@@ -143,7 +143,7 @@ def test_a_checkpoint_in_memory(saved: Path, tmp_path: Path) -> None:
     storage = copied(saved, MemoryStorage("runs/step-7"))
     check_reads(storage)
     assert not streamxf.clean(storage).removed
-    assert not streamxf.salvage(storage).lost
+    assert not streamxf.load_intact(storage).lost
     streamxf.transcode(storage, tmp_path / "here", chain="zstd")
     check_reads(open_storage(tmp_path / "here"))
     back = MemoryStorage("back")
@@ -176,7 +176,7 @@ def test_keys_of_a_checkpoint_in_memory(tmp_path: Path) -> None:
     writer = streamxf.FileSystemWriter(tmp_path / "step", chain=[streamxf.Encrypt(old)])
     dcp.save(dict(STATE), storage_writer=writer, no_dist=True)
     storage = copied(tmp_path / "step", MemoryStorage())
-    streamxf.rekey(storage, old, new)
+    streamxf.rekey(storage, keys=old, recipients=new)
     with streamxf.Checkpoint(storage, keys=new) as checkpoint:
         assert checkpoint["step"].read() == 7
 

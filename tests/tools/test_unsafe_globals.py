@@ -97,7 +97,7 @@ def test_what_torchs_writer_saved(checkpoint: Path) -> None:
     dcp.save(STATE, storage_writer=dcp.FileSystemWriter(checkpoint, _extensions=[Xor()], sync_files=False))
     registry = streamxf.Registry()
     registry.register(Xor)
-    assert streamxf.unsafe_globals(checkpoint, registry=registry).names == NAMES
+    assert streamxf.unsafe_globals(checkpoint, codecs=registry).names == NAMES
 
 
 def test_metadata_of_single_ranks(checkpoint: Path) -> None:

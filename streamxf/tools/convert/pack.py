@@ -42,7 +42,7 @@ def pack(
     chain: ChainLike | None = None,
     *,
     overwrite: bool = False,
-    encrypt_to: KeysLike = None,
+    recipients: KeysLike = None,
     signer: SignerLike | None = None,
     keys: KeysLike = None,
     trust: TrustLike = None,
@@ -74,7 +74,7 @@ def pack(
     ----------
     source, target : path, str or Storage
         Or URLs. The target is a folder that does not exist yet, or has no checkpoint in it.
-    chain, overwrite, encrypt_to, signer, storage_options, target_options, block_size, file_size, progress
+    chain, overwrite, recipients, signer, storage_options, target_options, block_size, file_size, progress
         As in `transcode`; `max_expansion` as well.
     keys, trust, allow_unsigned, require
         For a DCP checkpoint that is encrypted; other formats have no encryption.
@@ -102,7 +102,7 @@ def pack(
     to = Save.to(
         target,
         chain,
-        encrypt_to=encrypt_to,
+        recipients=recipients,
         signer=signer,
         was_encrypted=len(access.keys) > 0,
         overwrite=overwrite,

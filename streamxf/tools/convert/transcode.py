@@ -42,7 +42,7 @@ def transcode(
     *,
     in_place: bool = False,
     overwrite: bool = False,
-    encrypt_to: KeysLike = None,
+    recipients: KeysLike = None,
     signer: SignerLike | None = None,
     keys: KeysLike = None,
     trust: TrustLike = None,
@@ -75,7 +75,7 @@ def transcode(
         loads, or the new one. Takes room for both.
     overwrite : bool
         Whether a checkpoint in the target may be replaced.
-    encrypt_to : Key, bytes, location or several, optional
+    recipients : Key, bytes, location or several, optional
         Who may read the copy, for the word ``encrypt`` in the chain's text form, or for the default chain.
     signer : SigningKey or location, optional
         Signs the copy, as in `Encrypt`.
@@ -111,7 +111,7 @@ def transcode(
     to = Save.to(
         place,
         chain,
-        encrypt_to=encrypt_to,
+        recipients=recipients,
         signer=signer,
         was_encrypted=len(access.keys) > 0,
         overwrite=in_place or overwrite,

@@ -176,20 +176,15 @@ class PlainFile:
         return pack_prefix(str(keys.envelopes[0])), pack_seal(str(keys.vouchers))
 
     def write(self, name: str, before: KeySet, keys: KeySet) -> None:
-        draft, complete = Draft(self._path), False
-        try:
-            with open_regular(self._path) as file:
-                found, parts = _parts(file)
-                prefix, seal = self.pack(parts, keys)
-                write_all(draft.file, prefix)
-                for at in range(0, parts.container.length, _STEP):
-                    write_all(draft.file, parts.container.read_at(at, min(_STEP, parts.container.length - at)))
-                write_all(draft.file, seal)
-                if found != before or not os.path.samestat(os.fstat(file.fileno()), os.stat(self._path)):
-                    raise ContainerError("the file was replaced meanwhile; it was left as it is. Try again later")
-            complete = True
-        finally:
-            draft.finish(complete)
+        with Draft(self._path) as draft, open_regular(self._path) as file:
+            found, parts = _parts(file)
+            prefix, seal = self.pack(parts, keys)
+            write_all(draft, prefix)
+            for at in range(0, parts.container.length, _STEP):
+                write_all(draft, parts.container.read_at(at, min(_STEP, parts.container.length - at)))
+            write_all(draft, seal)
+            if found != before or not os.path.samestat(os.fstat(file.fileno()), os.stat(self._path)):
+                raise ContainerError("the file was replaced meanwhile; it was left as it is. Try again later")
 
 
 def _parts(file: Any) -> tuple[KeySet, PlainParts]:

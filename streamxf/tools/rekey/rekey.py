@@ -50,9 +50,9 @@ def recipients(
 
 def rekey(
     path: Location,
-    old: KeysLike,
-    new: KeysLike,
     *,
+    keys: KeysLike,
+    recipients: KeysLike,
     signer: SignerLike | None = None,
     trust: TrustLike = None,
     allow_unsigned: bool = False,
@@ -60,53 +60,53 @@ def rekey(
     expect_save_id: SaveIds = None,
     storage_options: StorageOptions = None,
 ) -> tuple[str, ...]:
-    """Wrap the data keys of a checkpoint or a plain file for `new`, and for no one else.
+    """Wrap the data keys of a checkpoint or a plain file for `recipients`, and for no one else.
 
     Of a checkpoint only metadata files are rewritten, each in one step; data files keep their bytes. Nothing is written
     until all data keys are unwrapped, all vouchers and signatures are verified, and all new metadata is made. Where
     ranks have metadata of their own, each file is replaced by itself: after a failure in between, call this again with
-    the same arguments, which also accepts files that are under `new` already.
+    the same arguments, which also accepts files that are for `recipients` already.
 
     Parameters
     ----------
     path : path, str or Storage
         The checkpoint's folder, or its URL; or a local file that `streamxf.open` wrote. Such a file is copied without
         being decrypted, and replaced in one step.
-    old : Key, bytes, location, several of them or a KeyRing
+    keys : Key, bytes, location, several of them or a KeyRing
         What opens it now.
-    new : KeyProvider, bytes or location, or several
+    recipients : KeyProvider, bytes or location, or several
         Who may read from now on, as in `Encrypt`.
     signer : SigningKey or location, optional
         Signs the contents, in place of the previous signer. Without it, a signature stays as it is. What was saved
         without a signer cannot be signed afterwards.
     trust : VerifyKey or location, or several
-        Whose signature counts when `old` opens it, as in `KeyRing`.
+        Whose signature counts when `keys` open it, as in `KeyRing`.
     allow_unsigned : bool
-        Whether a signature may be missing that readers require: those of `old`, and those of `new`.
+        Whether a signature may be missing that readers require: the present ones, and `recipients`.
     vouch : bool
         Whether you answer for contents that anyone can have written: without a signature that `trust` verifies, and
-        under a `PublicKey` alone. Readers of `new` with a `Key` or a key service will take them for authentic.
+        under a `PublicKey` alone. Recipients with a `Key` or a key service will take them for authentic.
     expect_save_id : str or several, optional
         The only save whose data keys are handed on, as ``writer.save_id`` gave it; where ranks have metadata of their
         own, the ids of all of them. Without it, whoever can write to the folder may have put the metadata of another
-        checkpoint there that `old` opens, and `new` then reads that one.
+        checkpoint there that `keys` open, and `recipients` then read that one.
     storage_options : mapping, optional
         fsspec's, for a URL.
 
     Returns the names of the files that were rewritten. ``()`` means that nothing had to change; where everything is
-    wrapped for `new` already, and for no one else, a key of `new` opens it, and `old` is not needed.
+    wrapped for `recipients` already, and for no one else, one of these opens it, and `keys` are not needed.
 
     Raises
     ------
     KeyMissingError, WrongKeyError, AuthenticationError, KeyServiceError
-        If `old` does not open it, or it was altered.
+        If `keys` do not open it, or it was altered.
     IdentityError
         If it is another save than `expect_save_id`.
     PolicyError
-        If it is not encrypted, lacks a signature that `old`, `trust` or the readers of `new` require, or nothing shows
-        who wrote it, and readers of `new` would take it for authentic.
+        If it is not encrypted, lacks a signature that `keys`, `trust` or `recipients` require, or nothing shows who
+        wrote it, and `recipients` would take it for authentic.
     ParameterError
-        If `new` or `signer` cannot be used, or there are too many recipients.
+        If `recipients` or `signer` cannot be used, or there are too many recipients.
     MetadataError, ContainerError, DescriptorError
         If it is missing or damaged, or was replaced meanwhile.
     UnsupportedError
@@ -114,8 +114,8 @@ def rekey(
     OSError
         If it cannot be written. The old file is then still there.
     """
-    chosen = as_recipients(new, "new")
-    access, terms = _terms(old, signer, trust, allow_unsigned, vouch, expect_save_id)
+    chosen = as_recipients(recipients)
+    access, terms = _terms(keys, signer, trust, allow_unsigned, vouch, expect_save_id)
     own = _own(chosen, access.keys, terms.signer)
     terms = replace(terms, trust=(*terms.trust, *own.trust))
     wanted = {(key.kind, key.id) for key in chosen}
@@ -131,8 +131,8 @@ def rekey(
             if not len(own):
                 raise KeyMissingError(
                     f"{error.message}; only the new recipients are named there, as after a call that was interrupted, "
-                    "and no key shows that this is true: give one that opens it as well, in new= a PrivateKey in place "
-                    "of its public key"
+                    "and no key shows that this is true: give one that opens it as well, in recipients= a PrivateKey "
+                    "in place of its public key"
                 ) from None
         return holder.open(replace(access, keys=own), name, keys, body)
 
@@ -148,9 +148,9 @@ def rekey(
 
 def add_recipient(
     path: Location,
-    keys: KeysLike,
-    new: KeysLike,
     *,
+    keys: KeysLike,
+    recipients: KeysLike,
     signer: SignerLike | None = None,
     trust: TrustLike = None,
     allow_unsigned: bool = False,
@@ -158,11 +158,11 @@ def add_recipient(
     expect_save_id: SaveIds = None,
     storage_options: StorageOptions = None,
 ) -> tuple[str, ...]:
-    """Wrap the data keys of a checkpoint or a plain file for `new`, too; existing recipients keep theirs.
+    """Wrap the data keys of a checkpoint or a plain file for `recipients`, too; those that are there keep theirs.
 
     `keys` open it; the other arguments, what is returned and what is raised are as in `rekey`.
     """
-    chosen = as_recipients(new, "new")
+    chosen = as_recipients(recipients)
     access, terms = _terms(keys, signer, trust, allow_unsigned, vouch, expect_save_id)
 
     holder = holder_at(path, storage_options, access.expected_saves)
@@ -183,9 +183,9 @@ def add_recipient(
 
 def remove_recipient(
     path: Location,
+    *,
     keys: KeysLike,
     recipient: KeyLike,
-    *,
     trust: TrustLike = None,
     allow_unsigned: bool = False,
     expect_save_id: SaveIds = None,

@@ -1,15 +1,15 @@
-"""`salvage` and `salvage_to`: from a damaged checkpoint every item that verifies, and a list of those that do not."""
+"""`load_intact` and `salvage`: from a damaged checkpoint every item that verifies, and a list of those that do not."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from streamxf.buffers import flat_view
 from streamxf.chain import ChainLike
-from streamxf.checkpoint.access import Access, Require, SaveIds
+from streamxf.checkpoint.access import Access, Codecs, Require, SaveIds
 from streamxf.checkpoint.opening import Wanted
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
@@ -17,7 +17,7 @@ from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, Place, TensorItem
-from streamxf.keys import KeyRing, KeysLike, SignerLike, TrustLike
+from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.storage.opening import Location, open_storage
@@ -28,11 +28,8 @@ from streamxf.tools.salvage.catalog import Catalog, open_catalog
 from streamxf.tools.salvage.fill import Filler
 from streamxf.tools.salvage.result import Salvaged
 
-if TYPE_CHECKING:
-    from streamxf.torch_private import ExtensionRegistry
 
-
-def salvage(
+def load_intact(
     path: Location,
     state_dict: dict[str, Any] | None = None,
     *,
@@ -40,7 +37,7 @@ def salvage(
     trust: TrustLike = None,
     allow_unsigned: bool = False,
     require: Require | None = None,
-    registry: ExtensionRegistry | None = None,
+    codecs: Codecs = None,
     weights_only: bool = True,
     safe_globals: Sequence[Any] = (),
     expect_save_id: SaveIds = None,
@@ -66,8 +63,10 @@ def salvage(
         CPU, and objects.
     keys, trust, allow_unsigned, require, weights_only, safe_globals
         As in `FileSystemReader`.
-    registry, storage_options : optional
-        The reader's ``_extension_registry``; fsspec's options, for a URL.
+    codecs : CodecRegistry or Registry, optional
+        Where codecs are looked up, and in a `Registry` stream extensions of other packages.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
     expect_save_id : str or several, optional
         The only saves that are acceptable, as ``writer.save_id`` gave them: one, or those of the ranks whose metadata
         is their own.
@@ -104,14 +103,15 @@ def salvage(
     ParameterError
         If an argument is not what it should be.
     """
-    from streamxf.dcp.extensions import access_with
     from streamxf.tools.salvage.state_dict import StateDictFiller
 
-    access = access_with(
-        registry,
-        KeyRing.of(keys, trust, allow_unsigned),
+    access = Access.of(
+        keys,
+        trust=trust,
+        allow_unsigned=allow_unsigned,
         require=require,
         expect_save_id=expect_save_id,
+        codecs=codecs,
         weights_only=weights_only,
         safe_globals=safe_globals,
         max_expansion=max_expansion,
@@ -122,12 +122,12 @@ def salvage(
         return filler.whole() if state_dict is None else filler.into(state_dict)
 
 
-def salvage_to(
+def salvage(
     source: Location,
     target: Location,
     chain: ChainLike | None = None,
     *,
-    encrypt_to: KeysLike = None,
+    recipients: KeysLike = None,
     signer: SignerLike | None = None,
     keys: KeysLike = None,
     trust: TrustLike = None,
@@ -152,12 +152,12 @@ def salvage_to(
     ----------
     source, target : path, str or Storage
         The checkpoint's folder and that of the new one, which has none yet; or URLs, each with options for fsspec.
-    chain, encrypt_to, signer
+    chain, recipients, signer
         As in `transcode`.
     progress : Progress, optional
         Is told of stored bytes while the source is checked, and of those of items while these are copied.
     keys, trust, allow_unsigned, require, expect_save_id, partial, rank, merge_ranks, without_metadata, max_expansion
-        As in `salvage`.
+        As in `load_intact`.
 
     Returns
     -------
@@ -173,7 +173,7 @@ def salvage_to(
     ParameterError, ChainError, KeyMissingError
         If the arguments cannot work together.
     StreamxfError, OSError
-        As `salvage`; or if an item no longer verified when it was copied. Nothing was published then.
+        As `load_intact`; or if an item no longer verified when it was copied. Nothing was published then.
     """
     refuse_same(source, target, ": a salvaged checkpoint is written to another folder")
     access = Access.of(
@@ -192,7 +192,7 @@ def salvage_to(
         to = Save.to(
             target,
             chain,
-            encrypt_to=encrypt_to,
+            recipients=recipients,
             signer=signer,
             was_encrypted=encrypted,
             storage_options=target_options,

@@ -5,14 +5,13 @@ metadata, and the files that this names, or those that are there without it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.access import UNKNOWN_RANKS, Access, Require, SaveIds
+from streamxf.checkpoint.access import UNKNOWN_RANKS, Access, Codecs, Require, SaveIds
 from streamxf.checkpoint.metadata import Metadata, read_metadata, unfinished
 from streamxf.checkpoint.opening import ItemOpener, Wanted, streams_of
 from streamxf.engine import side_by_side
@@ -32,7 +31,7 @@ from streamxf.format.names import GLOBAL, made_by_saves, metadata_among, rank_of
 from streamxf.formats import huggingface
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, is_checkpoint, parts_of
-from streamxf.keys import KeyRing, KeysLike, TrustLike
+from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.storage.opening import Location, open_storage
@@ -41,9 +40,6 @@ from streamxf.tools.verify.others import check_file, check_folder
 from streamxf.tools.verify.reading import Call, FileCheck, pieces_of
 from streamxf.tools.verify.report import FileReport, Findings, VerifyReport, report_of, together
 from streamxf.wording import many, some
-
-if TYPE_CHECKING:
-    from streamxf.torch_private import ExtensionRegistry
 
 _NO_METADATA = (
     "the metadata is missing, so it is not known what was saved: it was lost, or no save to this folder was published "
@@ -60,7 +56,7 @@ def verify(
     allow_unsigned: bool = False,
     require: Require | None = None,
     expect_save_id: SaveIds = None,
-    registry: ExtensionRegistry | None = None,
+    codecs: Codecs = None,
     storage_options: Mapping[str, Any] | None = None,
     max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
@@ -88,8 +84,10 @@ def verify(
         As in `FileSystemReader`.
     expect_save_id : str or several, optional
         The only save that this may be; where ranks have metadata of their own, the ids of all of them.
-    registry, storage_options : optional
-        The reader's ``_extension_registry``; fsspec's options, for a URL.
+    codecs : CodecRegistry or Registry, optional
+        Where codecs are looked up, and in a `Registry` stream extensions of other packages.
+    storage_options : mapping, optional
+        fsspec's, for a URL.
     max_expansion : int
         How many times what a data file's storage holds may be read of it, since holes are not stored, and made of it by
         stream transforms; 256 MiB may be in any case. More is reported as damage.
@@ -111,13 +109,15 @@ def verify(
     OSError, ForeignError
         If the storage cannot be listed. A file that cannot be read is damage.
     """
-    make: Callable[..., Access] = Access.of
-    if registry is not None:
-        from streamxf.dcp.extensions import access_with
-
-        make = partial(access_with, registry)
-    ring = KeyRing.of(keys, trust, allow_unsigned)
-    access = make(ring, require=require, expect_save_id=expect_save_id, max_expansion=max_expansion)
+    access = Access.of(
+        keys,
+        trust=trust,
+        allow_unsigned=allow_unsigned,
+        require=require,
+        expect_save_id=expect_save_id,
+        codecs=codecs,
+        max_expansion=max_expansion,
+    )
     named = require is not None or expect_save_id is not None
     storage = open_storage(path, storage_options)
     parts: list[str] = []

@@ -42,7 +42,7 @@ def test_pack(tmp_path, encrypted, step):
     resumed = 0
 
     def call() -> Any:
-        return pack(source, target, encrypt_to=key, file_size=FILE_SIZE)
+        return pack(source, target, recipients=key, file_size=FILE_SIZE)
 
     for _ in kills(step, TOUCHES, call):
         if not (target / ".metadata").exists():

@@ -56,7 +56,7 @@ def test_safetensors(state, metadata, chain, file_size):
     with TemporaryDirectory() as folder:
         source, target = Path(folder, "a.safetensors"), Path(folder, "packed")
         save_file(state, source, metadata)
-        pack(source, target, chain, encrypt_to=to, file_size=file_size)
+        pack(source, target, chain, recipients=to, file_size=file_size)
         assert_same(packed(target, to), state)
         assert_whole(target, to)
         unpack(target, Path(folder, "b.safetensors"), keys=to)
@@ -70,7 +70,7 @@ def test_torch_save(state, chain, file_size):
     with TemporaryDirectory() as folder:
         source, target = Path(folder, "a.pt"), Path(folder, "packed")
         torch.save(state, source)
-        pack(source, target, chain, encrypt_to=to, file_size=file_size)
+        pack(source, target, chain, recipients=to, file_size=file_size)
         assert_same(packed(target, to), state)
         unpack(target, Path(folder, "b.pt"), keys=to)
         assert digests(Path(folder, "b.pt")) == digests(source)

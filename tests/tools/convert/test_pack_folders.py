@@ -45,14 +45,14 @@ def around(path: Path, chain: str = "floatzip", **options: Any) -> Path:
     """The folder that is unpacked from what was packed."""
     target, back = path.parent / "packed", path.parent / "back"
     pack(path, target, chain, **options)
-    assert unpack(target, back, keys=options.get("encrypt_to")).restored
-    assert_whole(target, options.get("encrypt_to"))
+    assert unpack(target, back, keys=options.get("recipients")).restored
+    assert_whole(target, options.get("recipients"))
     return back
 
 
 @pytest.mark.parametrize("chain", CHAINS)
 def test_a_folder_comes_back_as_it_was(folder, chain):
-    back = around(folder, chain, encrypt_to=KEY if "encrypt" in chain else None)
+    back = around(folder, chain, recipients=KEY if "encrypt" in chain else None)
     assert contents(back) == contents(folder)
     assert not any(path.is_symlink() for path in back.rglob("*"))
 
@@ -188,7 +188,7 @@ def test_views_of_any_kind_come_back(tmp_path_factory, views, chain, file_size):
     tensors = [base[start : start + length : step] for start, length, step, _ in views]
     turned = [base[start * 9 :][:12].view(3, 4).T if flag else base[:0] for start, _, _, flag in views]
     torch.save({"a": tensors, "b": turned, "step": 5}, path / "run" / "last.pt")
-    back = around(path / "run", chain, file_size=file_size, encrypt_to=KEY if "encrypt" in chain else None)
+    back = around(path / "run", chain, file_size=file_size, recipients=KEY if "encrypt" in chain else None)
     assert contents(back) == contents(path / "run")
 
 

@@ -163,8 +163,8 @@ def test_a_finished_file_that_was_altered_is_found_out(tmp_path, source):
 
 def test_with_a_key_it_goes_on(tmp_path, source):
     target = tmp_path / "target"
-    stop_midway(source, target, "zstd+encrypt", encrypt_to=KEY)
-    assert transcode(source, target, "zstd+encrypt", encrypt_to=KEY, file_size=FILE_SIZE).kept_files
+    stop_midway(source, target, "zstd+encrypt", recipients=KEY)
+    assert transcode(source, target, "zstd+encrypt", recipients=KEY, file_size=FILE_SIZE).kept_files
     assert_same(loaded(target, KEY), trained())
     assert_whole(target, KEY)
 
@@ -173,8 +173,8 @@ def test_with_public_keys_alone_it_begins_anew(tmp_path, source):
     """Anybody could have written what is there."""
     target, private = tmp_path / "target", PrivateKey.generate()
     ring = KeyRing(private.public, allow_unsigned=True)
-    stop_midway(source, target, "zstd+encrypt", encrypt_to=ring)
-    done = transcode(source, target, "zstd+encrypt", encrypt_to=ring, file_size=FILE_SIZE)
+    stop_midway(source, target, "zstd+encrypt", recipients=ring)
+    done = transcode(source, target, "zstd+encrypt", recipients=ring, file_size=FILE_SIZE)
     assert (done.kept_files, done.discarded_files > 0) == (0, True)
     assert_same(loaded(target, KeyRing(private, allow_unsigned=True)), trained())
 
@@ -184,7 +184,7 @@ def test_slips_without_a_mac_are_of_no_use_where_there_is_a_key(tmp_path, source
     target = tmp_path / "target"
     monkeypatch.setattr("streamxf.tools.convert.conversion.Conversion.id", lambda *_: "0" * 32)
     stop_midway(source, target, "zstd")
-    done = transcode(source, target, "zstd+encrypt", encrypt_to=KEY, file_size=FILE_SIZE)
+    done = transcode(source, target, "zstd+encrypt", recipients=KEY, file_size=FILE_SIZE)
     assert done.kept_files == 0
     assert_same(loaded(target, KEY), trained())
 

@@ -72,7 +72,7 @@ def test_what_loads_is_the_same(state, kind, chain, file_size, block_size):
     with TemporaryDirectory() as folder:
         source, target = Path(folder, "source"), Path(folder, "target")
         save(state, source, kind)
-        done = transcode(source, target, chain, keys=keys, encrypt_to=to, file_size=file_size, block_size=block_size)
+        done = transcode(source, target, chain, keys=keys, recipients=to, file_size=file_size, block_size=block_size)
         assert_same(loaded(target, to), loaded(source, keys))
         assert_same(loaded(target, to), state)
         assert_whole(target, to)
@@ -156,7 +156,7 @@ def test_progress_is_told_what_it_was_told_to_expect(tmp_path, source):
 
 def test_each_recipient_opens_the_copy(tmp_path, source):
     private, signer = PrivateKey.generate(), SigningKey.generate()
-    transcode(source, tmp_path / "target", "zstd+encrypt", encrypt_to=[KEY, private.public], signer=signer)
+    transcode(source, tmp_path / "target", "zstd+encrypt", recipients=[KEY, private.public], signer=signer)
     assert_same(loaded(tmp_path / "target", KEY), trained())
     ring = KeyRing(private, trust=signer.verify_key)
     assert_same(loaded(tmp_path / "target", ring), trained())
@@ -164,7 +164,7 @@ def test_each_recipient_opens_the_copy(tmp_path, source):
 
 def test_what_was_encrypted_is_not_written_in_the_clear_by_default(tmp_path, source):
     encrypted = tmp_path / "encrypted"
-    transcode(source, encrypted, encrypt_to=KEY)
+    transcode(source, encrypted, recipients=KEY)
     assert_whole(encrypted, KEY)
     with pytest.raises(ParameterError, match="does not encrypt"):
         transcode(encrypted, tmp_path / "clear", keys=KEY)
@@ -177,8 +177,8 @@ def test_what_was_encrypted_is_not_written_in_the_clear_by_default(tmp_path, sou
     ("options", "error"),
     [
         ({"chain": "zstd+encrypt"}, KeyMissingError),
-        ({"chain": "zstd", "encrypt_to": KEY}, ParameterError),
-        ({"chain": [streamxf.ZStandard()], "encrypt_to": KEY}, ParameterError),
+        ({"chain": "zstd", "recipients": KEY}, ParameterError),
+        ({"chain": [streamxf.ZStandard()], "recipients": KEY}, ParameterError),
         ({"signer": "file:nowhere"}, ParameterError),
         ({"in_place": True}, ParameterError),
         ({"target": None}, ParameterError),

@@ -15,7 +15,7 @@ from tools.convert.states import data_files
 from streamxf.errors import MetadataError
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
-from streamxf.tools.salvage.salvage import salvage_to
+from streamxf.tools.salvage.salvage import salvage
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 
@@ -31,7 +31,7 @@ def damage(path: Path) -> None:
 def test_a_folder_of_which_nothing_was_lost(tmp_path):
     folder = folder_of_all_kinds(tmp_path / "run")
     pack(folder, tmp_path / "packed", file_size=50_000)
-    salvage_to(tmp_path / "packed", tmp_path / "salvaged")
+    salvage(tmp_path / "packed", tmp_path / "salvaged")
     assert unpack(tmp_path / "salvaged", tmp_path / "back").restored
     assert contents(tmp_path / "back") == contents(folder)
 
@@ -42,7 +42,7 @@ def test_what_is_left_of_a_file_is_written_if_it_is_asked_for(tmp_path, name):
     (save_file if name.endswith(".safetensors") else torch.save)(state, tmp_path / name)
     pack(tmp_path / name, tmp_path / "packed", "zstd", file_size=20_000)
     damage(tmp_path / "packed")
-    found, _ = salvage_to(tmp_path / "packed", tmp_path / "salvaged")
+    found, _ = salvage(tmp_path / "packed", tmp_path / "salvaged")
     (lost,) = {damage.item for damage in found.damaged}
     target = tmp_path / f"back-{name}"
     with pytest.raises(MetadataError, match="only") as raised:

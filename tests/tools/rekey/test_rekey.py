@@ -78,7 +78,7 @@ def signed(checkpoint: Path, state: dict[str, Any]) -> Path:
 
 def test_the_new_key_reads_and_the_old_one_does_not(saved: Path, state: dict[str, Any]) -> None:
     before = contents(saved)
-    assert streamxf.rekey(saved, KEY, OTHER_KEY) == (".metadata",)
+    assert streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY) == (".metadata",)
     after = contents(saved)
     assert_same(load(state, saved, OTHER_KEY), state)
     with refused(KeyMissingError, KEY.id, OTHER_KEY.id):
@@ -89,7 +89,7 @@ def test_the_new_key_reads_and_the_old_one_does_not(saved: Path, state: dict[str
 
 def test_nothing_else_of_the_metadata_changes(signed: Path) -> None:
     before, data = apart(signed), (signed / ".metadata").read_bytes()
-    streamxf.rekey(signed, KEY, [OTHER_KEY, PRIVATE.public], signer=STRANGER)
+    streamxf.rekey(signed, keys=KEY, recipients=[OTHER_KEY, PRIVATE.public], signer=STRANGER)
     assert (signed / ".metadata").read_bytes() != data
     index, deks, content = apart(signed)
     assert (index, deks) == before[:2]
@@ -103,7 +103,7 @@ def test_torchs_own_reader_reads_it_too(saved: Path, state: dict[str, Any]) -> N
     def stock(key: Key) -> Any:
         return filesystem.FileSystemReader(saved, _extension_registry=streamxf.Registry(keys=key))
 
-    streamxf.rekey(saved, KEY, [OTHER_KEY, THIRD])
+    streamxf.rekey(saved, keys=KEY, recipients=[OTHER_KEY, THIRD])
     for key in (OTHER_KEY, THIRD):
         assert_same(load_with(state, stock(key)), state)
     with refused(KeyMissingError):
@@ -113,7 +113,7 @@ def test_torchs_own_reader_reads_it_too(saved: Path, state: dict[str, Any]) -> N
 def test_the_descriptors_stay_one_object_for_all_items(checkpoint: Path) -> None:
     state = {f"weight.{number}": torch.full((2,), number) for number in range(300)}
     save(state, checkpoint)
-    streamxf.rekey(checkpoint, KEY, [PRIVATE.public, OTHER_KEY], allow_unsigned=True)
+    streamxf.rekey(checkpoint, keys=KEY, recipients=[PRIVATE.public, OTHER_KEY], allow_unsigned=True)
     content = pickle.loads((checkpoint / ".metadata").read_bytes())
     assert len({id(info.transform_descriptors) for info in content.storage_data.values()}) == 1
     # once in the pickle, and once in the keys
@@ -126,7 +126,7 @@ def test_ranks_have_a_data_key_each(checkpoint: Path, count: int) -> None:
     before, metadata = contents(checkpoint), apart(checkpoint)
     found = [envelope.dek_id for envelope in envelopes(checkpoint)]
     assert len(set(found)) == len(found) == count
-    streamxf.rekey(checkpoint, KEY, [OTHER_KEY, SHORT.public], signer=STRANGER)
+    streamxf.rekey(checkpoint, keys=KEY, recipients=[OTHER_KEY, SHORT.public], signer=STRANGER)
     assert [envelope.dek_id for envelope in envelopes(checkpoint)] == found
     assert apart(checkpoint)[:2] == metadata[:2]
     assert_same(load(state, checkpoint, OTHER_KEY), state)
@@ -140,7 +140,7 @@ def test_ranks_have_a_data_key_each(checkpoint: Path, count: int) -> None:
 def test_a_copy_of_the_metadata_from_before_still_opens(saved: Path, state: dict[str, Any]) -> None:
     """As docs/security.md says: data keys stay what they are."""
     backup = (saved / ".metadata").read_bytes()
-    streamxf.rekey(saved, KEY, OTHER_KEY)
+    streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY)
     (saved / ".metadata").write_bytes(backup)
     assert_same(load(state, saved, KEY), state)
 
@@ -151,7 +151,7 @@ def test_a_copy_of_the_metadata_from_before_still_opens(saved: Path, state: dict
 def test_public_keys_need_a_signature(saved: Path, state: dict[str, Any]) -> None:
     for change in (streamxf.rekey, streamxf.add_recipient):
         untouched(
-            lambda change=change: change(saved, KEY, PRIVATE.public),
+            lambda change=change: change(saved, keys=KEY, recipients=PRIVATE.public),
             saved,
             PolicyError,
             "a signer, who then",
@@ -160,10 +160,10 @@ def test_public_keys_need_a_signature(saved: Path, state: dict[str, Any]) -> Non
 
 
 def test_unsigned_on_request(saved: Path, state: dict[str, Any]) -> None:
-    streamxf.rekey(saved, KEY, PRIVATE.public, allow_unsigned=True)
-    untouched(lambda: streamxf.rekey(saved, PRIVATE, KEY), saved, PolicyError, "not signed")
+    streamxf.rekey(saved, keys=KEY, recipients=PRIVATE.public, allow_unsigned=True)
+    untouched(lambda: streamxf.rekey(saved, keys=PRIVATE, recipients=KEY), saved, PolicyError, "not signed")
     assert_same(load(state, saved, KeyRing([PRIVATE], allow_unsigned=True)), state)
-    streamxf.rekey(saved, PRIVATE, KEY, allow_unsigned=True, vouch=True)
+    streamxf.rekey(saved, keys=PRIVATE, recipients=KEY, allow_unsigned=True, vouch=True)
     assert_same(load(state, saved, KEY), state)
 
 
@@ -172,7 +172,7 @@ def test_what_was_saved_without_a_signer_cannot_be_signed(saved: Path, change: A
     """There are no hashes of blocks that a signature could cover."""
     for new in (PRIVATE.public, OTHER_KEY):
         untouched(
-            lambda new=new: change(saved, KEY, new, signer=SIGNER),
+            lambda new=new: change(saved, keys=KEY, recipients=new, signer=SIGNER),
             saved,
             UnsupportedError,
             "no hashes of its blocks",
@@ -182,16 +182,16 @@ def test_what_was_saved_without_a_signer_cannot_be_signed(saved: Path, change: A
 
 def test_a_checkpoint_without_items_can_be_signed(checkpoint: Path) -> None:
     save({}, checkpoint, [Encrypt(KEY)])
-    streamxf.rekey(checkpoint, KEY, PRIVATE.public, signer=SIGNER)
+    streamxf.rekey(checkpoint, keys=KEY, recipients=PRIVATE.public, signer=SIGNER)
     assert load({}, checkpoint, KeyRing([PRIVATE], trust=SIGNER.verify_key)) == {}
 
 
 def test_signatures_stay_unless_somebody_signs_again(signed: Path, state: dict[str, Any]) -> None:
     before = vouchers(signed)
-    streamxf.rekey(signed, KEY, SHORT.public, trust=SIGNER.verify_key)
+    streamxf.rekey(signed, keys=KEY, recipients=SHORT.public, trust=SIGNER.verify_key)
     assert vouchers(signed).signature == before.signature
     assert_same(load(state, signed, KeyRing([SHORT], trust=SIGNER.verify_key)), state)
-    streamxf.rekey(signed, SHORT, PRIVATE.public, trust=SIGNER.verify_key, signer=STRANGER)
+    streamxf.rekey(signed, keys=SHORT, recipients=PRIVATE.public, trust=SIGNER.verify_key, signer=STRANGER)
     assert streamxf.recipients(signed).signers == (STRANGER.id,)
     assert_same(load(state, signed, KeyRing([PRIVATE], trust=STRANGER.verify_key)), state)
     with refused(PolicyError, STRANGER.id):
@@ -199,13 +199,17 @@ def test_signatures_stay_unless_somebody_signs_again(signed: Path, state: dict[s
 
 
 def test_who_is_not_trusted_is_not_rekeyed(signed: Path) -> None:
-    untouched(lambda: streamxf.rekey(signed, PRIVATE, KEY), signed, PolicyError, SIGNER.id)
+    untouched(lambda: streamxf.rekey(signed, keys=PRIVATE, recipients=KEY), signed, PolicyError, SIGNER.id)
     stranger = STRANGER.verify_key
-    untouched(lambda: streamxf.rekey(signed, PRIVATE, KEY, trust=stranger), signed, PolicyError, SIGNER.id)
-    untouched(lambda: streamxf.rekey(signed, KEY, KEY, trust=stranger), signed, PolicyError, SIGNER.id)
+    untouched(
+        lambda: streamxf.rekey(signed, keys=PRIVATE, recipients=KEY, trust=stranger), signed, PolicyError, SIGNER.id
+    )
+    untouched(lambda: streamxf.rekey(signed, keys=KEY, recipients=KEY, trust=stranger), signed, PolicyError, SIGNER.id)
     ring = KeyRing([PRIVATE], trust=SIGNER.verify_key)
-    untouched(lambda: streamxf.rekey(signed, ring, KEY, trust=stranger), signed, ParameterError, "KeyRing")
-    assert streamxf.rekey(signed, ring, KEY) == (".metadata",)
+    untouched(
+        lambda: streamxf.rekey(signed, keys=ring, recipients=KEY, trust=stranger), signed, ParameterError, "KeyRing"
+    )
+    assert streamxf.rekey(signed, keys=ring, recipients=KEY) == (".metadata",)
 
 
 def test_vouchers_of_recipients_that_stay_are_kept(checkpoint: Path, state: dict[str, Any]) -> None:
@@ -214,10 +218,10 @@ def test_vouchers_of_recipients_that_stay_are_kept(checkpoint: Path, state: dict
     strange = Entry("acme-vault", "0" * 16, b"voucher")
     reforge(checkpoint, lambda envelope: envelope, entries=(*vouchers(checkpoint).entries, strange))
     before = vouchers(checkpoint).entries
-    streamxf.add_recipient(checkpoint, KEY, THIRD)
+    streamxf.add_recipient(checkpoint, keys=KEY, recipients=THIRD)
     assert vouchers(checkpoint).entries[:3] == before
     assert [entry.key_id for entry in vouchers(checkpoint).entries] == [KEY.id, OTHER_KEY.id, "0" * 16, THIRD.id]
-    streamxf.remove_recipient(checkpoint, THIRD, KEY.id)
+    streamxf.remove_recipient(checkpoint, keys=THIRD, recipient=KEY.id)
     assert vouchers(checkpoint).entries[:2] == before[1:]
     assert_same(load(state, checkpoint, THIRD), state)
     assert_same(load(state, checkpoint, OTHER_KEY), state)
@@ -234,9 +238,9 @@ def test_a_recipient_whose_voucher_was_spoiled_is_helped_by_a_key_that_vouches(
     with refused(AuthenticationError, OTHER_KEY.id):
         load(state, checkpoint, OTHER_KEY)
     if voucher is None:
-        assert streamxf.add_recipient(checkpoint, KEY, OTHER_KEY) == (".metadata",)
+        assert streamxf.add_recipient(checkpoint, keys=KEY, recipients=OTHER_KEY) == (".metadata",)
     else:
-        assert streamxf.rekey(checkpoint, KEY, [KEY, OTHER_KEY]) == (".metadata",)
+        assert streamxf.rekey(checkpoint, keys=KEY, recipients=[KEY, OTHER_KEY]) == (".metadata",)
     assert_same(load(state, checkpoint, OTHER_KEY), state)
 
 
@@ -249,9 +253,9 @@ def test_data_keys_of_other_checkpoints_are_not_handed_on(checkpoint: Path, tmp_
     for forged in ([wrapped, strange], [wrapped, *others, strange], [wrapped], [wrapped, others[0], others[0]]):
         forge(checkpoint, forged, made)
         for action in (
-            lambda: streamxf.rekey(checkpoint, KEY, OTHER_KEY),
-            lambda: streamxf.add_recipient(checkpoint, KEY, OTHER_KEY),
-            lambda: streamxf.remove_recipient(checkpoint, KEY, KEY.id),
+            lambda: streamxf.rekey(checkpoint, keys=KEY, recipients=OTHER_KEY),
+            lambda: streamxf.add_recipient(checkpoint, keys=KEY, recipients=OTHER_KEY),
+            lambda: streamxf.remove_recipient(checkpoint, keys=KEY, recipient=KEY.id),
             lambda: streamxf.recipients(checkpoint, keys=KEY),
         ):
             untouched(action, checkpoint, MetadataError, "contradict")
@@ -264,8 +268,8 @@ def test_every_data_key_is_unwrapped(checkpoint: Path) -> None:
     at = other.index("aeskw:") + 30
     forge(checkpoint, [wrapped, other[:at] + ("A" if other[at] != "A" else "B") + other[at + 1 :]], made)
     for action in (
-        lambda: streamxf.rekey(checkpoint, KEY, OTHER_KEY),
-        lambda: streamxf.add_recipient(checkpoint, KEY, OTHER_KEY),
+        lambda: streamxf.rekey(checkpoint, keys=KEY, recipients=OTHER_KEY),
+        lambda: streamxf.add_recipient(checkpoint, keys=KEY, recipients=OTHER_KEY),
         lambda: streamxf.recipients(checkpoint, keys=KEY),
     ):
         untouched(action, checkpoint, WrongKeyError)
@@ -277,22 +281,36 @@ def test_every_data_key_is_unwrapped(checkpoint: Path) -> None:
 def test_a_key_that_does_not_open_it(saved: Path) -> None:
     third = THIRD
     for wrong in (OTHER_KEY, [OTHER_KEY, PRIVATE], PRIVATE):
-        untouched(lambda wrong=wrong: streamxf.rekey(saved, wrong, third), saved, KeyMissingError, KEY.id)
-        untouched(lambda wrong=wrong: streamxf.add_recipient(saved, wrong, third), saved, KeyMissingError, KEY.id)
-        untouched(lambda wrong=wrong: streamxf.remove_recipient(saved, wrong, KEY.id), saved, KeyMissingError, KEY.id)
+        untouched(
+            lambda wrong=wrong: streamxf.rekey(saved, keys=wrong, recipients=third), saved, KeyMissingError, KEY.id
+        )
+        untouched(
+            lambda wrong=wrong: streamxf.add_recipient(saved, keys=wrong, recipients=third),
+            saved,
+            KeyMissingError,
+            KEY.id,
+        )
+        untouched(
+            lambda wrong=wrong: streamxf.remove_recipient(saved, keys=wrong, recipient=KEY.id),
+            saved,
+            KeyMissingError,
+            KEY.id,
+        )
     for none, error in ((None, KeyMissingError), ([], ParameterError)):
-        untouched(lambda none=none: streamxf.rekey(saved, none, third), saved, error)
-        untouched(lambda none=none: streamxf.add_recipient(saved, none, third), saved, error)
+        untouched(lambda none=none: streamxf.rekey(saved, keys=none, recipients=third), saved, error)
+        untouched(lambda none=none: streamxf.add_recipient(saved, keys=none, recipients=third), saved, error)
 
 
 def test_arguments_that_no_checkpoint_takes(saved: Path) -> None:
     many = [Key.generate() for _ in range(MAX_RECIPIENTS + 1)]
     for new in ([], None, b"short", many):
-        untouched(lambda new=new: streamxf.rekey(saved, KEY, new), saved, ParameterError)
-    untouched(lambda: streamxf.rekey(saved, KEY, OTHER_KEY, signer=b"x" * 32), saved, ParameterError, "signer")
-    untouched(lambda: streamxf.add_recipient(saved, KEY, many[1:]), saved, ParameterError, "16", "17")
+        untouched(lambda new=new: streamxf.rekey(saved, keys=KEY, recipients=new), saved, ParameterError)
+    untouched(
+        lambda: streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY, signer=b"x" * 32), saved, ParameterError, "signer"
+    )
+    untouched(lambda: streamxf.add_recipient(saved, keys=KEY, recipients=many[1:]), saved, ParameterError, "16", "17")
     assert len(streamxf.recipients(saved).whole) == 1
-    streamxf.add_recipient(saved, KEY, many[2:])
+    streamxf.add_recipient(saved, keys=KEY, recipients=many[2:])
     assert len(streamxf.recipients(saved).whole) == MAX_RECIPIENTS
 
 
@@ -324,9 +342,9 @@ def test_altered_metadata(saved: Path, place: str) -> None:
         file.write_bytes(data[:size])
         kind = MetadataError if place == "empty" else UnsupportedError
     for action in (
-        lambda: streamxf.rekey(saved, KEY, OTHER_KEY),
-        lambda: streamxf.add_recipient(saved, KEY, OTHER_KEY),
-        lambda: streamxf.remove_recipient(saved, KEY, KEY.id),
+        lambda: streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY),
+        lambda: streamxf.add_recipient(saved, keys=KEY, recipients=OTHER_KEY),
+        lambda: streamxf.remove_recipient(saved, keys=KEY, recipient=KEY.id),
         lambda: streamxf.recipients(saved, keys=KEY),
     ):
         untouched(action, saved, kind, ".metadata")
@@ -348,16 +366,16 @@ def test_every_bit_of_small_metadata(checkpoint: Path) -> None:
         data[position // 8] ^= 1 << position % 8
         file.write_bytes(data)
         with pytest.raises(StreamxfError):
-            streamxf.rekey(checkpoint, KEY, OTHER_KEY)
+            streamxf.rekey(checkpoint, keys=KEY, recipients=OTHER_KEY)
         assert file.read_bytes() == data
 
 
 def test_what_nobody_vouched_for(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint, [ZStandard()])
     for action in (
-        lambda: streamxf.rekey(checkpoint, KEY, OTHER_KEY),
-        lambda: streamxf.add_recipient(checkpoint, KEY, OTHER_KEY),
-        lambda: streamxf.remove_recipient(checkpoint, KEY, KEY.id),
+        lambda: streamxf.rekey(checkpoint, keys=KEY, recipients=OTHER_KEY),
+        lambda: streamxf.add_recipient(checkpoint, keys=KEY, recipients=OTHER_KEY),
+        lambda: streamxf.remove_recipient(checkpoint, keys=KEY, recipient=KEY.id),
         lambda: streamxf.recipients(checkpoint),
     ):
         untouched(action, checkpoint, PolicyError, "not encrypted")
@@ -369,7 +387,9 @@ def test_checkpoints_of_other_writers(tmp_path: Path, state: dict[str, Any]) -> 
     writer = streamxf.attach(filesystem.FileSystemWriter(attached), [Encrypt(KEY)])
     dcp.save(state, storage_writer=writer)
     for path in (stock, attached):
-        untouched(lambda path=path: streamxf.rekey(path, KEY, OTHER_KEY), path, UnsupportedError, "no index")
+        untouched(
+            lambda path=path: streamxf.rekey(path, keys=KEY, recipients=OTHER_KEY), path, UnsupportedError, "no index"
+        )
         untouched(lambda path=path: streamxf.recipients(path), path, UnsupportedError, "no index")
 
 
@@ -377,28 +397,33 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
     file = tmp_path / "tensors.safetensors"
     file.write_bytes(bytes(100))
     for path in (file, f"file://{file}"):
-        untouched(lambda path=path: streamxf.rekey(path, KEY, OTHER_KEY), tmp_path, UnsupportedError, "this file is")
+        untouched(
+            lambda path=path: streamxf.rekey(path, keys=KEY, recipients=OTHER_KEY),
+            tmp_path,
+            UnsupportedError,
+            "this file is",
+        )
     with refused(MetadataError, "files of other formats: tensors.safetensors"):
-        streamxf.rekey(tmp_path, KEY, OTHER_KEY)
+        streamxf.rekey(tmp_path, keys=KEY, recipients=OTHER_KEY)
     for path in (tmp_path / "missing", f"memory://{uuid.uuid4().hex}"):
         with refused(MetadataError, "no checkpoint"):
-            streamxf.rekey(path, KEY, OTHER_KEY)
+            streamxf.rekey(path, keys=KEY, recipients=OTHER_KEY)
 
 
 def test_files_that_stand_in_for_metadata(saved: Path, tmp_path: Path) -> None:
     (saved / ".metadata").rename(tmp_path / "elsewhere")
     (saved / ".metadata").symlink_to(tmp_path / "elsewhere")
-    untouched(lambda: streamxf.rekey(saved, KEY, OTHER_KEY), saved, MetadataError, "link")
-    untouched(lambda: streamxf.rekey(f"file://{saved}", KEY, OTHER_KEY), saved, MetadataError, "link")
+    untouched(lambda: streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY), saved, MetadataError, "link")
+    untouched(lambda: streamxf.rekey(f"file://{saved}", keys=KEY, recipients=OTHER_KEY), saved, MetadataError, "link")
     (saved / ".metadata").unlink()
     os.mkfifo(saved / ".metadata")
     with refused(MetadataError, "not a regular file"):
-        streamxf.rekey(saved, KEY, OTHER_KEY)
+        streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY)
 
 
 def test_metadata_under_another_name(saved: Path) -> None:
     (saved / ".metadata").rename(saved / "__0.metadata")
-    untouched(lambda: streamxf.rekey(saved, KEY, OTHER_KEY), saved, MetadataError, "renamed")
+    untouched(lambda: streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY), saved, MetadataError, "renamed")
 
 
 def test_metadata_of_a_rank_beside_the_global_one(saved: Path, state: dict[str, Any], tmp_path: Path) -> None:
@@ -412,27 +437,29 @@ def test_metadata_of_a_rank_beside_the_global_one(saved: Path, state: dict[str, 
     (saved / "__0.metadata").write_bytes((local / "__0.metadata").read_bytes())
     third = THIRD
     both = [KEY, OTHER_KEY]
-    untouched(lambda: streamxf.rekey(saved, both, third), saved, MetadataError, "__0.metadata", "Move it away")
+    untouched(
+        lambda: streamxf.rekey(saved, keys=both, recipients=third), saved, MetadataError, "__0.metadata", "Move it away"
+    )
     (saved / "__0.metadata").unlink()
-    assert streamxf.rekey(saved, both, third) == (".metadata",)
+    assert streamxf.rekey(saved, keys=both, recipients=third) == (".metadata",)
 
 
 def test_once_more_when_all_is_done(saved: Path, state: dict[str, Any]) -> None:
-    streamxf.rekey(saved, KEY, OTHER_KEY)
-    assert streamxf.rekey(saved, KEY, OTHER_KEY) == ()  # AES key wrap gives the same again
+    streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY)
+    assert streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY) == ()  # AES key wrap gives the same again
     assert_same(load(state, saved, OTHER_KEY), state)
     options: dict[str, Any] = {"allow_unsigned": True}
-    streamxf.rekey(saved, OTHER_KEY, PRIVATE.public, **options)
+    streamxf.rekey(saved, keys=OTHER_KEY, recipients=PRIVATE.public, **options)
     # a public key cannot show that it is the one
-    again = lambda: streamxf.rekey(saved, OTHER_KEY, PRIVATE.public, **options)  # noqa: E731
+    again = lambda: streamxf.rekey(saved, keys=OTHER_KEY, recipients=PRIVATE.public, **options)  # noqa: E731
     untouched(again, saved, KeyMissingError, PRIVATE.id)
 
 
 def test_too_much_metadata(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holders, "MAX_METADATA", (saved / ".metadata").stat().st_size + 100)
     many = [Key.generate() for _ in range(MAX_RECIPIENTS)]
-    untouched(lambda: streamxf.rekey(saved, KEY, many), saved, MetadataError, "fewer recipients")
-    assert streamxf.rekey(saved, KEY, OTHER_KEY) == (".metadata",)
+    untouched(lambda: streamxf.rekey(saved, keys=KEY, recipients=many), saved, MetadataError, "fewer recipients")
+    assert streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY) == (".metadata",)
 
 
 # -- adding and removing -------------------------------------------------------------------------------
@@ -440,23 +467,23 @@ def test_too_much_metadata(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_recipient_more(signed: Path, state: dict[str, Any]) -> None:
     (before,) = envelopes(signed)
-    assert streamxf.add_recipient(signed, KEY, OTHER_KEY) == (".metadata",)
+    assert streamxf.add_recipient(signed, keys=KEY, recipients=OTHER_KEY) == (".metadata",)
     (after,) = envelopes(signed)
     assert after.recipients[:2] == before.recipients
     for key in (KEY, OTHER_KEY):
         assert_same(load(state, signed, key), state)
     whole = contents(signed)
-    assert streamxf.add_recipient(signed, KEY, [OTHER_KEY, KEY]) == ()
+    assert streamxf.add_recipient(signed, keys=KEY, recipients=[OTHER_KEY, KEY]) == ()
     assert contents(signed) == whole
     trust = SIGNER.verify_key
-    assert streamxf.add_recipient(signed, OTHER_KEY, [KEY, SHORT.public], trust=trust) == (".metadata",)
+    assert streamxf.add_recipient(signed, keys=OTHER_KEY, recipients=[KEY, SHORT.public], trust=trust) == (".metadata",)
     assert [entry.key_id for entry in envelopes(signed)[0].recipients] == [PRIVATE.id, KEY.id, OTHER_KEY.id, SHORT.id]
     assert_same(load(state, signed, KeyRing([SHORT], trust=trust)), state)
 
 
 def test_somebody_who_signs_and_adds_nobody(signed: Path) -> None:
     before = envelopes(signed)
-    assert streamxf.add_recipient(signed, KEY, KEY, signer=STRANGER) == (".metadata",)
+    assert streamxf.add_recipient(signed, keys=KEY, recipients=KEY, signer=STRANGER) == (".metadata",)
     assert envelopes(signed) == before
     digest = sections_of(signed)[1].digest
     assert vouchers(signed).signed_by([STRANGER.verify_key], digest)
@@ -465,29 +492,37 @@ def test_somebody_who_signs_and_adds_nobody(signed: Path) -> None:
 
 def test_a_recipient_less(signed: Path, state: dict[str, Any]) -> None:
     (before,) = envelopes(signed)
-    assert streamxf.remove_recipient(signed, KEY, KEY.id) == (".metadata",)  # the one that opens it, too
+    assert streamxf.remove_recipient(signed, keys=KEY, recipient=KEY.id) == (".metadata",)  # the one that opens it, too
     assert envelopes(signed) == [replace(before, recipients=before.recipients[:1])]
     assert vouchers(signed).entries == ()
     with refused(KeyMissingError, PRIVATE.id):
         load(state, signed, KEY)
     ring = KeyRing([PRIVATE], trust=SIGNER.verify_key)
     assert_same(load(state, signed, ring), state)
-    untouched(lambda: streamxf.remove_recipient(signed, ring, PRIVATE.id), signed, ParameterError, "last")
-    untouched(lambda: streamxf.remove_recipient(signed, ring, KEY.id), signed, ParameterError, KEY.id, PRIVATE.id)
+    untouched(
+        lambda: streamxf.remove_recipient(signed, keys=ring, recipient=PRIVATE.id), signed, ParameterError, "last"
+    )
+    untouched(
+        lambda: streamxf.remove_recipient(signed, keys=ring, recipient=KEY.id),
+        signed,
+        ParameterError,
+        KEY.id,
+        PRIVATE.id,
+    )
 
 
 def test_kinds_that_are_not_known_here(saved: Path, state: dict[str, Any]) -> None:
     stranger = Entry("acme-vault", "0123456789abcdef", b"whatever it is")
     reforge(saved, lambda envelope: replace(envelope, recipients=(stranger, *envelope.recipients)))
-    streamxf.add_recipient(saved, KEY, OTHER_KEY)
-    streamxf.remove_recipient(saved, OTHER_KEY, KEY.id)
+    streamxf.add_recipient(saved, keys=KEY, recipients=OTHER_KEY)
+    streamxf.remove_recipient(saved, keys=OTHER_KEY, recipient=KEY.id)
     assert envelopes(saved)[0].recipients[0] == stranger
     assert streamxf.recipients(saved).whole == (
         Recipient("acme-vault", stranger.key_id),
         Recipient("aeskw", OTHER_KEY.id),
     )
     assert_same(load(state, saved, OTHER_KEY), state)
-    streamxf.remove_recipient(saved, OTHER_KEY, stranger.key_id)
+    streamxf.remove_recipient(saved, keys=OTHER_KEY, recipient=stranger.key_id)
     assert [entry.key_id for entry in envelopes(saved)[0].recipients] == [OTHER_KEY.id]
 
 
@@ -533,7 +568,7 @@ def test_lists_of_writers_that_did_not_publish_are_not_authenticated(checkpoint:
     forge(checkpoint, [wrapped, f"{other}&w=acme:{'0' * 16}:AAAA"], made)
     found = streamxf.recipients(checkpoint, keys=KEY)
     assert (found.whole, found.part) == ((Recipient("aeskw", KEY.id),), (Recipient("acme", "0" * 16),))
-    streamxf.rekey(checkpoint, KEY, OTHER_KEY)
+    streamxf.rekey(checkpoint, keys=KEY, recipients=OTHER_KEY)
     assert streamxf.recipients(checkpoint, keys=OTHER_KEY).part == ()
     assert_same(load(state, checkpoint, OTHER_KEY), state)
 
@@ -546,7 +581,7 @@ def test_nothing_is_unpickled(signed: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(pickle, name, never)
     streamxf.recipients(signed)
     streamxf.recipients(signed, keys=KEY)
-    streamxf.rekey(signed, KEY, OTHER_KEY)
+    streamxf.rekey(signed, keys=KEY, recipients=OTHER_KEY)
 
 
 def test_a_list_needs_no_torch(signed: Path) -> None:
@@ -576,7 +611,7 @@ def local(checkpoint: Path) -> Path:
 def test_rank_local_metadata(local: Path) -> None:
     names = tuple(f"__{rank}.metadata" for rank in range(3))
     before, indexes = contents(local), [apart(local, name)[:2] for name in names]
-    assert streamxf.rekey(local, KEY, OTHER_KEY) == names
+    assert streamxf.rekey(local, keys=KEY, recipients=OTHER_KEY) == names
     assert [apart(local, name)[:2] for name in names] == indexes
     for name in names:
         assert opens(local, OTHER_KEY, name)
@@ -584,15 +619,15 @@ def test_rank_local_metadata(local: Path) -> None:
     assert {name: data for name, data in contents(local).items() if name not in names} == {
         name: data for name, data in before.items() if name not in names
     }
-    assert streamxf.add_recipient(local, OTHER_KEY, KEY) == names
-    assert streamxf.remove_recipient(local, KEY, OTHER_KEY.id) == names
+    assert streamxf.add_recipient(local, keys=OTHER_KEY, recipients=KEY) == names
+    assert streamxf.remove_recipient(local, keys=KEY, recipient=OTHER_KEY.id) == names
     assert streamxf.recipients(local, keys=KEY).whole == (Recipient("aeskw", KEY.id),)
 
 
 def test_one_rank_that_does_not_open_stops_all(local: Path) -> None:
     wrapped, made, _ = lines(local, "__2.metadata")
     forge(local, [wrapped], made[:4] + ("1" if made[4] != "1" else "2") + made[5:], "__2.metadata")
-    untouched(lambda: streamxf.rekey(local, KEY, OTHER_KEY), local, AuthenticationError, "__2.metadata")
+    untouched(lambda: streamxf.rekey(local, keys=KEY, recipients=OTHER_KEY), local, AuthenticationError, "__2.metadata")
 
 
 def test_one_rank_whose_metadata_cannot_be_made_stops_all(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -606,13 +641,13 @@ def test_one_rank_whose_metadata_cannot_be_made_stops_all(local: Path, monkeypat
         return pack(*arguments)
 
     monkeypatch.setattr(holders, "pack", fail)
-    untouched(lambda: streamxf.rekey(local, KEY, OTHER_KEY), local, MetadataError, "__2.metadata")
+    untouched(lambda: streamxf.rekey(local, keys=KEY, recipients=OTHER_KEY), local, MetadataError, "__2.metadata")
 
 
 @pytest.mark.parametrize("new", [OTHER_KEY, PRIVATE, PRIVATE.public], ids=["key", "private key", "public key"])
 def test_once_more_after_a_crash(local: Path, new: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def rekey(keys: Any) -> tuple[str, ...]:
-        return streamxf.rekey(local, KEY, keys, allow_unsigned=True)
+        return streamxf.rekey(local, keys=KEY, recipients=keys, allow_unsigned=True)
 
     _fail_at("__1.metadata", monkeypatch)
     with pytest.raises(OSError, match="injected"):
@@ -631,14 +666,14 @@ def test_once_more_after_a_crash(local: Path, new: Any, monkeypatch: pytest.Monk
 def test_adding_and_removing_once_more_after_a_crash(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _fail_at("__1.metadata", monkeypatch)
     with pytest.raises(OSError, match="injected"):
-        streamxf.add_recipient(local, KEY, OTHER_KEY)
+        streamxf.add_recipient(local, keys=KEY, recipients=OTHER_KEY)
     monkeypatch.undo()
-    assert streamxf.add_recipient(local, KEY, OTHER_KEY) == ("__1.metadata", "__2.metadata")
+    assert streamxf.add_recipient(local, keys=KEY, recipients=OTHER_KEY) == ("__1.metadata", "__2.metadata")
     _fail_at("__1.metadata", monkeypatch)
     with pytest.raises(OSError, match="injected"):
-        streamxf.remove_recipient(local, OTHER_KEY, KEY.id)
+        streamxf.remove_recipient(local, keys=OTHER_KEY, recipient=KEY.id)
     monkeypatch.undo()
-    assert streamxf.remove_recipient(local, OTHER_KEY, KEY.id) == ("__1.metadata", "__2.metadata")
+    assert streamxf.remove_recipient(local, keys=OTHER_KEY, recipient=KEY.id) == ("__1.metadata", "__2.metadata")
     assert streamxf.recipients(local, keys=OTHER_KEY).whole == (Recipient("aeskw", OTHER_KEY.id),)
 
 
@@ -675,9 +710,9 @@ def stored(url: str) -> dict[str, bytes]:
 def test_every_file_system(url: str, state: dict[str, Any]) -> None:
     save_to(url, state)
     before = stored(url)
-    assert streamxf.rekey(url, KEY, OTHER_KEY) == (".metadata",)
-    assert streamxf.add_recipient(url, OTHER_KEY, PRIVATE.public, allow_unsigned=True) == (".metadata",)
-    assert streamxf.remove_recipient(url, OTHER_KEY, OTHER_KEY.id) == (".metadata",)
+    assert streamxf.rekey(url, keys=KEY, recipients=OTHER_KEY) == (".metadata",)
+    assert streamxf.add_recipient(url, keys=OTHER_KEY, recipients=PRIVATE.public, allow_unsigned=True) == (".metadata",)
+    assert streamxf.remove_recipient(url, keys=OTHER_KEY, recipient=OTHER_KEY.id) == (".metadata",)
     assert_same(load_from(url, state, keys=KeyRing([PRIVATE], allow_unsigned=True)), state)
     with refused(KeyMissingError):
         load_from(url, state, keys=KEY)
@@ -700,7 +735,7 @@ def test_a_save_at_the_same_time_is_not_undone(
 
     monkeypatch.setattr(holders, "locked", late)
     with refused(MetadataError, "replaced meanwhile"):
-        streamxf.rekey(url, KEY, OTHER_KEY)
+        streamxf.rekey(url, keys=KEY, recipients=OTHER_KEY)
     assert_same(load_from(url, later), later)
     assert not [name for name in stored(url) if name.endswith(".tmp")]
 
@@ -714,7 +749,7 @@ def test_a_checkpoint_that_goes_at_the_same_time(saved: Path, monkeypatch: pytes
 
     monkeypatch.setattr(LocalStorage, "put", late)
     with pytest.raises((MetadataError, FileNotFoundError)):
-        streamxf.rekey(saved, KEY, OTHER_KEY)
+        streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY)
     assert not list(saved.glob("*metadata*"))
 
 
@@ -725,7 +760,7 @@ def test_two_at_once(saved: Path, state: dict[str, Any]) -> None:
 
     def work(key: Key) -> None:
         try:
-            streamxf.add_recipient(saved, KEY, key)
+            streamxf.add_recipient(saved, keys=KEY, recipients=key)
         except MetadataError as error:
             errors.append(error)
 
@@ -745,13 +780,13 @@ def test_two_at_once(saved: Path, state: dict[str, Any]) -> None:
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o444])
 def test_permissions_stay(saved: Path, mode: int) -> None:
     (saved / ".metadata").chmod(mode)
-    streamxf.rekey(saved, KEY, OTHER_KEY)
+    streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY)
     assert (saved / ".metadata").stat().st_mode & 0o7777 == mode
 
 
 def test_no_bits_that_lend_rights_to_a_file(saved: Path) -> None:
     (saved / ".metadata").chmod(0o4755)
-    streamxf.rekey(saved, KEY, OTHER_KEY)
+    streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY)
     assert (saved / ".metadata").stat().st_mode & 0o7777 == 0o755
 
 
@@ -759,7 +794,7 @@ def test_no_bits_that_lend_rights_to_a_file(saved: Path) -> None:
 def test_the_owner_stays(saved: Path) -> None:
     os.chown(saved / ".metadata", 12345, 23456)
     (saved / ".metadata").chmod(0o640)
-    streamxf.rekey(saved, KEY, OTHER_KEY)
+    streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY)
     facts = (saved / ".metadata").stat()
     assert (facts.st_uid, facts.st_gid, facts.st_mode & 0o777) == (12345, 23456, 0o640)
 
@@ -774,7 +809,7 @@ def test_another_group_gets_no_more_than_everybody(saved: Path, monkeypatch: pyt
         raise PermissionError("injected")
 
     monkeypatch.setattr(os, "fchown", fail)
-    streamxf.rekey(saved, KEY, OTHER_KEY)
+    streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY)
     monkeypatch.undo()
     assert (saved / ".metadata").stat().st_mode & 0o777 == 0o600
 

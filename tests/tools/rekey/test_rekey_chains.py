@@ -101,7 +101,9 @@ class Rotation(RuleBasedStateMachine):
 
     def change(self, function: Any, choice: int, group: list[int], signer: SigningKey | None) -> tuple[str, ...]:
         opener = self.opener(choice)
-        change = functools.partial(function, self.path, opener, [given_away(number) for number in group])
+        change = functools.partial(
+            function, self.path, keys=opener, recipients=[given_away(number) for number in group]
+        )
         if not self.signs(change, signer):
             signer = None
         needed = self.vouched(opener, group)
@@ -114,18 +116,18 @@ class Rotation(RuleBasedStateMachine):
     @rule(choice=members, member=members)
     def remove(self, choice: int, member: int) -> None:
         if member in self.readers:
-            streamxf.remove_recipient(self.path, self.opener(choice), POOL[member].id)
+            streamxf.remove_recipient(self.path, keys=self.opener(choice), recipient=POOL[member].id)
             self.readers.remove(member)
         else:
             with pytest.raises(ParameterError, match="no recipient"):
-                streamxf.remove_recipient(self.path, self.opener(choice), POOL[member].id)
+                streamxf.remove_recipient(self.path, keys=self.opener(choice), recipient=POOL[member].id)
 
     @precondition(lambda self: len(self.readers) == 1)
     @rule()
     def remove_the_last(self) -> None:
         (last,) = self.readers
         with pytest.raises(ParameterError, match="last"):
-            streamxf.remove_recipient(self.path, self.ring(POOL[last]), POOL[last].id)
+            streamxf.remove_recipient(self.path, keys=self.ring(POOL[last]), recipient=POOL[last].id)
 
     @rule(member=members, group=groups)
     def try_from_outside(self, member: int, group: list[int]) -> None:
@@ -134,9 +136,9 @@ class Rotation(RuleBasedStateMachine):
         new = [given_away(number) for number in group]
         if {*group} != self.readers:
             with pytest.raises(KeyMissingError):
-                streamxf.rekey(self.path, self.ring(POOL[member]), new)
+                streamxf.rekey(self.path, keys=self.ring(POOL[member]), recipients=new)
         with pytest.raises(KeyMissingError):
-            streamxf.add_recipient(self.path, self.ring(POOL[member]), new)
+            streamxf.add_recipient(self.path, keys=self.ring(POOL[member]), recipients=new)
 
     @rule(choice=members)
     def load(self, choice: int) -> None:

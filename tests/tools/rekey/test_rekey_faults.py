@@ -120,7 +120,7 @@ def test_the_old_metadata_or_the_new(tmp_path: Path, ranks: int, error: BaseExce
         with pytest.MonkeyPatch.context() as patch:
             faults = Faults(patch, number, error, after)
             try:
-                streamxf.rekey(path, KEY, OTHER_KEY)
+                streamxf.rekey(path, keys=KEY, recipients=OTHER_KEY)
             except (OSError, KeyboardInterrupt, StreamxfError) as caught:
                 failed: BaseException | None = caught
             else:
@@ -137,7 +137,7 @@ def test_the_old_metadata_or_the_new(tmp_path: Path, ranks: int, error: BaseExce
             assert failed is None
             break
         outcomes.add((len(old), len(new)))
-        streamxf.rekey(path, KEY, OTHER_KEY)
+        streamxf.rekey(path, keys=KEY, recipients=OTHER_KEY)
         assert opens(path, OTHER_KEY) == names
         with locked(open_storage(path), patience=0.0):
             pass
@@ -164,10 +164,10 @@ def test_an_object_store_that_fails(state: dict[str, Any], monkeypatch: pytest.M
             with monkeypatch.context() as patch:
                 patch.setattr(type(memory), name, fail)
                 with refused(OSError, "injected"):
-                    streamxf.rekey(url, KEY, OTHER_KEY)
+                    streamxf.rekey(url, keys=KEY, recipients=OTHER_KEY)
             assert memory.cat_file(url + "/.metadata") == before
         assert_same(load_from(url, state), state)
-        streamxf.rekey(url, KEY, OTHER_KEY)
+        streamxf.rekey(url, keys=KEY, recipients=OTHER_KEY)
         assert_same(load_from(url, state, keys=OTHER_KEY), state)
     finally:
         memory.rm(url, recursive=True)
@@ -180,4 +180,6 @@ def test_keys_that_would_not_be_read_back_are_not_written(tmp_path: Path, monkey
         return pack_keys(wrapped, f"mac={'0' * 64}{vouchers[68:]}", others)
 
     monkeypatch.setattr("streamxf.tools.rekey.holders.pack_keys", pack_others)
-    untouched(lambda: streamxf.rekey(tmp_path, KEY, OTHER_KEY), tmp_path, MetadataError, "cannot be replaced")
+    untouched(
+        lambda: streamxf.rekey(tmp_path, keys=KEY, recipients=OTHER_KEY), tmp_path, MetadataError, "cannot be replaced"
+    )

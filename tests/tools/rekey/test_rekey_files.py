@@ -59,7 +59,7 @@ def names(path: Path) -> list[str]:
 
 def test_for_another_key_and_for_no_one_else(file: Path) -> None:
     before = container(file)
-    assert streamxf.rekey(file, OLD, NEW) == ("data.sxf",)
+    assert streamxf.rekey(file, keys=OLD, recipients=NEW) == ("data.sxf",)
     assert read(file, NEW) == DATA
     with pytest.raises(KeyMissingError):
         read(file, OLD)
@@ -71,21 +71,21 @@ def test_for_another_key_and_for_no_one_else(file: Path) -> None:
 def test_who_may_read(file: Path) -> None:
     assert [one.id for one in streamxf.recipients(file).whole] == [OLD.id]
     assert not streamxf.recipients(file).authenticated
-    assert streamxf.add_recipient(file, OLD, NEW) == ("data.sxf",)
+    assert streamxf.add_recipient(file, keys=OLD, recipients=NEW) == ("data.sxf",)
     found = streamxf.recipients(file, keys=NEW)
     assert ([one.id for one in found.whole], found.authenticated, found.save_ids) == ([OLD.id, NEW.id], True, ())
     assert read(file, OLD) == read(file, NEW) == DATA
-    streamxf.remove_recipient(file, NEW, OLD.id)
+    streamxf.remove_recipient(file, keys=NEW, recipient=OLD.id)
     assert [one.id for one in streamxf.recipients(file).whole] == [NEW.id]
     with pytest.raises(ParameterError, match="last recipient"):
-        streamxf.remove_recipient(file, NEW, NEW)
+        streamxf.remove_recipient(file, keys=NEW, recipient=NEW)
 
 
 def test_more_recipients_than_the_beginning_had_room_for(file: Path) -> None:
     many = [Key(bytes(range(number, number + 32))) for number in range(16)]
-    streamxf.rekey(file, OLD, many)
+    streamxf.rekey(file, keys=OLD, recipients=many)
     assert all(read(file, key) == DATA for key in many)
-    streamxf.rekey(file, many[3], NEW)
+    streamxf.rekey(file, keys=many[3], recipients=NEW)
     assert read(file, NEW) == DATA
 
 
@@ -95,17 +95,17 @@ def test_readers_that_require_a_signature(tmp_path: Path, file: Path) -> None:
     with streamxf.open(signed, "wb", chain=[ZStandard(), Encrypt(OLD, signer=signer)]) as out:
         out.write(DATA)
     with pytest.raises(PolicyError, match=r"not verified.*will require a signature"):
-        streamxf.rekey(signed, OLD, private.public)
-    streamxf.add_recipient(signed, OLD, private.public, trust=signer.verify_key)
+        streamxf.rekey(signed, keys=OLD, recipients=private.public)
+    streamxf.add_recipient(signed, keys=OLD, recipients=private.public, trust=signer.verify_key)
     assert read(signed, KeyRing([private], trust=signer.verify_key)) == DATA
-    streamxf.rekey(signed, OLD, private.public, signer=other)
+    streamxf.rekey(signed, keys=OLD, recipients=private.public, signer=other)
     assert read(signed, KeyRing([private], trust=other.verify_key)) == DATA
     for trust in (None, signer.verify_key):
         with pytest.raises(PolicyError):
             read(signed, KeyRing([private], trust=trust))
     before = file.read_bytes()
     with pytest.raises(UnsupportedError, match="no hashes of its blocks"):
-        streamxf.rekey(file, OLD, private.public, signer=signer)
+        streamxf.rekey(file, keys=OLD, recipients=private.public, signer=signer)
     assert file.read_bytes() == before
 
 
@@ -115,15 +115,15 @@ def test_what_anyone_can_have_written_is_not_given_to_readers_who_believe(tmp_pa
     with pytest.warns(UserWarning, match="readers cannot tell who wrote this"):
         path.write_bytes(streamxf.encode(DATA, [Encrypt(private.public)]))
     with pytest.raises(PolicyError, match="take it for authentic"):
-        streamxf.rekey(path, private, NEW, allow_unsigned=True)
-    streamxf.rekey(path, private, NEW, allow_unsigned=True, vouch=True)
+        streamxf.rekey(path, keys=private, recipients=NEW, allow_unsigned=True)
+    streamxf.rekey(path, keys=private, recipients=NEW, allow_unsigned=True, vouch=True)
     assert read(path, NEW) == DATA
 
 
 def test_a_key_that_does_not_open_it(file: Path) -> None:
     before = file.read_bytes()
     with pytest.raises(KeyMissingError):
-        streamxf.rekey(file, OTHER, NEW)
+        streamxf.rekey(file, keys=OTHER, recipients=NEW)
     assert file.read_bytes() == before
     assert names(file) == ["data.sxf"]
 
@@ -135,7 +135,7 @@ def test_parts_of_another_file(file: Path) -> None:
         mixed = b"".join(theirs[number] if number in taken else mine[number] for number in range(3))
         file.write_bytes(mixed)
         with pytest.raises((AuthenticationError, ContainerError)):
-            streamxf.rekey(file, OLD, NEW)
+            streamxf.rekey(file, keys=OLD, recipients=NEW)
         assert file.read_bytes() == mixed
 
 
@@ -146,7 +146,7 @@ def test_a_seal_of_the_header_that_was_altered(file: Path) -> None:
     header = middle[: size - 36] + bytes(32)
     file.write_bytes(prefix + header + crc32c.crc32c(header).to_bytes(4, "little") + middle[size:] + seal)
     with pytest.raises(AuthenticationError, match="seal"):
-        streamxf.rekey(file, OLD, NEW)
+        streamxf.rekey(file, keys=OLD, recipients=NEW)
 
 
 def test_a_list_that_was_altered(file: Path) -> None:
@@ -156,8 +156,8 @@ def test_a_list_that_was_altered(file: Path) -> None:
     assert len(streamxf.recipients(file).whole) == 2
     for action in (
         lambda: streamxf.recipients(file, keys=OLD),
-        lambda: streamxf.rekey(file, OLD, NEW),
-        lambda: streamxf.remove_recipient(file, OLD, "0" * 16),
+        lambda: streamxf.rekey(file, keys=OLD, recipients=NEW),
+        lambda: streamxf.remove_recipient(file, keys=OLD, recipient="0" * 16),
     ):
         with pytest.raises(AuthenticationError, match="list of recipients"):
             action()
@@ -171,7 +171,7 @@ def test_a_file_that_is_damaged_around_its_blocks(file: Path, part: str) -> None
     position = {"prefix": 20, "header": len(prefix) + 60, "table": end - 40, "footer": end - 20, "seal": end + 10}[part]
     data[position] ^= 1
     file.write_bytes(data)
-    for action in (lambda: streamxf.rekey(file, OLD, NEW), lambda: streamxf.recipients(file)):
+    for action in (lambda: streamxf.rekey(file, keys=OLD, recipients=NEW), lambda: streamxf.recipients(file)):
         with pytest.raises(ContainerError):
             action()
     assert file.read_bytes() == data
@@ -190,7 +190,7 @@ def test_a_failure_leaves_the_file_as_it_was(file: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(holders, "write_all", full)
     with pytest.raises(OSError, match="No space left"):
-        streamxf.rekey(file, OLD, NEW)
+        streamxf.rekey(file, keys=OLD, recipients=NEW)
     assert file.read_bytes() == before
     assert names(file) == ["data.sxf"]
 
@@ -211,7 +211,7 @@ def test_a_file_that_was_replaced_meanwhile(file: Path, late: str, monkeypatch: 
         write_all = holders.write_all
         monkeypatch.setattr(holders, "write_all", lambda *given: [replace(), write_all(*given)])
     with pytest.raises(ContainerError, match="replaced meanwhile"):
-        streamxf.rekey(file, OLD, NEW)
+        streamxf.rekey(file, keys=OLD, recipients=NEW)
     assert file.read_bytes() == other
     assert names(file) == ["data.sxf"]
 
@@ -219,7 +219,7 @@ def test_a_file_that_was_replaced_meanwhile(file: Path, late: str, monkeypatch: 
 def test_a_link_stays_one(file: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(file)
-    streamxf.rekey(link, OLD, NEW)
+    streamxf.rekey(link, keys=OLD, recipients=NEW)
     assert link.is_symlink()
     assert read(file, NEW) == DATA
 
@@ -228,18 +228,18 @@ def test_what_cannot_be_changed(file: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare.sxf"
     bare.write_bytes(streamxf.encode(DATA))
     with pytest.raises(PolicyError, match="not encrypted"):
-        streamxf.rekey(bare, OLD, NEW)
+        streamxf.rekey(bare, keys=OLD, recipients=NEW)
     with pytest.raises(ParameterError, match="is not a save"):
-        streamxf.rekey(file, OLD, NEW, expect_save_id="0" * 32)
+        streamxf.rekey(file, keys=OLD, recipients=NEW, expect_save_id="0" * 32)
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/rekeyed.sxf", file.read_bytes())
     try:
         with pytest.raises(UnsupportedError, match="local file"):
-            streamxf.rekey("memory://rekeyed.sxf", OLD, NEW)
+            streamxf.rekey("memory://rekeyed.sxf", keys=OLD, recipients=NEW)
     finally:
         memory.rm("/rekeyed.sxf")
 
 
 def test_a_url_of_a_local_file(file: Path) -> None:
-    assert streamxf.rekey(f"file://{file}", OLD, NEW) == ("data.sxf",)
+    assert streamxf.rekey(f"file://{file}", keys=OLD, recipients=NEW) == ("data.sxf",)
     assert read(file, NEW) == DATA

@@ -18,9 +18,9 @@ from streamxf import Encrypt
 from streamxf.errors import IdentityError, ParameterError
 
 CALLS: dict[str, Callable[..., Any]] = {
-    "rekey": lambda path, **options: streamxf.rekey(path, KEY, OTHER_KEY, **options),
-    "add": lambda path, **options: streamxf.add_recipient(path, KEY, OTHER_KEY, **options),
-    "remove": lambda path, **options: streamxf.remove_recipient(path, KEY, OTHER_KEY.id, **options),
+    "rekey": lambda path, **options: streamxf.rekey(path, keys=KEY, recipients=OTHER_KEY, **options),
+    "add": lambda path, **options: streamxf.add_recipient(path, keys=KEY, recipients=OTHER_KEY, **options),
+    "remove": lambda path, **options: streamxf.remove_recipient(path, keys=KEY, recipient=OTHER_KEY.id, **options),
     "list": lambda path, **options: streamxf.recipients(path, keys=KEY, **options),
 }
 
@@ -43,15 +43,15 @@ def test_ranks_have_an_id_each(tmp_path: Path) -> None:
     ids = streamxf.recipients(tmp_path, keys=KEY).save_ids
     assert len(set(ids)) == 2
     with pytest.raises(IdentityError):
-        streamxf.rekey(tmp_path, KEY, OTHER_KEY, expect_save_id=ids[0])
+        streamxf.rekey(tmp_path, keys=KEY, recipients=OTHER_KEY, expect_save_id=ids[0])
     files = ("__0.metadata", "__1.metadata")
-    assert streamxf.rekey(tmp_path, KEY, OTHER_KEY, expect_save_id=ids) == files
+    assert streamxf.rekey(tmp_path, keys=KEY, recipients=OTHER_KEY, expect_save_id=ids) == files
 
 
 @pytest.mark.parametrize("wrong", ["", "A" * 32, [], [7], 7, b"a" * 32])
 def test_what_is_no_id(tmp_path: Path, wrong: Any) -> None:
     save({"w": torch.ones(3)}, tmp_path, [Encrypt(KEY)])
     with pytest.raises(ParameterError, match="expect_save_id"):
-        streamxf.rekey(tmp_path, KEY, OTHER_KEY, expect_save_id=wrong)
+        streamxf.rekey(tmp_path, keys=KEY, recipients=OTHER_KEY, expect_save_id=wrong)
     with pytest.raises(ParameterError, match="needs keys"):
         streamxf.recipients(tmp_path, expect_save_id="0" * 32)

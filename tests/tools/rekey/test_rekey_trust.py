@@ -51,7 +51,7 @@ def test_a_file_that_claims_the_new_recipients_is_not_passed_over(local: Path) -
     forged = (local / "__1.metadata").read_bytes()
     for new in (PRIVATE.public, [PRIVATE.public]):
         untouched(
-            lambda new=new: streamxf.rekey(local, KEY, new, allow_unsigned=True),
+            lambda new=new: streamxf.rekey(local, keys=KEY, recipients=new, allow_unsigned=True),
             local,
             KeyMissingError,
             "no key shows that",
@@ -59,7 +59,7 @@ def test_a_file_that_claims_the_new_recipients_is_not_passed_over(local: Path) -
         )
     for new in (PRIVATE, OTHER_KEY):
         with pytest.raises(streamxf.StreamxfError):
-            streamxf.rekey(local, KEY, new, allow_unsigned=True, vouch=True)
+            streamxf.rekey(local, keys=KEY, recipients=new, allow_unsigned=True, vouch=True)
     assert (local / "__1.metadata").read_bytes() == forged
 
 
@@ -102,8 +102,14 @@ def test_a_signature_that_nobody_verified_moves_nothing_to_private_keys(
     checkpoint: Path, state: dict[str, Any], change: Any
 ) -> None:
     save(state, checkpoint, [Encrypt(KEY, signer=SIGNER)])
-    untouched(lambda: change(checkpoint, KEY, PRIVATE.public), checkpoint, PolicyError, "not verified", "as trust")
-    change(checkpoint, KEY, PRIVATE.public, trust=SIGNER.verify_key)
+    untouched(
+        lambda: change(checkpoint, keys=KEY, recipients=PRIVATE.public),
+        checkpoint,
+        PolicyError,
+        "not verified",
+        "as trust",
+    )
+    change(checkpoint, keys=KEY, recipients=PRIVATE.public, trust=SIGNER.verify_key)
     assert_same(load(state, checkpoint, PRIVATE, trust=SIGNER.verify_key), state)
 
 
@@ -113,10 +119,10 @@ def test_a_signature_of_zeros_moves_nothing_to_private_keys(
 ) -> None:
     save(state, checkpoint, [Encrypt(KEY, signer=STRANGER)])
     reforge(checkpoint, lambda envelope: envelope, signature=(SIGNER.id, bytes(64)))
-    untouched(lambda: change(checkpoint, KEY, PRIVATE.public), checkpoint, PolicyError)
+    untouched(lambda: change(checkpoint, keys=KEY, recipients=PRIVATE.public), checkpoint, PolicyError)
     with pytest.raises(streamxf.StreamxfError):
-        change(checkpoint, KEY, PRIVATE.public, trust=SIGNER.verify_key)
-    change(checkpoint, KEY, PRIVATE.public, signer=STRANGER)
+        change(checkpoint, keys=KEY, recipients=PRIVATE.public, trust=SIGNER.verify_key)
+    change(checkpoint, keys=KEY, recipients=PRIVATE.public, signer=STRANGER)
     assert_same(load(state, checkpoint, PRIVATE, trust=STRANGER.verify_key), state)
 
 
@@ -130,10 +136,14 @@ def test_what_anyone_can_have_written_does_not_become_authentic_for_a_key(
 ) -> None:
     save(state, checkpoint, [Encrypt(PRIVATE.public, signer=STRANGER if signer is not None else None)])
     options: dict[str, Any] = {"allow_unsigned": True, "signer": signer}
-    untouched(lambda: change(checkpoint, PRIVATE, KEY, **options), checkpoint, PolicyError, "(vouch)", KEY.id)
+    untouched(
+        lambda: change(checkpoint, keys=PRIVATE, recipients=KEY, **options), checkpoint, PolicyError, "(vouch)", KEY.id
+    )
     both = [PRIVATE, OTHER_KEY]  # it is not wrapped for the second one
-    untouched(lambda: change(checkpoint, both, KEY, **options), checkpoint, PolicyError, "(vouch)", KEY.id)
-    change(checkpoint, PRIVATE, KEY, vouch=True, **options)
+    untouched(
+        lambda: change(checkpoint, keys=both, recipients=KEY, **options), checkpoint, PolicyError, "(vouch)", KEY.id
+    )
+    change(checkpoint, keys=PRIVATE, recipients=KEY, vouch=True, **options)
     assert_same(load(state, checkpoint, KEY), state)
 
 
@@ -150,27 +160,27 @@ def test_vouchers_that_nobody_checked_are_no_reason_to_vouch(checkpoint: Path, s
     for new in (OTHER_KEY, [KEY, OTHER_KEY]):
         for change in (streamxf.rekey, streamxf.add_recipient):
             untouched(
-                lambda new=new, change=change: change(checkpoint, PRIVATE, new, **options),
+                lambda new=new, change=change: change(checkpoint, keys=PRIVATE, recipients=new, **options),
                 checkpoint,
                 PolicyError,
                 "(vouch)",
                 OTHER_KEY.id,
             )
     # it stays as it is, and what it is shows where it is read
-    streamxf.rekey(checkpoint, PRIVATE, [PRIVATE.public, KEY], **options)
+    streamxf.rekey(checkpoint, keys=PRIVATE, recipients=[PRIVATE.public, KEY], **options)
     with refused(AuthenticationError, KEY.id):
         load(state, checkpoint, KEY)
 
 
 def test_what_a_key_opens_needs_no_word_of_its_own(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint, [Encrypt([KEY, PRIVATE.public])])
-    streamxf.add_recipient(checkpoint, [PRIVATE, KEY], OTHER_KEY, allow_unsigned=True)
+    streamxf.add_recipient(checkpoint, keys=[PRIVATE, KEY], recipients=OTHER_KEY, allow_unsigned=True)
     assert_same(load(state, checkpoint, OTHER_KEY), state)
 
 
 def test_a_trusted_signature_needs_no_word_of_its_own(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint, [Encrypt(PRIVATE.public, signer=SIGNER)])
-    streamxf.rekey(checkpoint, PRIVATE, KEY, trust=SIGNER.verify_key)
+    streamxf.rekey(checkpoint, keys=PRIVATE, recipients=KEY, trust=SIGNER.verify_key)
     assert_same(load(state, checkpoint, KEY), state)
 
 
@@ -191,7 +201,7 @@ def test_a_service_that_does_not_answer_shows_nothing(checkpoint: Path, state: d
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it was passed over
         untouched(
-            lambda: streamxf.add_recipient(checkpoint, keys, OTHER_KEY, allow_unsigned=True),
+            lambda: streamxf.add_recipient(checkpoint, keys=keys, recipients=OTHER_KEY, allow_unsigned=True),
             checkpoint,
             PolicyError,
             "(vouch)",
@@ -214,7 +224,7 @@ def test_metadata_files_are_in_memory_one_at_a_time(checkpoint: Path, state: dic
         with refused(AuthenticationError, "__0.metadata"):
             streamxf.recipients(checkpoint, keys=KEY)
         with refused(AuthenticationError, "__0.metadata"):
-            streamxf.rekey(checkpoint, KEY, OTHER_KEY)
+            streamxf.rekey(checkpoint, keys=KEY, recipients=OTHER_KEY)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -233,7 +243,7 @@ def test_metadata_that_was_replaced_before_it_is_read_again_is_left_alone(
 
     monkeypatch.setattr(MetadataFiles, "write", late)
     with refused(MetadataError, "replaced meanwhile", "__0.metadata"):
-        streamxf.rekey(local, KEY, OTHER_KEY)
+        streamxf.rekey(local, keys=KEY, recipients=OTHER_KEY)
     assert (local / "__0.metadata").read_bytes() == other
 
 
@@ -253,5 +263,5 @@ def test_data_keys_are_unwrapped_once_though_files_are_read_twice(checkpoint: Pa
             return KEY.unwrap(wrapped, dek_id)
 
     save_as_ranks(2, checkpoint, lambda: [Encrypt(Counting())], items=1, use_collectives=False)
-    streamxf.rekey(checkpoint, Counting(), OTHER_KEY)
+    streamxf.rekey(checkpoint, keys=Counting(), recipients=OTHER_KEY)
     assert len(asked) == len(set(asked)) == 4  # two data keys, and two vouchers

@@ -27,13 +27,12 @@ from dcp.helpers import (
     save,
 )
 from dcp.shards import rows, save_shards
-from torch.distributed.checkpoint._extension import ExtensionRegistry
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard as TensorShard
 from torch.distributed.tensor import distribute_tensor
 
-from streamxf import Checksum, FloatZip, ZStandard, salvage
+from streamxf import Checksum, FloatZip, Registry, ZStandard, load_intact
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.errors import IdentityError, KeyMissingError, ParameterError, PolicyError
@@ -100,13 +99,13 @@ def check(found: Salvaged, state: dict[str, Any], lost: set[str]) -> None:
 @each_chain
 def test_a_whole_checkpoint_comes_back_as_it_was(checkpoint: Path, state: dict[str, Any], chain: Chain) -> None:
     save(state, checkpoint, chain())
-    found = salvage(checkpoint, keys=keys_of(chain))
+    found = load_intact(checkpoint, keys=keys_of(chain))
     assert_same({name: found.state_dict[name] for name in state}, state)
     assert (found.damaged, found.missing, found.partial, found.unchecked) == ((), (), (), ())
     assert set(found.loaded) == set(flat(state))
     assert len(found.save_ids[".metadata"]) == 32
     target = blank(state)
-    found = salvage(checkpoint, target, keys=keys_of(chain))
+    found = load_intact(checkpoint, target, keys=keys_of(chain))
     assert found.state_dict is target
     assert_same(target, state)
     assert not found.damaged
@@ -120,7 +119,7 @@ def test_a_flipped_bit_costs_its_item(checkpoint: Path, state: dict[str, Any], c
         for at in (begin, begin + (end - begin) * (number + 1) // 10, end - 1):
             flip(file, at, number % 8)
             target = blank(state) if into else None
-            found = salvage(checkpoint, target, keys=keys_of(chain))
+            found = load_intact(checkpoint, target, keys=keys_of(chain))
             flip(file, at, number % 8)
             # a zip file has bytes that mean nothing; a container has none
             lost = {name} if chain is not list or found.damaged else set()
@@ -144,15 +143,15 @@ def test_damage_to_a_file(checkpoint: Path, state: dict[str, Any], chain: Chain)
     middle = where[ordered[len(ordered) // 2]]
 
     file.write_bytes(whole[: middle[1] + 10])
-    check(salvage(checkpoint, keys=keys_of(chain)), state, set(ordered[len(ordered) // 2 :]))
+    check(load_intact(checkpoint, keys=keys_of(chain)), state, set(ordered[len(ordered) // 2 :]))
     file.write_bytes(whole + b"more")
-    check(salvage(checkpoint, keys=keys_of(chain)), state, set())
+    check(load_intact(checkpoint, keys=keys_of(chain)), state, set())
     file.write_bytes(whole[: middle[1]] + bytes(middle[2] - middle[1]) + whole[middle[2] :])
-    check(salvage(checkpoint, keys=keys_of(chain)), state, {ordered[len(ordered) // 2]})
+    check(load_intact(checkpoint, keys=keys_of(chain)), state, {ordered[len(ordered) // 2]})
     file.write_bytes(b"")
-    check(salvage(checkpoint, keys=keys_of(chain)), state, set(ordered))
+    check(load_intact(checkpoint, keys=keys_of(chain)), state, set(ordered))
     file.unlink()
-    found = salvage(checkpoint, keys=keys_of(chain))
+    found = load_intact(checkpoint, keys=keys_of(chain))
     check(found, state, set(ordered))
     assert {entry.error for entry in found.damaged} == {"MetadataError"}
     assert "missing from the checkpoint" in str(found)
@@ -165,7 +164,7 @@ def test_each_file_by_itself(checkpoint: Path, state: dict[str, Any]) -> None:
     file.unlink()
     gone = {name for name, (path, _, _) in where.items() if path == file}
     assert gone
-    check(salvage(checkpoint, keys=KEY), state, gone)
+    check(load_intact(checkpoint, keys=KEY), state, gone)
 
 
 def test_a_file_that_cannot_be_read(checkpoint: Path, state: dict[str, Any]) -> None:
@@ -173,7 +172,7 @@ def test_a_file_that_cannot_be_read(checkpoint: Path, state: dict[str, Any]) -> 
     (file,) = data_files(checkpoint)
     file.unlink()
     file.mkdir()
-    check(salvage(checkpoint, keys=KEY), state, set(flat(state)))
+    check(load_intact(checkpoint, keys=KEY), state, set(flat(state)))
 
 
 # -- in place ------------------------------------------------------------------------------------
@@ -192,24 +191,24 @@ def test_other_shards_and_strides(checkpoint: Path, chain: Chain, cut: int) -> N
     shard = bad[3 * cut : 3 * cut + 3].contiguous()
     end = place.at + place.size
     flip(file, file.read_bytes().index(raw_bytes(shard).numpy().tobytes()) if chain is list else end - 50)
-    result = salvage(checkpoint, keys=keys_of(chain))
+    result = load_intact(checkpoint, keys=keys_of(chain))
     assert result.loaded == ("good",)
     assert torch.equal(result.state_dict["good"], good)
     assert [(entry.item, entry.offset, entry.size) for entry in result.damaged] == [("bad", (3 * cut, 0), (3, 5))]
 
     target = {"good": torch.zeros(5, 18)[:, ::2].T, "bad": torch.full((5, 9), 7.0).T}
-    result = salvage(checkpoint, target, keys=keys_of(chain))
+    result = load_intact(checkpoint, target, keys=keys_of(chain))
     assert torch.equal(target["good"], good)
     assert torch.equal(target["bad"], torch.full((9, 5), 7.0))
     assert result.lost == ("bad",)
 
-    result = salvage(checkpoint, keys=keys_of(chain), partial=True)
+    result = load_intact(checkpoint, keys=keys_of(chain), partial=True)
     assert result.partial == ("bad",)
     expected = bad.clone()
     expected[3 * cut : 3 * cut + 3] = 0
     assert torch.equal(result.state_dict["bad"], expected)
     target = {"bad": torch.full((9, 5), 7.0)}
-    result = salvage(checkpoint, target, keys=keys_of(chain), partial=True)
+    result = load_intact(checkpoint, target, keys=keys_of(chain), partial=True)
     expected[3 * cut : 3 * cut + 3] = 7
     assert torch.equal(target["bad"], expected)
     assert result.partial == result.lost == ("bad",)
@@ -222,18 +221,18 @@ def test_large_tensors_cast_and_transposed(checkpoint: Path) -> None:
     file, begin, end = places(checkpoint)["b"]
     flip(file, (begin + end) // 2)
     target = {"a": torch.zeros(400, 300).T, "b": torch.ones(400, 300).T, "c": torch.zeros(300, 400).double()}
-    found = salvage(checkpoint, target, keys=KEY)
+    found = load_intact(checkpoint, target, keys=KEY)
     assert torch.equal(target["a"], state["a"])
     assert torch.equal(target["b"], torch.ones(300, 400))
     assert torch.equal(target["c"], state["c"].double())
     assert "distcp, block 3]" in str(found)
-    check(salvage(checkpoint, keys=KEY), state, {"b"})
+    check(load_intact(checkpoint, keys=KEY), state, {"b"})
 
 
 def test_what_the_state_dict_asks_for_otherwise(checkpoint: Path) -> None:
     save({"a": torch.ones(3), "b": torch.ones(4), "c": torch.ones(5), "text": "x"}, checkpoint)
     target = {"a": torch.zeros(4), "b": torch.zeros(4), "c": "no tensor", "text": "old", "new": torch.zeros(2)}
-    found = salvage(checkpoint, target, keys=KEY)
+    found = load_intact(checkpoint, target, keys=KEY)
     assert found.missing == ("new",)
     assert set(found.lost) == {"a", "c"}
     assert found.loaded == ("b", "text")
@@ -261,7 +260,7 @@ def test_dtensors_of_one_process(checkpoint: Path) -> None:
     try:
         mesh = init_device_mesh("cpu", (1,))
         target = {name: distribute_tensor(torch.full((4, 3), 7.0), mesh, [TensorShard(0)]) for name in ("good", "bad")}
-        found = salvage(checkpoint, target, keys=KEY)
+        found = load_intact(checkpoint, target, keys=KEY)
         assert found.loaded == ("good",)
         assert torch.equal(target["good"].to_local(), torch.arange(12.0).reshape(4, 3))
         assert torch.equal(target["bad"].to_local(), torch.full((4, 3), 7.0))
@@ -274,7 +273,7 @@ def test_stateful_objects_are_filled(checkpoint: Path) -> None:
     file, begin, _ = places(checkpoint)["other.value"]
     flip(file, begin + 20)
     target = {"one": Counter(7.0), "other": Counter(8.0)}
-    found = salvage(checkpoint, target, keys=KEY)
+    found = load_intact(checkpoint, target, keys=KEY)
     assert found.lost == ("other.value",)
     assert (float(target["one"].state["value"]), float(target["other"].state["value"])) == (1.0, 8.0)
 
@@ -285,14 +284,14 @@ def test_stateful_objects_are_filled(checkpoint: Path) -> None:
 def test_objects_obey_the_readers_rules(checkpoint: Path) -> None:
     with pytest.warns(UserWarning, match="refuse"):
         save({"when": datetime.date(2020, 1, 2), "step": 3, "w": torch.ones(2)}, checkpoint)
-    found = salvage(checkpoint, keys=KEY)
+    found = load_intact(checkpoint, keys=KEY)
     assert [(entry.item, entry.error) for entry in found.damaged] == [("when", "PolicyError")]
     check(
-        salvage(checkpoint, keys=KEY, weights_only=False),
+        load_intact(checkpoint, keys=KEY, weights_only=False),
         {"when": datetime.date(2020, 1, 2), "step": 3, "w": torch.ones(2)},
         set(),
     )
-    assert salvage(checkpoint, keys=KEY, safe_globals=[datetime.date]).lost == ()
+    assert load_intact(checkpoint, keys=KEY, safe_globals=[datetime.date]).lost == ()
 
 
 def test_what_is_lost_of_a_list_is_none(checkpoint: Path) -> None:
@@ -300,7 +299,7 @@ def test_what_is_lost_of_a_list_is_none(checkpoint: Path) -> None:
     save(state, checkpoint)
     file, begin, _ = places(checkpoint)["list.0"]
     flip(file, begin + 60)
-    found = salvage(checkpoint, keys=KEY)
+    found = load_intact(checkpoint, keys=KEY)
     assert found.state_dict["list"][0] is None
     assert_same(found.state_dict["list"][1:], state["list"][1:])
 
@@ -313,7 +312,7 @@ def test_nothing_without_the_key(checkpoint: Path, state: dict[str, Any]) -> Non
     for keys in (None, OTHER_KEY):
         for options in ({}, {"without_metadata": True}):
             with refused(KeyMissingError):
-                salvage(checkpoint, keys=keys, **options)
+                load_intact(checkpoint, keys=keys, **options)
 
 
 def test_items_of_another_save_are_not_taken(tmp_path: Path, state: dict[str, Any]) -> None:
@@ -323,7 +322,7 @@ def test_items_of_another_save_are_not_taken(tmp_path: Path, state: dict[str, An
         save(state, tmp_path / name)
         files += data_files(tmp_path / name)
     files[0].write_bytes(files[1].read_bytes())
-    found = salvage(tmp_path / "a", keys=KEY)
+    found = load_intact(tmp_path / "a", keys=KEY)
     check(found, state, set(flat(state)))
     assert {entry.error for entry in found.damaged} <= {"AuthenticationError", "IdentityError"}
 
@@ -332,22 +331,22 @@ def test_plain_items_under_a_key(checkpoint: Path, state: dict[str, Any]) -> Non
     save(state, checkpoint, [ZStandard()])
     for options in ({}, {"without_metadata": True}):
         if options:
-            found = salvage(checkpoint, keys=KEY, **options)
+            found = load_intact(checkpoint, keys=KEY, **options)
             assert found.loaded == ()
             assert {entry.error for entry in found.damaged} == {"PolicyError"}
         else:
             with refused(PolicyError):
-                salvage(checkpoint, keys=KEY)
+                load_intact(checkpoint, keys=KEY)
 
 
 def test_the_save_that_is_expected(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint)
-    save_id = salvage(checkpoint, keys=KEY).save_ids[".metadata"]
-    assert salvage(checkpoint, keys=KEY, expect_save_id=save_id).damaged == ()
+    save_id = load_intact(checkpoint, keys=KEY).save_ids[".metadata"]
+    assert load_intact(checkpoint, keys=KEY, expect_save_id=save_id).damaged == ()
     with refused(IdentityError):
-        salvage(checkpoint, keys=KEY, expect_save_id="0" * 32)
+        load_intact(checkpoint, keys=KEY, expect_save_id="0" * 32)
     with refused(ParameterError):
-        salvage(checkpoint, keys=KEY, expect_save_id=save_id, without_metadata=True)
+        load_intact(checkpoint, keys=KEY, expect_save_id=save_id, without_metadata=True)
 
 
 # -- checkpoints of torch's own writer -----------------------------------------------------------
@@ -362,13 +361,13 @@ def test_every_byte_of_a_stock_checkpoint(checkpoint: Path) -> None:
     for name, (file, begin, end) in where.items():
         for at in range(begin + len(name), end, 31):
             flip(file, at, at % 8)
-            found = salvage(checkpoint)
+            found = load_intact(checkpoint)
             assert set(found.lost) <= {name}
             check(found, state, set(found.lost))
             hit += bool(found.damaged)
             flip(file, at, at % 8)
     assert hit > 15
-    assert "no digest" in str(salvage(checkpoint))
+    assert "no digest" in str(load_intact(checkpoint))
 
 
 def test_a_stock_checkpoint_without_crcs(checkpoint: Path) -> None:
@@ -378,7 +377,7 @@ def test_a_stock_checkpoint_without_crcs(checkpoint: Path) -> None:
         dcp.save({"a": torch.ones(3)}, storage_writer=dcp.FileSystemWriter(checkpoint))
     finally:
         torch.serialization.set_crc32_options(before)
-    found = salvage(checkpoint)
+    found = load_intact(checkpoint)
     assert found.loaded == ()
     assert "damage to it cannot be detected" in str(found)
 
@@ -395,29 +394,29 @@ def test_places_that_overlap(checkpoint: Path) -> None:
         content.storage_data[by_name["a"]] = content.storage_data[by_name["b"]]
 
     rewrite_pickle(checkpoint, overlap)
-    found = salvage(checkpoint)
+    found = load_intact(checkpoint)
     assert found.loaded == ("c",)
     assert set(found.lost) == {"a", "b"}
 
 
 def test_stock_extensions(checkpoint: Path, state: dict[str, Any]) -> None:
-    registry = ExtensionRegistry()
+    registry = Registry()
     registry.register(Xor)
     dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint, _extensions=[Xor(9)]))
-    check(salvage(checkpoint, registry=registry), state, set())
+    check(load_intact(checkpoint, codecs=registry), state, set())
     file, begin, end = places(checkpoint)["weight"]
     stored = file.read_bytes()[begin:end]
     at = begin + stored.index(bytes(value ^ 9 for value in state["weight"].numpy().tobytes()))
     flip(file, at)
-    check(salvage(checkpoint, registry=registry), state, {"weight"})
+    check(load_intact(checkpoint, codecs=registry), state, {"weight"})
 
 
 def test_codecs_in_torchs_own_writer(checkpoint: Path, state: dict[str, Any]) -> None:
     dcp.save(state, storage_writer=dcp.FileSystemWriter(checkpoint, _extensions=[ZStandard(), Checksum()]))
-    check(salvage(checkpoint), state, set())
+    check(load_intact(checkpoint), state, set())
     for name, (file, begin, end) in places(checkpoint).items():
         flip(file, (begin + end) // 2)
-        check(salvage(checkpoint), state, {name})
+        check(load_intact(checkpoint), state, {name})
         flip(file, (begin + end) // 2)
 
 
@@ -432,9 +431,9 @@ def rank_states() -> list[dict[str, Any]]:
 def test_ranks_are_merged_when_the_caller_says_that_they_belong_together(checkpoint: Path) -> None:
     ids = save_shards(checkpoint, rank_states(), full_chain, use_collectives=False)
     with refused(PolicyError, "merge_ranks"):
-        salvage(checkpoint, keys=KEY)
+        load_intact(checkpoint, keys=KEY)
     for options in ({"merge_ranks": True}, {"expect_save_id": ids}):
-        found = salvage(checkpoint, keys=KEY, **options)
+        found = load_intact(checkpoint, keys=KEY, **options)
         assert not found.damaged
         assert torch.equal(found.state_dict["sharded"], torch.arange(24.0).reshape(6, 4))
         assert set(found.loaded) == {"sharded", "same", "own.0", "own.1", "own.2"}
@@ -444,37 +443,37 @@ def test_ranks_are_merged_when_the_caller_says_that_they_belong_together(checkpo
 def test_a_damaged_rank_does_not_stop_the_others(checkpoint: Path) -> None:
     ids = save_shards(checkpoint, rank_states(), full_chain, use_collectives=False)
     flip(checkpoint / "__1.metadata", -200)
-    found = salvage(checkpoint, keys=KEY, expect_save_id=ids)
+    found = load_intact(checkpoint, keys=KEY, expect_save_id=ids)
     assert set(found.loaded) == {"same", "own.0", "own.2"}
     assert found.lost == ("sharded",)
     assert any(entry.file is not None and entry.file.endswith("__1.metadata") for entry in found.damaged)
-    found = salvage(checkpoint, keys=KEY, expect_save_id=ids, partial=True)
+    found = load_intact(checkpoint, keys=KEY, expect_save_id=ids, partial=True)
     assert torch.equal(found.state_dict["sharded"][:2], torch.arange(8.0).reshape(2, 4))
     assert not found.state_dict["sharded"][2:4].any()
 
 
 def test_one_rank_alone(checkpoint: Path) -> None:
     save_shards(checkpoint, rank_states(), full_chain, use_collectives=False)
-    found = salvage(checkpoint, keys=KEY, rank=1)
+    found = load_intact(checkpoint, keys=KEY, rank=1)
     assert set(found.loaded) == {"same", "own.1"}
     assert found.lost == ("sharded",)
     with refused(ParameterError):
-        salvage(checkpoint, keys=KEY, rank=7)
+        load_intact(checkpoint, keys=KEY, rank=7)
 
 
 def test_values_that_differ_between_ranks_are_left_out(checkpoint: Path) -> None:
     states: list[dict[str, Any]] = [{"seed": rank, "w": torch.full((2,), float(rank))} for rank in range(2)]
     save_shards(checkpoint, states, full_chain, use_collectives=False)
-    found = salvage(checkpoint, keys=KEY, merge_ranks=True)
+    found = load_intact(checkpoint, keys=KEY, merge_ranks=True)
     assert found.loaded == ()
     assert set(found.lost) == {"seed", "w"}
-    assert salvage(checkpoint, keys=KEY, rank=1).state_dict["seed"] == 1
+    assert load_intact(checkpoint, keys=KEY, rank=1).state_dict["seed"] == 1
 
 
 def test_a_copy_of_another_rank_replaces_a_damaged_one(checkpoint: Path) -> None:
     save_shards(checkpoint, [{"w": torch.ones(5)}, {"w": torch.ones(5)}], full_chain, use_collectives=False)
     flip(next(file for file in data_files(checkpoint) if file.name.startswith("__0_")), -50)
-    found = salvage(checkpoint, keys=KEY, merge_ranks=True)
+    found = load_intact(checkpoint, keys=KEY, merge_ranks=True)
     assert torch.equal(found.state_dict["w"], torch.ones(5))
     assert found.lost == ("w",)
 
@@ -482,14 +481,14 @@ def test_a_copy_of_another_rank_replaces_a_damaged_one(checkpoint: Path) -> None
 def test_an_older_save_of_single_ranks_may_stand_where_a_newer_one_was(checkpoint: Path) -> None:
     """Its leftovers could not be removed, and the newer one's metadata was lost."""
     save_shards(checkpoint, [{"w": torch.zeros(3)}], full_chain, use_collectives=False)
-    assert not any("newest" in text for text in salvage(checkpoint, keys=KEY).unchecked)
+    assert not any("newest" in text for text in load_intact(checkpoint, keys=KEY).unchecked)
     older = {file: file.read_bytes() for file in checkpoint.iterdir()}
     save({"w": torch.ones(3)}, checkpoint)
     for file, data in older.items():
         file.write_bytes(data)
-    assert torch.equal(salvage(checkpoint, keys=KEY).state_dict["w"], torch.ones(3))
+    assert torch.equal(load_intact(checkpoint, keys=KEY).state_dict["w"], torch.ones(3))
     (checkpoint / ".metadata").unlink()
-    found = salvage(checkpoint, keys=KEY)
+    found = load_intact(checkpoint, keys=KEY)
     assert torch.equal(found.state_dict["w"], torch.zeros(3))
     assert any("if this is the newest save: no metadata names 1 data file here" in text for text in found.unchecked)
 
@@ -497,15 +496,15 @@ def test_an_older_save_of_single_ranks_may_stand_where_a_newer_one_was(checkpoin
 def test_lists_that_items_do_not_explain(checkpoint: Path) -> None:
     states: list[dict[str, Any]] = [{str(rank): [torch.full((2,), float(rank))]} for rank in range(3)]
     save_shards(checkpoint, states, use_collectives=False)
-    assert salvage(checkpoint, merge_ranks=True).state_dict["2"][0][0] == 2
+    assert load_intact(checkpoint, merge_ranks=True).state_dict["2"][0][0] == 2
     for rank in range(3):
 
         def lengthen(index: Any, rank: int = rank) -> None:
             index["items"][f"{rank}.0"]["path"] = [str(rank), MAX_STEP]
 
         rewrite_index(checkpoint, lengthen, name=f"__{rank}.metadata")
-        assert len(salvage(checkpoint, rank=rank).state_dict[str(rank)]) == MAX_STEP + 1
-    found = salvage(checkpoint, merge_ranks=True)
+        assert len(load_intact(checkpoint, rank=rank).state_dict[str(rank)]) == MAX_STEP + 1
+    found = load_intact(checkpoint, merge_ranks=True)
     assert set(found.state_dict) == set(found.loaded) == {"0.0", "1.0", "2.0"}
     assert "longer lists" in found.unchecked[0]
 
@@ -522,9 +521,9 @@ def test_where_an_item_stood(checkpoint: Path, path: list[Any] | None) -> None:
     expected: Any = torch.ones(3)
     for step in reversed(path or ["a.weight"]):
         expected = {step: expected} if isinstance(step, str) else [None] * step + [expected]
-    assert_same(salvage(checkpoint).state_dict, expected)
+    assert_same(load_intact(checkpoint).state_dict, expected)
     target = {"a": {"weight": torch.zeros(3)}}
-    assert not salvage(checkpoint, target).damaged
+    assert not load_intact(checkpoint, target).damaged
     assert_same(target, {"a": {"weight": torch.ones(3)}})
 
 
@@ -534,21 +533,21 @@ def test_where_an_item_stood(checkpoint: Path, path: list[Any] | None) -> None:
 def test_no_checkpoint(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(FileNotFoundError):
-            salvage(path)
+            load_intact(path)
 
 
 def test_through_fsspec(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint)
     file, begin, _ = places(checkpoint)["weight"]
     flip(file, begin + 200)
-    check(salvage(f"file://{checkpoint}", keys=KEY), state, {"weight"})
+    check(load_intact(f"file://{checkpoint}", keys=KEY), state, {"weight"})
 
 
 def test_it_can_be_read(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint)
     file, begin, _ = places(checkpoint)["weight"]
     flip(file, begin + 3)
-    text = str(salvage(checkpoint, blank(state) | {"more": 1}, keys=KEY))
+    text = str(load_intact(checkpoint, blank(state) | {"more": 1}, keys=KEY))
     assert text.startswith("7 items salvaged, 1 damaged, 1 missing")
     assert "weight at [0, 0] of size [7, 5]" in text
     assert "missing: more" in text

@@ -17,7 +17,7 @@ import torch
 from dcp.helpers import KEY, assert_same, data_files, full_chain, refused, rewrite_index, save, sections_of
 from forge import BOUND, PUBLISHED, Parts, crc_of, identity_of, with_crc
 
-from streamxf import Checksum, salvage
+from streamxf import Checksum, load_intact
 from streamxf.checkpoint import scan as scanning
 from streamxf.checkpoint.scan import Found, scan
 from streamxf.errors import MetadataError
@@ -71,7 +71,7 @@ def test_headers_that_share_a_run_of_blocks(checkpoint: Path, steps: list[int]) 
     whole = file.read_bytes()
     file.write_bytes(whole + b"".join(head + jump for head, jump in zip(headers, jumps, strict=True)) + run)
     (checkpoint / ".metadata").unlink()
-    found = salvage(checkpoint, without_metadata=True)
+    found = load_intact(checkpoint, without_metadata=True)
     assert found.loaded == ("w",)
     assert len(found.lost) == 300
     assert len(steps) <= 11 * 301
@@ -114,7 +114,7 @@ def test_zeros_that_a_crash_left(checkpoint: Path, steps: list[int]) -> None:
     os.truncate(file, tenth.at + tenth.header.size)
     os.truncate(file, tenth.at + MIB)
     (checkpoint / ".metadata").unlink()
-    found = salvage(checkpoint, without_metadata=True)
+    found = load_intact(checkpoint, without_metadata=True)
     assert len(found.loaded) == 10
     for name in found.loaded:
         assert_same(found.state_dict[name], state[name])
@@ -131,7 +131,7 @@ def test_a_block_of_no_bytes_hides_no_item(checkpoint: Path, steps: list[int]) -
     data[at : at + 4] = bytes(4)
     file.write_bytes(data)
     (checkpoint / ".metadata").unlink()
-    found = salvage(checkpoint, {"a": torch.zeros(3), "b": torch.zeros(4)}, without_metadata=True)
+    found = load_intact(checkpoint, {"a": torch.zeros(3), "b": torch.zeros(4)}, without_metadata=True)
     assert found.loaded == ("b",)
     assert found.lost == ("a",)
 
@@ -164,14 +164,14 @@ def test_files_that_may_be_left_of_metadata_are_read_one_by_one(
         (checkpoint / f"metadata{at}").touch()
         os.truncate(checkpoint / f"metadata{at}", 40_000)
     with refused(MetadataError, "nothing is left of it"):
-        salvage(checkpoint, keys=KEY, without_metadata=True)
+        load_intact(checkpoint, keys=KEY, without_metadata=True)
     assert read == [".metadata", "metadata0", "metadata1", "metadata2"]
     (checkpoint / ".metadata.copy").write_bytes(copy)
     monkeypatch.setattr(rebuild, "_MAX_REMAINS", len(copy))  # this comes first, and fits
-    assert_same(salvage(checkpoint, keys=KEY, without_metadata=True).state_dict, {"w": torch.ones(3)})
+    assert_same(load_intact(checkpoint, keys=KEY, without_metadata=True).state_dict, {"w": torch.ones(3)})
     monkeypatch.setattr(rebuild, "_MAX_REMAINS", len(copy) - 1)
     with refused(MetadataError, "nothing is left of it"):
-        salvage(checkpoint, keys=KEY, without_metadata=True)
+        load_intact(checkpoint, keys=KEY, without_metadata=True)
 
 
 def test_a_wrapped_key_that_stands_where_two_windows_meet(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_a_wrapped_key_that_stands_where_two_windows_meet(checkpoint: Path, monk
     monkeypatch.setattr(rebuild, "_LONGEST", 600)
     for before in (0, 900, 1000, 1999):
         (checkpoint / ".metadata").write_bytes(b"x" * before + bytes(keys))
-        assert salvage(checkpoint, keys=KEY, without_metadata=True).loaded == ("w",)
+        assert load_intact(checkpoint, keys=KEY, without_metadata=True).loaded == ("w",)
 
 
 @contextmanager
@@ -205,8 +205,8 @@ def test_lost_parts_of_tensors_that_are_said_to_be_huge(checkpoint: Path) -> Non
     rewrite_index(checkpoint, enlarge)
     for partial in (False, True):
         with little_memory():
-            found = salvage(checkpoint, partial=partial, max_expansion=2**40)
+            found = load_intact(checkpoint, partial=partial, max_expansion=2**40)
         assert found.loaded == ("v",)
         assert found.partial == ()
         assert found.lost == ("w",)
-        assert salvage(checkpoint, partial=partial).lost == ("w",)
+        assert load_intact(checkpoint, partial=partial).lost == ("w",)

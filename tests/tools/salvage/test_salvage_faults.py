@@ -16,7 +16,7 @@ from dcp.shards import rows, save_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamxf import salvage
+from streamxf import load_intact
 from streamxf.errors import StreamxfError
 
 from .test_salvage import CHAINS, flat, keys_of
@@ -108,7 +108,7 @@ def test_random_faults(chain: str, faults: list[Any], metadata_too: bool, into: 
                 hurt(file, fault)
         target = blank(state()) if into else None
         try:
-            found = salvage(path, target, keys=keys_of(CHAINS[chain]), without_metadata=metadata_too)
+            found = load_intact(path, target, keys=keys_of(CHAINS[chain]), without_metadata=metadata_too)
         except StreamxfError:
             if not metadata_too:
                 raise

@@ -59,14 +59,14 @@ def test_verify_says_so_and_reads_the_data_files(strange: Path):
 
 
 def test_salvage_says_what_brings_the_items_back(strange: Path):
-    found = streamxf.salvage(strange)
+    found = streamxf.load_intact(strange)
     assert not found.loaded
     assert "`streamxf salvage --without-metadata` looks for the items in the data files" in str(found)
 
 
 def test_without_metadata_everything_is_there(strange: Path, tmp_path: Path):
-    assert_all(streamxf.salvage(strange, without_metadata=True))
-    assert_all(streamxf.salvage(strange, without_metadata=[writer_of(strange)]))
+    assert_all(streamxf.load_intact(strange, without_metadata=True))
+    assert_all(streamxf.load_intact(strange, without_metadata=[writer_of(strange)]))
 
 
 def test_of_several_saves_the_writer_has_to_be_named(strange: Path, tmp_path: Path):
@@ -75,10 +75,10 @@ def test_of_several_saves_the_writer_has_to_be_named(strange: Path, tmp_path: Pa
     writer = writer_of(strange)
     shutil.copy(file, strange)
     with pytest.raises(PolicyError, match=r"or --writer-id\. There are"):
-        streamxf.salvage(strange, without_metadata=True)
-    assert_all(streamxf.salvage(strange, without_metadata=[writer]))
+        streamxf.load_intact(strange, without_metadata=True)
+    assert_all(streamxf.load_intact(strange, without_metadata=[writer]))
     with pytest.raises(ParameterError, match="no data file here has the writer id"):
-        streamxf.salvage(strange, without_metadata=[writer, "0" * 32])
+        streamxf.load_intact(strange, without_metadata=[writer, "0" * 32])
 
 
 def test_writers_that_metadata_does_not_name_are_found_beside_it(tmp_path: Path):
@@ -88,9 +88,9 @@ def test_writers_that_metadata_does_not_name_are_found_beside_it(tmp_path: Path)
     (file,) = (tmp_path / "old").glob("*.distcp")
     shutil.copy(file, tmp_path / "new")
     file.unlink()
-    new = streamxf.salvage(tmp_path / "new", without_metadata=True)
+    new = streamxf.load_intact(tmp_path / "new", without_metadata=True)
     assert_all(new)
     assert new.save_ids
-    old = streamxf.salvage(tmp_path / "new", without_metadata=[file.stem.rpartition("_")[2]])
+    old = streamxf.load_intact(tmp_path / "new", without_metadata=[file.stem.rpartition("_")[2]])
     assert_all(old)
     assert not old.save_ids

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
 from streamxf.tools.diff.diff import diff
-from streamxf.tools.salvage.salvage import salvage_to
+from streamxf.tools.salvage.salvage import salvage
 
 STATE = {f"w{number}": torch.arange(200.0) + number for number in range(4)} | {"x": torch.eye(4), "step": 7}
 OTHERS = {name: value for name, value in STATE.items() if name != "x"}
@@ -33,17 +33,17 @@ def saved(path: Path, extensions: list[Any]) -> Any:
 
 
 def check_others_are_given(path: Path) -> None:
-    found = streamxf.salvage(path)
+    found = streamxf.load_intact(path)
     assert set(found.lost) == {"x"}
     assert_same(found.state_dict, OTHERS)
-    assert "x" in {entry.item for entry in streamxf.salvage(path, partial=True).damaged}
+    assert "x" in {entry.item for entry in streamxf.load_intact(path, partial=True).damaged}
     target = blank(STATE)
     before = target["x"].clone()
-    assert set(streamxf.salvage(path, target).loaded) == set(OTHERS)
+    assert set(streamxf.load_intact(path, target).loaded) == set(OTHERS)
     assert_same({name: target[name] for name in OTHERS}, OTHERS)
     assert_same(target["x"], before)
     copied = path.with_name("copied")
-    salvaged, written = salvage_to(path, copied)
+    salvaged, written = salvage(path, copied)
     assert written is not None
     assert salvaged.lost == ("x",)
     assert_same(load(OTHERS, copied, keys=None), OTHERS)
@@ -61,7 +61,7 @@ def test_a_damaged_stream_of_torchs_own_zstandard(tmp_path: Path) -> None:
     lost = 0
     for at in range(place.offset, place.offset + place.length, 5):
         file.write_bytes(data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :])
-        found = streamxf.salvage(tmp_path / "stock")
+        found = streamxf.load_intact(tmp_path / "stock")
         assert set(found.lost) <= {"x"}
         assert_same({name: found.state_dict[name] for name in OTHERS}, OTHERS)
         lost += len(found.lost)
@@ -117,7 +117,7 @@ def test_a_quantized_tensor(tmp_path: Path) -> None:
     for writer in (dcp.FileSystemWriter(tmp_path / "a"), streamxf.FileSystemWriter(tmp_path / "b")):
         dcp.save(dict(state), storage_writer=writer)
     for path in (tmp_path / "a", tmp_path / "b"):
-        found = streamxf.salvage(path)
+        found = streamxf.load_intact(path)
         assert (found.loaded, found.lost) == (("y",), ("x",))
         assert "dcp.load" in found.damaged[0].message
     found = diff(tmp_path / "a", tmp_path / "b")

@@ -26,7 +26,7 @@ from dcp.helpers import (
 from dcp.shards import Shard, rows, save_shards
 
 import streamxf
-from streamxf import Encrypt, PrivateKey, SigningKey, salvage
+from streamxf import Encrypt, PrivateKey, SigningKey, load_intact
 from streamxf.errors import (
     KeyMissingError,
     MetadataError,
@@ -85,13 +85,13 @@ def test_everything_is_found_again(checkpoint: Path, state: dict[str, Any], chai
     save(state, checkpoint, chain())
     damage(checkpoint, how)
     with refused(StreamxfError, "--without-metadata"):
-        salvage(checkpoint)
-    found = salvage(checkpoint, without_metadata=True)
+        load_intact(checkpoint)
+    found = load_intact(checkpoint, without_metadata=True)
     check(found, flat(state), set())
     assert "vouched" in str(found)
     assert found.save_ids == {}
     target = blank(state)
-    found = salvage(checkpoint, target, without_metadata=True)
+    found = load_intact(checkpoint, target, without_metadata=True)
     check_filled(found, target, state, set())
     assert_same(target, state)
 
@@ -100,7 +100,7 @@ def test_damage_to_the_pickle_alone_does_not_matter(checkpoint: Path, state: dic
     """Only torch's own readers read it."""
     save(state, checkpoint)
     flip(checkpoint / ".metadata", 100)
-    found = salvage(checkpoint, keys=KEY)
+    found = load_intact(checkpoint, keys=KEY)
     check(found, state, set())
     assert not found.unchecked
 
@@ -109,10 +109,10 @@ def test_damage_to_the_pickle_alone_does_not_matter(checkpoint: Path, state: dic
 def test_encrypted_items_need_what_is_left_of_a_wrapped_key(checkpoint: Path, state: dict[str, Any], how: str) -> None:
     save(state, checkpoint)
     damage(checkpoint, how)
-    check(salvage(checkpoint, keys=KEY, without_metadata=True), flat(state), set())
+    check(load_intact(checkpoint, keys=KEY, without_metadata=True), flat(state), set())
     for keys in (None, OTHER_KEY):
         with refused(KeyMissingError):
-            salvage(checkpoint, keys=keys, without_metadata=True)
+            load_intact(checkpoint, keys=keys, without_metadata=True)
 
 
 @pytest.mark.parametrize("how", GONE)
@@ -120,14 +120,14 @@ def test_encrypted_items_without_one_are_lost(checkpoint: Path, state: dict[str,
     save(state, checkpoint)
     damage(checkpoint, how)
     with refused(MetadataError, "wrapped data key", "Restore .metadata"):
-        salvage(checkpoint, keys=KEY, without_metadata=True)
+        load_intact(checkpoint, keys=KEY, without_metadata=True)
 
 
 def test_a_wrapped_key_in_a_draft(checkpoint: Path, state: dict[str, Any]) -> None:
     """Which a save or a rotation left that was killed."""
     save(state, checkpoint)
     (checkpoint / ".metadata").rename(checkpoint / ".metadata.0123abcd.tmp")
-    check(salvage(checkpoint, keys=KEY, without_metadata=True), flat(state), set())
+    check(load_intact(checkpoint, keys=KEY, without_metadata=True), flat(state), set())
 
 
 def test_a_signature_went_with_the_metadata(checkpoint: Path, state: dict[str, Any]) -> None:
@@ -137,8 +137,8 @@ def test_a_signature_went_with_the_metadata(checkpoint: Path, state: dict[str, A
     damage(checkpoint, "flipped")
     for options in ({}, {"trust": signer.verify_key}):
         with refused(PolicyError, "cannot be signed"):
-            salvage(checkpoint, keys=reader, without_metadata=True, **options)
-    check(salvage(checkpoint, keys=reader, allow_unsigned=True, without_metadata=True), flat(state), set())
+            load_intact(checkpoint, keys=reader, without_metadata=True, **options)
+    check(load_intact(checkpoint, keys=reader, allow_unsigned=True, without_metadata=True), flat(state), set())
 
 
 class Service(KeyProvider):
@@ -168,7 +168,7 @@ def test_a_service_is_asked_once_for_each_wrapped_key(checkpoint: Path, state: d
     wrong = [fragment[:-8] + b"%04d" % number + fragment[-4:] for number in range(1000, 1500)]
     (checkpoint / draft).write_bytes(b"\n".join([*others, *wrong, *wrong]))
     Service.asked.clear()
-    found = salvage(checkpoint, keys=Service(), without_metadata=True)
+    found = load_intact(checkpoint, keys=Service(), without_metadata=True)
     check(found, flat(state), set())
     assert len(Service.asked) == 1
 
@@ -181,7 +181,7 @@ def test_wrapped_keys_of_others_are_each_asked_for_once(checkpoint: Path, state:
     others = [b"%s&w=acme-other:%016x:AAAA" % (each, number) for each in wrong for number in range(5)]
     (checkpoint / ".metadata.00.tmp").write_bytes(b"\n".join([*wrong, *others]))
     Service.asked.clear()
-    check(salvage(checkpoint, keys=Service(), without_metadata=True), flat(state), set())
+    check(load_intact(checkpoint, keys=Service(), without_metadata=True), flat(state), set())
     assert len(Service.asked) == len(set(Service.asked)) == 101
 
 
@@ -193,7 +193,7 @@ def test_items_without_a_codec_do_not_say_what_they_are(checkpoint: Path, state:
     save(state, checkpoint, [])
     damage(checkpoint, "flipped")
     with refused(MetadataError, "saved without a codec"):
-        salvage(checkpoint, without_metadata=True)
+        load_intact(checkpoint, without_metadata=True)
 
 
 def test_metadata_that_lost_its_index_is_not_believed(checkpoint: Path, state: dict[str, Any]) -> None:
@@ -201,7 +201,7 @@ def test_metadata_that_lost_its_index_is_not_believed(checkpoint: Path, state: d
     save(state, checkpoint, [])
     (checkpoint / ".metadata").write_bytes(sections_of(checkpoint)[0])
     with refused(MetadataError, "lost its index"):
-        salvage(checkpoint)
+        load_intact(checkpoint)
 
 
 @each_chain
@@ -212,7 +212,7 @@ def test_damage_to_both(checkpoint: Path, state: dict[str, Any], chain: Chain) -
     damage(checkpoint, "flipped")
     for name, (file, _, end) in where.items():
         flip(file, end - 60)
-        found = salvage(checkpoint, keys=keys_of(chain), without_metadata=True)
+        found = load_intact(checkpoint, keys=keys_of(chain), without_metadata=True)
         check(found, flat(state), {name})
         flip(file, end - 60)
 
@@ -226,12 +226,12 @@ def test_a_header_that_is_damaged(checkpoint: Path, state: dict[str, Any], chain
     for number, (name, (file, begin, _)) in enumerate(where.items()):
         at = begin + (0, 20, 70)[number % 3]
         flip(file, at)
-        found = salvage(checkpoint, keys=keys_of(chain), without_metadata=True)
+        found = load_intact(checkpoint, keys=keys_of(chain), without_metadata=True)
         assert set(found.loaded) == set(flat(state)) - {name}
         assert found.lost == ()
         assert any(entry.item is None and "contents are unknown" in entry.message for entry in found.damaged)
         target = blank(state)
-        found = salvage(checkpoint, target, keys=keys_of(chain), without_metadata=True)
+        found = load_intact(checkpoint, target, keys=keys_of(chain), without_metadata=True)
         assert set(found.loaded) == set(flat(state)) - {name}
         assert found.missing == (name,)
         old = flat(blank(state), state)
@@ -253,14 +253,14 @@ def test_files_that_were_cut_or_continued(checkpoint: Path, state: dict[str, Any
         for size in (begin, begin + 30, (begin + end) // 2, end - 1):
             file.write_bytes(whole[:size])
             target = blank(state)
-            found = salvage(checkpoint, target, keys=keys_of(chain), without_metadata=True)
+            found = load_intact(checkpoint, target, keys=keys_of(chain), without_metadata=True)
             assert set(found.loaded) == set(ordered[:number])
             assert_same(
                 {name: flat(target, state)[name] for name in found.loaded},
                 {name: flat(state)[name] for name in found.loaded},
             )
     file.write_bytes(whole + b"more" + CONTAINER_MAGIC + bytes(50))
-    found = salvage(checkpoint, blank(state), keys=keys_of(chain), without_metadata=True)
+    found = load_intact(checkpoint, blank(state), keys=keys_of(chain), without_metadata=True)
     assert set(found.loaded) == set(ordered)
 
 
@@ -271,10 +271,11 @@ def test_containers_inside_of_items_are_data(checkpoint: Path, tmp_path: Path) -
     save({"outer": raw, "z": torch.ones(2)}, checkpoint, [streamxf.Checksum()])
     file, begin, end = places(checkpoint)["outer"]
     damage(checkpoint, "missing")
-    assert torch.equal(salvage(checkpoint, without_metadata=True).state_dict["outer"], raw)
+    assert torch.equal(load_intact(checkpoint, without_metadata=True).state_dict["outer"], raw)
     for at in (begin + 5, end - 5):
         flip(file, at)
-        found = salvage(checkpoint, {"outer": raw, "z": torch.zeros(2), "inner": torch.zeros(9)}, without_metadata=True)
+        target = {"outer": raw, "z": torch.zeros(2), "inner": torch.zeros(9)}
+        found = load_intact(checkpoint, target, without_metadata=True)
         assert found.loaded == ("z",)
         assert found.missing[-1:] == ("inner",)
         flip(file, at)
@@ -300,7 +301,7 @@ def test_all_ranks_of_a_save_that_the_rest_of_the_metadata_names(checkpoint: Pat
     state, parts = sharded()
     save_shards(checkpoint, parts, chain)
     damage(checkpoint, how)
-    check(salvage(checkpoint, keys=keys_of(chain), without_metadata=True), state, set())
+    check(load_intact(checkpoint, keys=keys_of(chain), without_metadata=True), state, set())
 
 
 @each_chain
@@ -318,20 +319,20 @@ def test_files_of_another_save_are_never_mixed_in(tmp_path: Path, chain: Chain, 
     else:
         damage(tmp_path / "new", how)
     if how == "tag":
-        check(salvage(tmp_path / "new", keys=keys, without_metadata=True), new, set())
+        check(load_intact(tmp_path / "new", keys=keys, without_metadata=True), new, set())
         return
     with refused(PolicyError, "a mixture would look whole"):
-        salvage(tmp_path / "new", keys=keys, without_metadata=True)
+        load_intact(tmp_path / "new", keys=keys, without_metadata=True)
     ids = {file.stem[-32:] for file in data_files(tmp_path / "new")}
     old_ids = {file.stem[-32:] for file in data_files(tmp_path / "old")}
-    check(salvage(tmp_path / "new", keys=keys, without_metadata=ids - old_ids), new, set())
+    check(load_intact(tmp_path / "new", keys=keys, without_metadata=ids - old_ids), new, set())
     if keys is None:
-        check(salvage(tmp_path / "new", without_metadata=old_ids), old, set())
+        check(load_intact(tmp_path / "new", without_metadata=old_ids), old, set())
     else:  # the old save's wrapped keys went with its metadata
-        found = salvage(tmp_path / "new", keys=keys, without_metadata=old_ids)
+        found = load_intact(tmp_path / "new", keys=keys, without_metadata=old_ids)
         assert found.loaded == ()
         assert {entry.error for entry in found.damaged if entry.item} == {"AuthenticationError"}
-    both = salvage(tmp_path / "new", keys=keys, without_metadata=ids)  # said against better knowledge
+    both = load_intact(tmp_path / "new", keys=keys, without_metadata=ids)  # said against better knowledge
     assert both.loaded == () if keys is None else set(both.loaded) <= set(new)
 
 
@@ -346,7 +347,7 @@ def test_one_file_of_each_rank_is_not_enough(tmp_path: Path, ranks: int) -> None
         (file,) = (tmp_path / "ab"[rank % 2]).glob(f"__{rank}_*.distcp")
         shutil.copy(file, mixed)
     with refused(PolicyError):
-        salvage(mixed, without_metadata=True)
+        load_intact(mixed, without_metadata=True)
 
 
 def test_a_missing_file_is_missed(checkpoint: Path) -> None:
@@ -354,15 +355,15 @@ def test_a_missing_file_is_missed(checkpoint: Path) -> None:
     save_shards(checkpoint, parts, CHAINS["zstd"])
     damage(checkpoint, "tag")
     next(checkpoint.glob("__2_*.distcp")).unlink()
-    found = salvage(checkpoint, without_metadata=True)
+    found = load_intact(checkpoint, without_metadata=True)
     assert found.loaded == ("step",)
     assert set(found.lost) == {"w", "b"}
     assert "the file is missing" in str(found)
     target = {"w": torch.zeros(9, 5), "b": torch.zeros(7)}
-    found = salvage(checkpoint, target, without_metadata=True)
+    found = load_intact(checkpoint, target, without_metadata=True)
     assert found.loaded == ()
     assert not target["w"].any()
-    found = salvage(checkpoint, target, without_metadata=True, partial=True)
+    found = load_intact(checkpoint, target, without_metadata=True, partial=True)
     assert torch.equal(target["w"][:6], state["w"][:6])
     assert not target["w"][6:].any()
     assert set(found.partial) == {"w", "b"}
@@ -376,7 +377,7 @@ def test_a_lost_shard_is_missed(checkpoint: Path) -> None:
     damage(checkpoint, "tag")
     data = file.read_bytes()
     flip(file, data.index(CONTAINER_MAGIC, 10) - 60)
-    found = salvage(checkpoint, without_metadata=True)
+    found = load_intact(checkpoint, without_metadata=True)
     (lost,) = found.lost
     assert set(found.loaded) == {"w", "b", "step"} - {lost}
     assert lost in {"w", "b"}
@@ -388,7 +389,7 @@ def test_the_same_chunk_twice_is_neither(checkpoint: Path) -> None:
     shutil.copy(data_files(checkpoint.parent / "b")[0], checkpoint)
     (checkpoint / ".metadata").unlink()
     ids = {file.stem[-32:] for file in data_files(checkpoint)}
-    found = salvage(checkpoint, without_metadata=ids)
+    found = load_intact(checkpoint, without_metadata=ids)
     assert set(found.loaded) == {"a", "v"}
     assert found.lost == ("w",)
 
@@ -398,7 +399,7 @@ def test_a_file_under_another_name_gives_nothing(checkpoint: Path, state: dict[s
     (file,) = data_files(checkpoint)
     file.rename(checkpoint / f"__0_0_{'0' * 32}.distcp")
     (checkpoint / ".metadata").unlink()
-    assert salvage(checkpoint, without_metadata=True).loaded == ()
+    assert load_intact(checkpoint, without_metadata=True).loaded == ()
 
 
 def test_ids_that_are_not_there(checkpoint: Path, state: dict[str, Any]) -> None:
@@ -406,7 +407,7 @@ def test_ids_that_are_not_there(checkpoint: Path, state: dict[str, Any]) -> None
     (checkpoint / ".metadata").unlink()
     for wrong in (["0" * 32], "0" * 32):
         with refused(ParameterError):
-            salvage(checkpoint, without_metadata=wrong)
+            load_intact(checkpoint, without_metadata=wrong)
 
 
 def test_a_single_rank_of_metadata_of_its_own(checkpoint: Path) -> None:
@@ -415,9 +416,9 @@ def test_a_single_rank_of_metadata_of_its_own(checkpoint: Path) -> None:
     for file in checkpoint.glob("*.metadata"):
         file.write_bytes(b"damaged")
     with refused(PolicyError, "of rank 0 (1 file)"):
-        salvage(checkpoint, without_metadata=True)
+        load_intact(checkpoint, without_metadata=True)
     ids = {file.stem[-32:] for file in data_files(checkpoint)}
-    check(salvage(checkpoint, without_metadata=ids), state, set())
+    check(load_intact(checkpoint, without_metadata=ids), state, set())
 
 
 def test_several_files_of_a_process(checkpoint: Path) -> None:
@@ -425,7 +426,7 @@ def test_several_files_of_a_process(checkpoint: Path) -> None:
     save(state, checkpoint, CHAINS["zstd"](), thread_count=3, single_file_per_rank=False)
     assert len(data_files(checkpoint)) > 1
     (checkpoint / ".metadata").unlink()
-    check(salvage(checkpoint, without_metadata=True), flat(state), set())
+    check(load_intact(checkpoint, without_metadata=True), flat(state), set())
 
 
 def test_shards_whose_places_contradict_each_other(checkpoint: Path) -> None:
@@ -440,7 +441,7 @@ def test_shards_whose_places_contradict_each_other(checkpoint: Path) -> None:
     next(checkpoint.glob("__1_*.distcp")).unlink()
     (checkpoint / ".metadata").unlink()
     ids = {file.stem[-32:] for file in data_files(checkpoint)}
-    found = salvage(checkpoint, without_metadata=ids)
+    found = load_intact(checkpoint, without_metadata=ids)
     assert found.loaded == ("v",)
     assert found.lost == ("w",)
 
@@ -449,4 +450,4 @@ def test_an_altered_metadata_file_under_a_key_is_refused_by_default(checkpoint: 
     save(state, checkpoint)
     damage(checkpoint, "tag")
     with refused(MetadataError, "read what that cannot check"):
-        salvage(checkpoint, keys=KEY)
+        load_intact(checkpoint, keys=KEY)

@@ -51,8 +51,8 @@ def test_a_wrapped_key_that_was_altered_under_a_digest_that_matches(checkpoint: 
 
 
 def test_a_key_that_was_wrapped_again(checkpoint: Path) -> None:
-    streamxf.rekey(checkpoint, KEY, OTHER_KEY)
+    streamxf.rekey(checkpoint, keys=KEY, recipients=OTHER_KEY)
     assert streamxf.verify(checkpoint).ok
     assert streamxf.verify(checkpoint, keys=OTHER_KEY).ok
-    streamxf.add_recipient(checkpoint, OTHER_KEY, KEY)
+    streamxf.add_recipient(checkpoint, keys=OTHER_KEY, recipients=KEY)
     assert streamxf.verify(checkpoint).ok

@@ -73,7 +73,7 @@ def test_one_damage(one: Path) -> None:
     assert report[1].startswith("1 data file, 1 item, 1 block, ")
     assert sum(line.startswith("damaged: ") for line in report) == 1
     assert report[-1].startswith("next: ")
-    found = str(streamxf.salvage(one, keys=KEY)).splitlines()
+    found = str(streamxf.load_intact(one, keys=KEY)).splitlines()
     assert found[0] == "0 items salvaged, 1 damaged, 0 missing"
     assert len(found) == 2
 
@@ -85,7 +85,7 @@ def test_five_hundred(several: Path) -> None:
     assert "damaged: " in report
     assert " more\n" in report
     assert len(report.splitlines()) < 30
-    found = str(streamxf.salvage(several, keys=KEY))
+    found = str(streamxf.load_intact(several, keys=KEY))
     assert found.startswith(f"0 items salvaged, {MANY} damaged, 0 missing\n")
     assert f" and {MANY - 5} more: " in found
     assert len(found.splitlines()) == 2  # what went with one file
@@ -137,7 +137,7 @@ def test_metadata_of_single_ranks_is_not_all_there_was(tmp_path: Path) -> None:
 
 def refusal(path: Path, **options: Any) -> str:
     with pytest.raises(streamxf.StreamxfError) as caught:
-        streamxf.salvage(path, **options)
+        streamxf.load_intact(path, **options)
     return str(caught.value)
 
 
@@ -147,7 +147,7 @@ def test_salvage_advises_what_can_help(one: Path) -> None:
     assert "without_metadata" not in refusal(one, keys=KEY, expect_save_id="0" * 32)
     flip_bit(one / ".metadata", (one / ".metadata").stat().st_size - 300)
     assert "--without-metadata" in refusal(one, keys=KEY)
-    found = streamxf.salvage(one, keys=KEY, without_metadata=True)
+    found = streamxf.load_intact(one, keys=KEY, without_metadata=True)
     assert f"damaged: {one / '.metadata'}: MetadataError: the digest" in str(found)
 
 

@@ -18,7 +18,7 @@ from streamxf.keys import KeyRing
 from streamxf.registry import CodecRegistry
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import is_url
-from streamxf.stream.plain import Draft, read_file, unencrypted
+from streamxf.stream.plain import draft_at, read_file, unencrypted
 from streamxf.stream.plain import open as open_plain
 
 TORCH_SAVED = b"PK\x03\x04", b"\x80"
@@ -30,7 +30,9 @@ def encoded(path: str | os.PathLike[str], chain: Chain) -> Iterator[tuple[IO[byt
     """A file to write to, and the SHA-256 of what it becomes, known at the end. The whole file is under `path` when the
     block ends without an error, and otherwise what was there before.
     """
-    with _writing(path) as target:
+    if not is_url(path):
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with draft_at(path) as target:
         digested = _Digested(target)
         with open_plain(cast("IO[bytes]", digested), "wb", chain=chain) as file:
             yield cast("IO[bytes]", file), digested.digest
@@ -73,27 +75,3 @@ class _Digested:
         count = self._raw.write(data)
         self.digest.update(flat_view(data)[: count or 0])
         return count
-
-
-@contextmanager
-def _writing(path: str | os.PathLike[str]) -> Iterator[Writable]:
-    """Write here; the whole file is under `path` when the block ends without an error."""
-    if not is_url(path):
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        draft, complete = Draft(path), False
-        try:
-            yield draft.file
-            complete = True
-        finally:
-            draft.finish(complete)
-        return
-    filesystem, name = _storage_of(path)
-    with filesystem.transaction, filesystem.open(name, "wb") as file:  # dropped if an error leaves it
-        yield file
-
-
-def _storage_of(url: str | os.PathLike[str]) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs
-
-    filesystem, name = url_to_fs(os.fspath(url))
-    return filesystem, name
