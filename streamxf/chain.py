@@ -95,9 +95,7 @@ class Chain:
         """
         made = cls.of(DEFAULT_CHAIN if chain is None else chain, keys=keys, codecs=codecs)
         if len(KeyRing.of(keys)) and made.encryption is None:
-            raise ParameterError(
-                "keys= was given, and the chain does not encrypt; add Encrypt(key), or 'encrypt' in text"
-            )
+            raise ParameterError("keys= was given, and the chain does not encrypt; add Encrypt(key) or 'encrypt'")
         return made
 
     @classmethod
