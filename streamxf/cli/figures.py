@@ -9,7 +9,7 @@ from streamxf.cli import show
 from streamxf.cli.show import say
 from streamxf.format.items import Item, TensorItem
 from streamxf.formats.contents import Format
-from streamxf.tools.inspect.summary import Summary, Tally, Values, chain_text, ratio_of, ratio_text
+from streamxf.tools.inspect.summary import ItemTotals, Summary, TensorStatistics, chain_text, ratio_of, ratio_text
 from streamxf.tools.inspect.tree import Module, walk
 from streamxf.wording import many, printable, size_text
 
@@ -69,7 +69,7 @@ def largest(summary: Summary, count: int) -> None:
     if values is None:
         sizes = show.TextTable(title, "dtype", "shape", *_SIZES, right=_NUMBERS, spare=_SIZES[:1])
         for item in found:
-            sizes.row(item.name, *_about(item), *_sizes(Tally.of([item])))
+            sizes.row(item.name, *_about(item), *_sizes(ItemTotals.of([item])))
         sizes.print()
         return
     table = ValueTable(title, "dtype", "shape")
@@ -130,14 +130,14 @@ def _item_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
         yield *_about(item), raw, stored, ratio, *more, item.name
 
 
-def _groups(heading: str, counted: str, rows: Iterable[tuple[str, int, Tally]]) -> None:
+def _groups(heading: str, counted: str, rows: Iterable[tuple[str, int, ItemTotals]]) -> None:
     table = show.TextTable(heading, counted, *_SIZES, right=_NUMBERS)
     for name, number, tally in rows:
         table.row(name, f"{number:,}", *_sizes(tally))
     table.print()
 
 
-def _sizes(tally: Tally) -> tuple[str, str, str]:
+def _sizes(tally: ItemTotals) -> tuple[str, str, str]:
     raw = size_text(tally.raw_bytes) if tally.tensors else "-"
     return raw, size_text(tally.stored_bytes + tally.object_bytes), ratio_text(tally.ratio)
 
@@ -149,7 +149,7 @@ def _about(item: Item) -> tuple[str, str]:
     return item.dtype, " x ".join(map(str, item.shape)) or "scalar"
 
 
-def flagged(values: Values) -> None:
+def flagged(values: TensorStatistics) -> None:
     """Tensors with NaN or infinities, and tensors of nothing but zeros; or that there are none."""
     found = {"NaN": values.nan, "infinities": values.inf, "nothing but zeros": values.zeros}
     counts = [f"{what} in {many(len(names), 'tensor')}" for what, names in found.items() if names]

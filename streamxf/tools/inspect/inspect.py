@@ -11,7 +11,7 @@ from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.proportion import MAX_EXPANSION
 from streamxf.storage.opening import Location, open_storage
-from streamxf.tools.inspect.summary import Summary, Values
+from streamxf.tools.inspect.summary import Summary, TensorStatistics
 
 
 def inspect(
@@ -59,4 +59,4 @@ def inspect(
             return Summary.of(contents)
         from streamxf.tools.values.survey import statistics_of
 
-        return Summary.of(contents, Values(statistics_of(source, progress)))
+        return Summary.of(contents, TensorStatistics(statistics_of(source, progress)))

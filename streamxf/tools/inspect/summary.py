@@ -1,4 +1,4 @@
-"""`Summary`: a checkpoint in figures; with the sums over items, `Tally`, and statistics of tensors, `Values`."""
+"""`Summary`: a checkpoint in figures; with the sums over items, `ItemTotals`, and statistics of tensors, `TensorStatistics`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGEST = 10
 
 
 @dataclass(slots=True)
-class Tally:
+class ItemTotals:
     """Sums over some items.
 
     - `elements`, `raw_bytes`, `stored_bytes`: of the tensors; the bytes as they are in memory and as they are stored.
@@ -38,7 +38,7 @@ class Tally:
     object_bytes: int = 0
 
     @classmethod
-    def of(cls, items: Iterable[Item]) -> Tally:
+    def of(cls, items: Iterable[Item]) -> ItemTotals:
         tally = cls()
         for item in items:
             tally.add(item)
@@ -67,7 +67,7 @@ class Tally:
         self.raw_bytes += elements * ITEMSIZES.get(item.dtype, 0)
         self.stored_bytes += sum(chunk.place.size for chunk in chunks)
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: ItemTotals) -> None:
         self.tensors += other.tensors
         self.objects += other.objects
         self.elements += other.elements
@@ -81,7 +81,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Values:
+class TensorStatistics:
     """Statistics of the tensors of a checkpoint, by name; None for tensors whose elements are not numbers."""
 
     statistics: Mapping[str, Statistics | None]
@@ -138,26 +138,26 @@ class Summary:
     """
 
     contents: Contents
-    total: Tally
-    dtypes: dict[str, Tally]
-    chains: dict[tuple[str, ...], Tally]
+    total: ItemTotals
+    dtypes: dict[str, ItemTotals]
+    chains: dict[tuple[str, ...], ItemTotals]
     shards: int
     notes: tuple[str, ...]
-    values: Values | None = None
+    values: TensorStatistics | None = None
 
     @classmethod
-    def of(cls, contents: Contents, values: Values | None = None) -> Summary:
-        dtypes: dict[str, Tally] = {}
-        chains: dict[tuple[str, ...], Tally] = {}
-        total, shards = Tally(), 0
+    def of(cls, contents: Contents, values: TensorStatistics | None = None) -> Summary:
+        dtypes: dict[str, ItemTotals] = {}
+        chains: dict[tuple[str, ...], ItemTotals] = {}
+        total, shards = ItemTotals(), 0
         for item in contents.items.values():
             total.add(item)
             if isinstance(item, TensorItem):
-                dtypes.setdefault(item.dtype, Tally()).add(item)
+                dtypes.setdefault(item.dtype, ItemTotals()).add(item)
                 shards += len(item.chunks)
             used = _chains_of(item)
             for chain in used:
-                chains.setdefault(chain, Tally()).add(item, chain if len(used) > 1 else None)
+                chains.setdefault(chain, ItemTotals()).add(item, chain if len(used) > 1 else None)
         notes = (*contents.notes, *_shared(contents))
         return cls(contents, total, _by_size(dtypes), _by_size(chains), shards, notes, values)
 
@@ -250,5 +250,5 @@ def _shared(contents: Contents) -> Iterator[str]:
         yield f"Stored bytes of {many(shared, 'tensor')} are shared with others; each counts in full."
 
 
-def _by_size(tallies: dict[_K, Tally]) -> dict[_K, Tally]:
+def _by_size(tallies: dict[_K, ItemTotals]) -> dict[_K, ItemTotals]:
     return dict(sorted(tallies.items(), key=lambda pair: pair[1].stored_bytes + pair[1].object_bytes, reverse=True))

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from streamxf.buffers import collector_paused
 from streamxf.format.items import Item, TensorItem
-from streamxf.tools.inspect.summary import Tally
+from streamxf.tools.inspect.summary import ItemTotals
 
 # Deeper than any model; what remains of a longer name stays one piece. Without a bound a name of dots alone would
 # exhaust the stack.
@@ -29,7 +29,7 @@ class Module:
     """A module, several that are built alike, or an item."""
 
     name: str  # one or more parts of the items' names, as in ``layers.[0-31]``
-    tally: Tally
+    tally: ItemTotals
     item: Item | None  # that has just this name; the first of several
     children: list[Module]
     times: int = 1  # how many of them are shown as this one
@@ -86,7 +86,7 @@ def _fold(name: str, node: _Node, numbers: dict[object, int]) -> tuple[Module, i
         if module.item is None and len(module.children) == 1:  # joined with the only one in it
             (child,) = module.children
             children[place] = replace(child, name=f"{module.name}.{child.name}")
-    tally = Tally.of(() if node.item is None else (node.item,))
+    tally = ItemTotals.of(() if node.item is None else (node.item,))
     for child in children:
         tally.merge(child.tally)
     about = (node.item.dtype, node.item.shape) if isinstance(node.item, TensorItem) else node.item is None
@@ -115,7 +115,7 @@ def _collapsed(made: list[tuple[Module, int]]) -> list[Module]:
 
 
 def _merged(name: str, alike: list[Module]) -> Module:
-    tally = Tally()
+    tally = ItemTotals()
     for module in alike:
         tally.merge(module.tally)
     inner = zip(*(module.children for module in alike), strict=True)

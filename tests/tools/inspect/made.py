@@ -8,7 +8,7 @@ import numpy as np
 
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.formats.contents import Contents, Format
-from streamxf.tools.inspect.summary import Values
+from streamxf.tools.inspect.summary import TensorStatistics
 from streamxf.tools.values.statistics import Statistics, ValueCounter
 
 CHAIN = ("streamxf.floatzip/1", "streamxf.checksum/1?algorithm=crc32c")
@@ -62,8 +62,8 @@ def statistics(*numbers: float) -> Statistics:
     return counter.result()
 
 
-def values(items: Iterable[Item], **found: Statistics) -> Values:
+def values(items: Iterable[Item], **found: Statistics) -> TensorStatistics:
     """Something for each tensor; `found` has those of some, by their names with ``__`` for dots."""
     named = {name.replace("__", "."): each for name, each in found.items()}
     usual = statistics(*(step / 100 for step in range(-50, 51)))
-    return Values({item.name: named.get(item.name, usual) for item in items if isinstance(item, TensorItem)})
+    return TensorStatistics({item.name: named.get(item.name, usual) for item in items if isinstance(item, TensorItem)})

@@ -18,7 +18,7 @@ from streamxf.format.items import Item
 from streamxf.formats.contents import Format
 from streamxf.tools.inspect.page.data import MAX_LAYERS, MAX_ROLES, page_data, scale_of
 from streamxf.tools.inspect.page.page import page_of
-from streamxf.tools.inspect.summary import Summary, Values
+from streamxf.tools.inspect.summary import Summary, TensorStatistics
 from streamxf.tools.values.statistics import Statistics
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x00\x1b\u202e\udc80<!--"
@@ -214,7 +214,7 @@ def test_a_cell_of_several_tensors_has_the_deviation_of_all_of_them():
 
 def test_what_needs_attention_is_named():
     entries = [tensor(HOSTILE, (3,)), tensor("b", (3,)), tensor("c", (3,))]
-    found = Values({HOSTILE: statistics(math.nan, math.nan, 1), "b": statistics(0, 0), "c": statistics(1)})
+    found = TensorStatistics({HOSTILE: statistics(math.nan, math.nan, 1), "b": statistics(0, 0), "c": statistics(1)})
     text = page_of(Summary.of(contents(entries), found))
     page = Page.parse(text)
     (card,) = (element for element in page.all("section") if "alert" in (element.attributes["class"] or ""))
@@ -224,14 +224,14 @@ def test_what_needs_attention_is_named():
     assert flags == ["2 NaN", "all zeros"]
     assert "\x1b" not in text
     assert "in 1 tensor" in [element.text for element in page.all("dd")]
-    fine = page_of(Summary.of(contents(entries[2:]), Values({"c": statistics(1)})))
+    fine = page_of(Summary.of(contents(entries[2:]), TensorStatistics({"c": statistics(1)})))
     assert 'class="card alert' not in fine
     assert "no tensor of zeros" in fine
 
 
 def test_a_long_list_of_what_needs_attention_ends():
     entries = [tensor(f"t{number}", (3,)) for number in range(100)]
-    text = page_of(Summary.of(contents(entries), Values({entry.name: statistics(0) for entry in entries})))
+    text = page_of(Summary.of(contents(entries), TensorStatistics({entry.name: statistics(0) for entry in entries})))
     assert text.count("all zeros</span>") == 20
     assert "80 more" in text
 

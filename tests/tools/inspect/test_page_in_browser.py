@@ -23,7 +23,7 @@ from tools.inspect.made import contents, statistics, tensor, thing, transformer,
 from streamxf.format.items import Item
 from streamxf.formats.contents import Format
 from streamxf.tools.inspect.page.page import page_of
-from streamxf.tools.inspect.summary import Summary, Values
+from streamxf.tools.inspect.summary import Summary, TensorStatistics
 
 pytestmark = pytest.mark.skipif(installed() is None, reason=HOW_TO)
 
@@ -72,7 +72,7 @@ class Opened:
         self.file = file
 
     def __call__(
-        self, entries: list[Item], kind: Format = Format.STREAMXF, found: Values | None = None, **view: object
+        self, entries: list[Item], kind: Format = Format.STREAMXF, found: TensorStatistics | None = None, **view: object
     ) -> Chrome:
         self.file.write_text(page_of(Summary.of(contents(entries, kind), found)), encoding="utf-8")
         show(self.driver, self.file, **view)

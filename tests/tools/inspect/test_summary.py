@@ -15,7 +15,7 @@ from tools.inspect.made import CHAIN, chunk, contents, tensor, thing, transforme
 from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
 from streamxf.tools.inspect.inspect import inspect
-from streamxf.tools.inspect.summary import Summary, Tally, chain_text
+from streamxf.tools.inspect.summary import ItemTotals, Summary, chain_text
 
 PLAIN = ("streamxf.zstd/1",)
 
@@ -29,11 +29,11 @@ def test_totals_and_dtypes() -> None:
         thing("o", 30),
     ]
     found = Summary.of(contents(made))
-    assert found.total == Tally(
+    assert found.total == ItemTotals(
         tensors=4, objects=1, elements=201, raw_bytes=608, stored_bytes=100 + 300 + 8, object_bytes=30
     )
     assert list(found.dtypes) == ["float32", "bfloat16", "int64"]
-    assert found.dtypes["float32"] == Tally(tensors=2, elements=100, raw_bytes=400, stored_bytes=300)
+    assert found.dtypes["float32"] == ItemTotals(tensors=2, elements=100, raw_bytes=400, stored_bytes=300)
     assert found.dtypes["bfloat16"].ratio == 0.5
     assert found.shards == 4
     assert found.total.items == 5
@@ -43,8 +43,8 @@ def test_a_tensor_in_parts_of_several_chains() -> None:
     chunks = (chunk((0, 0), (2, 3), 10, CHAIN), chunk((2, 0), (1, 3), 20, PLAIN))
     found = Summary.of(contents([TensorItem("w", "float32", (3, 3), chunks)]))
     assert found.chains == {
-        PLAIN: Tally(tensors=1, elements=3, raw_bytes=12, stored_bytes=20),
-        CHAIN: Tally(tensors=1, elements=6, raw_bytes=24, stored_bytes=10),
+        PLAIN: ItemTotals(tensors=1, elements=3, raw_bytes=12, stored_bytes=20),
+        CHAIN: ItemTotals(tensors=1, elements=6, raw_bytes=24, stored_bytes=10),
     }
     assert (found.shards, found.total.raw_bytes, found.total.elements) == (2, 36, 9)
 
@@ -67,7 +67,7 @@ def test_groups_add_up(drawn: list[tuple[str, int, int]]) -> None:
     entries = [tensor(f"t{i}", (size,), ratio / 50, dtype) for i, (dtype, size, ratio) in enumerate(drawn)]
     found = Summary.of(contents(entries))
     for groups in (found.dtypes, found.chains):
-        total = Tally()
+        total = ItemTotals()
         for tally in groups.values():
             total.merge(tally)
         assert total == found.total

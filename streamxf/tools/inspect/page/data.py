@@ -15,7 +15,7 @@ from typing import Any
 
 from streamxf.buffers import collector_paused
 from streamxf.format.items import Item, TensorItem
-from streamxf.tools.inspect.summary import Summary, Tally, Values, chain_text, ratio_of
+from streamxf.tools.inspect.summary import ItemTotals, Summary, TensorStatistics, chain_text, ratio_of
 from streamxf.tools.inspect.tree import MAX_DEPTH, Stack, stacks_of
 from streamxf.tools.values.statistics import Moments, Statistics
 from streamxf.wording import printable
@@ -96,7 +96,7 @@ class _Tree:
             while place not in self._modules:
                 place = place[:-1]
             rest = self._modules[place].setdefault("rest", [0, 0, 0, 0, 0, 0])
-            one = Tally.of([item])
+            one = ItemTotals.of([item])
             more = (1, one.raw_bytes, one.stored_bytes, one.object_bytes, *_flags([item], self._values))
             rest[:] = map(int.__add__, rest, more)
         return self._modules[()]
@@ -118,7 +118,7 @@ class _Tree:
         return found if statistics is None else [*found, _facts(statistics)]
 
 
-def _stack(stack: Stack, values: Values | None) -> dict[str, Any]:
+def _stack(stack: Stack, values: TensorStatistics | None) -> dict[str, Any]:
     """Layers are columns and roles are rows; where there are too many of either, several share one."""
     step = -(-len(stack.layers) // MAX_LAYERS)
     columns = [stack.layers[start : start + step] for start in range(0, len(stack.layers), step)]
@@ -137,9 +137,9 @@ def _stack(stack: Stack, values: Values | None) -> dict[str, Any]:
     }
 
 
-def _cell(items: list[TensorItem], values: Values | None) -> list[Any]:
+def _cell(items: list[TensorItem], values: TensorStatistics | None) -> list[Any]:
     """Tensors, raw bytes, stored bytes; and of their values flags, count, mean and standard deviation."""
-    tally = Tally.of(items)
+    tally = ItemTotals.of(items)
     sums = [tally.tensors, tally.raw_bytes, tally.stored_bytes]
     if values is None:
         return sums
@@ -176,7 +176,7 @@ def _facts(statistics: Statistics) -> list[Any]:
     return [*counts, _rounded(shown.start), _rounded(end), heights, shown.below, shown.above]
 
 
-def _flags(items: Iterable[Item], values: Values | None) -> tuple[int, int]:
+def _flags(items: Iterable[Item], values: TensorStatistics | None) -> tuple[int, int]:
     """How many tensors have NaN or infinities, and how many are all zeros."""
     if values is None:
         return 0, 0

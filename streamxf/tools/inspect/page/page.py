@@ -11,7 +11,7 @@ from importlib.resources import files
 from string import Template
 
 from streamxf.tools.inspect.page.data import MAX_ITEMS, page_data
-from streamxf.tools.inspect.summary import Summary, Tally, Values, chain_text, ratio_text
+from streamxf.tools.inspect.summary import ItemTotals, Summary, TensorStatistics, chain_text, ratio_text
 from streamxf.tools.values.statistics import Statistics
 from streamxf.version import __version__
 from streamxf.wording import many, printable, size_text
@@ -119,7 +119,7 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def _table(heading: str, rows: Iterable[tuple[str, str, Tally]]) -> str:
+def _table(heading: str, rows: Iterable[tuple[str, str, ItemTotals]]) -> str:
     cells = "".join(
         f'<tr><th scope=row title="{_text(whole)}">{_text(label)}</th><td>{tally.items:,}</td>'
         f"<td class=wide>{size_text(tally.raw_bytes)}</td><td>{size_text(tally.stored_bytes + tally.object_bytes)}</td>"
@@ -137,7 +137,7 @@ def _cut(lines: list[str]) -> list[str]:
     return lines if len(lines) <= MAX_LINES else [*lines[: MAX_LINES - 1], f"{len(lines) - MAX_LINES + 1:,} more"]
 
 
-def _attention(values: Values) -> str:
+def _attention(values: TensorStatistics) -> str:
     """A card that lists tensors with NaN or infinities, and tensors of nothing but zeros."""
     count = len(values.flagged)
     lines = [_flagged(name, values.statistics[name]) for name in values.flagged[:_MAX_FLAGGED]]
