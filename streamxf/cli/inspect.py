@@ -144,7 +144,7 @@ def _check_page(file: str) -> None:
 def _write_page(file: str, summary: Summary) -> None:
     from streamxf.buffers import write_all
     from streamxf.stream.plain import Draft
-    from streamxf.tools.inspect.page.page import page_of
+    from streamxf.tools.inspect.page.page import html_page
 
     with Draft(file) as draft:
-        write_all(draft, memoryview(page_of(summary).encode()))
+        write_all(draft, memoryview(html_page(summary).encode()))

@@ -17,7 +17,7 @@ from tools.inspect.parsed import Page
 from streamxf.format.items import Item
 from streamxf.formats.contents import Format
 from streamxf.tools.inspect.page.data import MAX_LAYERS, MAX_ROLES, page_data, scale_of
-from streamxf.tools.inspect.page.page import page_of
+from streamxf.tools.inspect.page.page import html_page
 from streamxf.tools.inspect.summary import Summary, TensorStatistics
 from streamxf.tools.values.statistics import Statistics
 
@@ -27,7 +27,7 @@ ROLES = {"up": (100, 100), "bias": (4,), "gain": (4,), "down": (100, 100)}
 
 
 def page(entries: list[Item], kind: Format = Format.STREAMXF, **more: object) -> Page:
-    return Page.parse(page_of(Summary.of(contents(entries, kind, **more))))
+    return Page.parse(html_page(Summary.of(contents(entries, kind, **more))))
 
 
 def sums(node: dict) -> list[int]:
@@ -80,7 +80,7 @@ def test_hostile_names_stay_text():
     assert [e.tag for e in found.elements if e.tag not in ("dt", "dd")] == [
         e.tag for e in honest.elements if e.tag not in ("dt", "dd")
     ]
-    text = page_of(Summary.of(contents(entries)))
+    text = html_page(Summary.of(contents(entries)))
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert text.encode("utf-8")
@@ -121,7 +121,7 @@ def test_nothing_gets_lost(most: int):
 
 def test_very_many_items_make_no_larger_page():
     few, many = (
-        page_of(Summary.of(contents([tensor(f"table.{i}.shard.{i % 7}.w", (8, 8)) for i in range(count)])), 1000)
+        html_page(Summary.of(contents([tensor(f"table.{i}.shard.{i % 7}.w", (8, 8)) for i in range(count)])), 1000)
         for count in (2_000, 30_000)
     )
     assert len(many) < 1.2 * len(few)
@@ -215,7 +215,7 @@ def test_a_cell_of_several_tensors_has_the_deviation_of_all_of_them():
 def test_what_needs_attention_is_named():
     entries = [tensor(HOSTILE, (3,)), tensor("b", (3,)), tensor("c", (3,))]
     found = TensorStatistics({HOSTILE: statistics(math.nan, math.nan, 1), "b": statistics(0, 0), "c": statistics(1)})
-    text = page_of(Summary.of(contents(entries), found))
+    text = html_page(Summary.of(contents(entries), found))
     page = Page.parse(text)
     (card,) = (element for element in page.all("section") if "alert" in (element.attributes["class"] or ""))
     assert card.attributes["class"] == "card alert bad"
@@ -224,14 +224,14 @@ def test_what_needs_attention_is_named():
     assert flags == ["2 NaN", "all zeros"]
     assert "\x1b" not in text
     assert "in 1 tensor" in [element.text for element in page.all("dd")]
-    fine = page_of(Summary.of(contents(entries[2:]), TensorStatistics({"c": statistics(1)})))
+    fine = html_page(Summary.of(contents(entries[2:]), TensorStatistics({"c": statistics(1)})))
     assert 'class="card alert' not in fine
     assert "no tensor of zeros" in fine
 
 
 def test_a_long_list_of_what_needs_attention_ends():
     entries = [tensor(f"t{number}", (3,)) for number in range(100)]
-    text = page_of(Summary.of(contents(entries), TensorStatistics({entry.name: statistics(0) for entry in entries})))
+    text = html_page(Summary.of(contents(entries), TensorStatistics({entry.name: statistics(0) for entry in entries})))
     assert text.count("all zeros</span>") == 20
     assert "80 more" in text
 

@@ -22,7 +22,7 @@ from tools.inspect.made import contents, statistics, tensor, thing, transformer,
 
 from streamxf.format.items import Item
 from streamxf.formats.contents import Format
-from streamxf.tools.inspect.page.page import page_of
+from streamxf.tools.inspect.page.page import html_page
 from streamxf.tools.inspect.summary import Summary, TensorStatistics
 
 pytestmark = pytest.mark.skipif(installed() is None, reason=HOW_TO)
@@ -74,7 +74,7 @@ class Opened:
     def __call__(
         self, entries: list[Item], kind: Format = Format.STREAMXF, found: TensorStatistics | None = None, **view: object
     ) -> Chrome:
-        self.file.write_text(page_of(Summary.of(contents(entries, kind), found)), encoding="utf-8")
+        self.file.write_text(html_page(Summary.of(contents(entries, kind), found)), encoding="utf-8")
         show(self.driver, self.file, **view)
         return self.driver
 

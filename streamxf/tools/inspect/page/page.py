@@ -1,4 +1,4 @@
-"""`page_of`: the page, from the files next to this one and what needs no script: figures, tables, and who wrote it."""
+"""`html_page`: the page, from the files next to this one and what needs no script: figures, tables, and who wrote it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_FLAGGED = 20
 SCRIPTS = ("base.js", "colours.js", "layout.js", "labels.js", "treemap.js", "layers.js", "tensors.js")
 
 
-def page_of(summary: Summary, max_items: int = MAX_ITEMS) -> str:
+def html_page(summary: Summary, max_items: int = MAX_ITEMS) -> str:
     """A self-contained page of HTML, with `max_items` items one by one; the others are added up.
 
     Names come from the checkpoint, which may be hostile: they are escaped here, and the script only ever makes text of
