@@ -1,4 +1,4 @@
-"""`Summary`: a checkpoint in figures; with the sums over items, `ItemTotals`, and statistics of tensors, `TensorStatistics`."""
+"""`Summary`: a checkpoint in figures, with sums over its items (`ItemTotals`) and of values (`TensorStatistics`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`html_page`: the page, from the files next to this one and what needs no script: figures, tables, and who wrote it."""
+"""`html_page`: from the files next to this one, and what needs no script: figures, tables, and who wrote it."""
 
 from __future__ import annotations
 
