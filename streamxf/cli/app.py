@@ -72,9 +72,9 @@ def command_line(named: str | None = None) -> Any:
             text, examples = help_of(name)
             epilog = "\n\n".join(("[bold]Examples[/bold]" if framed else "Examples:", *examples))
             app.command(name, help=text, rich_help_panel=panel, epilog=epilog)(options.expanded(_function(name)))
-    made: Any = typer.main.get_command(app)
-    for each in (made, *made.commands.values()):
+    root: Any = typer.main.get_command(app)
+    for each in (root, *root.commands.values()):
         for parameter in each.get_params(typer.Context(each)):
             if getattr(parameter, "is_flag", False):
                 parameter.metavar = ""  # else typer shows <bool>
-    return made
+    return root

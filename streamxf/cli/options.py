@@ -64,8 +64,8 @@ def new_passphrase(file: str) -> str:
 
 
 def _passphrase(question: str, why: str) -> str:
-    given = os.environ.get(PASSPHRASE_VARIABLE)
-    return given if given is not None else _asked(question, why)
+    passphrase = os.environ.get(PASSPHRASE_VARIABLE)
+    return passphrase if passphrase is not None else _asked(question, why)
 
 
 def _asked(question: str, why: str) -> str:

@@ -116,12 +116,12 @@ def measure(
             correct[number] &= all(same_bits(target[name], tensor) for name, tensor in state.items())
             if progress is not None:
                 progress.advance(2 * raw)
-    made = []
+    timings = []
     for number, side in enumerate(sides):
         stored = sum(file.stat().st_size for file in (folder / str(number)).iterdir())
         saving, loading = map(statistics.median, zip(*seconds[number][1:], strict=True))
-        made.append(Timing(side.name, len(state), raw, stored, saving, loading, correct[number]))
-    return made
+        timings.append(Timing(side.name, len(state), raw, stored, saving, loading, correct[number]))
+    return timings
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -105,16 +105,16 @@ class Encrypt(Uncopied, Codec):
 
     def __init__(self, recipients: KeysLike, *, signer: SignerLike | None = None) -> None:
         vars(self).update(recipients=(), signer=None)  # for tracebacks that show what variables hold
-        made = as_recipients(recipients)
+        providers = as_recipients(recipients)
         by = as_signing_key(signer) if signer is not None else None
         accepted = isinstance(recipients, KeyRing) and recipients.allow_unsigned
-        if by is None and not accepted and not any(key.vouches for key in made):
+        if by is None and not accepted and not any(key.vouches for key in providers):
             warnings.warn(
                 "readers cannot tell who wrote this: anyone may have these public keys, and there is no signer. "
                 "They will refuse it, unless they accept it unsigned (allow_unsigned)",
                 stacklevel=2,
             )
-        vars(self).update(vars(self._made(made, by)))
+        vars(self).update(vars(self._made(providers, by)))
 
     @classmethod
     def _made(cls, recipients: tuple[KeyProvider, ...], signer: Any, session: _WrappedKey | None = None) -> Self:
@@ -283,10 +283,10 @@ def as_recipients(keys: KeysLike) -> tuple[KeyProvider, ...]:
     """
     if isinstance(keys, KeyRing) and keys.trust:
         raise ParameterError("this KeyRing has trust=, which is for reading; pass only its keys: Encrypt([*ring])")
-    made = tuple(keys) if isinstance(keys, KeyRing) else tuple(KeyRing(as_providers(keys, "recipients") or None))
-    if not 1 <= len(made) <= MAX_RECIPIENTS:
-        raise ParameterError(f"Encrypt takes a key of 32 bytes, or 1 to {MAX_RECIPIENTS} keys, not {len(made)}")
-    return made
+    providers = tuple(keys) if isinstance(keys, KeyRing) else tuple(KeyRing(as_providers(keys, "recipients") or None))
+    if not 1 <= len(providers) <= MAX_RECIPIENTS:
+        raise ParameterError(f"Encrypt takes a key of 32 bytes, or 1 to {MAX_RECIPIENTS} keys, not {len(providers)}")
+    return providers
 
 
 def _nonce(info: BlockInfo) -> bytes:

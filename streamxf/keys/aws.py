@@ -166,9 +166,9 @@ class AwsKms(KeyProvider):
         return KeyServiceError(f"AWS KMS does not {operation} with {self.arn}: {reason} ({shown})")
 
     def _connected(self) -> Any:
-        made = self._client
-        if made is not None and made[0] == os.getpid():
-            return made[1]
+        cached = self._client
+        if cached is not None and cached[0] == os.getpid():
+            return cached[1]
         client = self._new_client()
         url = urlsplit(client.meta.endpoint_url)
         if url.scheme == "http" and self.allow_http and _is_loopback(url.hostname or ""):

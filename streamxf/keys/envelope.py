@@ -129,9 +129,9 @@ class Envelope:
         match = _ENVELOPE.fullmatch(text)
         if match is None:
             raise DescriptorError(f"wrapped data key {shorten(text)!r} is not of the form dek=id&w=kind:key_id:data")
-        made = cls(bytes.fromhex(match[1]), tuple(map(Entry.parse, match[2].split("&w=")[1:])))
+        envelope = cls(bytes.fromhex(match[1]), tuple(map(Entry.parse, match[2].split("&w=")[1:])))
         try:
-            return made.checked()
+            return envelope.checked()
         except ParameterError as error:
             raise DescriptorError(error.message) from None
 
@@ -150,7 +150,7 @@ class Envelope:
         """The error for a reader whose `keys` have no entry here."""
         names = [entry.key for entry in self.recipients]
         wanted = ", ".join(f"{key_id} ({kind})" for kind, key_id in names)
-        given = [f"{key.id} ({key.kind}{'' if key.unwraps else ', which can only wrap'})" for key in keys]
+        passed = [f"{key.id} ({key.kind}{'' if key.unwraps else ', which can only wrap'})" for key in keys]
         halves = ", ".join(key.id for key in keys if (key.kind, key.id) in names)
         cure = f"Reading needs the PrivateKey of {halves}" if halves else "Pass the right key"
         return KeyMissingError(f"encrypted for key id {wanted}; keys given: {', '.join(given) or 'none'}. {cure}")

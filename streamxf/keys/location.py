@@ -68,34 +68,34 @@ def as_signing_key(signer: SignerLike) -> SigningKey:
     return _as(signer, SigningKey, takes)
 
 
-def _as(given: object, cls: type[T], takes: str) -> T:
-    found = _followed(given)
+def _as(value: object, cls: type[T], takes: str) -> T:
+    found = _followed(value)
     if isinstance(found, cls):
         return found
     if isinstance(found, KeyProvider | SigningKey | VerifyKey):
-        raise ParameterError(f"{_named(given, found)}; {takes}")
+        raise ParameterError(f"{_named(value, found)}; {takes}")
     raise ParameterError(f"{takes}, not {type(found).__name__}")
 
 
-def several(given: Any, name: str, make: Callable[[Any], T]) -> tuple[T, ...]:
+def several(values: Any, name: str, make: Callable[[Any], T]) -> tuple[T, ...]:
     """Apply `make` to each entry of the argument `name`: nothing, one or several; errors say which entry it was."""
-    if given is None:
+    if values is None:
         return ()
-    if isinstance(given, str | Buffer | KeyProvider) or not isinstance(given, Iterable):
-        return (make(given),)
-    made = []
-    for number, entry in enumerate(given):
+    if isinstance(values, str | Buffer | KeyProvider) or not isinstance(values, Iterable):
+        return (make(values),)
+    found = []
+    for number, entry in enumerate(values):
         try:
-            made.append(make(entry))
+            found.append(make(entry))
         except StreamxfError as error:
             error.message = f"{name}[{number}]: {error.message}"
             raise
-    if not made:
+    if not found:
         raise ParameterError(
             f"{name}= is empty: an empty list would switch checks off without notice; if you want that, leave "
             f"{name}= out"
         )
-    return tuple(made)
+    return tuple(found)
 
 
 def find(location: Location) -> KeyProvider | SigningKey | VerifyKey:
@@ -125,10 +125,10 @@ def _followed(key: Any) -> Any:
     return find(key) if isinstance(key, str | os.PathLike) else key
 
 
-def _named(given: object, found: KeyProvider | SigningKey | VerifyKey) -> str:
+def _named(value: object, found: KeyProvider | SigningKey | VerifyKey) -> str:
     """A key that was given, or the location that led to it, which is therefore not a key and may be shown."""
     what = f"the {type(found).__name__} {found.id}"
-    return f"{os.fspath(given)!r:.200} holds {what}" if isinstance(given, str | os.PathLike) else f"this is {what}"
+    return f"{os.fspath(value)!r:.200} holds {what}" if isinstance(value, str | os.PathLike) else f"this is {what}"
 
 
 def _guess(text: str) -> str:

@@ -66,9 +66,9 @@ class KeyRing(Uncopied):
     def __init__(self, keys: KeysLike = None, *, trust: TrustLike = None, allow_unsigned: bool = False) -> None:
         if not isinstance(allow_unsigned, bool):
             raise ParameterError(f"allow_unsigned= is True or False, not {type(allow_unsigned).__name__}")
-        given = as_providers(keys)
+        providers = as_providers(keys)
         # not by a hash: a third party's provider need not have one
-        self._keys = tuple(key for place, key in enumerate(given) if key not in given[:place])
+        self._keys = tuple(key for place, key in enumerate(providers) if key not in providers[:place])
         self._trust, self._allow_unsigned = several(trust, "trust", as_verify_key), allow_unsigned
         if (self._trust or allow_unsigned) and not self._keys:
             raise ParameterError("trust and allow_unsigned apply only with keys; pass keys, too")

@@ -58,10 +58,10 @@ class Vouchers:
         if signer is not None:
             signature = (signer.id, signer.sign(statement(digest)))
         entries = kept + tuple(Entry.of(key, "vouch", ask(key, "vouch", digest)) for key in recipients if key.vouches)
-        made = cls(_mac(data_key, digest, wrapped), entries, signature)
-        if reason := fault(str(made), entries):
+        vouchers = cls(_mac(data_key, digest, wrapped), entries, signature)
+        if reason := fault(str(vouchers), entries):
             raise ParameterError(f"vouchers: {reason}")
-        return made
+        return vouchers
 
     @classmethod
     def parse(cls, text: str) -> Self:
