@@ -134,10 +134,10 @@ class borrowed(Generic[T]):
     __slots__ = ("_free", "_lent", "_make")
 
     def __init__(self, factory: Callable[..., T], *arguments: Hashable) -> None:
-        made: dict[Any, list[Any]] | None = getattr(_local, "made", None)
-        if made is None:
-            made = _local.made = {}
-        self._free: list[T] = made.setdefault((factory, arguments), [])
+        pools: dict[Any, list[Any]] | None = getattr(_local, "pools", None)
+        if pools is None:
+            pools = _local.pools = {}
+        self._free: list[T] = pools.setdefault((factory, arguments), [])
         self._make = partial(factory, *arguments)
 
     def __enter__(self) -> T:

@@ -93,10 +93,10 @@ class Chain:
         """Make the chain of a writer that was given `chain` and `keys`: `DEFAULT_CHAIN` where there is none. Raises as
         `parse`; also ParameterError if there are keys, and the chain does not encrypt.
         """
-        made = cls.of(DEFAULT_CHAIN if chain is None else chain, keys=keys, codecs=codecs)
-        if len(KeyRing.of(keys)) and made.encryption is None:
+        chosen = cls.of(DEFAULT_CHAIN if chain is None else chain, keys=keys, codecs=codecs)
+        if len(KeyRing.of(keys)) and chosen.encryption is None:
             raise ParameterError("keys= was given, and the chain does not encrypt; add Encrypt(key) or 'encrypt'")
-        return made
+        return chosen
 
     @classmethod
     def parse(cls, text: str, *, keys: KeysLike = None, codecs: CodecRegistry | None = None) -> Chain:

@@ -164,8 +164,8 @@ class Codec(TorchExtension, abc.ABC):
         """Make the codec that a descriptor describes; `keys` are, for a codec that encrypts, keys that may open its
         data key, or that data key. Raises as `from_parameters`; also if the codec does not write such a descriptor.
         """
-        made = cls.from_parameters(dict(descriptor.parameters + descriptor.fragment))
-        own = made.descriptor()
+        codec = cls.from_parameters(dict(descriptor.parameters + descriptor.fragment))
+        own = codec.descriptor()
         # nothing binds a fragment to the data, so it must not say how to decode it
         free = {key for key, _ in own.fragment}
         if own.parameters != descriptor.parameters or not all(key in free for key, _ in descriptor.fragment):
@@ -173,7 +173,7 @@ class Codec(TorchExtension, abc.ABC):
                 f"descriptor {shorten(str(descriptor))!r}: a parameter has its default before '#', or is on the wrong "
                 f"side of '#'; {cls.name} itself writes {shorten(str(own))!r}"
             )
-        return made
+        return codec
 
     @classmethod
     def from_text(cls, parameters: Mapping[str, str], keys: KeyRing) -> Self:

@@ -28,8 +28,8 @@ class TorchExtension:
     @classmethod
     def from_descriptor(cls, version: str) -> Self:
         """Make the codec from the part of a descriptor behind the name's slash."""
-        made: Self = cls._answers[0]().from_descriptor(cls, version)
-        return made
+        codec: Self = cls._answers[0]().from_descriptor(cls, version)
+        return codec
 
     def get_descriptor(self) -> str:
         """The descriptor's text; with the wrapped data key, for which torch's writers have no other place."""

@@ -50,9 +50,9 @@ def _opened(path: str, stack: ExitStack) -> IO[bytes] | Any:
     from streamxf.storage.opening import open_storage
 
     if path == "-":
-        given: Any = sys.stdin.buffer
-        _refuse_others(given.peek(len(PLAIN_MAGIC)))
-        return given
+        stdin: Any = sys.stdin.buffer
+        _refuse_others(stdin.peek(len(PLAIN_MAGIC)))
+        return stdin
     storage = open_storage(path)
     if storage.is_folder():
         raise UnsupportedError(

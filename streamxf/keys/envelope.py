@@ -153,7 +153,7 @@ class Envelope:
         passed = [f"{key.id} ({key.kind}{'' if key.unwraps else ', which can only wrap'})" for key in keys]
         halves = ", ".join(key.id for key in keys if (key.kind, key.id) in names)
         cure = f"Reading needs the PrivateKey of {halves}" if halves else "Pass the right key"
-        return KeyMissingError(f"encrypted for key id {wanted}; keys given: {', '.join(given) or 'none'}. {cure}")
+        return KeyMissingError(f"encrypted for key id {wanted}; keys given: {', '.join(passed) or 'none'}. {cure}")
 
 
 def fault(text: str, entries: Iterable[Entry]) -> str | None:

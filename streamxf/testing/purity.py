@@ -20,9 +20,9 @@ def input_unchanged(case: Case) -> None:
     def check(block: bytes) -> None:
         data = block
         for step in (stream.encode, stream.decode):
-            given = bytearray(data)
-            result = bytes(step(given))
-            where = difference(data, given) if given != data else ""
+            buffer = bytearray(data)
+            result = bytes(step(buffer))
+            where = difference(data, buffer) if buffer != data else ""
             require(not where, f"{step.__name__} changed its input: {where}")
             data = result
 
@@ -47,16 +47,16 @@ def scratch_contents(case: Case) -> None:
 def stateless(case: Case) -> None:
     """Calls do not influence each other: blocks decode in any order, and later calls leave earlier results alone."""
     stream = Stream(case.codec)
-    given = [block for size in (100, 1000) for block in contents(size).values()]
-    live = [stream.encode(block, index) for index, block in enumerate(given)]
-    stored = [bytes(stream.encode(block, index)) for index, block in enumerate(given)]
-    for index, block in enumerate(given):
+    plain = [block for size in (100, 1000) for block in contents(size).values()]
+    live = [stream.encode(block, index) for index, block in enumerate(plain)]
+    stored = [bytes(stream.encode(block, index)) for index, block in enumerate(plain)]
+    for index, block in enumerate(plain):
         found = bytes(stream.decode(bytes(live[index]), index))
         require(found == block, f"the encoded block {index} changed while later blocks were encoded")
-    order = (*reversed(range(len(given))), *range(len(given)))
+    order = (*reversed(range(len(plain))), *range(len(plain)))
     views = [(index, stream.decode(stored[index], index)) for index in order]
     for index, view in views:
-        require(bytes(view) == given[index], f"block {index} of {len(given)}, decoded out of order, is not itself")
+        require(bytes(view) == plain[index], f"block {index} of {len(plain)}, decoded out of order, is not itself")
 
 
 def threads(case: Case) -> None:

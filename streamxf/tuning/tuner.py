@@ -138,15 +138,15 @@ def _candidates(chains: Iterable[ChainLike] | None, keys: KeysLike) -> list[Chai
                 "chains=[[FloatZip(), Encrypt(key)], ...]"
             )
         return [Chain([*Chain.parse(text), *map(Encrypt, ring)]) for text in CANDIDATES]
-    made = [Chain.of(chain, keys=keys) for chain in chains]
-    if not made:
+    candidates = [Chain.of(chain, keys=keys) for chain in chains]
+    if not candidates:
         raise ParameterError("chains= is empty; name at least one candidate, or leave it out")
-    for text, count in Counter(map(str, made)).items():
+    for text, count in Counter(map(str, candidates)).items():
         if count > 1:
             raise ParameterError(f"the candidate {text or 'no chain'!r} is listed twice in chains=")
-    if len({chain.encryption is None for chain in made}) > 1:
+    if len({chain.encryption is None for chain in candidates}) > 1:
         raise ParameterError(
             "some candidates encrypt and others do not; only their cost would be compared, and the encryption lost. "
             "To encrypt, end each of them with Encrypt: chains=[[FloatZip(), Encrypt(key)], [LZ4(), Encrypt(key)]]"
         )
-    return made
+    return candidates
