@@ -98,7 +98,7 @@ class Access:
             if len(codecs.keys) and len(ring):
                 raise ParameterError("keys= was given, and the registry has keys, too; pass all of them in one place")
             ring = KeyRing.of(codecs.keys, trust, allow_unsigned) if len(codecs.keys) else ring
-            codecs, transform = codecs.codecs, codecs.undo
+            transform, codecs = codecs.undo, codecs.codecs
         elif codecs is not None and not isinstance(codecs, CodecRegistry):
             raise ParameterError(f"codecs= takes a streamxf.CodecRegistry or Registry, not {type(codecs).__name__}")
         if require is not None and require not in REQUIREMENTS:

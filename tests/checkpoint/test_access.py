@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed.checkpoint import save as dcp_save
+from torch.distributed.checkpoint._extension import ExtensionRegistry
 from torch.distributed.checkpoint.filesystem import FileSystemWriter as WriterOfTorch
 
-from streamxf import Checksum, Encrypt, Key, PrivateKey, SigningKey, ZStandard
+from streamxf import Checksum, Encrypt, Key, PrivateKey, Registry, SigningKey, ZStandard
 from streamxf.chain import Chain
-from streamxf.checkpoint.access import access_for, chain_and_ring, ring_for
+from streamxf.checkpoint.access import Access, access_for, chain_and_ring, ring_for
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import KeyMissingError, ParameterError, PolicyError
@@ -111,3 +112,17 @@ def test_keys_are_looked_up_once(monkeypatch: pytest.MonkeyPatch):
     chain, ring = chain_and_ring("zstd+encrypt", "env:ACCESS_KEY")
     assert (chain.encryption.key_ids, [*ring]) == ((KEY.id,), [KEY])
     assert asked.count("env:ACCESS_KEY") == 1
+
+
+def test_a_registry_brings_its_keys_and_is_asked_for_trust_itself():
+    registry = Registry(keys=KEY)
+    access = Access.of(codecs=registry)
+    assert [*access.keys] == [KEY]
+    assert access.codecs is registry.codecs
+    assert access.require == "published"
+    with pytest.raises(ParameterError, match="keys= was given, and the registry has keys"):
+        Access.of(KEY, codecs=registry)
+    with pytest.raises(ParameterError, match="pass trust="):  # and is not forgotten
+        Access.of(trust=SIGNER.verify_key, codecs=registry)
+    with pytest.raises(ParameterError, match="not ExtensionRegistry"):
+        Access.of(codecs=ExtensionRegistry())

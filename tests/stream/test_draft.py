@@ -8,10 +8,13 @@ import os
 import stat
 from pathlib import Path
 
+import fsspec
+import numpy as np
 import pytest
 from samples import KEY, data_of, encode
 
 import streamxf
+from streamxf.chain import DEFAULT_CHAIN
 from streamxf.errors import ContainerError, ParameterError
 from streamxf.stream.plain import Draft
 
@@ -130,3 +133,46 @@ def test_a_file_whose_first_bytes_cannot_be_written_is_not_begun(
     with pytest.raises(OSError, match="Input/output error"):
         streamxf.open(tmp_path / "file", "wb")
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_url_has_the_whole_file_or_none() -> None:
+    files = fsspec.filesystem("memory")
+    url = "memory://drafts/weights.sxf"
+    file = streamxf.open(url, "wb")
+    file.write(b"data")
+    assert not files.exists(url)
+    file.close()
+    with streamxf.open(url) as reader:
+        assert reader.seekable()
+        assert reader.read() == b"data"
+    with pytest.raises(ZeroDivisionError), streamxf.open(url, "wb") as file:
+        file.write(b"more")
+        raise ZeroDivisionError
+    assert streamxf.decode(files.cat_file(url)) == b"data"
+    with pytest.raises(FileNotFoundError):
+        streamxf.open("memory://drafts/nothing")
+
+
+def test_storage_options_reach_fsspec(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    with pytest.raises(FileNotFoundError), streamxf.open(f"file://{path}", "wb") as file:
+        file.write(b"data")
+    with streamxf.open(f"file://{path}", "wb", storage_options={"auto_mkdir": True}) as file:
+        file.write(b"data")
+    assert read(path) == b"data"
+    for mode in ("rb", "wb"):
+        with pytest.raises(ParameterError, match="cannot be used"):
+            streamxf.open("nothing://file", mode)  # type: ignore[call-overload]
+    with pytest.raises(FileNotFoundError), streamxf.open("memory://drafts/one", "wb", storage_options={}) as file:
+        raise FileNotFoundError
+    with streamxf.open("memory://drafts/one", "wb") as file:  # what failed before left no transaction open
+        file.write(b"data")
+    assert fsspec.filesystem("memory").exists("memory://drafts/one")
+
+
+def test_the_chain_by_default_is_the_same_everywhere() -> None:
+    data = np.random.default_rng(0).standard_normal(100_000, np.float32).tobytes()
+    assert streamxf.encode(data, DEFAULT_CHAIN)[:100] != streamxf.encode(data, "zstd")[:100]
+    for stored in (streamxf.encode(data), streamxf.encode(data, DEFAULT_CHAIN)):
+        assert b"streamxf.floatzip" in stored[:200]
+        assert streamxf.decode(stored) == data
