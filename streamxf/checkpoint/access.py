@@ -93,14 +93,15 @@ class Access:
         max_expansion: int = MAX_EXPANSION,
     ) -> Self:
         """From the keyword arguments of public functions; raises ParameterError."""
-        ring, transform = KeyRing.of(keys, trust, allow_unsigned), known_transform
+        transform = known_transform
         if isinstance(codecs, RegistryLike):
-            if len(codecs.keys) and len(ring):
+            if len(codecs.keys) and keys is not None:
                 raise ParameterError("keys= was given, and the registry has keys, too; pass all of them in one place")
-            ring = KeyRing.of(codecs.keys, trust, allow_unsigned) if len(codecs.keys) else ring
+            keys = codecs.keys if len(codecs.keys) else keys
             transform, codecs = codecs.undo, codecs.codecs
         elif codecs is not None and not isinstance(codecs, CodecRegistry):
             raise ParameterError(f"codecs= takes a streamxf.CodecRegistry or Registry, not {type(codecs).__name__}")
+        ring = KeyRing.of(keys, trust, allow_unsigned)
         if require is not None and require not in REQUIREMENTS:
             raise ParameterError(f"require={require!r}: it is one of {', '.join(map(repr, REQUIREMENTS))}")
         if require is not None and not len(ring):
