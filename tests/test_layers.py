@@ -19,7 +19,7 @@ PACKAGE = Path(streamxf.__file__).parent
 LAYERS = [
     ["buffers", "errors", "extension", "version"],
     ["descriptor", "engine", "torch_private", "wording"],
-    ["keys", "progress", "proportion", "report"],
+    ["keys", "progress", "budget", "report"],
     ["codec"],
     ["codecs", "registry"],
     ["format"],

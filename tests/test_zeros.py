@@ -36,7 +36,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 def zeros(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint of 4 MB in some KiB, where 100 KiB are free."""
     WRITERS[request.param](tmp_path / "zeros")
-    monkeypatch.setattr("streamxf.proportion.FREE", 100 * 2**10)
+    monkeypatch.setattr("streamxf.budget.FREE", 100 * 2**10)
     return tmp_path / "zeros"
 
 
@@ -80,7 +80,7 @@ def test_a_salvaged_copy_holds_each_of_them(zeros: Path, tmp_path: Path) -> None
 def test_salvage_without_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(STATE, tmp_path, [ZStandard()])
     (tmp_path / ".metadata").unlink()
-    monkeypatch.setattr("streamxf.proportion.FREE", 100 * 2**10)
+    monkeypatch.setattr("streamxf.budget.FREE", 100 * 2**10)
     assert streamxf.load_intact(tmp_path, without_metadata=True).lost == ("zeros",)
     assert_same(streamxf.load_intact(tmp_path, without_metadata=True, max_expansion=ENOUGH).state_dict, STATE)
 
@@ -89,7 +89,7 @@ def test_objects_have_a_budget_together(tmp_path: Path, monkeypatch: pytest.Monk
     """Each of them would be allowed."""
     state: dict[str, Any] = {str(number): bytes(60_000) for number in range(4)}
     save(state, tmp_path, [ZStandard()])
-    monkeypatch.setattr("streamxf.proportion.FREE", 100 * 2**10)
+    monkeypatch.setattr("streamxf.budget.FREE", 100 * 2**10)
     assert_same(load({"0": b""}, tmp_path, None), {"0": bytes(60_000)})
     with refused(PolicyError, "besides the 119.7 KiB before it", "max_expansion"):
         load(state, tmp_path, None)
@@ -105,7 +105,7 @@ def test_through_torchs_own_compression_only_with_permission(tmp_path: Path, mon
 
     writer = dcp.FileSystemWriter(tmp_path / "zeros", sync_files=False, _extensions=[TorchZStandard()])
     dcp.save({"zeros": STATE["zeros"]}, storage_writer=writer)
-    monkeypatch.setattr("streamxf.proportion.FREE", 100 * 2**10)
+    monkeypatch.setattr("streamxf.budget.FREE", 100 * 2**10)
     assert_same(load({"zeros": STATE["zeros"]}, tmp_path / "zeros", None), {"zeros": STATE["zeros"]})
     assert not streamxf.verify(tmp_path / "zeros").ok
     assert streamxf.verify(tmp_path / "zeros", max_expansion=ENOUGH).ok

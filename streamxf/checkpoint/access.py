@@ -10,11 +10,11 @@ from typing import IO, Any, Literal, Protocol, Self, runtime_checkable
 
 import zstandard
 
+from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.chain import Chain, ChainLike
 from streamxf.errors import IdentityError, ParameterError, PolicyError
 from streamxf.keys import KeyRing, KeysLike, SigningKey, TrustLike, VerifyKey
 from streamxf.keys.location import as_verify_key, several
-from streamxf.proportion import MAX_EXPANSION, Budget
 from streamxf.registry import CodecRegistry
 from streamxf.torchsave.objects import Objects
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.checkpoint.access import Access, Codecs, Require, SaveIds
 from streamxf.checkpoint.elements import Array, Elements
 from streamxf.checkpoint.metadata import Metadata, merged, metadata_files, no_file, read_metadata
@@ -16,7 +17,6 @@ from streamxf.errors import ParameterError, UnsupportedError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.format.names import metadata_name
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.proportion import MAX_EXPANSION, Budget
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import OpenFiles
 from streamxf.storage.storage import Storage

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from streamxf.budget import most
 from streamxf.buffers import scratches
 from streamxf.errors import PolicyError, UnsupportedError
 from streamxf.format.items import ITEMSIZES, TensorItem, contiguous_strides
-from streamxf.proportion import most
 from streamxf.storage.source import FileSlice
 from streamxf.stream.reader import Blocks, MemoryBlocks, StreamReader
 from streamxf.torchsave.framed import find_framed

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from streamxf.budget import check_whole
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError, located
@@ -19,7 +20,6 @@ from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.pair import VerifyKey
 from streamxf.keys.vouchers import Vouchers
-from streamxf.proportion import check_whole
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.storage import Storage
 from streamxf.torchsave.stock import read_stock

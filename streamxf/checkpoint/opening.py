@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
+from streamxf.budget import Budget
 from streamxf.chain import StreamCoder
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, framed_elements, itemsize_of
@@ -29,7 +30,6 @@ from streamxf.format.index import Writer
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
 from streamxf.keys.envelope import DataKey
-from streamxf.proportion import Budget
 from streamxf.registry import providers_in, what_to_install
 from streamxf.report import Meter
 from streamxf.storage.reading import StoredFile

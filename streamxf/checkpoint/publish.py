@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
+from streamxf.budget import Steps
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import Extensions, FileRecord, SavedFile
@@ -28,7 +29,6 @@ from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, check_apa
 from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, made_by_saves, metadata_name, rank_of
 from streamxf.format.run import RunFacts
 from streamxf.keys.envelope import Envelope
-from streamxf.proportion import Steps
 from streamxf.storage.lock import locked
 from streamxf.storage.multipart import ReplacedMeanwhile
 from streamxf.storage.storage import LOCK, Storage

@@ -10,11 +10,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from streamxf.budget import Budget
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, itemsize_of, unsigned
 from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, Chunk, Item, TensorItem
-from streamxf.proportion import Budget
 
 BOX_BYTES = 16 * 2**20
 

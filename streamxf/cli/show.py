@@ -18,8 +18,8 @@ from streamxf.errors import ParameterError, redacted
 from streamxf.wording import printable
 
 if TYPE_CHECKING:
+    from streamxf.budget import Budget
     from streamxf.progress import Progress
-    from streamxf.proportion import Budget
     from streamxf.tools.damage import Damage
 
 JSON_VERSION = 1
@@ -263,7 +263,7 @@ def _pieces(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def budget_for(max_expansion: int, *paths: str) -> Budget:
     """What may be printed of the checkpoints at these paths."""
-    from streamxf.proportion import Budget
+    from streamxf.budget import Budget
     from streamxf.storage.opening import open_storage
 
     stored = 0

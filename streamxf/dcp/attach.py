@@ -11,6 +11,7 @@ from typing import IO, Any, TypeVar, cast
 
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteItem
 
+from streamxf.budget import MAX_EXPANSION
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.datafile import Extensions
@@ -26,7 +27,6 @@ from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ObjectItem, Place
 from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.keys import KeysLike
-from streamxf.proportion import MAX_EXPANSION
 from streamxf.registry import CodecRegistry
 from streamxf.storage.source import FileSlice
 from streamxf.stream.container import BlockReader

@@ -27,6 +27,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
+from streamxf.budget import held_bytes
 from streamxf.buffers import scratches
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
@@ -38,7 +39,6 @@ from streamxf.engine import Pipeline
 from streamxf.errors import DAMAGE, MetadataError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.progress import Progress, Shares
-from streamxf.proportion import held_bytes
 from streamxf.report import Meter
 from streamxf.storage.fetch import FetchedFile
 from streamxf.storage.reading import StoredFile

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
+from streamxf.budget import MAX_EXPANSION
 from streamxf.buffers import collector_paused
 from streamxf.chain import Chain
 from streamxf.checkpoint import metadata as stored_metadata
@@ -37,7 +38,6 @@ from streamxf.errors import (
 )
 from streamxf.format.names import metadata_name
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.proportion import MAX_EXPANSION
 from streamxf.report import LoadReport
 from streamxf.storage.storage import Storage
 from streamxf.torch_private import ExtensionRegistry

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from streamxf.budget import Steps
 from streamxf.buffers import collector_paused
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import DescriptorError, MetadataError
@@ -49,7 +50,6 @@ from streamxf.format.items import (
     is_dtype_name,
 )
 from streamxf.format.run import RunFacts
-from streamxf.proportion import Steps
 
 _SHOWN = 200
 

@@ -13,9 +13,9 @@ from functools import lru_cache
 from itertools import combinations, groupby, product
 from typing import NamedTuple
 
+from streamxf.budget import Steps, TooMuch
 from streamxf.errors import MetadataError
 from streamxf.format.limits import MAX_INT, MAX_PATH, MAX_STEP, MAX_STEPS
-from streamxf.proportion import Steps, TooMuch
 
 _BY_SIZE = {
     1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from streamxf.budget import check_whole
 from streamxf.buffers import collector_paused
 from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError, located
 from streamxf.format.items import Item, TensorItem, check_path
 from streamxf.formats import safetensors, torchfile
 from streamxf.formats.contents import Contents, Format, Shard, sizes_of
-from streamxf.proportion import check_whole
 from streamxf.storage.storage import Storage
 from streamxf.wording import many, some
 

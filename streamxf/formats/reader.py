@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+from streamxf.budget import Budget
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, itemsize_of, strided_elements
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.errors import ParameterError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.formats.contents import FOLDERS, Contents, OpenFile, Shard
-from streamxf.proportion import Budget
 from streamxf.storage.reading import OpenFiles
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import BareBlocks

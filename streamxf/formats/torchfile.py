@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
+from streamxf.budget import FREE_WHOLE, MAX_EXPANSION
 from streamxf.buffers import collector_paused
 from streamxf.descriptor import shorten
 from streamxf.errors import ContainerError, UnsupportedError
 from streamxf.format.items import Item, ObjectItem, Path, Place
 from streamxf.format.limits import MAX_STEPS
 from streamxf.formats.contents import Shard, whole_tensor
-from streamxf.proportion import FREE_WHOLE, MAX_EXPANSION
 from streamxf.storage.reading import StoredFile
 from streamxf.torchsave.archive import PICKLE, Archive, NotSavedByTorch
 from streamxf.torchsave.check import read_outline

@@ -8,7 +8,7 @@ import os
 import stat
 from pathlib import Path
 
-from streamxf.proportion import allocated_bytes, held_bytes
+from streamxf.budget import allocated_bytes, held_bytes
 
 _NOT_WAITING = os.O_NOCTTY | os.O_NONBLOCK
 

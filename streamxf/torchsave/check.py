@@ -17,9 +17,9 @@ from functools import cache, cached_property, partial
 from importlib import import_module
 from typing import Any, ClassVar
 
+from streamxf.budget import ELEMENT
 from streamxf.buffers import collector_paused
 from streamxf.errors import ParameterError
-from streamxf.proportion import ELEMENT
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.plain import BYTES_IO, NUMPY, PLAIN, scalar
 from streamxf.torchsave.tensors import KINDS, OUTLINED, TENSORS, VALUES, StorageRef, find_storage

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from streamxf.budget import Steps
 from streamxf.buffers import collector_paused
 from streamxf.descriptor import Descriptor
 from streamxf.errors import DescriptorError, MetadataError
@@ -30,7 +31,6 @@ from streamxf.format.items import (
     is_path,
 )
 from streamxf.format.limits import MAX_CODECS, MAX_INT, MAX_NDIM
-from streamxf.proportion import Steps
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.unpickler import Name, Size, StandIn, Unpickler
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
-from streamxf.proportion import Steps, TooMuch
+from streamxf.budget import Steps, TooMuch
 from streamxf.torchsave.archive import NotSavedByTorch
 
 FREE_OPCODES = 2**20  # besides four for each byte in storage: an empty dict is one, and takes a hundred bytes

@@ -12,16 +12,16 @@ from hostile.made import long_name_of_many_chunks
 
 import streamxf
 from cli.command import Run
+from streamxf.budget import Budget
 from streamxf.cli import show
 from streamxf.errors import PolicyError
-from streamxf.proportion import Budget
 
 KIB = 2**10
 
 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamxf.proportion.FREE", 100 * KIB)
+    monkeypatch.setattr("streamxf.budget.FREE", 100 * KIB)
 
 
 @pytest.fixture

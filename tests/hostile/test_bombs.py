@@ -19,8 +19,8 @@ from forge import take_container_apart
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 from streamxf import LZ4, Checksum, FloatZip, ZStandard
+from streamxf.budget import FREE
 from streamxf.errors import AuthenticationError
-from streamxf.proportion import FREE
 
 from .rows import Row
 from .targets import BLOCK, Checkpoint, Container, PlainFile

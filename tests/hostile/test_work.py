@@ -22,12 +22,12 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, TensorStorageMetadata
 
 from streamxf import diff, pack
+from streamxf.budget import Steps, TooMuch
 from streamxf.errors import MetadataError, PolicyError
 from streamxf.format.index import from_json
 from streamxf.format.items import Chunk, Place, TensorItem, check_apart, check_offsets, check_tiles
 from streamxf.formats.opening import open_source
 from streamxf.formats.reader import FileReader
-from streamxf.proportion import Steps, TooMuch
 from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.model import model_in
 from streamxf.tools.diff.diff import _prefix

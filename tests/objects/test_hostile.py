@@ -189,7 +189,7 @@ def test_a_file_that_torch_save_did_not_write(how: str) -> None:
 
 def test_an_object_that_expands_too_much(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """T2: a few blocks of zeros in storage cannot become gigabytes in memory."""
-    monkeypatch.setattr("streamxf.proportion.FREE", 2**20)
+    monkeypatch.setattr("streamxf.budget.FREE", 2**20)
     state = {"zeros": b"\0" * 2**22}
     dcp.save(state, storage_writer=WRITERS["stock with a codec"](checkpoint))
     for reader in READERS.values():

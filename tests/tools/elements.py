@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from streamxf.budget import Budget
 from streamxf.checkpoint.elements import Elements, unsigned
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.formats.contents import Contents, Format
-from streamxf.proportion import Budget
 from streamxf.storage.opening import open_storage
 from streamxf.stream.reader import MemoryBlocks
 

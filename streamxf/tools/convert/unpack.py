@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal
 
+from streamxf.budget import MAX_EXPANSION
 from streamxf.checkpoint.access import Access, Require
 from streamxf.errors import ParameterError
 from streamxf.format.items import TensorItem
@@ -13,7 +14,6 @@ from streamxf.formats.contents import Format
 from streamxf.formats.opening import open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
-from streamxf.proportion import MAX_EXPANSION
 from streamxf.storage.opening import Location, open_storage
 from streamxf.tools.convert.model import open_model
 from streamxf.tools.convert.origin import origin_of

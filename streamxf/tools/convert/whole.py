@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
+from streamxf.budget import MAX_EXPANSION
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Elements
@@ -29,7 +30,6 @@ from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import SUFFIXES, Contents, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_source
 from streamxf.formats.reader import FileReader
-from streamxf.proportion import MAX_EXPANSION
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.source import FileSlice, PositionalFile
 from streamxf.stream.reader import BareBlocks, StreamReader

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
+from streamxf.budget import MAX_EXPANSION
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.elements import itemsize_of
 from streamxf.checkpoint.reading import BOX_BYTES, BoxReader, boxes_of
@@ -26,7 +27,6 @@ from streamxf.formats.opening import is_checkpoint, open_source
 from streamxf.formats.reader import FileReader
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress, Share
-from streamxf.proportion import MAX_EXPANSION
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage

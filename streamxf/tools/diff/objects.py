@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.errors import PolicyError
-from streamxf.proportion import MAX_EXPANSION, Budget
 from streamxf.tools.diff.distance import same_bits
 from streamxf.wording import printable
 

@@ -14,6 +14,7 @@ from itertools import chain
 
 import numpy as np
 
+from streamxf.budget import Budget
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access
 from streamxf.checkpoint.checkpoint import Checkpoint, as_torch
 from streamxf.checkpoint.elements import Array, Elements, unsigned
@@ -37,7 +38,6 @@ from streamxf.errors import (
 from streamxf.format.items import ITEMSIZES, Chunk, Item, Path, TensorItem
 from streamxf.format.names import GLOBAL, OWN_FILE, TORCH_FILE, metadata_among, metadata_name, rank_of
 from streamxf.progress import Progress, Shares
-from streamxf.proportion import Budget
 from streamxf.storage.source import Counted
 from streamxf.storage.storage import Storage, storage_errors
 from streamxf.stream.reader import Blocks, MemoryBlocks, StreamReader

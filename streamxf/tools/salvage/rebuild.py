@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
+from streamxf.budget import Budget, check_whole, held_bytes, most
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import MAX_METADATA, Metadata
 from streamxf.checkpoint.opening import ItemOpener
@@ -33,7 +34,6 @@ from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.names import GLOBAL, OWN_FILE
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress, Shares
-from streamxf.proportion import Budget, check_whole, held_bytes, most
 from streamxf.storage.source import Counted
 from streamxf.storage.storage import Storage, storage_errors
 from streamxf.tools.damage import Damage

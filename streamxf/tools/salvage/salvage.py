@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from streamxf.budget import MAX_EXPANSION
 from streamxf.buffers import flat_view
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Codecs, Require, SaveIds
@@ -19,7 +20,6 @@ from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
-from streamxf.proportion import MAX_EXPANSION
 from streamxf.storage.opening import Location, open_storage
 from streamxf.stream.encoder import MemorySource
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, convert, refuse_same

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import crc32c
 
+from streamxf.budget import held_bytes
 from streamxf.buffers import Scratch
 from streamxf.chain import StreamCoder
 from streamxf.checkpoint.access import Access
@@ -37,7 +38,6 @@ from streamxf.format.container import Block, ContainerParser
 from streamxf.format.header import Header, Kind
 from streamxf.format.items import Place, TensorItem
 from streamxf.progress import Progress, Share
-from streamxf.proportion import held_bytes
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.source import Counted, FileSlice, PositionalFile

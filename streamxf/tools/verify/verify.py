@@ -10,6 +10,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
+from streamxf.budget import MAX_EXPANSION
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access, Codecs, Require, SaveIds
 from streamxf.checkpoint.metadata import Metadata, read_metadata, unfinished
@@ -33,7 +34,6 @@ from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, is_checkpoint, parts_of
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
-from streamxf.proportion import MAX_EXPANSION
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage, storage_errors
 from streamxf.tools.verify.others import check_file, check_folder

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from streamxf import proportion
+from streamxf.budget import FREE, FREE_WHOLE, MAX_EXPANSION, Budget, check_head, check_whole, held_bytes
 from streamxf.errors import ContainerError, ParameterError, PolicyError
-from streamxf.proportion import FREE, FREE_WHOLE, MAX_EXPANSION, Budget, check_head, check_whole, held_bytes
 from streamxf.storage.files import held_at
 
 MIB = 2**20
