@@ -13,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf import Checksum, Encrypt, SigningKey, proportion
+from streamxf import Checksum, Encrypt, SigningKey, budget
 from streamxf.dcp import plans as bounds
 from streamxf.errors import AbortedError, MetadataError, UnsupportedError
 from streamxf.format import index, limits
@@ -166,7 +166,7 @@ def test_what_readers_take_too_long_to_compare_is_not_published(
     """Cut along six dimensions, and not as a whole along the first, as hardly any tensor is."""
     save(OLD, checkpoint)
     before = set(checkpoint.iterdir())
-    monkeypatch.setattr(proportion, "FREE_STEPS", 0)
+    monkeypatch.setattr(budget, "FREE_STEPS", 0)
     states = []
     for number, spot in enumerate(product(range(2), repeat=5)):
         cut = 1 if number else 2

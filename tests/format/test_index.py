@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from reference_codecs import Refused, unzstd
 from reference_decoder import parse_index, parse_json
 
-from streamxf import proportion
+from streamxf import budget
 from streamxf.errors import MetadataError
 from streamxf.format.index import File, Index, Writer
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
@@ -367,7 +367,7 @@ def test_what_any_level_makes_too_little_of_is_stored_as_it_is(count: int) -> No
 @pytest.mark.parametrize("grid", [(1024,), (32, 32), (8, 16, 8), (4, 4, 4, 16)])
 def test_tensors_that_are_all_cut_alike_are_read(grid: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Their chunks take next to nothing in a frame, and as long to compare as others."""
-    monkeypatch.setattr(proportion, "FREE_STEPS", 0)
+    monkeypatch.setattr(budget, "FREE_STEPS", 0)
     index = Index.parse(memoryview(frame_of(TEXT)))
     place = Place(next(iter(index.files)), 0, 1, index.chain)
     chunks = tuple(Chunk(at, (1,) * len(grid), place, False) for at in product(*map(range, grid)))
