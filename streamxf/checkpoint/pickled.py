@@ -48,17 +48,23 @@ def plain_members(found: Mapping[str, Any], who: str) -> dict[str, Any]:
     return members
 
 
+def members_of(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """What `plain_members` was given; what cannot be read is left out, since only the planner that gave it needs it."""
+    members = {}
+    for name, value in extra.items():
+        if is_extra(name):
+            with suppress(MetadataError):
+                members[name] = from_json(value)
+    return members
+
+
 def pickled(index: Index, wrapped: Mapping[bytes, str], checkpoint_id: str) -> bytes:
     """The pickle at the head of a metadata file. `wrapped` is each writer's wrapped data key, as text, and
     `checkpoint_id` where the checkpoint is. Raises MetadataError for a tensor of a dtype that is not known here.
     """
     made, items = _Pickle(descriptors_of(index, wrapped)), index.items.values()
     paths = [(item.name, partial(made.path, item.path)) for item in items if item.path is not None]
-    extra: dict[str, Any] = {}
-    for name, value in index.extra.items():
-        if is_extra(name):
-            with suppress(MetadataError):  # of use only to the planner that put it there
-                extra[name] = partial(made.plain, from_json(value))
+    extra = {name: partial(made.plain, value) for name, value in members_of(index.extra).items()}
     about: dict[str, Any] = {"checkpoint_id": redacted(checkpoint_id), "save_id": index.save_id, "load_id": None}
     content: dict[str, Any] = {
         "storage_data": partial(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -21,10 +20,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.datafile import Extensions, FileRecord, SavedFile
-from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, descriptors_of, is_extra, plain_members
+from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, descriptors_of, members_of, plain_members
 from streamxf.errors import MetadataError, StreamxfError, UnsupportedError, redacted
 from streamxf.format.header import Kind
-from streamxf.format.index import Index, from_json
+from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, is_path
 from streamxf.torch_private import StorageInfo
 
@@ -159,17 +158,11 @@ def complete(
 # -- to DCP ----------------------------------------------------------------------------------------------------
 
 
-def metadata_of(
-    items: Iterable[Item], *, extra: Mapping[str, Any] | None = None, descriptors: Mapping[str, list[str]] | None = None
-) -> Metadata:
-    """DCP's metadata for items; `extra` as `extra_of` gives it.
-
-    `descriptors` are, for each file, what torch's readers need to read its items, in the order in which they apply it.
-    """
+def metadata_of(items: Iterable[Item], extra: Mapping[str, Any]) -> Metadata:
+    """DCP's metadata for items; `extra` as `extra_of` gives it. What torch's readers need beside that is not in it."""
     entries: dict[str, Any] = {}
     stored: dict[MetadataIndex, StorageInfo] = {}
     paths: dict[str, Path] = {}
-    texts = descriptors or {}
     size, index = _Sizes(), _metadata_index
     for item in items:
         name = item.name
@@ -178,20 +171,18 @@ def metadata_of(
         if isinstance(item, ObjectItem):
             entries[name] = BytesStorageMetadata()
             file, at, length, *_ = item.place
-            stored[index(name, None, None)] = StorageInfo(file, at, length, texts.get(file))
+            stored[index(name, None, None)] = StorageInfo(file, at, length)
             continue
         chunks = []
         for number, (begin, shape, (file, at, length, *_), _framed) in enumerate(item.chunks):
             offset = size[begin]
             chunks.append(ChunkStorageMetadata(offset, size[shape]))
-            stored[index(name, offset, number)] = StorageInfo(file, at, length, texts.get(file))
+            stored[index(name, offset, number)] = StorageInfo(file, at, length)
         entries[name] = TensorStorageMetadata(torch_properties(item), size[item.shape], chunks)
     made = Metadata(entries, paths or None, stored, StorageMeta())
     made.version = _DCP_VERSION
-    for name, value in (extra or {}).items():
-        if is_extra(name):
-            with suppress(MetadataError):  # of use only to the planner that put it there
-                setattr(made, name, from_json(value))
+    for name, value in members_of(extra).items():
+        setattr(made, name, value)
     return made
 
 

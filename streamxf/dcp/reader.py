@@ -127,7 +127,7 @@ class ChainReaderMixin(StorageMixin):
         try:
             found = read_metadata(storage, name, self._access)
             self.save_id = found.index.save_id if found.index is not None else None
-            content = metadata_of(found.items.values(), extra=found.index.extra if found.index is not None else None)
+            content = metadata_of(found.items.values(), found.index.extra if found.index is not None else {})
             content.storage_meta = StorageMeta(self.path, load_id=self.load_id, modules=[*found.modules])
         except FileNotFoundError:  # one more in its chain would only make DCP's warnings longer
             raise FileNotFoundError(errno.ENOENT, _why_missing(storage, rank), path) from None
