@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streamxf import proportion
+from streamxf import budget
 from streamxf.budget import FREE, FREE_WHOLE, MAX_EXPANSION, Budget, check_head, check_whole, held_bytes
 from streamxf.errors import ContainerError, ParameterError, PolicyError
 from streamxf.storage.files import held_at
@@ -109,15 +109,15 @@ def test_blocks_that_are_not_allocated_yet_are_no_holes(tmp_path: Path, monkeypa
     """ZFS reports one block for what it was given a moment ago, and a file system that compresses fewer than it has."""
     path = tmp_path / "file"
     path.write_bytes(b"a" * MIB)
-    monkeypatch.setattr(proportion, "allocated_bytes", lambda facts: 512)
+    monkeypatch.setattr(budget, "allocated_bytes", lambda facts: 512)
     assert held_at(str(path)) == MIB
 
 
 def test_systems_that_know_no_holes_hold_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = hole(tmp_path / "file", MIB)
-    monkeypatch.setattr(proportion, "allocated_bytes", lambda facts: None)
+    monkeypatch.setattr(budget, "allocated_bytes", lambda facts: None)
     assert held_at(str(path)) == MIB
-    monkeypatch.setattr(proportion, "allocated_bytes", lambda facts: 0)
+    monkeypatch.setattr(budget, "allocated_bytes", lambda facts: 0)
     monkeypatch.delattr(os, "SEEK_DATA")
     assert held_at(str(path)) == MIB
 

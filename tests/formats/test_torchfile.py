@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 import streamxf
-from streamxf import proportion
+from streamxf import budget
 from streamxf.checkpoint.reading import Box
 from streamxf.errors import ContainerError, MetadataError, PolicyError, StreamxfError, UnsupportedError
 from streamxf.format.items import ObjectItem, TensorItem
@@ -95,7 +95,7 @@ def test_elements_out_of_proportion_are_not_read(tmp_path: Path, monkeypatch: py
         assert (caught.value.file, caught.value.item) == (str(path), "a")
         assert_same(in_pieces(reader, "b", 1000), BASE)
     path = saved({"a": torch.ones(100).expand(64, 100), "b": torch.ones(100).expand(65, 100)}, tmp_path)
-    monkeypatch.setattr(proportion, "FREE", 0)
+    monkeypatch.setattr(budget, "FREE", 0)
     with open_at(path) as reader:
         assert_same(in_pieces(reader, "a", 1000), torch.ones(64, 100))
         with pytest.raises(PolicyError, match="out of proportion"):
