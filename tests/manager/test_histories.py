@@ -105,6 +105,7 @@ class Histories(Adversary):
         name = f"step-{step}"
         if self.is_blocked(f"{name}/.streamxf-saving"):
             return
+        is_another = name in self.model.folders
         facts = self.begin(step, {}, framework=True)
         old = {path: what for path, what in self.place.below(name).items() if isinstance(what, bytes)}
         old = {path: what for path, what in old.items() if WRITERS.fullmatch(path)}
@@ -117,7 +118,8 @@ class Histories(Adversary):
             return
         written = {f"{below}{path}": data for path, data in made.items()}
         self.own(name, written, Folder(name, True, facts.time, losses(loss)))
-        self.committed[name] = sum(map(len, {**old, **written}.values()))  # what is left of another save goes with it
+        # what is left of a failed save goes with it, and another run's files stay
+        self.committed[name] = sum(map(len, (written if is_another else {**old, **written}).values()))
         self.removed(self.saved(step, lambda job: job.complete(name, losses(loss), {})))
 
     @rule(step=STEPS, end=st.integers(1, 3))
