@@ -27,7 +27,7 @@ from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import Access, access_for, chain_and_ring
 from streamxf.codec import Codec
 from streamxf.dcp.attach import attach
-from streamxf.dcp.border import StorageMixin
+from streamxf.dcp.base import StorageMixin
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter

@@ -23,7 +23,7 @@ from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.metadata import no_metadata, read_metadata
 from streamxf.checkpoint.suspicion import note_damage
-from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
+from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.loader import Loader
 from streamxf.dcp.metadata import UnreadableMetadata, metadata_of
@@ -111,7 +111,7 @@ class ChainReaderMixin(StorageMixin):
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
-    @told
+    @errors_reach_all_ranks
     @collector_paused()
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read ``.metadata``, or a rank's own where `rank` is given. Raises FileNotFoundError if there is none; DCP
@@ -149,7 +149,7 @@ class ChainReaderMixin(StorageMixin):
             content.storage_meta.save_id = self.save_id
         return content
 
-    @told
+    @errors_reach_all_ranks
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Take the metadata in use; raises what is wrong with it."""
         if isinstance(metadata, UnreadableMetadata):
@@ -162,7 +162,7 @@ class ChainReaderMixin(StorageMixin):
             self._metadata = read_metadata(self._storage, metadata_name(None), self._access)
         self._access.check_save(self._metadata.index.save_id if self._metadata.index is not None else None)
 
-    @told
+    @errors_reach_all_ranks
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Add to the plan which save this rank reads; all that the planner put there stays."""
         marked = copy.copy(plan)
@@ -171,7 +171,7 @@ class ChainReaderMixin(StorageMixin):
         vars(marked)[_SAVE] = index.save_id if index is not None and index.rank is None else None, self._storage.given
         return marked
 
-    @told
+    @errors_reach_all_ranks
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Check that all ranks read the same save, unless the planner has made new plans: storage that is being
         overwritten or does not tell the truth may show them different metadata.
@@ -185,7 +185,7 @@ class ChainReaderMixin(StorageMixin):
             )
         return plans
 
-    @told
+    @errors_reach_all_ranks
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read the plan's items; raises a StreamxfError with file, item and block if anything is not as it was saved.
         The targets may then hold old values, new ones, or a mixture. If the checkpoint lies in a run, damage is noted
@@ -198,7 +198,7 @@ class ChainReaderMixin(StorageMixin):
         if rank_here() == 0 and (text := empty_text(getattr(planner, "original_state_dict", None), used.items)):
             warnings.warn(text, stacklevel=2)
         begin = perf_counter()
-        with shown(self._progress, "Loading") as progress:
+        with progress_on(self._progress, "Loading") as progress:
             loader = Loader(self._storage, used, self._access, planner, progress)
             try:
                 loader.run(plan.items)

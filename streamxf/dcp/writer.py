@@ -21,7 +21,7 @@ from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Save, warn_unless_in_one_step
 from streamxf.dcp.background import Background, changed_text, give_way, tensor_versions, with_copies
-from streamxf.dcp.border import ProgressLike, StorageMixin, rank_here, shown, told
+from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
 from streamxf.dcp.extensions import extensions_of
 from streamxf.dcp.metadata import complete, extra_of, items_of, records_in, results_of
 from streamxf.dcp.plans import RoomNote, check_index, check_room, entries_of, note_room, planned_bytes, share_room
@@ -142,7 +142,7 @@ class ChainWriterMixin(StorageMixin):
         super().reset(checkpoint_id)
         self.save_id = self._coming = None
 
-    @told
+    @errors_reach_all_ranks
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save: draw the writer id, and whatever the chain draws for each save."""
         self._background.join()
@@ -156,7 +156,7 @@ class ChainWriterMixin(StorageMixin):
         how = self._block_log2, self.sync_files, self.overwrite
         self._save = _RankSave(self._storage, self._extensions.renew(), *how)
 
-    @told
+    @errors_reach_all_ranks
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Check that the folder can take this save; raises UnsupportedError for rank-local metadata beside global."""
         save = self._under_way
@@ -167,7 +167,7 @@ class ChainWriterMixin(StorageMixin):
             check_free(self.path, [GLOBAL], metadata_name(self.rank), self.overwrite)
         return note_room(plan, self._storage, save.writer_id)
 
-    @told
+    @errors_reach_all_ranks
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Tell each rank how much those that share its file system write to it. Raises MetadataError for a save that
         the index may not be able to hold. What ranks write goes with the save: DCP tells no writer that one failed.
@@ -180,7 +180,7 @@ class ChainWriterMixin(StorageMixin):
         save.unpublished = finalize(save, remove_unpublished, save.storage, own, others, rank, os.getpid())
         return share_room(plans)
 
-    @told
+    @errors_reach_all_ranks
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write the plan's items. The first failure of any file is raised after all other threads have stopped;
         NoSpaceError if they cannot fit on the disk, before anything is written, and AbortedError if another save has
@@ -203,7 +203,7 @@ class ChainWriterMixin(StorageMixin):
         try:
             save.place = storage.mount()
             check_room(storage, plan, planner, save.extensions, save.writer_id)
-            with shown(self._progress, "Saving") as save.progress:
+            with progress_on(self._progress, "Saving") as save.progress:
                 if save.progress is not None:
                     save.progress.expect(sum(map(planned_bytes, plan.items)))
                 size = 1 << self._block_log2
@@ -236,7 +236,7 @@ class ChainWriterMixin(StorageMixin):
         done.set_result([result for each in results for result in each])
         return done
 
-    @told
+    @errors_reach_all_ranks
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the save: its metadata in one step, then remove what the previous save left."""
         save = self._under_way

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from streamxf.dcp.border import sendable
+from streamxf.dcp.base import sendable
 from streamxf.errors import ParameterError, UnsupportedError
 
 T = TypeVar("T")

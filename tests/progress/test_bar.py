@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from streamxf.dcp.border import shown
+from streamxf.dcp.base import progress_on
 from streamxf.progress import ProgressBar
 
 from .terminal import terminal
@@ -179,9 +179,9 @@ def test_the_bar_is_on_rank_0(rank: int | None) -> None:
     if rank is not None:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
     try:
-        with shown(True, "Saving") as progress:
+        with progress_on(True, "Saving") as progress:
             assert isinstance(progress, ProgressBar) == (rank != 1)
-        with shown(False, "Saving") as progress:
+        with progress_on(False, "Saving") as progress:
             assert progress is None
     finally:
         if rank is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamxf.dcp.border import MAX_BYTES, sendable, told
+from streamxf.dcp.base import MAX_BYTES, errors_reach_all_ranks, sendable
 from streamxf.errors import BlockError, KeyMissingError, MetadataError
 
 from .foreign_errors import MADE, BadBlock, NeedsTwo, RunsCode
@@ -113,13 +113,13 @@ def test_what_was_being_handled_is_told_unless_the_code_hides_it() -> None:
     notes = []
     for hide in (True, False):
         with pytest.raises(MetadataError) as caught:
-            told(fail)(hide)
+            errors_reach_all_ranks(fail)(hide)
         notes.append(getattr(caught.value, "__notes__", []))
     assert notes == [[], ["raised while this was handled: KeyError: 'before'"]]
 
 
 def test_in_this_process_the_original_is_the_cause_and_the_traceback_leads_to_it() -> None:
-    @told
+    @errors_reach_all_ranks
     def method() -> None:
         raise NeedsTwo("put", 503)
 

@@ -1,8 +1,7 @@
-"""What streamxf's writers and readers share towards DCP: where they save, progress, and only errors that all ranks can
-read.
+"""What streamxf's writers and readers share: the checkpoint's place, progress, and only errors that all ranks can read.
 
-DCP sends an error from rank to rank by pickle. One that cannot be pickled, or that another rank cannot unpickle, is
-never told: that rank fails with something else or dies, and the rest wait for it until their time-out. A cause gets
+DCP sends an error from rank to rank by pickle. One that cannot be pickled, or that another rank cannot unpickle, does
+not arrive: that rank fails with something else or dies, and the rest wait for it until their time-out. A cause gets
 lost on the way, too.
 """
 
@@ -93,7 +92,7 @@ def check_progress(progress: ProgressLike) -> ProgressLike:
 
 
 @contextmanager
-def shown(progress: ProgressLike, title: str) -> Iterator[Progress | None]:
+def progress_on(progress: ProgressLike, title: str) -> Iterator[Progress | None]:
     """What to call: the object itself, a bar for True, else None. Of several ranks, rank 0 shows the bar."""
     if not isinstance(progress, bool):
         yield progress
@@ -107,7 +106,7 @@ def shown(progress: ProgressLike, title: str) -> Iterator[Progress | None]:
 # -- errors ----------------------------------------------------------------------------------------
 
 
-def told(method: Callable[P, T]) -> Callable[P, T]:
+def errors_reach_all_ranks(method: Callable[P, T]) -> Callable[P, T]:
     """Decorate a method that DCP calls on every rank: whatever it raises can be sent to the others.
 
     Errors of Python, torch and streamxf stay as they are and get their causes as notes. Others are replaced by the
