@@ -23,7 +23,6 @@ from benchmarks.result import markdown
 NAMES = (
     "sizes",
     "times",
-    "blocks",
     "throttled",
     "objects",
     "memory",
