@@ -96,7 +96,8 @@ class Catalog(Checkpoint):
                 found.setdefault(name, []).append(item)
                 if item.path is not None:
                     self.paths[name] = item.path
-        made = {name: united(items) for name, items in found.items() if name not in refused}
+        kept = ((name, items) for name, items in found.items() if name not in refused)
+        made = {name: united(items) if len(items) > 1 else items[0] for name, items in kept}
         for name in (name for name, item in made.items() if item is None):
             error = MetadataError("the metadata of two ranks contradict each other about it: choose one (rank)")
             self.damaged.append(Damage.of(error, name))
