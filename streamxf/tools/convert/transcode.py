@@ -6,7 +6,6 @@ import json
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -186,72 +185,62 @@ def _read(checkpoint: Checkpoint, wanted: Wanted) -> Content:
         with suppress(UnsupportedError), located(file=file, item=name):  # refused is what only torch can make
             found = find_framed(StreamReader(blocks), blocks.size, dtype, shape)
             if found.tensor.is_row_major:
-                reads = reads_of(blocks, file, name, found.start, elements_size(dtype, shape), found.crc)
+                reads = Reads(blocks, file, name, found.start, elements_size(dtype, shape), found.crc)
                 return Content(reads, Kind.TENSOR)
-    return Content(reads_of(blocks, file, name), wanted.kind)
+    return Content(Reads(blocks, file, name), wanted.kind)
 
 
 # -- streams that are read while they are encoded, block by block, so that they are never held whole ----------------
 
 
-@dataclass(eq=False)
 class Reads:
-    """A `ByteSource` of ranges that are read in order: `begin` returns, for a start and a stop, what fills memory with
-    that range, in any thread. Errors name `file` and `item`.
-    """
-
-    size: int
-    begin: Callable[[int, int], Fill]
-    file: str
-    item: str
-
-    def load(self, start: int, stop: int) -> Load:
-        with located(file=self.file, item=self.item):
-            return Load(partial(self._take, self.begin(start, stop), stop - start))
-
-    def _take(self, fill: Fill, size: int, scratch: Callable[[int], memoryview]) -> memoryview:
-        memory = scratch(size)
-        with located(file=self.file, item=self.item):
-            fill(memory)
-        return memory
-
-
-def reads_of(blocks: Blocks, file: str, item: str, start: int = 0, size: int | None = None, crc: int = 0) -> Reads:
-    """A stream, or a part of one. Ranges that are whole blocks are decoded in the thread that encodes them.
+    """A `ByteSource` of a stream, or of a part of one, whose ranges are read in order. Those that are whole blocks are
+    decoded in the thread that encodes them. Errors name `file` and `item`.
 
     `crc` is the CRC-32 that ``torch.save`` noted for it, or 0. Torch never compares it when it loads. Here it is the
     last chance: the copy has checksums of its own, which would match the damaged bytes.
     """
-    length = blocks.size - start if size is None else size
-    reader = StreamReader(blocks)
-    found = 0
 
-    def fill(first: int, stop: int) -> Fill:
-        if isinstance(blocks, BareBlocks):
-            return blocks.range(first, stop)
-        index, rest = divmod(first, blocks.block_size)
-        if not rest and stop - first == blocks.size_of(index):
-            return blocks.decoder(index)
+    def __init__(
+        self, blocks: Blocks, file: str, item: str, start: int = 0, size: int | None = None, crc: int = 0
+    ) -> None:
+        self.size = blocks.size - start if size is None else size
+        self._blocks, self._reader = blocks, StreamReader(blocks)
+        self._place = {"file": file, "item": item}
+        self._start = start
+        self._crc, self._found = crc, 0
+
+    def load(self, start: int, stop: int) -> Load:
+        with located(**self._place):
+            fill = self._fill(self._start + start, self._start + stop)
+            if self._crc:
+                data = memoryview(bytearray(stop - start))
+                fill(data)
+                self._found = zlib.crc32(data, self._found)
+                fill = partial(_copy, data)
+            if self._crc and stop == self.size and self._found != self._crc:
+                raise ChecksumError(
+                    "the tensor's bytes do not match the CRC-32 that torch saved with them: they were damaged since. "
+                    "Restore the file from a copy"
+                )
+            return Load(partial(self._take, fill, stop - start))
+
+    def _fill(self, first: int, stop: int) -> Fill:
+        """What fills memory with a range, in any thread."""
+        if isinstance(self._blocks, BareBlocks):
+            return self._blocks.range(first, stop)
+        index, rest = divmod(first, self._blocks.block_size)
+        if not rest and stop - first == self._blocks.size_of(index):
+            return self._blocks.decoder(index)
         data = memoryview(bytearray(stop - first))
-        reader.readinto_at(first, data)
+        self._reader.readinto_at(first, data)
         return partial(_copy, data)
 
-    def begin(first: int, stop: int) -> Fill:
-        nonlocal found
-        decode = fill(start + first, start + stop)
-        if not crc:
-            return decode
-        data = memoryview(bytearray(stop - first))
-        decode(data)
-        found = zlib.crc32(data, found)
-        if stop == length and found != crc:
-            raise ChecksumError(
-                "the tensor's bytes do not match the CRC-32 that torch saved with them: they were damaged since. "
-                "Restore the file from a copy"
-            )
-        return partial(_copy, data)
-
-    return Reads(length, begin, file, item)
+    def _take(self, fill: Fill, size: int, scratch: Callable[[int], memoryview]) -> memoryview:
+        memory = scratch(size)
+        with located(**self._place):
+            fill(memory)
+        return memory
 
 
 def _copy(data: memoryview, out: memoryview) -> None:
