@@ -6,7 +6,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -29,7 +28,6 @@ from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import StoredFile
-from streamxf.storage.source import Counted
 from streamxf.storage.storage import Storage, storage_errors
 from streamxf.stream.container import read_header
 from streamxf.stream.plain import PlainParts
@@ -85,10 +83,8 @@ def _check(call: Call, storage: Storage, name: str, check: _Check) -> None:
     findings = call.findings(name)
     try:
         with call.open(name, storage) as file:
-            share = call.share(file.size)
             findings.files, findings.bytes_read = 1, file.size
-            check(replace(file, access=Counted(file.access, share.advance)), findings)
-        share.finish()
+            check(file, findings)
     except FileNotFoundError:
         findings.damage(ContainerError("the index names this file, which is missing"))
     except (OSError, ForeignError) as error:

@@ -97,26 +97,28 @@ class Call:
 
     @contextmanager
     def open(self, label: str, storage: Storage | None = None, share: Share | None = None) -> Iterator[StoredFile]:
-        """Open the file `label` of the folder, or what `storage` is, which has that name in errors."""
+        """Open the file `label` of the folder, or what `storage` is, which has that name in errors; what is read counts
+        for `share`, by default a new one.
+        """
         with ExitStack() as stack:
             with self.storage_errors(label):
                 place, name = (self.storage, label) if storage is None else (storage, "")
                 file = stack.enter_context(place.open(name, step=_REMOTE_STEP))
-            access = file.access if share is None else Counted(file.access, share.advance)
-            guarded = GuardedAccess(self, access, label, held_bytes(file.raw, file.size))
-            yield StoredFile(label, file.size, file.raw, guarded)
+            share = self.share(file.size) if share is None else share
+            access = GuardedAccess(self, file.access, label, held_bytes(file.raw, file.size), share)
+            yield StoredFile(label, file.size, file.raw, access)
+        share.finish()
 
 
-class GuardedAccess:
+class GuardedAccess(Counted):
     """Reads by position that raise no errors but Python's and streamxf's, as long as the call goes on. What may be read
     is bounded by the bytes `held` in storage: holes have no end.
     """
 
-    def __init__(self, call: Call, access: PositionalFile, name: str, held: int) -> None:
+    def __init__(self, call: Call, access: PositionalFile, name: str, held: int, share: Share) -> None:
+        super().__init__(access, share.advance)
         self.name = name
-        self.parallel = access.parallel
         self._call = call
-        self._access = access
         self._budget = call.access.budget(held)
 
     def read_into(self, position: int, out: memoryview) -> int:
@@ -125,10 +127,7 @@ class GuardedAccess:
             raise GivenUp
         self._budget.spend(len(out), "reading the file")
         with self._call.storage_errors(self.name):
-            return self._access.read_into(position, out)
-
-    def expect(self, start: int, stop: int) -> None:
-        self._access.expect(start, stop)
+            return super().read_into(position, out)
 
 
 def pieces_of(source: FileSlice) -> Iterator[bytes]:

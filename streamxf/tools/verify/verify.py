@@ -33,7 +33,7 @@ from streamxf.formats import huggingface
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, is_checkpoint, parts_of
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.progress import Progress
+from streamxf.progress import Progress, Share
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage, storage_errors
 from streamxf.tools.verify.others import check_file, check_folder
@@ -291,7 +291,7 @@ def _read(call: Call, findings: Findings) -> Metadata | None:
 
 def _check_pickle(call: Call, findings: Findings) -> bool:
     """Compare the digest of what torch's readers read, and streamxf's do not; whether there is one."""
-    with call.open(findings.file) as file:
+    with call.open(findings.file, share=Share(None, 0)) as file:
         findings.bytes_read += file.size
         end = min(file.size, TRAILER_BYTES)
         trailer = Trailer.parse(file.read(file.size - end), file.size)
