@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-from streamxf.errors import UnsupportedError
+from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.wording import rate_text, size_text
 
 if TYPE_CHECKING:
@@ -194,6 +194,19 @@ def check_installed() -> None:
     """Raise UnsupportedError if rich, which draws the bar, is not installed."""
     if find_spec("rich") is None:
         raise UnsupportedError("a progress bar needs rich: pip install 'streamxf[cli]', or leave progress=True out")
+
+
+def check_progress(progress: Any) -> Any:
+    """Return `progress`, which is True for a bar, False or a `Progress`. Raises ParameterError if it cannot be used,
+    and UnsupportedError if it needs rich, which is not installed.
+    """
+    if progress is True:
+        check_installed()
+    elif progress is not False and not all(callable(getattr(progress, name, None)) for name in ("expect", "advance")):
+        raise ParameterError(
+            f"progress={progress!r:.80}: it is True, False, or an object with the methods expect and advance"
+        )
+    return progress
 
 
 def is_terminal(stream: Any) -> bool:

@@ -25,7 +25,7 @@ from streamxf.progress import Share
 from streamxf.registry import CodecRegistry
 from streamxf.report import Meter
 from streamxf.storage.disk import Mount
-from streamxf.storage.synced import SyncedFile
+from streamxf.storage.files import SyncedFile
 from streamxf.stream.encoder import ContainerEncoder, Encoded, MemorySource
 from streamxf.stream.writer import StreamWriter
 from streamxf.torchsave.writing import prefix_of, suffix_of

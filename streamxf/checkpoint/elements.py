@@ -23,7 +23,7 @@ from streamxf.budget import most
 from streamxf.buffers import scratches
 from streamxf.errors import PolicyError, UnsupportedError
 from streamxf.format.items import ITEMSIZES, TensorItem, contiguous_strides
-from streamxf.storage.source import FileSlice
+from streamxf.storage.reading import FileSlice
 from streamxf.stream.reader import Blocks, MemoryBlocks, StreamReader
 from streamxf.torchsave.framed import find_framed
 

@@ -32,8 +32,7 @@ from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
 from streamxf.keys.envelope import DataKey
 from streamxf.registry import providers_in, what_to_install
 from streamxf.report import Meter
-from streamxf.storage.reading import StoredFile
-from streamxf.storage.source import FileSlice
+from streamxf.storage.reading import FileSlice, StoredFile
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
 

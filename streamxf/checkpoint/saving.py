@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import IO, Any, NoReturn, Self
+from typing import IO, Any, Self
 
 from streamxf.chain import DEFAULT_CHAIN, Chain, ChainLike
 from streamxf.checkpoint.datafile import DataFile, Extensions, SavedFile
@@ -24,12 +24,12 @@ from streamxf.format.names import data_name, is_metadata_name
 from streamxf.keys import KeysLike, SignerLike
 from streamxf.progress import Progress
 from streamxf.report import Meter
-from streamxf.storage.disk import Mount, Volume
+from streamxf.storage.disk import Mount
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import block_log2_of
 from streamxf.torchsave.check import quick_needs
-from streamxf.wording import some
+from streamxf.wording import size_text, some
 
 _ENCRYPT = "encrypt"
 
@@ -152,7 +152,7 @@ class Save:
             side_by_side(writes, min(threads, len(files)), self._failures)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                error.add_note(f"the disk is too full for this save. {_ROOM}")
+                error.add_note(f"the disk is too full for this save. {_ROOM}, or save elsewhere")
             raise
         return [stored[name] for name in files]
 
@@ -218,36 +218,34 @@ def warn_unless_in_one_step(storage: Storage, stacklevel: int) -> None:
         )
 
 
-def check_space(storage: Storage, needed: int, extensions: Extensions) -> None:
-    """Raise NoSpaceError if tensors of `needed` bytes cannot fit."""
-    volume = storage.volume()
-    if volume is not None and needed > volume.free and is_exact(extensions, volume):
-        refuse(storage.given, needed, volume.free)
+Shared = tuple[int, int, int]
+_ROOM = "Make room (`streamxf forget` removes checkpoints by rules, `streamxf clean` what failed saves left)"
 
 
-def is_exact(extensions: Extensions, volume: Volume) -> bool:
-    """Whether tensors surely take their bytes."""
-    roles = {codec.role for codec in extensions.chain}
-    if extensions.foreign or roles - {"checksum", "encryption"}:
-        return False
-    return volume.plain or "encryption" in roles  # of which no file system makes less
+def check_space(
+    storage: Storage, extensions: Extensions, planned: int, exact: Callable[[], int], shared: Shared = (0, 0, 0)
+) -> None:
+    """Raise NoSpaceError if tensors of `planned` bytes surely cannot fit, in a chain that cannot shrink them.
 
-
-_ROOM = (
-    "Make room (`streamxf forget` removes checkpoints by rules, "
-    "`streamxf clean` what failed saves left), or save elsewhere"
-)
-
-
-def refuse(folder: str, needed: int, free: int, whose: str = "") -> NoReturn:
-    sizes = [_shown(size) if _shown(needed) != _shown(free) else f"{size:,} bytes" for size in (needed, free)]
-    raise NoSpaceError(
-        f"the disk is too full for this save: at least {sizes[0]} are to be written to it{whose}, and "
-        f"{sizes[1]} are free. A checkpoint that is there stays until the new one is published, so both need "
-        f"space. Nothing was written. {_ROOM}",
-        file=folder,
-    )
-
-
-def _shown(size: int) -> str:
-    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.2f} MiB"
+    - `exact`: how many of these surely take their bytes; asked only where it matters.
+    - `shared`: the bytes that several ranks plan for one file system, what was free there before, and their number.
+    """
+    roles, volume, (total, free, ranks) = {codec.role for codec in extensions.chain}, storage.volume(), shared
+    if volume is None or extensions.foreign or roles - {"checksum", "encryption"}:
+        return
+    makes_less = not volume.plain and "encryption" not in roles
+    if makes_less or (planned <= volume.free and total <= free):
+        return
+    size = exact()
+    together = total > free and size == planned
+    size, free = (total, free) if together else (size, volume.free)
+    if size > free:
+        alike = size_text(size) == size_text(free)
+        needed, left = (f"{each:,} bytes" if alike else size_text(each) for each in (size, free))
+        raise NoSpaceError(
+            f"the disk is too full for this save: at least {needed} are to be written to it"
+            f"{f' by {ranks} ranks together' if together else ''}, and {left} are free. A checkpoint that is there "
+            f"stays until the new one is published, so both need space. Nothing was written. {_ROOM}, "
+            "or save elsewhere",
+            file=storage.given,
+        )

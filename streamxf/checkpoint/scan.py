@@ -13,7 +13,7 @@ from streamxf.errors import ContainerError
 from streamxf.format.container import Block, ContainerParser, End, Event, Footer, NeedData, entry_size
 from streamxf.format.header import Header, header_size
 from streamxf.format.limits import CONTAINER_MAGIC, FOOTER_BYTES, HEADER_FIXED_BYTES, MAX_HEADER, VERSION
-from streamxf.storage.source import FileSlice
+from streamxf.storage.reading import FileSlice
 
 _BEGIN = CONTAINER_MAGIC + bytes([VERSION])
 _WINDOW = 2**20

@@ -24,6 +24,7 @@ from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.keys import KeysLike, SignerLike
 from streamxf.progress import Progress
 from streamxf.report import SaveReport
+from streamxf.storage.opening import Location
 from streamxf.stream.encoder import MemorySource
 from streamxf.torchsave.writing import saved
 
@@ -80,7 +81,7 @@ class CheckpointWriter:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Location,
         chain: ChainLike | None = None,
         *,
         recipients: KeysLike = None,

@@ -143,8 +143,8 @@ def _check_page(file: str) -> None:
 
 def _write_page(file: str, summary: Summary) -> None:
     from streamxf.buffers import write_all
-    from streamxf.stream.plain import Draft
+    from streamxf.storage.opening import open_storage
     from streamxf.tools.inspect.page.page import html_page
 
-    with Draft(file) as draft:
+    with open_storage(file).replacing() as draft:
         write_all(draft, memoryview(html_page(summary).encode()))

@@ -28,7 +28,7 @@ from streamxf.format.items import ObjectItem, Place
 from streamxf.format.limits import WRITER_ID_BYTES
 from streamxf.keys import KeysLike
 from streamxf.registry import CodecRegistry
-from streamxf.storage.source import FileSlice
+from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader
 from streamxf.stream.reader import StreamReader
 from streamxf.torch_private import ExtensionRegistry, StorageReaderTransforms, StorageWriterTransforms

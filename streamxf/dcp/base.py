@@ -21,8 +21,8 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 import torch.distributed as dist
 
 from streamxf.errors import ForeignError, ParameterError, StreamxfError
-from streamxf.progress import Progress, ProgressBar, check_installed
-from streamxf.storage.opening import storage_over
+from streamxf.progress import Progress, ProgressBar, check_progress
+from streamxf.storage.opening import Location, open_storage, storage_over
 from streamxf.storage.storage import Storage, check_local
 
 P = ParamSpec("P")
@@ -48,27 +48,51 @@ class StorageMixin(ABC):
     #: Of a class for folders, the name of the one for URLs.
     for_urls: ClassVar[str] = ""
 
-    def __init__(
-        self, path: str | os.PathLike[str], progress: ProgressLike, options: dict[str, Any], **own: Any
-    ) -> None:
+    def __init__(self, path: Location, progress: ProgressLike, options: dict[str, Any], **own: Any) -> None:
         if self.for_urls:
             check_local(path, self.for_urls)
-        super().__init__(path, **own, **options)  # type: ignore[call-arg]
+        elif isinstance(path, Storage):
+            open_storage(path, options)  # refuses these
+        # torch's class makes a path of what it is given, and reads nothing there
+        super().__init__("." if isinstance(path, Storage) else path, **own, **options)  # type: ignore[call-arg]
         self._options = options  # torch's own reset forgets endpoint and credentials
         self._progress = check_progress(progress)
+        if isinstance(path, Storage):
+            self.fs, self.path = _StorageFiles(), path
 
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Switch to another checkpoint, with the same storage options."""
+    def reset(self, checkpoint_id: Location | None = None) -> None:
+        """Switch to another checkpoint, with the same storage options. Raises ParameterError for a path where this was
+        made for a `Storage`.
+        """
         if self.for_urls:
             check_local(checkpoint_id, self.for_urls)
         super().reset()  # type: ignore[misc]
-        if checkpoint_id:
+        if isinstance(checkpoint_id, Storage):
+            self.fs, self.path = _StorageFiles(), checkpoint_id
+        elif checkpoint_id:
+            if isinstance(self.path, Storage):
+                raise ParameterError(f"{checkpoint_id!r:.200} is a path, and this was made for a Storage: give it one")
             self.path = self.fs.init_path(checkpoint_id, **({} if self.for_urls else self._options))
 
     @property
     def _storage(self) -> Storage:
+        if isinstance(self.path, Storage):
+            return self.path
         path = os.fspath(self.path)
         return storage_over(getattr(self.fs, "fs", None), path, path)
+
+
+class _StorageFiles:
+    """What torch's own methods ask of the file system of a writer or reader; the paths are storages here."""
+
+    def concat_path(self, path: Storage, suffix: str) -> Storage:
+        return path.child(suffix)
+
+    def exists(self, path: Storage) -> bool:
+        return path.exists()
+
+    def mkdir(self, path: Storage) -> None:
+        path.make_folder(durable=False)
 
 
 def rank_here() -> int:
@@ -76,19 +100,6 @@ def rank_here() -> int:
 
 
 # -- progress --------------------------------------------------------------------------------------
-
-
-def check_progress(progress: ProgressLike) -> ProgressLike:
-    """Return `progress`; raises ParameterError if it cannot be used, and UnsupportedError if it needs rich, which is
-    not installed.
-    """
-    if progress is True:
-        check_installed()
-    elif progress is not False and not all(callable(getattr(progress, name, None)) for name in ("expect", "advance")):
-        raise ParameterError(
-            f"progress={progress!r:.80}: it is True, False, or an object with the methods expect and advance"
-        )
-    return progress
 
 
 @contextmanager

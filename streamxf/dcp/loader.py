@@ -41,8 +41,7 @@ from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.progress import Progress, Shares
 from streamxf.report import Meter
 from streamxf.storage.fetch import FetchedFile
-from streamxf.storage.reading import StoredFile
-from streamxf.storage.source import READ_WHOLE, Counted, FileSlice, Timed
+from streamxf.storage.reading import READ_WHOLE, Counted, FileSlice, StoredFile, Timed
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, StreamReader, read_all
 from streamxf.torch_private import narrow_tensor_by_index, set_element

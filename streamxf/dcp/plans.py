@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
 from streamxf.checkpoint.datafile import Extensions
-from streamxf.checkpoint.saving import Entry, is_exact, refuse
+from streamxf.checkpoint.saving import Entry, check_space
 from streamxf.checkpoint.sources import Content, Staging, content_of, dtype_name, has_elements
 from streamxf.dcp.metadata import extra_of, stored_properties
 from streamxf.errors import MetadataError, UnsupportedError, located
@@ -165,39 +165,27 @@ def note_room(plan: SavePlan, folder: Storage, save: bytes) -> SavePlan:
 
 def share_room(plans: list[SavePlan]) -> list[SavePlan]:
     """Complete the notes of all ranks' plans."""
-    ranks = Counter(plan.storage_data.volume.name for plan in plans if isinstance(plan.storage_data, RoomNote))
+    notes = [plan.storage_data if isinstance(plan.storage_data, RoomNote) else None for plan in plans]
+    ranks = Counter(note.volume.name for note in notes if note is not None)
     if max(ranks.values(), default=0) < 2:  # what each of them plans is all
         return plans
     planned: Counter[tuple[str, ...]] = Counter()
-    for plan in plans:
-        if isinstance(plan.storage_data, RoomNote):
-            planned[plan.storage_data.volume.name] += sum(map(planned_bytes, plan.items))
-
-    def complete(plan: SavePlan) -> SavePlan:
-        note = plan.storage_data
-        if not isinstance(note, RoomNote):
-            return plan
-        name = note.volume.name
-        return replace(plan, storage_data=replace(note, ranks=ranks[name], planned=planned[name]))
-
-    return [complete(plan) for plan in plans]
+    for note, plan in zip(notes, plans, strict=True):
+        if note is not None:
+            planned[note.volume.name] += sum(map(planned_bytes, plan.items))
+    full = (note and replace(note, ranks=ranks[note.volume.name], planned=planned[note.volume.name]) for note in notes)
+    pairs = zip(full, plans, strict=True)
+    return [plan if note is None else replace(plan, storage_data=note) for note, plan in pairs]
 
 
 def check_room(folder: Storage, plan: SavePlan, planner: SavePlanner, extensions: Extensions, save: bytes) -> None:
     """Refuse to begin what cannot fit; raises NoSpaceError."""
-    volume = folder.volume()
-    if volume is None or not is_exact(extensions, volume) or not _gives_data_again(planner):
+    if not _gives_data_again(planner):
         return
-    note = plan.storage_data if isinstance(plan.storage_data, RoomNote) and plan.storage_data.save == save else None
-    together = note is not None and note.planned > note.volume.free
-    planned = sum(map(planned_bytes, plan.items))
-    if planned <= volume.free and not together:
-        return
-    size = _size_of_tensors(plan, planner)
-    if note is not None and together and size == planned:
-        refuse(folder.given, note.planned, note.volume.free, f" by {note.ranks} ranks together")
-    if size > volume.free:
-        refuse(folder.given, size, volume.free)
+    note, planned = plan.storage_data, sum(map(planned_bytes, plan.items))
+    own = isinstance(note, RoomNote) and note.save == save
+    shared = (note.planned, note.volume.free, note.ranks) if own else (0, 0, 0)
+    check_space(folder, extensions, planned, partial(_size_of_tensors, plan, planner), shared)
 
 
 def _gives_data_again(planner: SavePlanner) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import errno
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -39,6 +38,7 @@ from streamxf.errors import (
 from streamxf.format.names import metadata_name
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.report import LoadReport
+from streamxf.storage.opening import Location
 from streamxf.storage.storage import Storage
 from streamxf.torch_private import ExtensionRegistry
 from streamxf.wording import some
@@ -60,7 +60,7 @@ class ChainReaderMixin(StorageMixin):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Location,
         _extension_registry: ExtensionRegistry | None = None,
         *,
         keys: KeysLike = None,
@@ -233,7 +233,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
 
     Parameters
     ----------
-    path : path
+    path : path or Storage
         The checkpoint's folder. For URLs there is `FsspecReader`.
     _extension_registry : ExtensionRegistry, optional
         A `Registry` with an allow-list, or a torch registry that knows foreign extensions.

@@ -18,7 +18,7 @@ from streamxf.codecs.encrypt import Encrypt
 from streamxf.descriptor import Descriptor
 from streamxf.errors import AbortedError, IdentityError, UnsupportedError
 from streamxf.format.header import Header, Kind
-from streamxf.storage.source import FileSlice
+from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader, read_header, stream_info
 from streamxf.stream.encoder import ContainerEncoder
 from streamxf.stream.reader import Blocks, StreamReader

@@ -31,6 +31,7 @@ from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.report import SaveReport
+from streamxf.storage.opening import Location
 from streamxf.stream.encoder import block_log2_of
 from streamxf.torch_private import split_by_size_and_type
 
@@ -54,7 +55,7 @@ class _RankSave(Save):
 class ChainWriterMixin(StorageMixin):
     """What streamxf's writers put in the place of torch's save path, beside a torch ``FileSystemWriter``."""
 
-    checkpoint_id: str | os.PathLike[str]
+    checkpoint_id: Any
     thread_count: int
     single_file_per_rank: bool
     sync_files: bool
@@ -72,7 +73,7 @@ class ChainWriterMixin(StorageMixin):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Location,
         single_file_per_rank: bool = True,
         sync_files: bool = True,
         thread_count: int = 1,
@@ -133,10 +134,8 @@ class ChainWriterMixin(StorageMixin):
         self._background.note()
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._coming_id())
 
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Switch to another checkpoint, with the same storage options; raises ParameterError for a URL of a class for
-        folders.
-        """
+    def reset(self, checkpoint_id: Location | None = None) -> None:
+        """Switch to another checkpoint, with the same storage options; ParameterError for one of another kind."""
         self._background.join()
         self._give_up()
         super().reset(checkpoint_id)
@@ -257,7 +256,7 @@ class ChainWriterMixin(StorageMixin):
             index = publish(save, items, records, save_id, rank=rank, extra=extra, run=run)
         finally:
             save.leave()
-        complete(metadata, flat, index, records, os.fspath(self.path))
+        complete(metadata, flat, index, records, self._storage.location())
         self.save_id = save_id
         self.report = save.report
 
@@ -297,7 +296,7 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
 
     Parameters
     ----------
-    path : path
+    path : path or Storage
         The checkpoint's folder. For URLs there is `FsspecWriter`.
     single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead, cache_staged_state_dict, overwrite
         As in torch, the last two by name. All threads share the process's workers.

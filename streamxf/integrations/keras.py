@@ -48,7 +48,7 @@ class ManagedModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]  #
         path = f"{folder}/{_FILE}"
         with reading(path) as raw, decoded(raw, self._chain, self._keys, path, ()) as file:
             model = saving_lib.load_model(file, **options)
-        self.epoch = numbers_in(folder)[-1]
+        self.epoch = numbers_in(str(folder))[-1]
         return model
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

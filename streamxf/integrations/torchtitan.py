@@ -69,12 +69,12 @@ class ManagedCheckpointer(TorchtitanManager):  # type: ignore[misc]  # torchtita
         damaged: dict[str, str] = {}
         while self.manager is not None and step == -1 and (path := self.manager.latest(damaged)) is not None:
             try:
-                return bool(super()._load(numbers_in(path)[-1]))
+                return bool(super()._load(numbers_in(str(path))[-1]))
             except CheckpointException as error:  # the same on all ranks
                 failures = [failure for failure, _ in error.failures.values()]
                 if not all(map(is_damage, failures)):
                     raise
-                damaged[os.path.basename(path)] = f"{type(failures[0]).__name__}: {failures[0]}"
+                damaged[os.path.basename(str(path))] = f"{type(failures[0]).__name__}: {failures[0]}"
         return bool(super()._load(step))
 
     def _find_load_step(self, folder: str = "") -> int:

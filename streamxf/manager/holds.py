@@ -24,7 +24,7 @@ from streamxf.errors import NoCheckpointError, ParameterError
 from streamxf.manager.listing import Run, run_of
 from streamxf.manager.notes import FOLDER, notes_in, put_note, remove_notes
 from streamxf.manager.sessions import is_held
-from streamxf.storage.inside import NOT_THERE
+from streamxf.storage.files import NOT_THERE
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import put_small, small_names
@@ -73,10 +73,10 @@ def hold(path: Location, *, storage_options: Mapping[str, Any] | None = None) ->
     place = open_storage(path, storage_options)
     if place.near and not (place.exists() and place.is_folder()):
         raise NoCheckpointError("there is no such folder", file=place.given)
-    run, name = place.parent() if isinstance(path, Storage) else run_of(place)
+    run, name = run_of(place)
     if not name:
         raise ParameterError(f"{place.given!r:.80} is not the folder of a checkpoint in a run's folder")
-    with holding(Run.at(run, storage_options), name):
+    with holding(Run.at(run), name):
         yield
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, Literal
@@ -15,11 +14,11 @@ from streamxf.manager.listing import Run, check_folder, of_other_formats, record
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING
 from streamxf.manager.record import Record
 from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.storage import storage_errors
+from streamxf.storage.storage import Storage, storage_errors
 
 
 def latest(
-    folder: str | os.PathLike[str],
+    folder: Location,
     *,
     verify: Verify = "none",
     best: str | None = None,
@@ -30,8 +29,9 @@ def latest(
     ranks: int | None = None,
     run_id: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
-) -> str | None:
-    """The path of the newest checkpoint of a run that can be resumed from; None if none was ever complete.
+) -> str | Storage | None:
+    """The path of the newest checkpoint of a run that can be resumed from, or its `Storage` if the run is one; None if
+    none was ever complete.
 
     It is *complete* if its metadata can be read, or what a framework wrote has been committed to a `CheckpointManager`,
     and all files have the sizes that are recorded. The numbers in the folders' names say which is the newest, compared
@@ -42,7 +42,7 @@ def latest(
 
     Parameters
     ----------
-    folder : path or str
+    folder : path, str or Storage
         The folder that holds the checkpoints' folders, or its URL.
     verify : {"none", "sample", "whole"}
         What else has to be intact: nothing, which needs no keys; a sample of the tensors; or all of it. As in
@@ -85,7 +85,10 @@ def latest(
     choice = latest_in(run, verify, best=None if best is None else (best, mode), ranks=ranks)
     if choice.record is None and choice.skipped:
         raise NoCheckpointError(f"no checkpoint can be resumed from ({choice.why})", file=storage.given)
-    return None if choice.record is None else storage.location(choice.record.name)
+    if choice.record is None:
+        return None
+    name = choice.record.name
+    return storage.child(name) if isinstance(folder, Storage) else storage.location(name)
 
 
 def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, ranks: int | None = None) -> Choice:
@@ -131,7 +134,7 @@ def is_complete(path: Location, *, ranks: int | None = None, storage_options: Ma
             names = storage.names() if storage.is_folder() else {}
             if not {COMMIT, SAVING, REMOVED}.isdisjoint(names):
                 folder, name = run_of(storage)
-                run = Run.at(folder, storage_options)
+                run = Run.at(folder)
                 record, there = run.record(name), run.folder(name)
                 if record is None or not record.complete:
                     return False

@@ -140,8 +140,7 @@ class Run:
     def folder(self, name: str, files: Files | None = None) -> Folder:
         """A folder as it is now, or with these `files`, where they have just been listed."""
         if self.storage.is_link(name):
-            above, base = os.path.split(self.storage.real(name))
-            where = open_storage(above)
+            where, base = run_of(self.storage.child(name))
             return Folder(name, where.child(base), files_of(where, base), self.authority, True)
         listed = files_of(self.storage, name) if files is None else files
         return Folder(name, self.storage.child(name), listed, self.authority)
@@ -285,8 +284,8 @@ def records_of(run: Run) -> list[Record]:
     if not of_framework and "" not in parts:
         what = f"there are no folders of checkpoints here, only files ({some(parts)}); if they are a checkpoint,"
     raise UnsupportedError(
-        f"{what} the run is the folder that it lies in: `streamxf list {shlex.quote(run_of(storage)[0])}` shows what "
-        "is there",
+        f"{what} the run is the folder that it lies in: `streamxf list {shlex.quote(run_of(storage)[0].given)}` shows "
+        "what is there",
         file=storage.given,
     )
 
@@ -305,10 +304,9 @@ def of_other_formats(run: Run, records: Collection[Record]) -> Iterator[Record]:
                 yield replace(record, bytes=sum(found.files.values()), note=str(found.format))
 
 
-def run_of(checkpoint: Storage) -> tuple[str, str]:
+def run_of(checkpoint: Storage) -> tuple[Storage, str]:
     """The folder that a checkpoint's folder lies in, and its name there."""
-    folder, _, name = checkpoint.real().rstrip("/").rpartition("/")
-    return folder or "/", name
+    return (open_storage(checkpoint.real()) if checkpoint.near else checkpoint).parent()
 
 
 def check_folder(storage: Storage) -> None:

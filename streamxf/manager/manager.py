@@ -25,10 +25,9 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from streamxf.chain import ChainLike
-from streamxf.dcp.fsspec import FsspecReader, FsspecWriter
 from streamxf.dcp.install import chain_and_access
-from streamxf.dcp.reader import ChainReaderMixin, FileSystemReader
-from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter
+from streamxf.dcp.reader import FileSystemReader
+from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import ParameterError, escaped, is_damage
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike
@@ -41,8 +40,8 @@ from streamxf.manager.notices import Notices
 from streamxf.manager.record import Record, numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
-from streamxf.storage.opening import open_storage
-from streamxf.storage.storage import is_url
+from streamxf.storage.opening import Location, open_storage
+from streamxf.storage.storage import Storage, is_url
 
 T = TypeVar("T")
 
@@ -84,8 +83,9 @@ class CheckpointManager:
 
     Parameters
     ----------
-    run : path or str
-        The folder, or the URL, under which each checkpoint has a folder of its own.
+    run : path, str or Storage
+        The folder, or the URL, under which each checkpoint has a folder of its own. If it is a `Storage`, `path`,
+        `latest` and `best` return storages, too; frameworks' plug-ins need a path or a URL.
     chain, keys
         As in `FileSystemWriter`: `FloatZip` by default, or what `install` has been given. Readers use `keys`, by
         default those of the chain that can read, and trust the chain's signer, unless ``reader={"trust": ...}`` says
@@ -133,7 +133,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        run: str | os.PathLike[str],
+        run: Location,
         chain: ChainLike | None = None,
         *,
         keys: KeysLike = None,
@@ -164,12 +164,14 @@ class CheckpointManager:
         self._keep = Retention.of(keep)
         self._async, self._most, self._skips = mode, in_flight, when_busy == "skip"
         self._name = name
-        self._options = dict(storage_options or {})
         self._writer = dict(writer or {})
+        self._given = isinstance(run, Storage)
         # a relative path means what it means now, wherever the job changes to
-        self._storage = open_storage(run if is_url(run) else os.path.abspath(run), storage_options)
-        self._make_writer(0)  # so that arguments which do not fit are refused now
-        self._make_reader(self._storage.location())
+        self._storage = open_storage(
+            run if isinstance(run, Storage) or is_url(run) else os.path.abspath(run), storage_options
+        )
+        self._make_writer(_named(name, 0))  # so that arguments which do not fit are refused now
+        self._make_reader(self._storage)
         self.stopping = False
         if mode == "process" and not (dist.is_available() and dist.is_initialized()):
             raise ParameterError("async_save='process' needs torch.distributed to be initialized; 'thread' does not")
@@ -177,7 +179,7 @@ class CheckpointManager:
         self._groups: list[Any] = [
             gloo_group(process_group) if self._agreement.size > 1 else None for _ in range(in_flight if mode else 1)
         ]
-        self._writers: dict[int, ChainWriterMixin] = {}
+        self._writers: dict[int, FileSystemWriter] = {}
         self._saving: deque[_Saving] = deque()
         self._finished = 0
         series = series_of(_named(name, 0))
@@ -243,9 +245,9 @@ class CheckpointManager:
 
     # -- saving --------------------------------------------------------------------------------------
 
-    def path(self, step: int) -> str:
+    def path(self, step: int) -> str | Storage:
         """The folder of a step's checkpoint, or its URL, whether there is one or not."""
-        return self._storage.location(_named(self._name, step))
+        return self._place(_named(self._name, step))
 
     def save(self, step: int, state: dict[str, Any], *, metrics: Mapping[str, float] | None = None) -> None:
         """Save under the step's name, over what is there, if anything is; then remove what need not be kept, in the
@@ -271,9 +273,9 @@ class CheckpointManager:
         group = min(set(range(len(self._groups))) - {saving.group for saving in self._saving})
         writer = self._writers.get(group)
         if writer is None:
-            writer = self._writers[group] = self._make_writer(step)
+            writer = self._writers[group] = self._make_writer(name)
         else:  # it may have memory for copies
-            writer.reset(self._storage.location(name))
+            writer.reset(self._storage.child(name))
         writer.run_facts = facts
         given = {"storage_writer": writer, "process_group": self._groups[group], "no_dist": self._agreement.size == 1}
         try:
@@ -308,7 +310,7 @@ class CheckpointManager:
                 raise
             dcp_save(state, **given)  # into the room that old checkpoints have left
 
-    def begin(self, step: int) -> str:
+    def begin(self, step: int) -> str | Storage:
         """Announce a save that a framework makes by itself; returns the folder to save to. It is complete once
         `commit` is called, and what was there before is no longer.
 
@@ -415,9 +417,9 @@ class CheckpointManager:
             run = Run(self._storage, Authority(run.authority.access.lenient(), unverified=True), run.run_id)
         self.skipped = {}
         while (record := self._chosen(run, step=step, foreign=foreign)) is not None:
-            path = self._storage.location(record.name)
+            place = self._storage.child(record.name)
             # or ranks might load two saves, if one is replaced at this moment
-            reader = self._make_reader(path, plaintext=plaintext, expect_save_id=record.save_id)
+            reader = self._make_reader(place, plaintext=plaintext, expect_save_id=record.save_id)
             try:
                 dcp_load(state, storage_reader=reader, process_group=self._groups[0], no_dist=self._agreement.size == 1)
             except CheckpointException as error:
@@ -429,11 +431,11 @@ class CheckpointManager:
             finally:
                 self._holds.close()
             self._resumed(record)
-            _log.info("resumed from %s", path)
+            _log.info("resumed from %s", place)
             return record.step
         return None
 
-    def latest(self, skip: Mapping[str, str] | None = None) -> str | None:
+    def latest(self, skip: Mapping[str, str] | None = None) -> str | Storage | None:
         """The path of the newest checkpoint that verifies, the same on all ranks, for frameworks that load by
         themselves; None if there is none yet. It is not removed before the next save. Raises as `resume`.
 
@@ -451,14 +453,14 @@ class CheckpointManager:
         """The newest step of which this run has a checkpoint, by a look at the folder alone; 0 if there is none."""
         return max((record.step for record in self._run.records(series=self._series) if record.counts), default=0)
 
-    def best(self) -> str | None:
+    def best(self) -> str | Storage | None:
         """The path of the checkpoint with the best value of the metric of `Retention`, as `latest`. If that is damaged,
         the second best, with a warning. None if the rules name no metric, or no checkpoint has it.
         """
         metric = self._keep.metric
         return self._path_of(best=(metric, self._keep.mode)) if metric is not None else None
 
-    def _path_of(self, best: tuple[str, str] | None, skip: Mapping[str, str] | None = None) -> str | None:
+    def _path_of(self, best: tuple[str, str] | None, skip: Mapping[str, str] | None = None) -> str | Storage | None:
         self.wait()
         self.skipped = {}
         self._skip(skip or {})
@@ -466,7 +468,7 @@ class CheckpointManager:
         if record is None:
             return None
         self._resumed(record)
-        return self._storage.location(record.name)
+        return self._place(record.name)
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -594,18 +596,14 @@ class CheckpointManager:
             self._told = found
             _log.info("%s", found)
 
-    def _make_writer(self, step: int) -> ChainWriterMixin:
-        path = self.path(step)
-        if is_url(path) or self._options:
-            return FsspecWriter(path, chain=self._chain, **self._writer, **self._options)
-        return FileSystemWriter(path, chain=self._chain, **self._writer)
+    def _place(self, name: str) -> str | Storage:
+        return self._storage.child(name) if self._given else self._storage.location(name)
 
-    def _make_reader(self, path: str, *, plaintext: bool = False, **more: Any) -> ChainReaderMixin:
-        options = {**more, **self._reader, **({"require": None} if plaintext else {})}
-        if is_url(path) or self._options:
-            reader: ChainReaderMixin = FsspecReader(path, **options, **self._options)
-        else:
-            reader = FileSystemReader(path, **options)
+    def _make_writer(self, name: str) -> FileSystemWriter:
+        return FileSystemWriter(self._storage.child(name), chain=self._chain, **self._writer)
+
+    def _make_reader(self, place: Storage, *, plaintext: bool = False, **more: Any) -> FileSystemReader:
+        reader = FileSystemReader(place, **{**more, **self._reader, **({"require": None} if plaintext else {})})
         return reader if plaintext else reader.for_chain(self._chain)
 
 

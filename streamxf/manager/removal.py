@@ -54,7 +54,7 @@ def remove_checkpoints(
             for record in unread if storage.near else ():
                 try:
                     # or a save might be published between the look and the removal; what a link leads to is not touched
-                    with nullcontext() if record.link else lock(storage.child(record.name)):
+                    with nullcontext() if record.link else lock(storage.child(record.name), links=False):
                         failed.update(_remove_unchanged(run, [record], files, extras))
                 except (OSError, StreamxfError) as error:  # the others are removed all the same
                     failed[record.name] = f"{type(error).__name__}: {error}"
@@ -128,7 +128,7 @@ def finish(run: Run, series: str, *, session: str = "", saves: bool = False, ext
             else:
                 left = leftovers(run, folder, session)
             if left:
-                with lock(run.storage.child(name)):
+                with lock(run.storage.child(name), links=False):
                     remove_tree(run.storage, name, [], left)
         except (OSError, StreamxfError) as error:
             _log.warning("%s could not be cleaned up: %s", run.storage.full(name), escaped(str(error)))

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+K = TypeVar("K")
 T = TypeVar("T")
+
+_UNDER_WAY = 16  # requests
 
 _ATTEMPTS = 4
 _PAUSE = 0.25  # seconds before the second attempt; each further pause is twice as long
@@ -55,6 +60,28 @@ def made(filesystem: Any, request: Callable[[], Awaitable[T]]) -> T:
     except BaseException:
         future.cancel()  # an interrupt of this thread
         raise
+
+
+def answers(keys: Iterable[K], begin: Callable[[K], Future[T]]) -> Iterator[tuple[K, T | Exception]]:
+    """Make a request for each key, some at a time: yields each key, in their order, with the answer or the error."""
+    rest, under_way = iter(keys), deque[tuple[K, "Future[T]"]]()
+    try:
+        while True:
+            for key in islice(rest, _UNDER_WAY - len(under_way)):
+                under_way.append((key, begin(key)))
+            if not under_way:
+                return
+            key, future = under_way[0]
+            found: T | Exception
+            try:
+                found = future.result()
+            except Exception as error:  # of whatever class
+                found = error
+            under_way.popleft()
+            yield key, found
+    finally:
+        for _, future in under_way:  # an interrupt of this thread
+            future.cancel()
 
 
 async def _repeated(request: Callable[[], Awaitable[T]]) -> T:

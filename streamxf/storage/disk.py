@@ -1,22 +1,13 @@
-"""Local folders: on which file system they lie, files replaced in one step, so that readers see the old one or the new
-one, and names that have to reach the disk.
-"""
+"""On which file system a local folder lies, and the room there."""
 
 from __future__ import annotations
 
-import errno
 import os
 import platform
-import secrets
 import socket
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-from streamxf.buffers import write_all
-from streamxf.storage.files import create
-from streamxf.storage.inside import NO_LINK, open_folder
 
 SHARED = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "gpfs", "beegfs"})
 """Mounted from the same source, they are the same on every host, and number their folders alike."""
@@ -112,90 +103,3 @@ def _machine() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return platform.node()
-
-
-# Some network file systems cannot sync a folder, or do not let it be opened: then its names are as durable as
-# the file system makes them by itself. Anything else, EIO above all, is an error.
-_CANNOT = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EROFS})
-_MAY_NOT = frozenset({errno.EACCES, errno.EPERM})
-
-
-def put_file(folder: int, name: str, data: bytes, sync: bool, check: Callable[[], object] | None, once: bool) -> None:
-    """Put a file into an open folder: a draft, synced, takes the name in one step; as `Storage.put`."""
-    draft = draft_of(name)
-    try:
-        with create(draft, None if check is None else name, folder) as file:
-            write_all(file, data)
-            if sync:
-                os.fsync(file.fileno())
-        if sync:
-            sync_folder(folder)  # the data files' names, before anything refers to them
-        if check is not None:
-            check()
-        if once:
-            _link(folder, draft, name)
-        else:
-            os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException as error:
-        with noted(error, draft), suppress(FileNotFoundError):
-            os.unlink(draft, dir_fd=folder)
-        raise
-    if sync:
-        sync_folder(folder)
-
-
-def _link(folder: int, draft: str, name: str) -> None:
-    """Give a file its name if nothing has it; where a file system has no links, there is a moment between."""
-    try:
-        os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-        os.unlink(draft, dir_fd=folder)
-    except FileExistsError:
-        raise
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-            raise
-        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666, dir_fd=folder))
-        os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
-
-
-@contextmanager
-def noted(error: BaseException, draft: str | os.PathLike[str]) -> Iterator[None]:
-    """Remove a draft after `error`, which is what people need first; that this fails, too, is a note."""
-    try:
-        yield
-    except Exception as reason:
-        error.add_note(f"{os.fspath(draft)} could not be removed: {type(reason).__name__}: {reason}")
-
-
-def draft_of(name: str) -> str:
-    return f"{name}.{secrets.token_hex(4)}.tmp"
-
-
-def sync_folder(folder: str | os.PathLike[str] | int) -> None:
-    """Bring the names in a folder to the disk, where its file system can do that. Raises OSError if the disk did not
-    take them.
-    """
-    try:
-        descriptor = open_folder(folder)
-    except OSError as error:
-        if error.errno in _MAY_NOT:
-            return
-        raise
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _CANNOT:
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def missing_folders(folder: str | os.PathLike[str]) -> list[Path]:
-    """Those of `folder` and the folders above it that are not there yet, the uppermost last."""
-    path = Path(os.path.abspath(folder))
-    return [place for place in (path, *path.parents) if not place.exists()]
-
-
-def sync_names_of(folders: Iterable[Path]) -> None:
-    for parent in dict.fromkeys(folder.parent for folder in folders):
-        sync_folder(parent)

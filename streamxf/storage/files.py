@@ -1,16 +1,110 @@
-"""Local files of names that others may have put there: `open_regular` to read one, `create` and `aim` to write one."""
+"""Local files and folders of names that others may have put there. Below a folder that is open, they are reached by
+literal names, and no link is followed, whatever is swapped meanwhile: `open_regular` reads a file, `create` writes one,
+`Draft` replaces one in one step, so that readers see the old one or the new one.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import io
 import os
+import secrets
 import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
+from typing import Any
+
+from typing_extensions import Buffer
 
 from streamxf.budget import allocated_bytes, held_bytes
+from streamxf.errors import ParameterError
+
+MOST = 1_000_000  # names; no checkpoint has as many files
+DEEPEST = 64  # folders in folders, each of which takes a descriptor while it is walked
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+ENTER = getattr(os, "O_PATH", 0) | FOLDER  # which need not be readable
+NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
+
+NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+"""Of a path that leads nowhere, or through a link or a file."""
 
 _NOT_WAITING = os.O_NOCTTY | os.O_NONBLOCK
+
+_SYNC_STEP = 4 * 2**20  # bytes after which the disk is given work; from 1 to 16 MiB saves take as long
+_WRITE = 2  # SYNC_FILE_RANGE_WRITE: begin to write, and wait for nothing
+
+_begin: Any = None
+with suppress(AttributeError, OSError, TypeError):  # it is Linux's own
+    _begin = ctypes.CDLL(None).sync_file_range
+    _begin.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+
+# Some network file systems cannot sync a folder, or do not let it be opened: then its names are as durable as
+# the file system makes them by itself. Anything else, EIO above all, is an error.
+_CANNOT = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EROFS})
+_MAY_NOT = frozenset({errno.EACCES, errno.EPERM})
+
+
+def check_component(name: str) -> str:
+    """Return `name` if it names something directly in a folder; raises ParameterError."""
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ParameterError(f"{ascii(name)[:80]} is not a name in a folder")
+    return name
+
+
+def components(path: str) -> list[str]:
+    return [check_component(part) for part in path.split("/")]
+
+
+def open_folder(folder: str | os.PathLike[str] | int, *, links: bool = True) -> int:
+    """Open a folder to list, sync or lock it; that of a descriptor anew, since one may be for its path alone."""
+    if isinstance(folder, int):
+        return os.open(".", FOLDER, dir_fd=folder)
+    return os.open(folder, FOLDER if links else FOLDER | NO_LINK)
+
+
+@contextmanager
+def opened(folder: str | int, parts: Sequence[str] = (), *, make: bool = False, how: int = FOLDER) -> Iterator[int]:
+    """Open a folder below `folder`, which is a path that may contain links, or a descriptor. Raises OSError with a
+    number of `NOT_THERE` where a part is a link, or no folder. `make` creates those that are not there. What is opened
+    by `ENTER` cannot be listed.
+    """
+    descriptor = os.dup(folder) if isinstance(folder, int) else os.open(folder, how)
+    try:
+        for part in parts:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=descriptor)
+            below = os.open(part, how | NO_LINK, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def walk(folder: int, prefix: str = "", depth: int = DEEPEST) -> Iterator[tuple[int, str, str, bool | None]]:
+    """Everything below an open folder, each after what is in it: the descriptor of its folder, its name, its path, and
+    whether it is a folder; None of one that cannot be listed, or lies too deep, and was not entered.
+    """
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, MOST)]
+    for name, is_folder in found:
+        entered: bool | None = is_folder
+        if is_folder:
+            entered = None
+            try:
+                if depth:
+                    with opened(folder, [name]) as below:
+                        yield from walk(below, f"{prefix}{name}/", depth - 1)
+                    entered = True
+            except OSError as error:
+                if error.errno not in NOT_THERE | {errno.EACCES, errno.EPERM}:
+                    raise
+        yield folder, name, prefix + name, entered
 
 
 class NotRegular(OSError):
@@ -88,3 +182,179 @@ def _share_like(wanted: os.stat_result, descriptor: int) -> None:
             except OSError:
                 mode = mode & ~0o070 | (mode & 0o007) << 3  # another group: it may do what strangers may
     os.fchmod(descriptor, mode)
+
+
+class SyncedFile:
+    """Writes to `raw` from its start to its end, and syncs it: it is to be on the disk when it is done, and goes there
+    while it is being written. Left to itself, the kernel keeps in memory what was written until the sync at the end,
+    which then waits for all of it: a third of a save, for which the disk had done nothing.
+
+    `raw` may be a file without a descriptor, such as an object store's, whose closing stores it.
+    """
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._written = 0
+        self._begun = 0
+
+    def write(self, data: Buffer, /) -> int | None:
+        count: int | None = self._raw.write(data)
+        self._written += count or 0
+        if self._written - self._begun >= _SYNC_STEP:
+            if _begin is not None and (descriptor := self._descriptor()) is not None:
+                # Its result does not matter: a file system that cannot do it loses nothing, and what the disk could
+                # not take is reported by the sync.
+                _begin(descriptor, self._begun, self._written - self._begun, _WRITE)
+            self._begun = self._written
+        return count
+
+    def sync(self) -> None:
+        """Wait until the system has everything, and the disk; raises OSError for whatever they did not take."""
+        self._raw.flush()
+        if (descriptor := self._descriptor()) is not None:
+            os.fsync(descriptor)
+
+    def _descriptor(self) -> int | None:
+        with suppress(io.UnsupportedOperation, AttributeError):
+            return int(self._raw.fileno())
+        return None
+
+
+class Draft(AbstractContextManager[SyncedFile]):
+    """A file that is written beside `name` in a folder, and takes its place in one step when ``with`` is left without
+    an error; otherwise the old file stays. Unbuffered: after a fork the child's copy of a buffer would be flushed into
+    the parent's file. For the same reason nothing happens to one that is only dropped.
+
+    - `folder`: a descriptor, or a path that may contain links.
+    - `like`: whether there is a file of that name, whose owner and permissions stay, as far as this process may give
+      them away.
+    - `sync`, `check`, `once`: as in `Storage.put`.
+    - `hidden`: whether the draft's name begins with a dot, and of what it replaces only the contents are synced.
+    """
+
+    def __init__(
+        self,
+        folder: int | str,
+        name: str,
+        *,
+        like: bool,
+        sync: bool = True,
+        check: Callable[[], object] = lambda: None,
+        once: bool = False,
+        hidden: bool = False,
+    ) -> None:
+        self._name, self._sync, self._check, self._once = name, sync, check, once
+        self._sync_names = sync and not hidden
+        self._draft = draft_of(f".{name}" if hidden else name)
+        self._stack = ExitStack()
+        self._folder = self._stack.enter_context(opened(folder, how=ENTER))
+        try:
+            self._raw = create(self._draft, name if like else None, self._folder)
+        except BaseException as error:
+            with self._stack:
+                self._drop(error)
+            raise
+        self.file = SyncedFile(self._raw)
+
+    def __enter__(self) -> SyncedFile:
+        return self.file
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        with self._stack:
+            try:
+                if error is None:
+                    self._take_place()
+            except BaseException as reason:
+                error = reason
+                raise
+            finally:
+                with suppress(OSError):
+                    self._raw.close()
+                if error is not None:
+                    self._drop(error)
+
+    def _take_place(self) -> None:
+        if self._sync:
+            self.file.sync()
+        self._raw.close()
+        if self._sync_names:
+            sync_folder(self._folder)  # the data files' names, before anything refers to them
+        self._check()
+        if self._once:
+            _link(self._folder, self._draft, self._name)
+        else:
+            os.replace(self._draft, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        if self._sync_names:
+            sync_folder(self._folder)
+
+    def _drop(self, error: BaseException) -> None:
+        with noted(error, self._draft), suppress(FileNotFoundError):
+            os.unlink(self._draft, dir_fd=self._folder)
+
+
+def replacing(path: str) -> Draft | io.FileIO:
+    """Write a file anew, as `Draft`. A link is followed to its target, which keeps its permissions; raises
+    FileExistsError if that is missing. What is no regular file (a device, a named pipe) cannot be replaced, and is
+    written to directly.
+    """
+    target = aim(path)
+    if target.exists() and not target.is_file():
+        return open(target, "wb", buffering=0)
+    return Draft(str(target.parent), target.name, like=target.exists(), hidden=True)
+
+
+def _link(folder: int, draft: str, name: str) -> None:
+    """Give a file its name if nothing has it; where a file system has no links, there is a moment between."""
+    try:
+        os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        os.unlink(draft, dir_fd=folder)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            raise
+        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o666, dir_fd=folder))
+        os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+@contextmanager
+def noted(error: BaseException, draft: str | os.PathLike[str]) -> Iterator[None]:
+    """Remove a draft after `error`, which is what people need first; that this fails, too, is a note."""
+    try:
+        yield
+    except Exception as reason:
+        error.add_note(f"{os.fspath(draft)} could not be removed: {type(reason).__name__}: {reason}")
+
+
+def draft_of(name: str) -> str:
+    return f"{name}.{secrets.token_hex(4)}.tmp"
+
+
+def sync_folder(folder: str | os.PathLike[str] | int) -> None:
+    """Bring the names in a folder to the disk, where its file system can do that. Raises OSError if the disk did not
+    take them.
+    """
+    try:
+        descriptor = open_folder(folder)
+    except OSError as error:
+        if error.errno in _MAY_NOT:
+            return
+        raise
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def missing_folders(folder: str | os.PathLike[str]) -> list[Path]:
+    """Those of `folder` and the folders above it that are not there yet, the uppermost last."""
+    path = Path(os.path.abspath(folder))
+    return [place for place in (path, *path.parents) if not place.exists()]
+
+
+def sync_names_of(folders: Iterable[Path]) -> None:
+    for parent in dict.fromkeys(folder.parent for folder in folders):
+        sync_folder(parent)

@@ -10,17 +10,32 @@ import stat
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
+from streamxf.buffers import write_all
 from streamxf.errors import AbortedError, MetadataError
-from streamxf.storage.disk import Mount, Volume, missing_folders, put_file, sync_folder, sync_names_of
-from streamxf.storage.files import NotRegular, create, held_at, open_regular
-from streamxf.storage.inside import ENTER, MOST, NOT_THERE, components, opened, walk
+from streamxf.storage.disk import Mount, Volume
+from streamxf.storage.files import (
+    ENTER,
+    MOST,
+    NOT_THERE,
+    Draft,
+    NotRegular,
+    components,
+    create,
+    held_at,
+    missing_folders,
+    open_regular,
+    opened,
+    replacing,
+    sync_folder,
+    sync_names_of,
+    walk,
+)
 from streamxf.storage.lock import acquire, is_still, try_lock_file
-from streamxf.storage.reading import StoredFile, size_of
-from streamxf.storage.source import access_to
+from streamxf.storage.reading import StoredFile, access_to, size_of
 from streamxf.storage.storage import LOCK, NOT_REGULAR, Check, Storage, StorageEntry
 
 _SPECIAL = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EINVAL})
@@ -216,21 +231,17 @@ class LocalStorage(Storage):
     # -- writing -----------------------------------------------------------------------------------
 
     def put(
-        self,
-        path: str,
-        data: bytes,
-        *,
-        sync: bool = True,
-        check: Check | None = None,
-        over: str | None = None,
-        once: bool = False,
-        make: bool = False,
+        self, path: str, data: bytes, *, sync: bool = True, check: Check | None = None, make: bool = False, **how: Any
     ) -> None:
         try:
             if make:
                 os.makedirs(self.path, exist_ok=True)
-            with self._below(path, make=make) as (folder, name):
-                put_file(folder, name, data, sync, check, once)
+            once, like = how.get("once", False), check is not None
+            with (
+                self._below(path, make=make) as (folder, name),
+                Draft(folder, name, like=like, sync=sync, check=check or (lambda: None), once=once) as file,
+            ):
+                write_all(file, data)
         except OSError as error:
             if error.filename is not None:  # which is a name in the folder, or that of the draft
                 error.filename, error.filename2 = self.inner(path), None
@@ -253,6 +264,9 @@ class LocalStorage(Storage):
             raise
         with io.BufferedWriter(raw) as file:
             yield file
+
+    def replacing(self) -> AbstractContextManager[IO[bytes]]:
+        return cast("AbstractContextManager[IO[bytes]]", replacing(self.path))
 
     def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
         """Folders stay: they are not what was asked for."""
@@ -339,8 +353,8 @@ class LocalStorage(Storage):
     def was_swapped(self) -> bool:
         return self.folder is not None and not is_still(self.folder, self.path)
 
-    def acquire(self, patience: float) -> Callable[[], None] | None:
-        return acquire(self.path, self.place, patience)
+    def acquire(self, patience: float, *, links: bool = True) -> Callable[[], None] | None:
+        return acquire(self.path, self.place, patience, links)
 
     def lock_file(self, path: str, *, make: bool = False) -> IO[bytes] | None:
         try:

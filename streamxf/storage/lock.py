@@ -14,7 +14,7 @@ from functools import partial
 from typing import IO
 
 from streamxf.errors import AbortedError
-from streamxf.storage.inside import NO_LINK, open_folder
+from streamxf.storage.files import NO_LINK, open_folder
 from streamxf.storage.storage import LOCK, Storage
 
 PATIENCE = 300.0  # seconds: what removes a hundred thousand files over a network may take minutes
@@ -38,15 +38,16 @@ def locked(storage: Storage, patience: float | None = None) -> Iterator[bool]:
 
 
 @contextmanager
-def lock(storage: Storage, patience: float | None = None) -> Iterator[bool]:
+def lock(storage: Storage, patience: float | None = None, *, links: bool = True) -> Iterator[bool]:
     """Hold the folder's advisory lock, once it is free; yields whether there is one. Raises AbortedError if another
-    process keeps it for longer than `patience` seconds, by default `PATIENCE`.
+    process keeps it for longer than `patience` seconds, by default `PATIENCE`, and if the folder is a link, unless
+    `links` are followed: somebody may have put it there just now, and would choose where a file is made.
 
     It is the lock of a file that only those can open who may write to the folder: anybody who may read the folder could
     hold that of the folder itself. The lock ends with the process that holds it, however that ends; the file goes with
     it, unless the process is killed. Object stores have none, nor has a folder that cannot be written to.
     """
-    release = storage.acquire(PATIENCE if patience is None else patience)
+    release = storage.acquire(PATIENCE if patience is None else patience, links=links)
     try:
         yield release is not None
     finally:
@@ -54,22 +55,26 @@ def lock(storage: Storage, patience: float | None = None) -> Iterator[bool]:
             release()
 
 
-def acquire(path: str, place: str | int, patience: float) -> Callable[[], None] | None:
+def acquire(path: str, place: str | int, patience: float, links: bool) -> Callable[[], None] | None:
     """Take the lock of a local folder, as `lock`; what releases it, or None where there are no locks."""
     end = time.monotonic() + patience
     pause = 0.001
     while True:
         try:
-            folder = open_folder(place)
-        except (PermissionError, FileNotFoundError, NotADirectoryError):
-            return None  # a writable folder need not be readable; if there is none, others say so
+            folder = open_folder(place, links=links)
+        except OSError as error:
+            if not links and os.path.islink(path):
+                raise AbortedError("a link was put in the place of this folder: find out by whom", file=path) from error
+            if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError):
+                return None  # a writable folder need not be readable; if there is none, others say so
+            raise
         descriptor, free, kept = None, None, False
         try:
             if (descriptor := _lock_file(folder)) is not None:
                 free = _try_lock(descriptor)
             if descriptor is None or free is None:
                 return None
-            if free and is_still(descriptor, LOCK, folder) and (place != path or is_still(folder, path)):
+            if free and is_still(descriptor, LOCK, folder) and (place != path or is_still(folder, path, links=links)):
                 kept = True
                 return partial(_release, folder, descriptor, unlock=True)
         finally:
@@ -135,10 +140,13 @@ def _release(folder: int, descriptor: int | None, unlock: bool) -> None:
         os.close(folder)
 
 
-def is_still(descriptor: int, name: str, folder: int | None = None) -> bool:
-    """Whether what is open still has its name: who waited may hold the lock of a file or of a folder that is gone."""
+def is_still(descriptor: int, name: str, folder: int | None = None, *, links: bool = True) -> bool:
+    """Whether what is open still has its name: who waited may hold the lock of a file or of a folder that is gone. A
+    name in an open `folder` is that of no link.
+    """
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=folder, follow_symlinks=folder is None))
+        now = os.stat(name, dir_fd=folder, follow_symlinks=links and folder is None)
+        return os.path.samestat(os.fstat(descriptor), now)
     except FileNotFoundError:
         return False
 

@@ -26,20 +26,15 @@ def open_storage(path: Location, storage_options: Mapping[str, Any] | None = Non
     text = os.fspath(path)
     if not is_url(text) and not storage_options:
         return LocalStorage(text)
-    return storage_over(*file_system_of(text, storage_options or {}), text)
-
-
-def file_system_of(url: str, storage_options: Mapping[str, Any]) -> tuple[Any, str]:
-    """fsspec's file system, and the path in it."""
     try:
         from fsspec.core import url_to_fs
 
-        found: tuple[Any, str] = url_to_fs(url, **storage_options)
+        filesystem, inner = url_to_fs(text, **(storage_options or {}))
     except ImportError as error:
-        raise UnsupportedError(f"this URL needs a package that is not installed: {error}", file=url) from None
+        raise UnsupportedError(f"this URL needs a package that is not installed: {error}", file=text) from None
     except ValueError as error:
-        raise ParameterError(f"this URL cannot be used: {error}", file=url) from None
-    return found
+        raise ParameterError(f"this URL cannot be used: {error}", file=text) from None
+    return storage_over(filesystem, inner, text)
 
 
 def storage_over(filesystem: Any, path: str, given: str) -> Storage:

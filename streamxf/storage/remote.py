@@ -5,31 +5,29 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
 from streamxf.errors import ParameterError
-from streamxf.storage.calls import begun, is_asynchronous
-from streamxf.storage.deletion import remove_files
-from streamxf.storage.disk import draft_of, noted
+from streamxf.storage.calls import answers, begun, is_asynchronous, made
 from streamxf.storage.fetch import FetchedFile
-from streamxf.storage.inside import check_component
+from streamxf.storage.files import check_component, draft_of, noted
 from streamxf.storage.multipart import (
     PendingUpload,
+    creating,
     multipart_of,
     pending_uploads,
     put_over,
     stamp_of,
 )
-from streamxf.storage.reading import StoredFile, size_of
-from streamxf.storage.source import access_to
+from streamxf.storage.reading import StoredFile, access_to, size_of
 from streamxf.storage.storage import Check, Kind, Storage, StorageEntry
-from streamxf.storage.upload import creating
 
 _FLAT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "obs", "memory"})
 """Object stores: a put replaces an object in one step, and there are no links and no folders."""
@@ -41,6 +39,11 @@ _KINDS: dict[str, Kind] = {"file": "file", "directory": "folder", "link": "link"
 _WRITTEN = ("LastModified", "last_modified", "mtime", "updated")  # in listings of S3, Azure, SFTP, Google Cloud Storage
 _TAGS = ("ETag", "etag", "md5Hash")
 
+_BATCH = 1000  # keys, as many as S3 takes in a request
+_PASSING = {"InternalError", "SlowDown", "ServiceUnavailable"}
+
+Failed = dict[str, Exception]
+
 # Some clients take the end of a path for a version (`?versionId=`, `#`), and no store takes control characters.
 _NOT_LITERAL = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]")
 
@@ -50,25 +53,12 @@ class RemoteStorage(Storage):
 
     def __init__(self, path: str, filesystem: Any, given: str | None = None) -> None:
         self.filesystem = filesystem
-        self.layers = tuple(layers_of(filesystem, path))
-        super().__init__(self.layers[0][0] if self.layers else path, path if given is None else given)
-
-    @property
-    def protocol(self) -> str:
-        """That below all of fsspec's layers: ``s3``, ``sftp``, ..."""
-        return self.layers[-1][1][0] if self.layers else "file"
-
-    @property
-    def has_links(self) -> bool:  # type: ignore[override]
-        return self.protocol not in _FLAT
-
-    @property
-    def is_cached(self) -> bool:  # type: ignore[override]
-        return any(_CACHES.intersection(names) for _, names in self.layers)
-
-    @property
-    def replaces_in_one_step(self) -> bool:  # type: ignore[override]
-        return self.protocol in _FLAT | _RENAMES
+        layers = tuple(layers_of(filesystem, path))
+        super().__init__(layers[0][0] if layers else path, path if given is None else given)
+        self.protocol = layers[-1][1][0] if layers else "file"  # that below all layers: ``s3``, ``sftp``, ...
+        self.has_links = self.protocol not in _FLAT
+        self.is_cached = any(_CACHES.intersection(names) for _, names in layers)
+        self.replaces_in_one_step = self.protocol in _FLAT | _RENAMES
 
     @cached_property
     def conditional(self) -> bool:  # type: ignore[override]
@@ -162,28 +152,27 @@ class RemoteStorage(Storage):
             self._check_folders(path.rpartition("/")[0])
             if self._kind(path) != "file":
                 raise FileNotFoundError(errno.ENOENT, "there is no such regular file", self.full(path))
-        return self._received(path, self._begin(path, start, stop))
-
-    def fetch(self, path: str, start: int, stop: int) -> Callable[[], bytes]:
-        if self.has_links or not is_asynchronous(self.filesystem):
-            return super().fetch(path, start, stop)
-        return partial(self._received, path, self._begin(path, start, stop))
-
-    def _begin(self, path: str, start: int, stop: int) -> Callable[[], bytes]:
         place, filesystem = self.inner(path), self.filesystem
-        if is_asynchronous(filesystem):
-            return begun(filesystem, lambda: filesystem._cat_file(place, start=start, end=stop)).result
-        return lambda: filesystem.cat_file(place, start=start, end=stop)
-
-    def _received(self, path: str, wait: Callable[[], bytes]) -> bytes:
         try:
-            return wait()
+            data: bytes
+            if is_asynchronous(filesystem):
+                data = made(filesystem, lambda: filesystem._cat_file(place, start=start, end=stop))
+            else:
+                data = filesystem.cat_file(place, start=start, end=stop)
+            return data
         except (FileNotFoundError, IsADirectoryError):
             raise
         except Exception:
             if self.info(path).size == 0:  # a range of an empty object is an error
                 return b""
             raise
+
+    def fetch(self, path: str, start: int, stop: int) -> Future[bytes]:
+        """Raises an error of the store for an empty file."""
+        filesystem = self.filesystem
+        if self.has_links or not is_asynchronous(filesystem):
+            return super().fetch(path, start, stop)
+        return begun(filesystem, lambda: filesystem._cat_file(self.inner(path), start=start, end=stop))
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -226,6 +215,14 @@ class RemoteStorage(Storage):
 
     def create(self, path: str = "") -> AbstractContextManager[IO[bytes]]:
         return creating(self.filesystem, self.inner(path))
+
+    def replacing(self) -> AbstractContextManager[IO[bytes]]:
+        return self.create() if self.conditional else self._in_transaction()
+
+    @contextmanager
+    def _in_transaction(self) -> Iterator[IO[bytes]]:
+        with self.filesystem.transaction, self.filesystem.open(self.path, "wb") as file:  # dropped after an error
+            yield file
 
     def make_folder(self, path: str = "", *, durable: bool = True) -> list[Path]:
         self.filesystem.makedirs(self.inner(path), exist_ok=True)
@@ -315,3 +312,60 @@ def _seconds(written: Any) -> float:
     if isinstance(written, str):
         written = datetime.fromisoformat(written)
     return written.timestamp() if isinstance(written, datetime) else float(written)
+
+
+def remove_files(filesystem: Any, paths: Iterable[str]) -> Failed:
+    """Remove files of a file system of fsspec's; those that could not be, each with the reason. A file that is not
+    there is fine. Fsspec's own `rm` expands `[`, `*` and `?`, and removes what matches them.
+    """
+    failed: Failed = {}
+    if not is_asynchronous(filesystem):
+        for path in paths:
+            try:
+                filesystem.rm_file(path)
+            except FileNotFoundError:
+                pass
+            except Exception as error:  # of whatever class; the others are removed all the same
+                failed[path] = error
+    elif hasattr(filesystem, "_call_s3"):
+        keys = tuple(paths)
+        parts = [keys[at : at + _BATCH] for at in range(0, len(keys), _BATCH)]
+        for part, outcome in answers(parts, lambda part: begun(filesystem, _batch_of(filesystem, part))):
+            failed |= dict.fromkeys(part, outcome) if isinstance(outcome, Exception) else outcome
+    else:
+        for path, found in answers(paths, lambda path: begun(filesystem, _one_of(filesystem, path))):
+            failed |= {path: found} if isinstance(found, Exception) else {}
+    return failed
+
+
+def _batch_of(filesystem: Any, paths: tuple[str, ...]) -> Callable[[], Awaitable[Failed]]:
+    """One request to S3. That of s3fs (`_bulk_delete`) drops what the server says of keys it did not remove."""
+    bucket = filesystem.split_path(paths[0])[0]
+    keys = {path.lstrip("/")[len(bucket) + 1 :]: path for path in paths}
+
+    async def request() -> Failed:
+        wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+        answer = await filesystem._call_s3("delete_objects", Bucket=bucket, Delete=wanted)
+        errors = [each for each in answer.get("Errors", ()) if each.get("Code") != "NoSuchKey"]
+        for each in errors:
+            if each.get("Code") in _PASSING:
+                raise OSError(_text(each))  # and the request is repeated
+        return {
+            keys[each["Key"]]: (PermissionError if each.get("Code") == "AccessDenied" else OSError)(_text(each))
+            for each in errors
+        }
+
+    return request
+
+
+def _text(error: dict[str, Any]) -> str:
+    return f"{error.get('Code')}: {error.get('Message')} ({error.get('Key')})"
+
+
+def _one_of(filesystem: Any, path: str) -> Callable[[], Awaitable[Failed]]:
+    async def request() -> Failed:
+        with suppress(FileNotFoundError):
+            await filesystem._rm_file(path)
+        return {}
+
+    return request

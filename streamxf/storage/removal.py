@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
 
 from streamxf.format.items import check_path
-from streamxf.storage.inside import MOST, NOT_THERE, check_component, components
+from streamxf.storage.files import MOST, NOT_THERE, check_component, components
 from streamxf.storage.storage import LOCK, Entries, Storage, StorageEntry
 
 _log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def files_of(storage: Storage, name: str, most: int = MOST) -> Entries:
         found = _files(islice(below, most))
         more = next(below, None) is not None
     except OSError as error:
-        if error.errno not in NOT_THERE:
+        if error.errno not in NOT_THERE and not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise
         return {}
     if more:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable
 from itertools import islice
 
-from streamxf.storage.files import NotRegular
-from streamxf.storage.inside import NOT_THERE, components
+from streamxf.storage.calls import answers
+from streamxf.storage.files import NOT_THERE, NotRegular, components
 from streamxf.storage.storage import LOCK, Storage
 
 MOST_BYTES = 2**20  # of one file
 MOST_IN_ALL = 64 * 2**20  # of all in a folder
 MOST_NAMES = 100_000
-
-_UNDER_WAY = 16
 
 _log = logging.getLogger(__name__)
 _told: set[str] = set()
@@ -27,7 +23,11 @@ def read_small(storage: Storage, path: str, most: int = MOST_BYTES) -> bytes | N
     more than `most` bytes counts as not there, with a warning, once for each path.
     """
     components(path)
-    return _received(storage, path, most, partial(storage.read, path, 0, most + 1))
+    try:
+        answer: bytes | Exception = storage.read(path, 0, most + 1)
+    except OSError as error:
+        answer = error
+    return _received(storage, path, most, answer)
 
 
 def small_names(storage: Storage, folder: str) -> dict[str, int]:
@@ -56,6 +56,7 @@ def small_files(storage: Storage, folder: str, wanted: Callable[[str], bool]) ->
     Those beyond, and those that cannot be read, are ignored with a warning.
     """
     chosen: list[str] = []
+    found: dict[str, bytes] = {}
     held = 0
     for name, size in sorted(small_names(storage, folder).items()):
         if not wanted(name):
@@ -66,12 +67,18 @@ def small_files(storage: Storage, folder: str, wanted: Callable[[str], bool]) ->
         elif held + size > MOST_IN_ALL:
             _tell(f"what else is in {storage.full(folder)}", f"the files there have more than {MOST_IN_ALL} bytes")
             break
+        elif not size:
+            found[name] = b""
         else:
             held += size
             chosen.append(name)
-    found: dict[str, bytes] = {}
     left = MOST_IN_ALL
-    for name, data in _contents(storage, folder, chosen):
+    for name, answer in answers(chosen, lambda name: storage.fetch(_join(folder, name), 0, MOST_BYTES + 1)):
+        path, data = _join(folder, name), None
+        try:
+            data = _received(storage, path, MOST_BYTES, answer)
+        except Exception as error:  # of whatever class; these files may be lost
+            _tell(storage.full(path), f"{type(error).__name__}: {error}")
         if data is not None and (left := left - len(data)) >= 0:  # they may have grown
             found[name] = data
     return found
@@ -95,37 +102,17 @@ def _tell(place: str, reason: str) -> None:
         _log.warning("%s is ignored: %s", place, reason)
 
 
-def _received(storage: Storage, path: str, most: int, wait: Callable[[], bytes]) -> bytes | None:
-    """What `read_small` returns; `wait` gives at most a byte more than there may be."""
-    try:
-        data = wait()
-    except (FileNotFoundError, IsADirectoryError):
+def _received(storage: Storage, path: str, most: int, data: bytes | Exception) -> bytes | None:
+    """What `read_small` returns; `data` has at most a byte more than there may be."""
+    if isinstance(data, FileNotFoundError | IsADirectoryError):
         return None
-    except OSError as error:
-        if not isinstance(error, NotRegular | NotADirectoryError) and error.errno not in NOT_THERE:
-            raise
+    if isinstance(data, Exception):
+        if not isinstance(data, NotRegular | NotADirectoryError) and getattr(data, "errno", None) not in NOT_THERE:
+            raise data
         behind = "it lies behind a link, or in place of a folder there is something else"
-        _tell(storage.full(path), "it is no regular file" if isinstance(error, NotRegular) else behind)
+        _tell(storage.full(path), "it is no regular file" if isinstance(data, NotRegular) else behind)
         return None
     if len(data) > most:
         _tell(storage.full(path), f"it has more than {most} bytes")
         return None
     return data
-
-
-def _contents(storage: Storage, folder: str, names: Sequence[str]) -> Iterator[tuple[str, bytes | None]]:
-    """The files, some of them fetched at a time; those that cannot be read are None."""
-    under_way: deque[tuple[str, Callable[[], bytes]]] = deque()
-    rest = iter(names)
-    while True:
-        for name in islice(rest, _UNDER_WAY - len(under_way)):
-            under_way.append((name, storage.fetch(_join(folder, name), 0, MOST_BYTES + 1)))
-        if not under_way:
-            return
-        name, wait = under_way.popleft()
-        path, data = _join(folder, name), None
-        try:
-            data = _received(storage, path, MOST_BYTES, wait)
-        except Exception as error:  # of whatever class; these files may be lost
-            _tell(storage.full(path), f"{type(error).__name__}: {error}")
-        yield name, data

@@ -9,6 +9,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from streamxf.errors import (
     redacted,
 )
 from streamxf.storage.disk import Mount, Volume
-from streamxf.storage.inside import check_component, components
+from streamxf.storage.files import DEEPEST, MOST, check_component, components
 from streamxf.storage.multipart import ABSENT, PendingUpload, ReplacedMeanwhile
 from streamxf.storage.reading import RangedFile, StoredFile
 
@@ -35,10 +36,10 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://", re.ASCII)
 
 
 def is_url(path: object) -> bool:
-    return isinstance(path, str) and (_SCHEME.match(path) is not None or "::" in path)
+    return isinstance(path, str) and (_SCHEME.match(path) is not None or ("::" in path and path[:1] != "/"))
 
 
-def check_local(path: str | os.PathLike[str] | None, instead: str) -> None:
+def check_local(path: object, instead: str) -> None:
     """Refuse a URL, of which torch would make a folder with a name such as ``s3:``; `instead` is the class for URLs."""
     if isinstance(path, str) and _SCHEME.match(path):
         raise ParameterError(f"{path!r:.200} is a URL, and this class takes a folder: use streamxf.{instead} for it")
@@ -115,6 +116,9 @@ class Storage(ABC):
         self.path = path
         self._given = f"{type(self).__name__}:{path}" if given is None else given
 
+    def __str__(self) -> str:
+        return self.given
+
     # -- what an implementation says ---------------------------------------------------------------
 
     @abstractmethod
@@ -142,6 +146,12 @@ class Storage(ABC):
         the block nothing of the file is left.
         """
         raise self._read_only()
+
+    def replacing(self) -> AbstractContextManager[IO[bytes]]:
+        """Open this file to write it anew, once and in order: what was there before is replaced when the block ends
+        without an error, as far as `create` leaves it until then.
+        """
+        return self.create()
 
     def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
         """Remove files. Returns those that could not be removed, each with the reason. It is no error if a file is not
@@ -225,27 +235,48 @@ class Storage(ABC):
         - `known`: the only names whose sizes matter; those of others may be None.
         """
         with suppress(FileNotFoundError):
-            return {each.name: each.size for each in self.entries() if each.kind != "folder" and each.name != LOCK}
+            return {each.name: each.size for each in self._listed() if each.kind != "folder" and each.name != LOCK}
         return {}
 
     def folders(self) -> dict[str, str | None]:
         """The folders directly in the folder, each with where it leads if it is a link. Raises FileNotFoundError."""
-        return {each.name: None for each in self.entries() if each.kind == "folder"}
+        return {each.name: None for each in self._listed() if each.kind == "folder"}
 
     def below(self, path: str = "", *, folders: bool = False) -> Iterator[StorageEntry]:
         """Everything below a folder, at any depth, with its path from there; no link is entered. Folders are among it
         if they are asked for; if not, those that cannot be looked into are, as "other".
         """
-        for entry in self.entries(path):
-            if entry.kind != "folder" or folders:
-                yield entry
-            if entry.kind == "folder":
-                inside = self.below(f"{path}/{entry.name}".lstrip("/"), folders=folders)
-                yield from (each._replace(name=f"{entry.name}/{each.name}") for each in inside)
+        inside = [("", iter(self.entries(path)))]
+        left = MOST + 1  # whoever takes no more than `MOST` asks for one more, to know of it
+        while inside:
+            prefix, entries = inside[-1]
+            if (entry := next(entries, None)) is None:
+                inside.pop()
+                continue
+            if (left := left - 1) < 0:
+                raise self._endless(path)
+            name, is_folder = f"{prefix}{entry.name}", entry.kind == "folder"
+            if folders or not is_folder:
+                yield entry._replace(name=name)
+            elif len(inside) > DEEPEST:
+                yield StorageEntry(name, "other")
+            if is_folder and len(inside) <= DEEPEST:
+                inside.append((f"{name}/", iter(self.entries(f"{path}/{name}".lstrip("/")))))
+
+    def _listed(self, path: str = "") -> Iterator[StorageEntry]:
+        """The entries; raises ForeignError if there is no end to them."""
+        for number, entry in enumerate(self.entries(path)):
+            if number == MOST:
+                raise self._endless(path)
+            yield entry
+
+    def _endless(self, path: str) -> ForeignError:
+        text = f"the storage lists more than {MOST:,} names, which no checkpoint has"
+        return ForeignError(text, file=self.full(path))
 
     def written(self, names: Collection[str]) -> dict[str, float | None]:
         """When files were last written, in seconds since 1970; None if one has gone, or the storage does not say."""
-        found = {each.name: each.written for each in self.entries()}
+        found = {each.name: each.written for each in self._listed()}
         return {name: found.get(name) for name in names}
 
     def held(self, name: str, size: int | None) -> int:
@@ -292,9 +323,14 @@ class Storage(ABC):
     def _no_size(self, name: str) -> UnsupportedError:
         return UnsupportedError("the file has no known size", file=self.full(name))
 
-    def fetch(self, path: str, start: int, stop: int) -> Callable[[], bytes]:
-        """Begin to `read`, where a storage can do that in the background; returns what waits for the data."""
-        return partial(self.read, path, start, stop)
+    def fetch(self, path: str, start: int, stop: int) -> Future[bytes]:
+        """Begin to `read`, where a storage can do that in the background; elsewhere it is done then."""
+        done: Future[bytes] = Future()
+        try:
+            done.set_result(self.read(path, start, stop))
+        except Exception as error:  # of whatever class
+            done.set_exception(error)
+        return done
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -411,7 +447,7 @@ class Storage(ABC):
         """Whether the folder that is held was moved or removed meanwhile."""
         return False
 
-    def acquire(self, patience: float) -> Callable[[], None] | None:
+    def acquire(self, patience: float, *, links: bool = True) -> Callable[[], None] | None:
         """Take the folder's lock, as `streamxf.storage.lock.lock`; what releases it, or None if there is none."""
         return None
 

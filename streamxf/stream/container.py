@@ -19,7 +19,7 @@ from streamxf.format.limits import FOOTER_BYTES, HEADER_FIXED_BYTES
 from streamxf.keys.envelope import DataKey
 from streamxf.registry import CodecRegistry, Provider
 from streamxf.report import Meter
-from streamxf.storage.source import FileSlice
+from streamxf.storage.reading import FileSlice
 from streamxf.stream.reader import Blocks
 
 CheckSize = Callable[[int], None]

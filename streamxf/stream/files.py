@@ -17,9 +17,8 @@ from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.keys import KeyRing
 from streamxf.registry import CodecRegistry
 from streamxf.storage.opening import open_storage
-from streamxf.storage.storage import is_url
-from streamxf.stream.plain import draft_at, read_file, unencrypted
 from streamxf.stream.plain import open as open_plain
+from streamxf.stream.plain import read_file, unencrypted
 
 TORCH_SAVED = b"PK\x03\x04", b"\x80"
 """How files of torch.save begin: those of today, and those from before torch 1.6."""
@@ -30,9 +29,10 @@ def encoded(path: str | os.PathLike[str], chain: Chain) -> Iterator[tuple[IO[byt
     """A file to write to, and the SHA-256 of what it becomes, known at the end. The whole file is under `path` when the
     block ends without an error, and otherwise what was there before.
     """
-    if not is_url(path):
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    with draft_at(path) as target:
+    storage = open_storage(path)
+    if storage.near:
+        storage.parent()[0].make_folder(durable=False)
+    with storage.replacing() as target:
         digested = _Digested(target)
         with open_plain(cast("IO[bytes]", digested), "wb", chain=chain) as file:
             yield cast("IO[bytes]", file), digested.digest

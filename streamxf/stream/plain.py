@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import io
 import os
-import secrets
-import stat
 from builtins import open as _builtin_open
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any, Literal, Self, overload
 
 from typing_extensions import Buffer
 
-from streamxf.buffers import Writable, write_all
+from streamxf.buffers import write_all
 from streamxf.chain import Chain, ChainLike, StreamCoder
 from streamxf.descriptor import Descriptor
 from streamxf.errors import AbortedError, ContainerError, ParameterError, PolicyError, located, redacted
@@ -36,74 +35,14 @@ from streamxf.keys import KeyRing, KeysLike
 from streamxf.keys.envelope import DataKey
 from streamxf.keys.vouchers import Vouchers
 from streamxf.registry import CodecRegistry
-from streamxf.storage.files import aim, create
-from streamxf.storage.opening import file_system_of, open_storage
-from streamxf.storage.source import FileSlice
-from streamxf.storage.storage import is_url
-from streamxf.storage.synced import SyncedFile
+from streamxf.storage.opening import Location, open_storage
+from streamxf.storage.reading import FileSlice
+from streamxf.storage.storage import Storage, is_url
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.encoder import ContainerEncoder, block_log2_of
 from streamxf.stream.pipe import PipeReader
 from streamxf.stream.reader import StreamReader
 from streamxf.stream.writer import StreamWriter
-
-
-class Draft:
-    """Writes beside `target`, and renames over it on success; otherwise the old file stays. A link is followed to its
-    target, which keeps its permissions; raises FileExistsError if that is missing. Anything but a regular file (a
-    device, a named pipe) cannot be replaced, and is written to directly. Without ``with``, `finish` has to be called.
-
-    - `file`: write here. Unbuffered: after a fork the child's copy of a buffer would be flushed into the parent's file.
-    """
-
-    def __init__(self, target: str | os.PathLike[str]) -> None:
-        self._target = aim(target)
-        mode = self._target.stat().st_mode if self._target.exists() else None
-        if mode is not None and not stat.S_ISREG(mode):
-            self._draft = None
-            self._raw: io.FileIO = _builtin_open(self._target, "wb", buffering=0)  # noqa: SIM115 - closed by `finish`
-            self.file: Writable = self._raw
-            return
-        self._draft = self._target.with_name(f".{self._target.name}.{secrets.token_hex(4)}.tmp")
-        self._raw = create(self._draft, None if mode is None else self._target)
-        self.file = self._synced = SyncedFile(self._raw)
-
-    def __enter__(self) -> Writable:
-        return self.file
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self.finish(kind is None)
-
-    def finish(self, complete: bool) -> None:
-        """Put the file in its place if it is `complete`, else remove it. Raises OSError; the old file stays then."""
-        try:
-            with closing(self._raw):
-                if complete and self._draft is not None:
-                    self._synced.sync()
-            if complete and self._draft is not None:
-                self._draft.replace(self._target)
-        finally:
-            if self._draft is not None:
-                self._draft.unlink(missing_ok=True)
-
-
-class RemoteDraft(Draft):
-    """The same at a URL: fsspec stores the file at the end, or drops it."""
-
-    def __init__(self, url: str | os.PathLike[str], storage_options: Mapping[str, Any]) -> None:
-        filesystem, path = file_system_of(os.fspath(url), storage_options)
-        with ExitStack() as opened:
-            opened.enter_context(filesystem.transaction)
-            self.file = opened.enter_context(filesystem.open(path, "wb"))
-            self._opened = opened.pop_all()
-
-    def finish(self, complete: bool) -> None:
-        error = None if complete else AbortedError("the file was not completed")
-        self._opened.__exit__(type(error) if error else None, error, None)
-
-
-def draft_at(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Draft:
-    return RemoteDraft(path, storage_options or {}) if is_url(path) or storage_options else Draft(path)
 
 
 @dataclass(frozen=True)
@@ -163,7 +102,7 @@ def check_signed(header: Header, vouchers: str) -> None:
         )
 
 
-PathOrFile = str | os.PathLike[str] | IO[bytes]
+PathOrFile = Location | IO[bytes]
 
 
 @overload
@@ -203,7 +142,7 @@ def open(
 
     Parameters
     ----------
-    path_or_file : path, URL or binary file
+    path_or_file : path, URL, Storage or binary file
         A file object is used from its current position (to its end, for reading) and stays open.
     mode : {"rb", "wb"}
     chain : Chain, codecs or str
@@ -269,16 +208,28 @@ def _open_writer(target: PathOrFile, chain: Chain, block_log2: int, options: Map
     hashed = encryption is not None and encryption.hashed
     encoder = ContainerEncoder(chain, hashed=hashed, block_log2=block_log2)
     seal = (lambda: pack_seal(encryption.vouch(contents_digest(encoder.table_digest)))) if encryption else None
-    if not isinstance(target, str | os.PathLike):
+    if not isinstance(target, _PLACES):
         write_all(target, prefix)
         return StreamWriter(target, encoder, seal=seal)
-    draft = draft_at(target, options)
-    try:
-        write_all(draft.file, prefix)
-        return StreamWriter(draft.file, encoder, seal=seal, finish=draft.finish)
-    except BaseException:
-        draft.finish(False)
-        raise
+    with ExitStack() as stack:
+        place = open_storage(target, options).replacing()
+        file = stack.enter_context(place)
+        write_all(file, prefix)
+        writer = StreamWriter(file, encoder, seal=seal, finish=partial(_end, place))
+        stack.pop_all()
+    _being_written[id(place)] = place
+    return writer
+
+
+_PLACES = (str, os.PathLike, Storage)
+_being_written: dict[int, Any] = {}
+"""Kept here, or a forked child that drops its copy of a writer would take back what its parent writes."""
+
+
+def _end(place: AbstractContextManager[Any], complete: bool) -> None:
+    _being_written.pop(id(place), None)
+    error = None if complete else AbortedError("the file was given up")
+    place.__exit__(type(error) if error is not None else None, error, None)
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -287,16 +238,19 @@ def _open_writer(target: PathOrFile, chain: Chain, block_log2: int, options: Map
 def _open_reader(
     origin: PathOrFile, ring: KeyRing, registry: CodecRegistry, options: Mapping[str, Any] | None
 ) -> StreamReader | PipeReader:
-    if not isinstance(origin, str | os.PathLike):
+    if not isinstance(origin, _PLACES):
         names = (getattr(origin, attribute, None) for attribute in ("full_name", "name"))  # fsspec's with its protocol
         name = next((name for name in names if isinstance(name, str)), None)
         with located(file=name):
             return read_file(origin, ring, registry, name=name)
-    name, opened = redacted(os.fspath(origin)), ExitStack()  # which the reader closes
+    opened = ExitStack()  # which the reader closes
+    name = origin.given if isinstance(origin, Storage) else redacted(os.fspath(origin))
     try:
         with located(file=name):
-            if is_url(origin) or options:
-                file: IO[bytes] = opened.enter_context(open_storage(origin, options).open()).raw
+            file: IO[bytes] | FileSlice
+            if isinstance(origin, Storage) or is_url(origin) or options:
+                stored = opened.enter_context(open_storage(origin, options).open())
+                file = FileSlice(stored.access, 0, stored.size)
             else:
                 file = opened.enter_context(_builtin_open(origin, "rb"))  # noqa: SIM115 - so it is one
             return read_file(file, ring, registry, opened.close, name)
@@ -306,7 +260,7 @@ def _open_reader(
 
 
 def read_file(
-    file: IO[bytes],
+    file: IO[bytes] | FileSlice,
     ring: KeyRing,
     registry: CodecRegistry,
     finish: Callable[[], None] | None = None,
@@ -317,8 +271,8 @@ def read_file(
     """As `open`; the reader calls `finish` when it is closed. With `encrypted`, nothing else is read even if there are
     no keys.
     """
-    if file.seekable():
-        parts = PlainParts.of(FileSlice(file, file.tell()))
+    if isinstance(file, FileSlice) or file.seekable():
+        parts = PlainParts.of(file if isinstance(file, FileSlice) else FileSlice(file, file.tell()))
         _check_encrypted(parts.header, ring, encrypted)
         blocks = BlockReader(parts.container, parts.header, parts.coder(ring, registry))
         blocks.decode_ends()

@@ -15,7 +15,7 @@ from streamxf.buffers import flat_view
 from streamxf.engine import Pipeline
 from streamxf.errors import StreamxfError
 from streamxf.report import Meter
-from streamxf.storage.source import FileSlice, ForkLock
+from streamxf.storage.reading import FileSlice, ForkLock
 
 _BARE_BLOCK = 2**20
 _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them

@@ -67,9 +67,9 @@ def _check_reading(storage: Storage, files: Mapping[str, bytes]) -> None:
     for folder in folders | {""}:
         _check_listing(storage, folder, files)
     for path in ("missing", "plain/missing", "one"):
-        _check_missing(lambda path=path: storage.info(path), f"info({path!r})")  # type: ignore[misc]
-        _check_missing(lambda path=path: storage.read(path, 0, 1), f"read({path!r})")  # type: ignore[misc]
-    _check_missing(lambda: list(storage.entries("missing")), "entries('missing')")
+        _check_raises(lambda path=path: storage.info(path), f"info({path!r})")  # type: ignore[misc]
+        _check_raises(lambda path=path: storage.read(path, 0, 1), f"read({path!r})")  # type: ignore[misc]
+    _check_raises(lambda: list(storage.entries("missing")), "entries('missing')")
     path = max(files, key=lambda path: len(files[path]))
     steps = [(at, at + 1000) for at in range(0, len(files[path]), 1000)]
     with ThreadPoolExecutor(8) as pool:
@@ -108,7 +108,14 @@ def _check_writing(storage: Storage) -> None:
     require(not failed, f"remove() failed: {failed}")
     require(not storage.exists("one*") and not storage.exists("folder/inside"), "remove() has left a file")
     require(storage.exists("one two [3]") and storage.exists("folder/deeper/still"), "remove() has removed other files")
-    _check_exists(lambda: storage.put("plain", b"once", once=True), "put(once=True)")
+    _check_raises(lambda: storage.put("plain", b"once", once=True), "put(once=True)", FileExistsError)
+    with suppress(KeyboardInterrupt), storage.child("plain").replacing() as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    require(storage.read("plain", 0, 100) == b"shorter", "replacing() does not keep the file after an error")
+    with storage.child("plain").replacing() as file:
+        file.write(b"anew")
+    require(storage.read("plain", 0, 100) == b"anew", "replacing() does not store what was written")
 
 
 def _check_conditions(storage: Storage) -> None:
@@ -128,17 +135,9 @@ def _check_conditions(storage: Storage) -> None:
     require(storage.read("plain", 0, 9) == b"mine", "a write that was refused has changed the file")
 
 
-def _check_missing(act: Callable[[], object], what: str) -> None:
+def _check_raises(act: Callable[[], object], what: str, error: type[OSError] = FileNotFoundError) -> None:
     try:
         act()
-    except (FileNotFoundError, NotADirectoryError):
+    except (error, NotADirectoryError):
         return
-    raise ConformanceError(f"{what} does not raise FileNotFoundError")
-
-
-def _check_exists(act: Callable[[], object], what: str) -> None:
-    try:
-        act()
-    except FileExistsError:
-        return
-    raise ConformanceError(f"{what} does not raise FileExistsError")
+    raise ConformanceError(f"{what} does not raise {error.__name__}")

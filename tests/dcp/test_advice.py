@@ -11,8 +11,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf.checkpoint.saving import refuse as _refuse
+from streamxf.chain import Chain
+from streamxf.checkpoint.datafile import Extensions
+from streamxf.checkpoint.saving import check_space
 from streamxf.errors import NoSpaceError
+from streamxf.storage.disk import Volume
+from streamxf.storage.opening import open_storage
 
 from .helpers import KEY, OTHER_KEY, data_files, full_chain, load, save
 
@@ -92,5 +96,8 @@ def test_a_folder_that_cannot_be_listed(saved: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_where_room_is_short_by_a_few_bytes_both_numbers_are_exact() -> None:
+    storage = open_storage("there")
+    storage.volume = lambda: Volume(("there",), 1_000_001, plain=True)  # type: ignore[method-assign]
     with pytest.raises(NoSpaceError, match=r"at least 1,000,002 bytes .* 1,000,001 bytes are free. A checkpoint that"):
-        _refuse("there", 1_000_002, 1_000_001, "")
+        check_space(storage, Extensions((), Chain([])), 1_000_002, lambda: 1_000_002)
+    check_space(storage, Extensions((), Chain([])), 1_000_001, lambda: 1_000_001)

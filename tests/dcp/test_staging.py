@@ -25,7 +25,7 @@ from streamxf.checkpoint import sources
 from streamxf.checkpoint.sources import SMALL, DeviceSource, Ring, Staging, source_of
 from streamxf.engine import Pipeline
 from streamxf.errors import UnsupportedError
-from streamxf.storage.source import FileSlice
+from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader, read_header, stream_info
 from streamxf.stream.encoder import ByteSource, ContainerEncoder, Encoded, MemorySource
 from streamxf.stream.reader import StreamReader

@@ -19,7 +19,7 @@ from streamxf.format.container import NEED_DATA, Block, ContainerParser, End
 from streamxf.format.header import Header, Kind
 from streamxf.format.items import elements_size
 from streamxf.format.limits import HEADER_FIXED_BYTES
-from streamxf.storage.source import FileSlice
+from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader, read_header, stream_info
 
 _NO_KEY = prefix_of()

@@ -148,12 +148,12 @@ def damaged(folder: Path) -> Any:
     found["fell back"] = resume()
     make = CheckpointManager._make_reader
 
-    def lost(manager: CheckpointManager, path: str, **options: Any) -> Any:
+    def lost(manager: CheckpointManager, path: Any, **options: Any) -> Any:
         reader = make(manager, path, **options)
-        if path.endswith("step-2") and rank == 1:
+        if str(path).endswith("step-2") and rank == 1:
 
             def read_data(*_: Any) -> None:
-                raise FileNotFoundError(2, "gone", path)
+                raise FileNotFoundError(2, "gone", str(path))
 
             reader.read_data = read_data  # type: ignore[method-assign, assignment]
         return reader

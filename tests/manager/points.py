@@ -99,11 +99,11 @@ class Points:
         """The same of a lock that is held for a while."""
 
         @contextmanager
-        def counted(*arguments: Any) -> Iterator[bool]:
+        def counted(*arguments: Any, **how: Any) -> Iterator[bool]:
             self.reached()
             self._locks += 1
             try:
-                with locked(*arguments) as alone:
+                with locked(*arguments, **how) as alone:
                     yield alone
             finally:
                 self._locks -= 1

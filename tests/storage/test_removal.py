@@ -11,13 +11,17 @@ from uuid import uuid4
 
 import fsspec
 import pytest
+import torch
 from dcp.s3_server import storage as s3_options
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from streamxf.errors import MetadataError, ParameterError
-from streamxf.storage import inside
-from streamxf.storage.inside import check_component
+import streamxf
+from streamxf.errors import AbortedError, MetadataError, ParameterError
+from streamxf.storage import files as files_module
+from streamxf.storage import lock as lock_module
+from streamxf.storage.files import check_component
+from streamxf.storage.lock import lock
 from streamxf.storage.opening import open_storage, storage_over
 from streamxf.storage.removal import (
     files_of,
@@ -174,7 +178,7 @@ def test_a_maze_of_links_is_not_walked(run: Path) -> None:
 
 def test_a_deep_folder_is_not_walked_to_its_end(run: Path) -> None:
     place = run / "step-1"
-    for _ in range(inside._DEEPEST + 8):
+    for _ in range(files_module.DEEPEST + 8):
         place /= "d"
     place.mkdir(parents=True)
     (place / "file").touch()
@@ -225,6 +229,63 @@ def test_a_folder_swapped_for_a_link_meanwhile(
     else:
         pytest.fail("it never came to its end")
     assert at > 1
+
+
+@pytest.mark.parametrize("how", ["before", "while it is waited for"])
+def test_a_folder_swapped_for_a_link_just_before_its_lock_is_taken(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Or whoever swaps it would choose where the lock's file is made."""
+    victim = made(tmp_path, "victim")
+    before = victim.stat().st_mtime_ns
+    folder, away = run / "step-1", tmp_path / "away"
+
+    def swap() -> None:
+        folder.rename(away)
+        folder.symlink_to(victim)
+
+    if how == "before":
+        swap()
+    else:
+        trying = lock_module._try_lock
+
+        def tried(descriptor: int) -> bool | None:
+            if not away.exists():
+                swap()
+            return trying(descriptor)
+
+        monkeypatch.setattr(lock_module, "_try_lock", tried)
+    with (
+        pytest.raises(AbortedError, match="a link was put in the place of this folder"),
+        lock(open_storage(run).child("step-1"), links=False),
+    ):
+        pytest.fail("it is locked")
+    assert victim.stat().st_mtime_ns == before
+    assert below(victim) == {*FILES, "extra"}
+    assert LOCK not in below(away)
+
+
+def test_a_checkpoint_swapped_for_a_link_while_it_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with streamxf.CheckpointManager(tmp_path / "run", "zstd") as manager:
+        for step in (1, 2):
+            manager.save(step, {"w": torch.ones(3)})
+    victim = made(tmp_path, "victim")
+    taking = streamxf.manager.removal.lock
+
+    def swapped(storage: Storage, **how: Any) -> Any:
+        if (tmp_path / "run" / "step-1").is_dir():
+            (tmp_path / "run" / "step-1").rename(tmp_path / "away")
+            (tmp_path / "run" / "step-1").symlink_to(victim)
+        return taking(storage, **how)
+
+    monkeypatch.setattr("streamxf.manager.removal.lock", swapped)
+    before = victim.stat().st_mtime_ns
+    report = streamxf.forget(tmp_path / "run", 1)
+    assert report.removed == ()
+    assert "a link was put in the place" in report.failed["step-1"]
+    assert victim.stat().st_mtime_ns == before
+    assert below(victim) == {*FILES, "extra"}
+    assert ".metadata" in below(tmp_path / "away")
 
 
 def test_the_rest_stays_if_the_first_cannot_go(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fsspec.asyn import AsyncFileSystem
 
-from streamxf.storage import calls, deletion
-from streamxf.storage.deletion import remove_files
+from streamxf.storage import calls
+from streamxf.storage.remote import remove_files
 
 
 class Store(AsyncFileSystem):  # type: ignore[misc]
@@ -60,7 +60,7 @@ def test_one_by_one() -> None:
     failed = remove_files(store, [*(f"box/{number}*" for number in range(50)), "box/gone", "box/mine"])
     assert store.paths == {"box/1"}
     assert {path: type(error) for path, error in failed.items()} == {"box/mine": PermissionError}
-    assert 1 < store.most <= deletion._UNDER_WAY
+    assert 1 < store.most <= calls._UNDER_WAY
 
 
 def test_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from fsspec.asyn import AsyncFileSystem
 
-from streamxf.storage import upload
-from streamxf.storage.multipart import ABSENT, ReplacedMeanwhile, put_over, stamp_of
-from streamxf.storage.upload import creating
+from streamxf.storage import multipart
+from streamxf.storage.multipart import ABSENT, ReplacedMeanwhile, creating, put_over, stamp_of
 
 PATH = "bucket/folder/object"
 PART = 1000
@@ -110,7 +109,7 @@ def etag(data: bytes) -> str:
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> S3:
-    monkeypatch.setattr(upload, "PART_BYTES", PART)
+    monkeypatch.setattr(multipart, "PART_BYTES", PART)
     monkeypatch.setattr("streamxf.storage.calls._PAUSE", 0.001)
     return S3()
 

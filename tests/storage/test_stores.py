@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -12,12 +15,16 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from dcp.s3_server import storage as s3_options
+from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from storage.stores import HttpStorage, MemoryStorage, web_server
-from streamxf.errors import ContainerError, ParameterError, UnsupportedError
+from streamxf import Retention
+from streamxf.errors import ContainerError, ForeignError, NoCheckpointError, ParameterError, UnsupportedError
+from streamxf.manager.latest import is_complete
 from streamxf.storage.opening import open_storage
-from streamxf.storage.storage import Storage
+from streamxf.storage.removal import files_of
+from streamxf.storage.storage import Storage, StorageEntry
 from streamxf.testing import FILES, ConformanceError, check_storage
 
 STATE = {"weight": torch.arange(100_000, dtype=torch.float32).reshape(100, 1000), "step": 7}
@@ -153,6 +160,228 @@ def test_a_checkpoint_in_memory(saved: Path, tmp_path: Path) -> None:
     assert not streamxf.verify(storage).ok
     with streamxf.Checkpoint(storage) as checkpoint, pytest.raises(ContainerError):
         checkpoint["weight"].read()
+
+
+def test_dcp_saves_to_and_loads_from_a_storage() -> None:
+    place = MemoryStorage("runs/step-7")
+    writer = streamxf.FileSystemWriter(place, chain="zstd+checksum", thread_count=2)
+    dcp.save(dict(STATE), storage_writer=writer, no_dist=True)
+    assert str(writer.checkpoint_id) == str(place) == "MemoryStorage:runs/step-7"
+    assert {*place.names()} == {".metadata", *(name for name in place.names() if name.endswith(".distcp"))}
+    check_reads(place)
+    loaded = {"weight": torch.zeros(100, 1000), "step": 0}
+    reader = streamxf.FileSystemReader(place, expect_save_id=writer.save_id)
+    dcp.load(loaded, storage_reader=reader, no_dist=True)
+    assert torch.equal(loaded["weight"], STATE["weight"])
+    assert loaded["step"] == 7
+    assert reader.report is not None
+    again, files = {**STATE, "step": 8}, len(place.names())
+    with pytest.warns(UserWarning, match="existing checkpoint in MemoryStorage:runs/step-7"):
+        dcp.save(again, storage_writer=writer, no_dist=True)  # over it
+    assert len(place.names()) == files, "what it replaced is gone"
+    with pytest.raises(CheckpointException, match=r"Checkpoint already exists"):
+        dcp.save(again, storage_writer=streamxf.FileSystemWriter(place, overwrite=False), no_dist=True)
+    dcp.save(again, storage_writer=writer, checkpoint_id=place.parent()[0].child("step-8"), no_dist=True)
+    dcp.load(loaded, storage_reader=streamxf.FileSystemReader(place), no_dist=True)
+    assert loaded["step"] == 8
+    assert [record.name for record in streamxf.list_checkpoints(place.parent()[0])] == ["step-7", "step-8"]
+    with pytest.raises(ParameterError, match="this was made for a Storage"):
+        writer.reset("elsewhere")
+
+
+def test_a_save_in_the_background_to_a_storage() -> None:
+    place = MemoryStorage("step")
+    dcp.async_save(dict(STATE), storage_writer=streamxf.FsspecWriter(place), no_dist=True).result()
+    check_reads(place)
+    with pytest.raises(ParameterError, match="has its own"):
+        streamxf.FsspecWriter(place, anon=True)
+
+
+def test_a_writer_of_a_path_turns_to_a_storage(tmp_path: Path) -> None:
+    place = MemoryStorage("step")
+    writer = streamxf.FileSystemWriter(tmp_path / "step")
+    dcp.save(dict(STATE), storage_writer=writer, checkpoint_id=place, no_dist=True)
+    check_reads(place)
+    reader = streamxf.FileSystemReader(tmp_path / "step")
+    loaded = {"step": 0}
+    dcp.load(loaded, storage_reader=reader, checkpoint_id=place, no_dist=True)
+    assert loaded["step"] == 7
+    assert not [*tmp_path.iterdir()]
+
+
+def test_each_rank_for_itself_in_a_storage() -> None:
+    place = MemoryStorage("step")
+    writer = streamxf.FileSystemWriter(place)
+    dcp.save(dict(STATE), storage_writer=writer, use_collectives=False, no_dist=True)
+    assert "__0.metadata" in place.names()
+    whole = MemoryStorage("whole")
+    dcp.save(dict(STATE), storage_writer=streamxf.FileSystemWriter(whole), no_dist=True)
+    with pytest.raises(UnsupportedError, match="MemoryStorage:whole holds a checkpoint with global metadata"):
+        dcp.save(dict(STATE), storage_writer=streamxf.FileSystemWriter(whole), use_collectives=False, no_dist=True)
+
+
+def test_a_managed_run_in_a_storage() -> None:
+    root = MemoryStorage("run")
+    with streamxf.CheckpointManager(root, "zstd", keep=2, async_save=True) as manager:
+        assert manager.resume({"weight": torch.zeros(10)}) is None
+        for step in range(1, 5):
+            manager.save(step, {"weight": torch.full((10,), step)}, metrics={"loss": 1 / step})
+        manager.wait()
+        assert str(manager.path(4)) == "MemoryStorage:run/step-4"
+    assert [record.name for record in streamxf.list_checkpoints(root)] == ["step-3", "step-4"]
+    newest = streamxf.latest(root, verify="whole")
+    assert isinstance(newest, Storage)
+    with streamxf.Checkpoint(newest) as checkpoint:
+        assert checkpoint["weight"].read().sum() == 40
+    assert is_complete(newest)
+    damaged(newest)
+    with streamxf.CheckpointManager(root, "zstd", keep=Retention(last=1, best=1, metric="loss")) as manager:
+        state = {"weight": torch.zeros(10)}
+        assert manager.resume(state) == 3
+        assert manager.skipped.keys() == {"step-4"}
+        assert torch.equal(state["weight"], torch.full((10,), 3.0))
+        best = manager.best()
+        assert isinstance(best, Storage)
+        assert best.name == "step-3"
+        manager.save(5, state)
+    assert str(streamxf.latest(root)) == "MemoryStorage:run/step-5"
+    report = streamxf.forget(root, 1)
+    assert "step-5" not in report.removed
+
+
+def test_a_framework_saves_to_a_storage() -> None:
+    root = MemoryStorage("run")
+    with streamxf.CheckpointManager(root) as manager:
+        place = manager.begin(1)
+        assert isinstance(place, Storage)
+        place.write("model.bin", b"of a framework")
+        assert not is_complete(place)
+        manager.commit(1, metrics={"loss": 2.0})
+        assert str(manager.latest()) == str(place)
+    assert is_complete(root.child("step-1"))
+    root.write("step-1/model.bin", b"shorter")
+    assert not is_complete(root.child("step-1"))
+
+
+def test_a_plain_file_in_a_storage() -> None:
+    root, data, key = MemoryStorage("files"), bytes(range(256)) * 20_000, streamxf.Key.generate()
+    for place in (root.child("one"), open_storage(f"memory://{uuid4().hex}/one")):
+        with streamxf.open(place, "wb", chain=[streamxf.Encrypt(key)]) as file:
+            file.write(data)
+        with streamxf.open(place, keys=key) as file:
+            assert file.seekable()
+            file.seek(1_000_000)
+            assert file.read(99) == data[1_000_000:1_000_099]
+            file.seek(0)
+            assert file.read() == data
+        with pytest.raises(RuntimeError, match="in the middle"), streamxf.open(place, "wb") as file:
+            file.write(bytes(9))
+            raise RuntimeError("in the middle")
+        with streamxf.open(place, keys=key) as file:
+            assert file.read() == data, "what was there before stays"
+    root.write("one", root.read("one", 0, 1_000_000))
+    with pytest.raises(ContainerError, match="MemoryStorage:files/one"):
+        streamxf.open(root.child("one"), keys=key)
+
+
+def test_a_plain_file_in_a_local_storage(tmp_path: Path) -> None:
+    place = open_storage(tmp_path / "file")
+    with streamxf.open(place, "wb") as file:
+        file.write(b"data")
+    assert os.listdir(tmp_path) == ["file"]
+    with streamxf.open(tmp_path / "file") as file:
+        assert file.read() == b"data"
+
+
+def test_a_plain_file_at_a_url() -> None:
+    url = f"memory://{uuid4().hex}/file"
+    with streamxf.open(url, "wb") as file:
+        file.write(b"data")
+    with streamxf.open(url) as file:
+        assert file.read() == b"data"
+
+
+# -- what goes wrong there ---------------------------------------------------------------------------
+
+
+class Broken(Exception):
+    """What a user's package raises."""
+
+
+class _Breaks(MemoryStorage):
+    broken = False
+
+    def info(self, path: str = "") -> StorageEntry:
+        if self.broken:
+            raise Broken("no such luck")
+        return super().info(path)
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        if self.broken:
+            raise Broken("no such luck")
+        return super().read(path, start, stop)
+
+
+def test_errors_of_a_storage_are_said_to_be_its(saved: Path) -> None:
+    storage = copied(saved, _Breaks("step"))
+    storage.broken = True
+    for act in (streamxf.inspect, streamxf.clean, streamxf.verify, is_complete, streamxf.latest):
+        with pytest.raises(ForeignError, match=r"the storage failed: Broken: no such luck"):
+            act(storage)
+
+
+def test_errors_of_a_storage_while_values_are_read(saved: Path) -> None:
+    storage = copied(saved, _Breaks("step"))
+    with pytest.raises(ForeignError, match=r"the storage failed: Broken"):
+        streamxf.inspect(storage, values=True, progress=_Breaking(storage))
+
+
+class _Breaking:
+    """Breaks the storage once values are about to be read."""
+
+    def __init__(self, storage: _Breaks) -> None:
+        self._storage = storage
+
+    def expect(self, size: int) -> None:
+        self._storage.broken = True
+
+    def advance(self, size: int) -> None:
+        """Nothing is read."""
+
+
+class _Endless(MemoryStorage):
+    def entries(self, path: str = "") -> Iterator[StorageEntry]:
+        yield from super().entries(path)
+        for number in count():
+            yield StorageEntry(f"other-{number}", "file", 0)
+
+
+class _Deep(MemoryStorage):
+    def info(self, path: str = "") -> StorageEntry:
+        return StorageEntry(path.rpartition("/")[2], "folder")
+
+    def entries(self, path: str = "") -> Iterator[StorageEntry]:
+        yield StorageEntry("again", "folder")
+
+
+@pytest.mark.timeout(60)
+def test_a_listing_without_an_end(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamxf.storage.storage.MOST", 1000)
+    storage = copied(saved, _Endless("step"))
+    salvage = partial(streamxf.salvage, target=MemoryStorage("rest"))
+    for act in (streamxf.inspect, streamxf.clean, streamxf.verify, salvage, streamxf.list_checkpoints):
+        with pytest.raises(ForeignError, match=r"lists more than 1,000 names, which no checkpoint has"):
+            act(storage)
+    with pytest.raises(ForeignError, match="more than 1,000 names"):
+        storage.remove_all()
+    assert len([*files_of(storage.parent()[0], "step", 1000)]) == 1000
+
+
+@pytest.mark.timeout(60)
+def test_folders_without_an_end() -> None:
+    assert [each.kind for each in _Deep().below()] == ["other"]
+    with pytest.raises(NoCheckpointError):
+        streamxf.verify(_Deep())
 
 
 def test_a_run_in_memory(saved: Path) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from streamxf.buffers import write_all
-from streamxf.storage import synced
-from streamxf.storage.synced import SyncedFile
+from streamxf.storage import files
+from streamxf.storage.files import SyncedFile
 
 MIB = 2**20
 
@@ -29,7 +29,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         ranges.append((offset, offset + size))
         return -1  # as of file systems that cannot do it
 
-    monkeypatch.setattr(synced, "_begin", note)
+    monkeypatch.setattr(files, "_begin", note)
     return ranges
 
 
@@ -51,7 +51,7 @@ def test_all_of_a_file_but_its_end_is_on_its_way(tmp_path: Path, begun: list[tup
 def test_the_system_takes_the_call(tmp_path: Path) -> None:
     with open(tmp_path / "file", "wb", buffering=0) as raw:
         raw.write(bytes(MIB))
-        assert synced._begin(raw.fileno(), 0, MIB, 2) == 0
+        assert files._begin(raw.fileno(), 0, MIB, 2) == 0
 
 
 def test_a_file_without_a_descriptor(begun: list[tuple[int, int]]) -> None:
@@ -64,7 +64,7 @@ def test_a_file_without_a_descriptor(begun: list[tuple[int, int]]) -> None:
 
 
 def test_a_system_without_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synced, "_begin", None)
+    monkeypatch.setattr(files, "_begin", None)
     with open(tmp_path / "file", "wb") as raw:
         file = SyncedFile(raw)
         write_all(file, bytes(5 * MIB))

@@ -11,8 +11,8 @@ from fsspec.asyn import AsyncFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamxf.storage import upload
-from streamxf.storage.upload import Upload
+from streamxf.storage import multipart
+from streamxf.storage.multipart import Upload
 
 PART = 1000
 
@@ -65,7 +65,7 @@ class Store:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "PART_BYTES", PART)
+    monkeypatch.setattr(multipart, "PART_BYTES", PART)
     monkeypatch.setattr("streamxf.storage.calls._PAUSE", 0.001)
 
 
@@ -113,7 +113,7 @@ def test_an_abort_that_fails_does_not_hide_why() -> None:
 
 
 def test_parts_grow_so_that_ten_thousand_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "PART_BYTES", 8 * 2**20)
+    monkeypatch.setattr(multipart, "PART_BYTES", 8 * 2**20)
     file = Upload(FILESYSTEM, Store())
     size = 0
     for number in range(10_000):

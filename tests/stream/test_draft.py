@@ -16,7 +16,7 @@ from samples import KEY, data_of, encode
 import streamxf
 from streamxf.chain import DEFAULT_CHAIN
 from streamxf.errors import ContainerError, ParameterError
-from streamxf.stream.plain import Draft
+from streamxf.storage.files import Draft, replacing
 
 
 def write(path: str | Path) -> None:
@@ -95,7 +95,8 @@ def test_what_closing_finds_is_raised_before_anything_is_replaced(tmp_path: Path
     """As network file systems have it, whose writes fail late."""
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    draft = Draft(path)
+    draft = replacing(str(path))
+    assert isinstance(draft, Draft)
     draft.file.write(b"new")
     raw = draft._raw
 
@@ -106,7 +107,7 @@ def test_what_closing_finds_is_raised_before_anything_is_replaced(tmp_path: Path
 
     draft._raw = Full()  # type: ignore[assignment]
     with pytest.raises(OSError, match="No space left"):
-        draft.finish(True)
+        draft.__exit__(None, None, None)
     assert path.read_bytes() == b"old"
     assert [*tmp_path.iterdir()] == [path]
 
@@ -157,9 +158,14 @@ def test_storage_options_reach_fsspec(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     with pytest.raises(FileNotFoundError), streamxf.open(f"file://{path}", "wb") as file:
         file.write(b"data")
-    with streamxf.open(f"file://{path}", "wb", storage_options={"auto_mkdir": True}) as file:
+    path.parent.mkdir()
+    with streamxf.open(f"file://{path}", "wb") as file:
         file.write(b"data")
     assert read(path) == b"data"
+    options = {"path": f"/{path.parent.parent.name}", "target_protocol": "memory"}
+    with streamxf.open("dir://two", "wb", storage_options=options) as file:
+        file.write(b"data")
+    assert read(f"memory://{path.parent.parent.name}/two") == b"data"  # type: ignore[arg-type]
     for mode in ("rb", "wb"):
         with pytest.raises(ParameterError, match="cannot be used"):
             streamxf.open("nothing://file", mode)  # type: ignore[call-overload]

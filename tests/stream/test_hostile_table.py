@@ -16,7 +16,7 @@ import streamxf
 from streamxf.errors import ContainerError
 from streamxf.format.container import NEED_DATA, Block, ContainerParser
 from streamxf.format.header import Header
-from streamxf.storage.source import READ_WHOLE, FileSlice
+from streamxf.storage.reading import READ_WHOLE, FileSlice
 from streamxf.stream import container
 from streamxf.stream.container import BlockReader, CheckSize, read_header
 

@@ -18,7 +18,7 @@ from samples import BLOCK, FULL, KEY, data_of, encode
 import streamxf
 from streamxf.buffers import Scratch
 from streamxf.errors import ContainerError
-from streamxf.storage.source import READ_WHOLE, FileSlice, Timed, access_to
+from streamxf.storage.reading import READ_WHOLE, FileSlice, Timed, access_to
 from streamxf.stream.container import BlockReader, read_header
 
 DATA = data_of(9 * BLOCK + 77)

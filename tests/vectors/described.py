@@ -25,7 +25,7 @@ from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.keys import Key, KeyRing, PrivateKey, VerifyKey
 from streamxf.keys.envelope import DataKey
 from streamxf.registry import CodecRegistry
-from streamxf.storage.source import FileSlice
+from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
 

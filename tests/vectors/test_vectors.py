@@ -42,7 +42,7 @@ from streamxf.errors import StreamxfError
 from streamxf.format.items import TensorItem
 from streamxf.keys import Key, PrivateKey, PublicKey, SigningKey, VerifyKey
 from streamxf.keys.file import read_key
-from streamxf.storage.source import FileSlice
+from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import read_header
 
 PAGES = Path(__file__).parents[2] / "docs" / "format"

@@ -143,7 +143,7 @@ class _Session:
         kept, discarded = self._finished_earlier()
         left = {save.file_name(self._rank, n): parts for n, parts in enumerate(self._files) if n not in kept}
         expected = sum(planned_size(part.identity(b"")) for parts in left.values() for part in parts)
-        check_space(storage, expected, save.extensions)
+        check_space(storage, save.extensions, expected, lambda: expected)
         if progress is not None:
             save.progress = progress
             progress.expect(expected)

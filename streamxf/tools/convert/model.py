@@ -16,8 +16,7 @@ from streamxf.formats import torchfile
 from streamxf.formats.contents import Contents, Format
 from streamxf.formats.opening import format_of, open_source, parts_of
 from streamxf.formats.reader import FileReader
-from streamxf.storage.reading import StoredFile
-from streamxf.storage.source import access_to
+from streamxf.storage.reading import StoredFile, access_to
 from streamxf.storage.storage import Storage
 from streamxf.stream import open as open_plain
 from streamxf.stream.reader import StreamReader

@@ -30,8 +30,7 @@ from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import SUFFIXES, Contents, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_source
 from streamxf.formats.reader import FileReader
-from streamxf.storage.reading import StoredFile
-from streamxf.storage.source import FileSlice, PositionalFile
+from streamxf.storage.reading import FileSlice, PositionalFile, StoredFile
 from streamxf.stream.reader import BareBlocks, StreamReader
 from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, Placed, is_kept, rest_of
 from streamxf.tools.convert.tree import Tree, is_inside

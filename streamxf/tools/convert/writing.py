@@ -15,20 +15,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from streamxf.buffers import write_all
+from streamxf.chain import Chain
+from streamxf.checkpoint.datafile import Extensions
 from streamxf.checkpoint.reading import BoxReader
-from streamxf.errors import NoSpaceError
+from streamxf.checkpoint.saving import check_space
 from streamxf.formats.huggingface import INDEX, layout_of
 from streamxf.formats.opening import OF_DCP
 from streamxf.progress import Progress, Shares
-from streamxf.storage.disk import Volume, missing_folders, sync_folder, sync_names_of
-from streamxf.storage.files import aim
+from streamxf.storage.files import SyncedFile, aim, missing_folders, sync_folder, sync_names_of
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
-from streamxf.storage.synced import SyncedFile
 from streamxf.tools.convert.plan import Plan, pieces
-from streamxf.wording import size_text
 
 _WEIGHTS = (".safetensors", ".bin", INDEX)  # suffixes of files that hold tensors, or list those that do
 _EXISTS = "the target exists; name another one, or replace it (overwrite)"
@@ -87,7 +86,8 @@ def _write_local(target: Path, plan: Plan, reader: BoxReader, overwrite: bool, p
         if content.exists():
             shutil.rmtree(content) if content.is_dir() else content.unlink()
         _check_target(target, plan, overwrite)
-        _check_room(target, plan)
+        needed = sum(file.size for file in plan.files)
+        check_space(open_storage(target.parent), Extensions((), Chain([])), needed, lambda: needed)
         _write_files(open_storage(content), plan, reader, progress)
         if plan.folder:
             content.mkdir(exist_ok=True)
@@ -118,17 +118,6 @@ def _check_target(target: Path, plan: Plan, overwrite: bool) -> None:
     if names and (any(name.endswith(OF_DCP) for name in names) or layout_of(names) is None):
         text = "the folder is not a Hugging Face checkpoint, and is not replaced; name another target"
         raise FileExistsError(errno.EEXIST, text, str(target))
-
-
-def _check_room(target: Path, plan: Plan) -> None:
-    needed = sum(file.size for file in plan.files)
-    volume = Volume.of(target.parent)
-    if volume is not None and volume.plain and needed > volume.free:
-        raise NoSpaceError(
-            f"the disk is too full: {size_text(needed)} are needed, and {size_text(volume.free)} are free. Make room, "
-            "or choose another target",
-            file=str(target),
-        )
 
 
 def _keep_modes(target: Path, content: Path, plan: Plan) -> None:

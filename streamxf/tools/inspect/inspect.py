@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from streamxf.budget import MAX_EXPANSION
@@ -11,6 +12,7 @@ from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.storage.opening import Location, open_storage
+from streamxf.storage.storage import storage_errors
 from streamxf.tools.inspect.summary import Summary, TensorStatistics
 
 
@@ -53,8 +55,12 @@ def inspect(
         also if keys are missing, or a tensor cannot be read.
     """
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
-    with open_source(open_storage(path, storage_options), access, listing=not values) as source:
-        contents = contents_of(source)
+    storage = open_storage(path, storage_options)
+    with ExitStack() as stack:
+        with storage_errors(storage.given):
+            source = open_source(storage, access, listing=not values)
+            stack.enter_context(source)
+            contents = contents_of(source)
         if not values:
             return Summary.of(contents)
         from streamxf.tools.values.survey import statistics_of

@@ -32,9 +32,9 @@ from streamxf.storage.local import LocalStorage
 from streamxf.storage.lock import locked
 from streamxf.storage.multipart import ReplacedMeanwhile
 from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.source import FileSlice
+from streamxf.storage.reading import FileSlice
 from streamxf.storage.storage import Storage
-from streamxf.stream.plain import Draft, PlainParts
+from streamxf.stream.plain import PlainParts
 from streamxf.tools.rekey.recipients import KeySet, Opened
 
 _STEP = 16 * 2**20  # bytes of a plain file that are copied at a time
@@ -176,7 +176,7 @@ class PlainFile:
         return pack_prefix(str(keys.envelopes[0])), pack_seal(str(keys.vouchers))
 
     def write(self, name: str, before: KeySet, keys: KeySet) -> None:
-        with Draft(self._path) as draft, open_regular(self._path) as file:
+        with LocalStorage(self._path).replacing() as draft, open_regular(self._path) as file:
             found, parts = _parts(file)
             prefix, seal = self.pack(parts, keys)
             write_all(draft, prefix)

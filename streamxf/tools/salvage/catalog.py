@@ -38,7 +38,7 @@ from streamxf.errors import (
 from streamxf.format.items import ITEMSIZES, Chunk, Item, Path, TensorItem
 from streamxf.format.names import GLOBAL, OWN_FILE, TORCH_FILE, metadata_among, metadata_name, rank_of
 from streamxf.progress import Progress, Shares
-from streamxf.storage.source import Counted
+from streamxf.storage.reading import Counted
 from streamxf.storage.storage import Storage, storage_errors
 from streamxf.stream.reader import Blocks, MemoryBlocks, StreamReader
 from streamxf.tools.damage import Damage

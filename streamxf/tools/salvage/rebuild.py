@@ -34,7 +34,7 @@ from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.names import GLOBAL, OWN_FILE
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress, Shares
-from streamxf.storage.source import Counted
+from streamxf.storage.reading import Counted
 from streamxf.storage.storage import Storage, storage_errors
 from streamxf.tools.damage import Damage
 from streamxf.wording import many, some

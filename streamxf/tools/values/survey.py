@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import tee
 
@@ -10,6 +10,7 @@ from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.engine import Pipeline
 from streamxf.format.items import TensorItem
 from streamxf.progress import Progress
+from streamxf.storage.storage import storage_errors
 from streamxf.tools.values.numbers import INTEGERS, Array, has_numbers
 from streamxf.tools.values.statistics import Statistics, ValueCounter
 
@@ -45,13 +46,18 @@ def statistics_of(reader: BoxReader, progress: Progress | None = None) -> dict[s
 
     named, wanted = tee((name, box) for name, item in counted.items() for box in boxes_of(item, BOX_BYTES))
     try:
-        for (name, box), elements in zip(named, reader.read_boxes(box for _, box in wanted), strict=True):
+        for (name, box), elements in zip(named, _read(reader, (box for _, box in wanted)), strict=True):
             count = partial(_counted, name, box, elements)
             take_in(pipeline.submit(count, box.size) if box.size >= _INLINE else pipeline.put(count(), 0))
         take_in(pipeline.results())
     finally:
         pipeline.cancel()
     return found
+
+
+def _read(reader: BoxReader, boxes: Iterable[Box]) -> Iterator[Array]:
+    with storage_errors(reader.full("")):
+        yield from reader.read_boxes(boxes)
 
 
 def _counted(name: str, box: Box, elements: Array) -> _Part:

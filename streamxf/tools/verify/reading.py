@@ -39,8 +39,7 @@ from streamxf.format.header import Header, Kind
 from streamxf.format.items import Place, TensorItem
 from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
-from streamxf.storage.reading import StoredFile
-from streamxf.storage.source import Counted, FileSlice, PositionalFile
+from streamxf.storage.reading import Counted, FileSlice, PositionalFile, StoredFile
 from streamxf.storage.storage import Storage, storage_errors
 from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.reader import MemoryBlocks, StreamReader

@@ -23,7 +23,7 @@ from streamxf.checkpoint.scan import Found, scan
 from streamxf.errors import MetadataError
 from streamxf.format import container
 from streamxf.format.limits import BLOCK_HEAD_BYTES
-from streamxf.storage.source import FileSlice, access_to
+from streamxf.storage.reading import FileSlice, access_to
 from streamxf.tools.salvage import rebuild
 
 from .test_salvage import flip
