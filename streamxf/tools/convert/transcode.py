@@ -185,15 +185,15 @@ def _read(checkpoint: Checkpoint, wanted: Wanted) -> Content:
         with suppress(UnsupportedError), located(file=file, item=name):  # refused is what only torch can make
             found = find_framed(StreamReader(blocks), blocks.size, dtype, shape)
             if found.tensor.is_row_major:
-                reads = Reads(blocks, file, name, found.start, elements_size(dtype, shape), found.crc)
+                reads = RangeSource(blocks, file, name, found.start, elements_size(dtype, shape), found.crc)
                 return Content(reads, Kind.TENSOR)
-    return Content(Reads(blocks, file, name), wanted.kind)
+    return Content(RangeSource(blocks, file, name), wanted.kind)
 
 
 # -- streams that are read while they are encoded, block by block, so that they are never held whole ----------------
 
 
-class Reads:
+class RangeSource:
     """A `ByteSource` of a stream, or of a part of one, whose ranges are read in order. Those that are whole blocks are
     decoded in the thread that encodes them. Errors name `file` and `item`.
 
