@@ -2,7 +2,7 @@
 
 Torch is imported only by whoever has one of its tensors. Those on an accelerator are copied to pinned memory of the
 host block by block, on a stream of their own, while blocks before them are being encoded. Which buffer may be filled
-again, and when, is the business of `Ring`; only `CudaCopies` calls the device.
+again, and when, is the business of `BufferPool`; only `CudaCopies` calls the device.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def array_of(tensor: torch.Tensor) -> Array:
 # -- accelerators ------------------------------------------------------------------------------------
 
 
-class Ring:
+class BufferPool:
     """Buffers, at most `count`, that are made when they are first needed, and lent out again when they come back.
 
     One thread takes them, and waits if all are lent out; any thread gives them back.
@@ -264,14 +264,14 @@ class Staging:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._devices: dict[torch.device, tuple[CudaCopies, Ring]] = {}
+        self._devices: dict[torch.device, tuple[CudaCopies, BufferPool]] = {}
 
     def source(self, flat: torch.Tensor) -> ByteSource:
         if flat.device not in self._devices:
             made = COPIES[flat.device.type](flat.device)
             # each worker has one, one is being filled, and one is put together
             count = engine.shared().at_once(self._block_size) + 2
-            self._devices[flat.device] = made, Ring(lambda: made.memory(self._block_size), count)
+            self._devices[flat.device] = made, BufferPool(lambda: made.memory(self._block_size), count)
         copies, ring = self._devices[flat.device]
         copies.begin()
         return DeviceSource(flat, copies, ring)
@@ -280,7 +280,7 @@ class Staging:
 class DeviceSource:
     """Bytes on a device, which are copied block by block into the buffers of a ring."""
 
-    def __init__(self, flat: torch.Tensor, copies: CudaCopies, ring: Ring) -> None:
+    def __init__(self, flat: torch.Tensor, copies: CudaCopies, ring: BufferPool) -> None:
         import torch
 
         self._flat = flat.view(torch.uint8)

@@ -22,7 +22,7 @@ import streamxf
 from streamxf import Checksum, Codec, Encrypt, FloatZip, ZStandard, engine
 from streamxf.chain import Chain, StreamCoder
 from streamxf.checkpoint import sources
-from streamxf.checkpoint.sources import SMALL, DeviceSource, Ring, Staging, source_of
+from streamxf.checkpoint.sources import SMALL, BufferPool, DeviceSource, Staging, source_of
 from streamxf.engine import Pipeline
 from streamxf.errors import UnsupportedError
 from streamxf.storage.reading import FileSlice
@@ -65,7 +65,7 @@ class LateCopies:
         return wait
 
 
-class PoisonedRing(Ring):
+class PoisonedRing(BufferPool):
     """Spoils each buffer as soon as it comes back, so that whoever still reads it is found out."""
 
     def give(self, buffer: torch.Tensor) -> None:
@@ -78,7 +78,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> LateCopies:
     """Takes contiguous tensors of the CPU for those of a device with late copies."""
     made = LateCopies()
     monkeypatch.setitem(sources.COPIES, "cpu", lambda device: made)
-    monkeypatch.setattr(sources, "Ring", PoisonedRing)
+    monkeypatch.setattr(sources, "BufferPool", PoisonedRing)
     return made
 
 
