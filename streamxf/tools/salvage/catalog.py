@@ -1,5 +1,5 @@
-"""`Catalog`: what a checkpoint holds by its metadata, or by what its data files say of themselves, read piece by piece,
-so that what is damaged does not stop the rest.
+"""`DamagedCheckpoint`: what a checkpoint holds by its metadata, or by what its data files say of themselves, read piece
+by piece, so that what is damaged does not stop the rest.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _WITHOUT = (
 _FOREIGN = "none of the data files that the metadata names is here: it is of another save, or its own files were lost"
 
 
-class Catalog(Checkpoint):
+class DamagedCheckpoint(Checkpoint):
     """A checkpoint that collects what is damaged instead of raising it. `stored` has the shards that any rank has.
 
     Every check of the reader holds but one: a file whose size is not the index's is read all the same, since each item
@@ -226,7 +226,7 @@ def open_catalog(
     merge_ranks: bool,
     without_metadata: bool | Collection[str],
     progress: Progress | None,
-) -> Catalog:
+) -> DamagedCheckpoint:
     """What there is of a checkpoint; to be closed. Arguments and errors are those of `salvage`."""
     if access.expected_saves is not None and without_metadata:
         raise ParameterError("without_metadata cannot find out which save it is, so expect_save_id means nothing")
@@ -258,12 +258,12 @@ def open_catalog(
         raise _nothing(storage.given, errors[0] if errors else None, names, bool(len(access.keys)))
     if read:
         files = {place.file for each in read for item in each.items.values() for place in item.places}
-        catalog = Catalog(storage, access, read, access.budget(storage.held_by(files, names)))
+        catalog = DamagedCheckpoint(storage, access, read, access.budget(storage.held_by(files, names)))
         if strange:
             catalog.unchecked.append(f"the data files here: {_FOREIGN}. {_WITHOUT}")
     else:
         metadata, damaged, budget = rebuild(storage, access, names, without_metadata, progress)
-        catalog = Catalog(storage, access, [metadata], budget)
+        catalog = DamagedCheckpoint(storage, access, [metadata], budget)
         catalog.damaged += damaged
         catalog.unchecked.append(
             "no metadata could be used: that no data file of the save is missing, and that all files are of one save, "

@@ -16,7 +16,7 @@ from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, check_til
 from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.damage import Damage
-from streamxf.tools.salvage.catalog import Catalog, Copy, memory_for
+from streamxf.tools.salvage.catalog import Copy, DamagedCheckpoint, memory_for
 from streamxf.tools.salvage.result import Salvaged
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Noted(Exception):
 class Filler:
     """Reads what a catalog has; with `partial` also tensors of which only a part verified."""
 
-    def __init__(self, catalog: Catalog, partial: bool, progress: Progress | None = None) -> None:
+    def __init__(self, catalog: DamagedCheckpoint, partial: bool, progress: Progress | None = None) -> None:
         self._catalog = catalog
         self._partial = partial
         self._progress = progress

@@ -24,7 +24,7 @@ from streamxf.storage.opening import Location, open_storage
 from streamxf.stream.encoder import MemorySource
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, convert, refuse_same
 from streamxf.tools.convert.result import Converted
-from streamxf.tools.salvage.catalog import Catalog, open_catalog
+from streamxf.tools.salvage.catalog import DamagedCheckpoint, open_catalog
 from streamxf.tools.salvage.fill import Filler
 from streamxf.tools.salvage.result import Salvaged
 
@@ -204,7 +204,7 @@ def salvage(
         return found, convert(to, _conversion(storage.given, catalog, found, partial), FILE_SIZE, progress)
 
 
-def _conversion(source: str, catalog: Catalog, found: Salvaged, partial: bool) -> Conversion:
+def _conversion(source: str, catalog: DamagedCheckpoint, found: Salvaged, partial: bool) -> Conversion:
     # where items are tells this checkpoint from another one at the same place; a name comes once, however long it is
     places = [
         (name, *(place[:3] for place in item.places))
@@ -234,7 +234,7 @@ def _conversion(source: str, catalog: Catalog, found: Salvaged, partial: bool) -
     return Conversion(items, None, identity.hexdigest(), read, run=run)
 
 
-def _in_one_piece(catalog: Catalog, name: str) -> Item:
+def _in_one_piece(catalog: DamagedCheckpoint, name: str) -> Item:
     item = replace(catalog.stored[name], path=catalog.paths.get(name))
     if not isinstance(item, TensorItem):
         return item
