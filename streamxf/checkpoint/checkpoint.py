@@ -11,7 +11,7 @@ from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.checkpoint.access import Access, Codecs, Require, SaveIds
 from streamxf.checkpoint.elements import Array, Elements
 from streamxf.checkpoint.metadata import Metadata, merged, metadata_files, no_file, read_metadata
-from streamxf.checkpoint.opening import ItemOpener, Wanted
+from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.reading import Box, BoxReader, empty_array
 from streamxf.errors import ParameterError, UnsupportedError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
@@ -174,7 +174,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         self._last = None  # what had to be decoded whole is not held while the next one is
         blocks = self.blocks(item, chunk)
         with located(file=self.full(chunk.place.file), item=item.name):
-            made = Wanted(item, chunk).elements(blocks)
+            made = ItemPart(item, chunk).elements(blocks)
             size = elements_size(item.dtype, chunk.shape)
             cost = chunk.place.size if size <= blocks.size else size  # blocks bound what they decode to
             self.budget.spend_once((item.name, chunk.offset), cost, "the tensor")
@@ -185,7 +185,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         """The stream of an item, or of a tensor's chunk, block by block; opened with all checks. Raises StreamxfError,
         with file and item.
         """
-        wanted = Wanted(item, chunk)
+        wanted = ItemPart(item, chunk)
         name = wanted.place.file
         try:
             file = self._files[name]

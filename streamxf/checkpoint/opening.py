@@ -43,7 +43,7 @@ MAX_TRANSFORMED = 64 * 2**30
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class Wanted:
+class ItemPart:
     """What is to be opened: an object, or one chunk of a tensor; it is stored at `place`."""
 
     item: Item
@@ -94,12 +94,12 @@ class Wanted:
         return 2 * elements_size(self.item.dtype, self.item.shape) + RAW_SLACK if self.chunk.framed else size
 
 
-def streams_of(item: Item) -> Iterator[Wanted]:
+def streams_of(item: Item) -> Iterator[ItemPart]:
     """All streams of an item: those of a tensor's chunks, or that of an object."""
     if isinstance(item, TensorItem):
-        yield from (Wanted(item, chunk) for chunk in item.chunks)
+        yield from (ItemPart(item, chunk) for chunk in item.chunks)
     else:
-        yield Wanted(item)
+        yield ItemPart(item)
 
 
 class ItemOpener:
@@ -122,7 +122,7 @@ class ItemOpener:
         self._openers: dict[tuple[tuple[str, ...], bytes | None], ChainOpener] = {}
         self._checked: set[str] = set()
 
-    def open(self, file: StoredFile, wanted: Wanted, meter: Meter | None = None) -> Blocks:
+    def open(self, file: StoredFile, wanted: ItemPart, meter: Meter | None = None) -> Blocks:
         """Open an item's stream, which is then what the item's kind says; stream transforms are undone.
 
         Raises PolicyError if the item is weaker than what is required; ContainerError, IdentityError,
@@ -132,7 +132,7 @@ class ItemOpener:
         """
         return self.open_source(self.source(file, wanted.place), wanted, meter)
 
-    def open_source(self, source: FileSlice, wanted: Wanted, meter: Meter | None = None) -> Blocks:
+    def open_source(self, source: FileSlice, wanted: ItemPart, meter: Meter | None = None) -> Blocks:
         """The same for a caller that has the item's stored bytes."""
         blocks, transforms = self._below(source, wanted, meter)
         if not transforms:
@@ -150,7 +150,7 @@ class ItemOpener:
         limit = wanted.max_size(self._access.objects.limit)
         return MemoryBlocks(memoryview(_read_capped(stream, MAX_TRANSFORMED if limit is None else limit, self.budget)))
 
-    def _below(self, source: FileSlice, wanted: Wanted, meter: Meter | None) -> tuple[Blocks, Sequence[str]]:
+    def _below(self, source: FileSlice, wanted: ItemPart, meter: Meter | None) -> tuple[Blocks, Sequence[str]]:
         """An item's stream as the codecs had it, and the stream transforms before them."""
         place = wanted.place
         check_size = self.size_check(wanted)
@@ -182,7 +182,7 @@ class ItemOpener:
             self._openers[place.descriptors, dek] = known
         return known.coder(header, meter)
 
-    def size_check(self, wanted: Wanted) -> Callable[[int], None]:
+    def size_check(self, wanted: ItemPart) -> Callable[[int], None]:
         """What raises ContainerError for more bytes than an item's stream may have."""
         limit = wanted.max_size(self._access.objects.limit)
 
@@ -223,7 +223,7 @@ class ItemOpener:
             )
         return found
 
-    def _header(self, source: FileSlice, wanted: Wanted) -> Header:
+    def _header(self, source: FileSlice, wanted: ItemPart) -> Header:
         place = wanted.place
         if (writer := self._writer_of(place)) is not None:
             identity = wanted.identity(writer.id)
@@ -235,7 +235,7 @@ class ItemOpener:
         self.check_header(header, wanted)
         return header
 
-    def check_header(self, header: Header, wanted: Wanted) -> None:
+    def check_header(self, header: Header, wanted: ItemPart) -> None:
         """Compare chain and identity with what the metadata says, and both with what is required; raises as `open`."""
         writer = self._writer_of(wanted.place)
         found = header.chain if writer is not None else tuple(text.removeprefix("!") for text in header.chain)
@@ -254,7 +254,7 @@ class ItemOpener:
         index = self.metadata.index
         return index.writers[index.files[place.file].writer] if index is not None else None
 
-    def _check_published(self, header: Header, wanted: Wanted, writer: Writer) -> None:
+    def _check_published(self, header: Header, wanted: ItemPart, writer: Writer) -> None:
         identity = header.identity
         if identity is None or not header.published:
             raise IdentityError(
@@ -265,7 +265,7 @@ class ItemOpener:
         if header.hashed != (wanted.place.sha256 is not None):
             raise IdentityError("the container contradicts the metadata about hashes of its blocks: it was altered")
 
-    def _check_unpublished(self, header: Header, wanted: Wanted) -> None:
+    def _check_unpublished(self, header: Header, wanted: ItemPart) -> None:
         require, identity = self._access.require, header.identity
         if header.published and self._sees_index:
             raise MetadataError("the item was published with an index, and the metadata has none: it was removed")

@@ -16,7 +16,7 @@ from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.datafile import Extensions
 from streamxf.checkpoint.metadata import Metadata
-from streamxf.checkpoint.opening import ItemOpener, Wanted
+from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.dcp.extensions import Registry, extensions_of
 from streamxf.dcp.plans import part_of
 from streamxf.dcp.reader import ChainReaderMixin
@@ -177,7 +177,7 @@ class _WriterTransforms(StorageWriterTransforms):
 
 
 @dataclass(unsafe_hash=True)
-class _WantedByTorch(Wanted):
+class _ItemPartByTorch(ItemPart):
     """An item of which only name, offset and kind are known."""
 
     offset: tuple[int, ...] | None = None
@@ -223,7 +223,7 @@ class _ReaderTransforms(StorageReaderTransforms):
         with located(file=file, item=index.fqn):
             source = FileSlice(raw_stream)
             place = Place("", 0, source.length, tuple(transform_descriptors)[::-1])
-            wanted = _WantedByTorch(ObjectItem(index.fqn, place), None, offset)
+            wanted = _ItemPartByTorch(ObjectItem(index.fqn, place), None, offset)
             blocks = self._opener.open_source(source, wanted)
             if isinstance(blocks, BlockReader):
                 blocks = framed(blocks.header, blocks)

@@ -32,7 +32,7 @@ from streamxf.buffers import scratches
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.checkpoint.metadata import Metadata, no_file
-from streamxf.checkpoint.opening import ItemOpener, Wanted
+from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.reading import cut
 from streamxf.dcp.targets import Target
 from streamxf.engine import Pipeline
@@ -53,7 +53,7 @@ _END = 16 * 1024  # bytes at an item's beginning and end that hold its header an
 _BATCH = 2**20  # bytes of tensors after which a worker is given them
 
 Job = Callable[[], None]
-_Entry = tuple[ReadItem | None, Wanted]
+_Entry = tuple[ReadItem | None, ItemPart]
 """What is read: an object, or a part of a chunk; without a request, a chunk that is only checked."""
 
 
@@ -118,7 +118,7 @@ class Loader:
         if shares is not None:
             shares.finish()
 
-    def _find(self, request: ReadItem) -> Wanted:
+    def _find(self, request: ReadItem) -> ItemPart:
         """What a request wants: an object, or a chunk of a tensor."""
         index = request.storage_index
         item = self._metadata.items.get(index.fqn)
@@ -128,16 +128,16 @@ class Loader:
             wanted = "an object" if request.type == LoadItemType.BYTE_IO else "a tensor"
             raise MetadataError(f"the item is wanted as {wanted}, and the metadata says it is not one", item=index.fqn)
         if not isinstance(item, TensorItem):
-            return Wanted(item)
+            return ItemPart(item)
         chunks, offset = item.chunks, tuple(index.offset or ())
         if index.index is not None and index.index < len(chunks) and chunks[index.index].offset == offset:
-            return Wanted(item, chunks[index.index])  # as nearly always: the list may be long
+            return ItemPart(item, chunks[index.index])  # as nearly always: the list may be long
         chunk = next((chunk for chunk in chunks if chunk.offset == offset), None)
         if chunk is None:
             raise MetadataError("the metadata does not describe this part of the tensor", item=index.fqn)
-        return Wanted(item, chunk)
+        return ItemPart(item, chunk)
 
-    def _empty(self, requests: Sequence[ReadItem]) -> Iterator[tuple[None, Wanted]]:
+    def _empty(self, requests: Sequence[ReadItem]) -> Iterator[tuple[None, ItemPart]]:
         """The chunks without elements of each tensor that is read whole: DCP never asks for them, and they may be
         damaged.
         """
@@ -149,7 +149,7 @@ class Loader:
         for name, count in read.items():
             item = items.get(name)
             if isinstance(item, TensorItem) and count >= math.prod(item.shape):
-                yield from ((None, Wanted(item, chunk)) for chunk in item.chunks if 0 in chunk.shape)
+                yield from ((None, ItemPart(item, chunk)) for chunk in item.chunks if 0 in chunk.shape)
 
     @contextmanager
     def _opened(self, storage: Storage, name: str) -> Iterator[StoredFile]:
@@ -166,7 +166,7 @@ class Loader:
     def _read_file(self, file: StoredFile, entries: list[_Entry], shares: Shares | None) -> None:
         if file.fetched is not None:
             _announce(file.fetched, entries)
-        last: Wanted | None = None
+        last: ItemPart | None = None
         access, ahead = file.access, 0
         blocks: Blocks | None = None
         try:
@@ -199,7 +199,7 @@ class Loader:
             self._pipeline.cancel()  # before the file is closed
             raise
 
-    def _open(self, file: StoredFile, wanted: Wanted) -> tuple[Blocks, Elements | None]:
+    def _open(self, file: StoredFile, wanted: ItemPart) -> tuple[Blocks, Elements | None]:
         """An item's stream and, of a tensor, its elements; None where only torch can make it."""
         blocks = self._opener.open(file, wanted, self.meter)
         if wanted.chunk is not None:
@@ -213,7 +213,7 @@ class Loader:
             self._settle()  # the later item must have its way
         return target
 
-    def _read_whole(self, file: StoredFile, request: ReadItem, wanted: Wanted, target: Target, array: Array) -> None:
+    def _read_whole(self, file: StoredFile, request: ReadItem, wanted: ItemPart, target: Target, array: Array) -> None:
         """Let a worker open and decode a tensor of few blocks.
 
         With several threads, what such a tensor costs is not its blocks but the turns at the interpreter's lock; so
@@ -229,7 +229,7 @@ class Loader:
         if self._batch_bytes >= _BATCH:
             self._submit_batch()
 
-    def _decode_whole(self, source: FileSlice, wanted: Wanted, array: Array) -> None:
+    def _decode_whole(self, source: FileSlice, wanted: ItemPart, array: Array) -> None:
         scratch = scratches.take()
         if source.length <= _BATCH:  # header, table and blocks in one read
             source = source.read_whole(scratch)
@@ -248,7 +248,7 @@ class Loader:
         self,
         file: str,
         request: ReadItem,
-        wanted: Wanted,
+        wanted: ItemPart,
         target: Target,
         blocks: Blocks,
         elements: Elements | None,
@@ -348,7 +348,7 @@ def _run(steps: _Steps) -> list[_Filling]:
     return [filling for filling, _ in steps]
 
 
-def _sizes(found: list[tuple[ReadItem, Wanted]]) -> dict[Hashable, int]:
+def _sizes(found: list[tuple[ReadItem, ItemPart]]) -> dict[Hashable, int]:
     """Stored bytes of what is wanted, by item."""
     sizes: dict[Hashable, int] = {}
     for request, wanted in found:
@@ -357,7 +357,7 @@ def _sizes(found: list[tuple[ReadItem, Wanted]]) -> dict[Hashable, int]:
     return sizes
 
 
-def _stored_bytes(request: ReadItem, wanted: Wanted) -> int:
+def _stored_bytes(request: ReadItem, wanted: ItemPart) -> int:
     """What a request wants of an item, in stored bytes; of a part of a tensor in proportion."""
     size, chunk = wanted.place.size, wanted.chunk
     if chunk is None or chunk.shape == tuple(request.lengths):
@@ -367,7 +367,7 @@ def _stored_bytes(request: ReadItem, wanted: Wanted) -> int:
 
 def _announce(file: FetchedFile, entries: list[_Entry]) -> None:
     """Have fetched what will be read; of an item that is read in part, what says where its parts are."""
-    last: Wanted | None = None
+    last: ItemPart | None = None
     for request, wanted in entries:
         if wanted == last:
             continue
@@ -392,7 +392,7 @@ def _read_ahead(file: StoredFile, entries: list[_Entry], number: int) -> int:
     return stop
 
 
-def _whole_array(request: ReadItem, wanted: Wanted, target: Target) -> Array | None:
+def _whole_array(request: ReadItem, wanted: ItemPart, target: Target) -> Array | None:
     """The target's memory, if what is wanted is all of a stored tensor of few blocks, as it is stored."""
     item, chunk = wanted.item, wanted.chunk
     if not isinstance(item, TensorItem) or chunk is None or chunk.framed or chunk.shape != tuple(request.lengths):

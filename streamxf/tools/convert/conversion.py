@@ -22,7 +22,7 @@ from typing import Any
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord, SavedFile, Written, planned_size
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.checkpoint.opening import Wanted, streams_of
+from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.publish import assemble, placed, publish
 from streamxf.checkpoint.saving import Save, check_space
 from streamxf.checkpoint.sources import Content
@@ -59,19 +59,19 @@ class Conversion:
     items: Sequence[Item]
     rank: int | None
     identity: str
-    read: Callable[[Wanted], Content]
+    read: Callable[[ItemPart], Content]
     extra: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[], None] | None = None
     run: RunFacts | None = None
 
-    def files(self, size: int) -> list[list[Wanted]]:
+    def files(self, size: int) -> list[list[ItemPart]]:
         """The objects and shards of each data file, in the order of their places in the source: about `size` bytes, or
         more if there would be too many files. The same source always gives the same files.
         """
         parts = sorted((each for item in self.items for each in streams_of(item)), key=lambda each: each.place[:2])
         sizes = [planned_size(each.identity(b"")) or each.place.size for each in parts]
         size = max(size, sum(sizes) // MAX_FILES)
-        files: list[list[Wanted]] = []
+        files: list[list[ItemPart]] = []
         filled, shards = 0, Counter[str]()
         for part, length in zip(parts, sizes, strict=True):
             name = part.item.name
@@ -158,7 +158,7 @@ class _Session:
         counts = items, len(self._files), len(kept), discarded, save.meter.total().raw_bytes, stored
         return Converted(str(chain), *who, (save_id,), *counts, 0.0)
 
-    def _write_all(self, files: Mapping[str, Sequence[Wanted]]) -> None:
+    def _write_all(self, files: Mapping[str, Sequence[ItemPart]]) -> None:
         try:
             for name, parts in files.items():
                 self._write(name, parts)
@@ -172,7 +172,7 @@ class _Session:
                 error.add_note("nothing was published, and no data file is finished: repeating it starts over")
             raise
 
-    def _write(self, name: str, parts: Sequence[Wanted]) -> None:
+    def _write(self, name: str, parts: Sequence[ItemPart]) -> None:
         """Write a data file and its slip, which says that it is there."""
         save = self._save
         try:
@@ -245,5 +245,5 @@ class _Session:
         return Access.of(list(encryption.recipients), trust=signer.verify_key if signer is not None else None)
 
 
-def _key_of(part: Wanted) -> tuple[str, tuple[int, ...] | None]:
+def _key_of(part: ItemPart) -> tuple[str, tuple[int, ...] | None]:
     return part.item.name, part.chunk.offset if part.chunk is not None else None

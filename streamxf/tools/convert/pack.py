@@ -12,7 +12,7 @@ from streamxf.budget import MAX_EXPANSION
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.checkpoint.opening import Wanted
+from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.publish import made_by_writers
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
@@ -121,7 +121,7 @@ def pack(
         return replace(convert(to, contents, file_size, progress), notes=tuple(whole.contents.notes))
 
 
-def _read(whole: Whole, wanted: Wanted) -> Content:
+def _read(whole: Whole, wanted: ItemPart) -> Content:
     item, chunk = wanted.item, wanted.chunk
     if chunk is None or not isinstance(item, TensorItem):
         return Content(MemorySource(memoryview(saved(whole.load_object(item.name)))), Kind.OBJECT)

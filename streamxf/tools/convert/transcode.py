@@ -14,7 +14,7 @@ from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import Metadata, metadata_files
-from streamxf.checkpoint.opening import Wanted
+from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
 from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
@@ -174,7 +174,7 @@ def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_pla
     )
 
 
-def _read(checkpoint: Checkpoint, wanted: Wanted) -> Content:
+def _read(checkpoint: Checkpoint, wanted: ItemPart) -> Content:
     """An object as it is stored, or a shard: its elements, where these are all that there is of it."""
     item, chunk, name = wanted.item, wanted.chunk, wanted.item.name
     file = checkpoint.full(wanted.place.file)

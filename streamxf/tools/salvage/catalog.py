@@ -20,7 +20,7 @@ from streamxf.checkpoint.checkpoint import Checkpoint, as_torch
 from streamxf.checkpoint.elements import Array, Elements, unsigned
 from streamxf.checkpoint.metadata import Metadata, no_file, read_metadata, united
 from streamxf.checkpoint.nesting import MAX_LISTS, list_lengths
-from streamxf.checkpoint.opening import Wanted, streams_of
+from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.reading import run_jobs
 from streamxf.errors import (
     ContainerError,
@@ -47,7 +47,7 @@ from streamxf.torchsave.framed import check_records, load_framed
 from streamxf.wording import many
 
 Ints = tuple[int, ...]
-Copy = tuple[Metadata, Wanted]
+Copy = tuple[Metadata, ItemPart]
 """One of the copies that there are of an object or a shard, and the metadata that describes it."""
 
 _KNOWN = re.compile(
@@ -105,7 +105,7 @@ class DamagedCheckpoint(Checkpoint):
 
     def copies(self, item: Item, chunk: Chunk | None) -> Sequence[Copy]:
         if len(self.metadata) == 1:
-            return [(self.metadata[0], Wanted(item, chunk))]
+            return [(self.metadata[0], ItemPart(item, chunk))]
         return self._copies[_key(item.name, chunk)]
 
     @cached_property

@@ -11,7 +11,7 @@ from streamxf.budget import MAX_EXPANSION
 from streamxf.buffers import flat_view
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Codecs, Require, SaveIds
-from streamxf.checkpoint.opening import Wanted
+from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
 from streamxf.descriptor import ENCRYPT
@@ -216,7 +216,7 @@ def _conversion(source: str, catalog: DamagedCheckpoint, found: Salvaged, partia
         identity.update(repr(fact).encode("ascii", "backslashreplace"))
     filler = Filler(catalog, partial)
 
-    def read(wanted: Wanted) -> Content:
+    def read(wanted: ItemPart) -> Content:
         data = filler.read(wanted.item.name)
         if data is None:
             raise MetadataError(

@@ -18,7 +18,7 @@ from streamxf.buffers import Scratch
 from streamxf.chain import StreamCoder
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata
-from streamxf.checkpoint.opening import ItemOpener, Wanted
+from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.scan import Found, scan, walk
 from streamxf.descriptor import shorten
 from streamxf.engine import Pipeline
@@ -230,7 +230,7 @@ class FileCheck:
     """
 
     def __init__(
-        self, call: Call, name: str, size: int, opener: ItemOpener | None = None, items: Sequence[Wanted] = ()
+        self, call: Call, name: str, size: int, opener: ItemOpener | None = None, items: Sequence[ItemPart] = ()
     ) -> None:
         self.findings = call.findings(name)
         self._call = call
@@ -289,7 +289,7 @@ class FileCheck:
             text = "the CRC of the whole file is not the one in the metadata, though no item is damaged"
             self.findings.damage(unreadable or ContainerError(f"{text}: it was altered"))
 
-    def _in_place(self, size: int) -> Iterator[Wanted]:
+    def _in_place(self, size: int) -> Iterator[ItemPart]:
         """Those of the items that can be checked; what lies between them is noted."""
         at = 0
         for wanted in self._items:
@@ -311,16 +311,16 @@ class FileCheck:
             text = f"{size - at} bytes follow the last item, and nothing accounts for them: the file was continued"
             self.findings.damage(ContainerError(text))
 
-    def _lose(self, wanted: Wanted, text: str) -> None:
+    def _lose(self, wanted: ItemPart, text: str) -> None:
         self.findings.items += 1
         self._notes(wanted).error(MetadataError(text))
 
-    def _notes(self, wanted: Wanted) -> Notes:
+    def _notes(self, wanted: ItemPart) -> Notes:
         return Notes(self.findings, wanted.item.name, wanted.chunk.offset if wanted.chunk is not None else None)
 
     # -- one item: on the way through the file, and once its blocks were found intact ----------------
 
-    def _check_stored(self, file: StoredFile, wanted: Wanted) -> Notes | None:
+    def _check_stored(self, file: StoredFile, wanted: ItemPart) -> Notes | None:
         """Check the container of an item that begins inside of the file. Returns its notes if what it holds remains to
         be checked.
         """
@@ -369,7 +369,7 @@ class FileCheck:
         findings.opened += header.keyed
         return coder
 
-    def _check_content(self, file: StoredFile, wanted: Wanted, notes: Notes, whole: bool) -> None:
+    def _check_content(self, file: StoredFile, wanted: ItemPart, notes: Notes, whole: bool) -> None:
         """Check that an item holds what the metadata says; `whole` if the CRC of its file matches."""
         item, chunk, opener, skipped = wanted.item, wanted.chunk, self._opener, self.findings.skipped
         try:

@@ -14,7 +14,7 @@ from streamxf.budget import MAX_EXPANSION
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access, Codecs, Require, SaveIds
 from streamxf.checkpoint.metadata import Metadata, read_metadata, unfinished
-from streamxf.checkpoint.opening import ItemOpener, Wanted, streams_of
+from streamxf.checkpoint.opening import ItemOpener, ItemPart, streams_of
 from streamxf.engine import side_by_side
 from streamxf.errors import (
     NOT_DAMAGE,
@@ -332,9 +332,9 @@ def _plan(
 
 
 @collector_paused()
-def _by_file(metadata: Metadata) -> dict[str, list[Wanted]]:
+def _by_file(metadata: Metadata) -> dict[str, list[ItemPart]]:
     """The items of each file, in the order of their places; also of files that hold none."""
-    found: dict[str, list[Wanted]] = {path: [] for path in metadata.files}
+    found: dict[str, list[ItemPart]] = {path: [] for path in metadata.files}
     for item in metadata.items.values():
         for wanted in streams_of(item):
             found.setdefault(wanted.place.file, []).append(wanted)
