@@ -1,4 +1,4 @@
-"""`Origin`: what `pack` records of the files that it packed, so that `unpack` can write the same bytes again.
+"""`PackManifest`: what `pack` records of the files that it packed, so that `unpack` can write the same bytes again.
 
 A file is its tensors, each an item of its own, and the bytes around them, which are one more item. The origin says
 where in the file each tensor belongs. It is stored as an object, `ITEM`, of dicts, lists, strings and numbers only.
@@ -53,7 +53,7 @@ class PackedFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Origin:
+class PackManifest:
     """What was packed: `SAFETENSORS` or `TORCH`, one file, by its name; `HUGGING_FACE` or `FOLDER`, the files in a
     folder, by relative paths. `left_out` is that of `Tree`.
     """
@@ -115,9 +115,9 @@ class Origin:
         return "it has an item in two places" if len(set(names)) < len(names) else ""
 
 
-def origin_of(reader: BoxReader) -> Origin | None:
-    """The origin of a checkpoint; None if `pack` did not make it. Raises as `Origin.from_plain`."""
-    return Origin.from_plain(reader.load_object(ITEM)) if ITEM in reader.stored else None
+def origin_of(reader: BoxReader) -> PackManifest | None:
+    """The origin of a checkpoint; None if `pack` did not make it. Raises as `PackManifest.from_plain`."""
+    return PackManifest.from_plain(reader.load_object(ITEM)) if ITEM in reader.stored else None
 
 
 def _file(tensors: Any, others: Any) -> PackedFile:

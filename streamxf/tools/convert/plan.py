@@ -22,7 +22,7 @@ from streamxf.formats.huggingface import INDEX
 from streamxf.formats.reader import FileReader
 from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, METADATA, TWO_IN_ONE, is_text
 from streamxf.tools.convert.model import model_in
-from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, is_kept, rest_of
+from streamxf.tools.convert.origin import ITEM, PackedFile, PackManifest, is_kept, rest_of
 from streamxf.torchsave.writing import Shell, Value, torch_file
 from streamxf.wording import many, some
 
@@ -121,7 +121,7 @@ def fresh(
     shard_size: int,
     *,
     skip_objects: bool,
-    origin: Origin | None = None,
+    origin: PackManifest | None = None,
     model: bool = False,
 ) -> Plan:
     """New files of a format with the items that `only` and `prefix` choose, or a single one with the name `name`. If
@@ -161,7 +161,7 @@ def fresh(
     return Plan(files, folder, tensors.values(), left_out=(*objects, *left_out), notes=notes)
 
 
-def _model_of(origin: Origin, items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...]]:
+def _model_of(origin: PackManifest, items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...]]:
     """The items of the model in a packed folder, or all items if it has none; and the files that have none of them."""
     beside: set[str] = set()
     for path, file in origin.files.items():
@@ -271,7 +271,7 @@ def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shar
 # -- files that were packed ------------------------------------------------------------------------------------
 
 
-def restored(items: Mapping[str, Item], origin: Origin, name: str) -> Plan:
+def restored(items: Mapping[str, Item], origin: PackManifest, name: str) -> Plan:
     """The files that were packed; a single one has the name `name`. Raises MetadataError if the checkpoint has other
     items than were packed.
     """

@@ -32,7 +32,7 @@ from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_so
 from streamxf.formats.reader import FileReader
 from streamxf.storage.reading import FileSlice, PositionalFile, StoredFile
 from streamxf.stream.reader import BareBlocks, StreamReader
-from streamxf.tools.convert.origin import ITEM, Origin, PackedFile, Placed, is_kept, rest_of
+from streamxf.tools.convert.origin import ITEM, PackedFile, PackManifest, Placed, is_kept, rest_of
 from streamxf.tools.convert.tree import Tree, is_inside
 from streamxf.torchsave.framed import find_framed
 from streamxf.wording import many, printable, some
@@ -54,7 +54,7 @@ class Whole(FileReader):
         contents: Contents,
         shards: Mapping[str, Shard],
         gaps: Mapping[str, Gaps],
-        origin: Origin,
+        origin: PackManifest,
         max_expansion: int,
     ) -> None:
         super().__init__(tree.storage, contents, shards, Access.of(max_expansion=max_expansion))
@@ -136,7 +136,7 @@ def open_whole(tree: Tree, max_expansion: int = MAX_EXPANSION) -> Whole:
             length = sum(stop - start for start, stop in around)
             rests[rest] = whole_tensor(rest, "uint8", (length,), path, around[0][0], length, (rest,))
             gaps[rest] = around
-    origin = Origin(kind, packed, tree.left_out)
+    origin = PackManifest(kind, packed, tree.left_out)
     items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **packing.items, **rests}
     contents = Contents(storage.given, kind, items, tree.files, notes=tuple(notes))
     whole = Whole(tree, contents, packing.shards, gaps, origin, max_expansion)

@@ -30,7 +30,7 @@ from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
-from streamxf.tools.convert.origin import Origin, is_kept, origin_of
+from streamxf.tools.convert.origin import PackManifest, is_kept, origin_of
 from streamxf.tools.convert.tree import Tree
 from streamxf.tools.convert.whole import Whole, open_whole
 from streamxf.tools.damage import Damage
@@ -98,7 +98,7 @@ def diff(
     plain = Access.of(max_expansion=max_expansion)
     storages = [open_storage(path, storage_options) for path in (first, second)]
     sides: dict[int, BoxReader] = {}
-    origins: dict[int, Origin] = {}
+    origins: dict[int, PackManifest] = {}
     unknown: dict[int, str] = {}
     with ExitStack() as stack:
         # checkpoints first: what was packed says what has to be read of the folder that it is compared with
@@ -122,14 +122,14 @@ def diff(
         return replace(found, not_compared=tuple(text for text in left if text))
 
 
-def _opened(storage: Storage, packed: Origin | None, access: Access) -> BoxReader:
+def _opened(storage: Storage, packed: PackManifest | None, access: Access) -> BoxReader:
     """One side; a folder with all files in it, where the other side is a folder that was packed."""
     if packed is not None and packed.is_folder and storage.is_folder() and not is_checkpoint(storage):
         return open_whole(Tree.of(storage), access.objects.max_expansion)
     return open_source(storage, access)
 
 
-def _not_compared(storage: Storage, side: BoxReader, origin: Origin | None, files: bool) -> str:
+def _not_compared(storage: Storage, side: BoxReader, origin: PackManifest | None, files: bool) -> str:
     """What one side has besides tensors and objects, if that was not compared."""
     if origin is not None:
         if origin.is_folder and not files:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import save as dcp_save
 
 from streamxf.errors import MetadataError
-from streamxf.tools.convert.origin import Origin
+from streamxf.tools.convert.origin import PackManifest
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
 
@@ -28,15 +28,15 @@ TENSOR = torch.arange(6.0).reshape(2, 3)
 
 def forged(source: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What pack makes of `source`, but for what it keeps."""
-    honest = Origin.to_plain
+    honest = PackManifest.to_plain
 
-    def forging(origin: Origin) -> Any:
+    def forging(origin: PackManifest) -> Any:
         kept = honest(origin)
         made = forge(kept)
         return kept if made is None else made
 
     with monkeypatch.context() as patch:
-        patch.setattr(Origin, "to_plain", forging)
+        patch.setattr(PackManifest, "to_plain", forging)
         pack(source, source.parent / "packed", "zstd")
     return source.parent / "packed"
 
