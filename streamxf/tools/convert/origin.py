@@ -55,7 +55,7 @@ class PackedFile(NamedTuple):
 @dataclass(frozen=True)
 class PackManifest:
     """What was packed: `SAFETENSORS` or `TORCH`, one file, by its name; `HUGGING_FACE` or `FOLDER`, the files in a
-    folder, by relative paths. `left_out` is that of `Tree`.
+    folder, by relative paths. `left_out` is that of `FileTree`.
     """
 
     format: Format

@@ -30,7 +30,7 @@ from streamxf.stream.encoder import MemorySource
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, check_same, convert, refuse_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.transcode import Reads, copy
-from streamxf.tools.convert.tree import Tree
+from streamxf.tools.convert.tree import FileTree
 from streamxf.tools.convert.whole import Whole, open_whole
 from streamxf.torchsave.writing import saved
 from streamxf.wording import some
@@ -89,7 +89,7 @@ def pack(
         As `transcode`.
     """
     storage = open_storage(source, storage_options)
-    of_dcp, tree = is_checkpoint(storage), Tree.of(storage)
+    of_dcp, tree = is_checkpoint(storage), FileTree.of(storage)
     if of_dcp:
         _refuse_beside(tree)
         refuse_same(source, target)
@@ -115,7 +115,7 @@ def pack(
     with open_whole(tree, max_expansion) as whole:
 
         def check() -> None:
-            check_same(storage, before, Tree.of(storage).identity())
+            check_same(storage, before, FileTree.of(storage).identity())
 
         contents = Conversion(tuple(whole.stored.values()), None, before, partial(_read, whole), check=check)
         return replace(convert(to, contents, file_size, progress), notes=tuple(whole.contents.notes))
@@ -142,7 +142,7 @@ def _refuse_inside(source: Location, target: Location) -> None:
         raise ParameterError("the target is in the folder that is to be packed: name one outside of it")
 
 
-def _refuse_beside(tree: Tree) -> None:
+def _refuse_beside(tree: FileTree) -> None:
     """Raise UnsupportedError if the folder of a checkpoint has files that are not part of it."""
     beside = [path for path in tree.files if path != GLOBAL and not made_by_writers(path)]
     if beside:  # metadata may name files of any name, and in folders

@@ -1,4 +1,4 @@
-"""`Tree`: the regular files in a folder and below it, and what else is there."""
+"""`FileTree`: the regular files in a folder and below it, and what else is there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STRANGE = "a name that cannot be restored everywhere"
 
 
 @dataclass(frozen=True)
-class Tree:
+class FileTree:
     """A folder, or a single file.
 
     - `files`: sizes by relative paths, sorted; a link to a regular file counts as that file.
@@ -32,7 +32,7 @@ class Tree:
     left_out: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, storage: Storage) -> Tree:
+    def of(cls, storage: Storage) -> FileTree:
         """List a folder or a file."""
         if not storage.is_folder():
             with storage.open() as file:

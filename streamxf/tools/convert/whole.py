@@ -33,7 +33,7 @@ from streamxf.formats.reader import FileReader
 from streamxf.storage.reading import FileSlice, PositionalFile, StoredFile
 from streamxf.stream.reader import BareBlocks, StreamReader
 from streamxf.tools.convert.origin import ITEM, PackedFile, PackManifest, Placed, is_kept, rest_of
-from streamxf.tools.convert.tree import Tree, is_inside
+from streamxf.tools.convert.tree import FileTree, is_inside
 from streamxf.torchsave.framed import find_framed
 from streamxf.wording import many, printable, some
 
@@ -50,7 +50,7 @@ class Whole(FileReader):
 
     def __init__(
         self,
-        tree: Tree,
+        tree: FileTree,
         contents: Contents,
         shards: Mapping[str, Shard],
         gaps: Mapping[str, Gaps],
@@ -102,7 +102,7 @@ class _Pieces:
         """What is between the gaps is small."""
 
 
-def open_whole(tree: Tree, max_expansion: int = MAX_EXPANSION) -> Whole:
+def open_whole(tree: FileTree, max_expansion: int = MAX_EXPANSION) -> Whole:
     """Open a file or a folder that is not a DCP checkpoint; raises as `pack`."""
     storage = tree.storage
     notes = [*tree.notes()]
@@ -145,7 +145,7 @@ def open_whole(tree: Tree, max_expansion: int = MAX_EXPANSION) -> Whole:
     return whole
 
 
-def _model(tree: Tree, notes: list[str]) -> FileReader | None:
+def _model(tree: FileTree, notes: list[str]) -> FileReader | None:
     """The model of a Hugging Face folder, if it is one whose tensors can be read."""
     try:
         layout = huggingface.layout_of(name for name in tree.files if "/" not in name)
@@ -166,7 +166,7 @@ class _Packing:
     - `unread`: files that were expected to have tensors, and are packed as bytes.
     """
 
-    def __init__(self, tree: Tree, main: FileReader | None) -> None:
+    def __init__(self, tree: FileTree, main: FileReader | None) -> None:
         self.items: dict[str, Item] = {}
         self.shards: dict[str, Shard] = dict(main.shards) if main is not None else {}
         self.of_checkpoint = main is not None

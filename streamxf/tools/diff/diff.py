@@ -31,7 +31,7 @@ from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.tools.convert.origin import PackManifest, is_kept, origin_of
-from streamxf.tools.convert.tree import Tree
+from streamxf.tools.convert.tree import FileTree
 from streamxf.tools.convert.whole import Whole, open_whole
 from streamxf.tools.damage import Damage
 from streamxf.tools.diff.difference import Change, Difference
@@ -125,7 +125,7 @@ def diff(
 def _opened(storage: Storage, packed: PackManifest | None, access: Access) -> BoxReader:
     """One side; a folder with all files in it, where the other side is a folder that was packed."""
     if packed is not None and packed.is_folder and storage.is_folder() and not is_checkpoint(storage):
-        return open_whole(Tree.of(storage), access.objects.max_expansion)
+        return open_whole(FileTree.of(storage), access.objects.max_expansion)
     return open_source(storage, access)
 
 
@@ -137,7 +137,7 @@ def _not_compared(storage: Storage, side: BoxReader, origin: PackManifest | None
         if origin.left_out and not isinstance(side, Whole):
             return f"{storage.given}: what was left out when it was packed, {some(origin.left_out)}"
     elif isinstance(side, FileReader) and storage.is_folder():
-        tree = Tree.of(storage)
+        tree = FileTree.of(storage)
         others = (path for path in (*tree.files, *tree.left_out) if path not in side.shards)
         other = next((path for path in others if not path.endswith(INDEX)), None)
         return f"{storage.given}: what else is in the folder, such as {other}" if other else ""

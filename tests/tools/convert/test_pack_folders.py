@@ -28,7 +28,7 @@ from streamxf.errors import ContainerError, MetadataError, NoCheckpointError, Pa
 from streamxf.keys import Key
 from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.pack import pack
-from streamxf.tools.convert.tree import Tree
+from streamxf.tools.convert.tree import FileTree
 from streamxf.tools.convert.unpack import unpack
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
@@ -467,7 +467,7 @@ def test_an_object_with_the_name_of_a_folder_is_left_out(monkeypatch):
     memory.pipe_file("/folders/run/a/b", b"b")
     both = {f"/folders/run/{path}": {"type": "file", "size": 1} for path in ("a", "a/b")}
     monkeypatch.setattr(type(memory), "find", lambda *_, **__: both)
-    tree = Tree.of(open_storage("memory://folders/run"))
+    tree = FileTree.of(open_storage("memory://folders/run"))
     assert (tree.files, tree.left_out) == ({"a/b": 1}, ("a (a name that cannot be restored everywhere)",))
 
 
