@@ -31,7 +31,7 @@ from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, check_same,
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.transcode import Reads, copy
 from streamxf.tools.convert.tree import FileTree
-from streamxf.tools.convert.whole import Whole, open_whole
+from streamxf.tools.convert.whole import PackedReader, open_whole
 from streamxf.torchsave.writing import saved
 from streamxf.wording import some
 
@@ -121,7 +121,7 @@ def pack(
         return replace(convert(to, contents, file_size, progress), notes=tuple(whole.contents.notes))
 
 
-def _read(whole: Whole, wanted: ItemPart) -> Content:
+def _read(whole: PackedReader, wanted: ItemPart) -> Content:
     item, chunk = wanted.item, wanted.chunk
     if chunk is None or not isinstance(item, TensorItem):
         return Content(MemorySource(memoryview(saved(whole.load_object(item.name)))), Kind.OBJECT)

@@ -1,4 +1,4 @@
-"""`Whole`: a file or a folder as `pack` stores it: all tensors, all objects, and all bytes around them.
+"""`PackedReader`: a file or a folder as `pack` stores it: all tensors, all objects, and all bytes around them.
 
 The tensors of the model in a Hugging Face folder have their own names, and those of any other file its path before
 them, as in ``optimizer.pt/state.0.exp_avg``. A file without readable tensors is stored as bytes.
@@ -43,7 +43,7 @@ Gaps = Sequence[tuple[int, int]]
 """Where bytes that belong to no tensor begin and end in a file."""
 
 
-class Whole(FileReader):
+class PackedReader(FileReader):
     """Everything that is packed; the item `ITEM` is `origin` as an object, and that of `rest_of` a file's bytes around
     its tensors, which are in its `gaps`.
     """
@@ -102,7 +102,7 @@ class _Pieces:
         """What is between the gaps is small."""
 
 
-def open_whole(tree: FileTree, max_expansion: int = MAX_EXPANSION) -> Whole:
+def open_whole(tree: FileTree, max_expansion: int = MAX_EXPANSION) -> PackedReader:
     """Open a file or a folder that is not a DCP checkpoint; raises as `pack`."""
     storage = tree.storage
     notes = [*tree.notes()]
@@ -139,7 +139,7 @@ def open_whole(tree: FileTree, max_expansion: int = MAX_EXPANSION) -> Whole:
     origin = PackManifest(kind, packed, tree.left_out)
     items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **packing.items, **rests}
     contents = Contents(storage.given, kind, items, tree.files, notes=tuple(notes))
-    whole = Whole(tree, contents, packing.shards, gaps, origin, max_expansion)
+    whole = PackedReader(tree, contents, packing.shards, gaps, origin, max_expansion)
     for rest, (place,) in ((rest, item.places) for rest, item in rests.items()):  # a file may be one hole
         whole.budget.spend_once(rest, place.size, "the file", file=whole.full(place.file))
     return whole

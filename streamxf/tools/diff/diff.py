@@ -32,7 +32,7 @@ from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.tools.convert.origin import PackManifest, is_kept, origin_of
 from streamxf.tools.convert.tree import FileTree
-from streamxf.tools.convert.whole import Whole, open_whole
+from streamxf.tools.convert.whole import PackedReader, open_whole
 from streamxf.tools.damage import Damage
 from streamxf.tools.diff.difference import Change, Difference
 from streamxf.tools.diff.distance import Distance, DistanceCounter
@@ -134,7 +134,7 @@ def _not_compared(storage: Storage, side: BoxReader, origin: PackManifest | None
     if origin is not None:
         if origin.is_folder and not files:
             return f"{storage.given}: what {many(len(origin.files), 'file')} of the folder that was packed hold besides"
-        if origin.left_out and not isinstance(side, Whole):
+        if origin.left_out and not isinstance(side, PackedReader):
             return f"{storage.given}: what was left out when it was packed, {some(origin.left_out)}"
     elif isinstance(side, FileReader) and storage.is_folder():
         tree = FileTree.of(storage)
