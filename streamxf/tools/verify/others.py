@@ -32,7 +32,7 @@ from streamxf.storage.storage import Storage, storage_errors
 from streamxf.stream.container import read_header
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.reader import BareBlocks, StreamReader
-from streamxf.tools.verify.reading import Call, Outcome, check_along_heads, check_blocks, note, pieces_of
+from streamxf.tools.verify.reading import Outcome, Verification, check_along_heads, check_blocks, note, pieces_of
 from streamxf.tools.verify.report import Findings, Notes
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.wording import many, some
@@ -40,7 +40,7 @@ from streamxf.wording import many, some
 _Check = Callable[[StoredFile, Findings], None]
 
 
-def check_file(call: Call) -> None:
+def check_file(call: Verification) -> None:
     """Check a file of any format; raises UnsupportedError, NoCheckpointError, and as `_check_plain`."""
     storage = call.storage
     with storage_errors(storage.given), storage.open() as file:
@@ -56,7 +56,7 @@ def check_file(call: Call) -> None:
     _check(call, storage, storage.name, _check_torch if found is Format.TORCH else _check_safetensors)
 
 
-def check_folder(call: Call, layout: huggingface.HubLayout) -> None:
+def check_folder(call: Verification, layout: huggingface.HubLayout) -> None:
     """Check a Hugging Face folder: each shard by itself and then, if all are intact, whether index and shards fit each
     other. Raises as `check_file`.
     """
@@ -79,7 +79,7 @@ def check_folder(call: Call, layout: huggingface.HubLayout) -> None:
             findings.damage(error, error.item)
 
 
-def _check(call: Call, storage: Storage, name: str, check: _Check) -> None:
+def _check(call: Verification, storage: Storage, name: str, check: _Check) -> None:
     findings = call.findings(name)
     try:
         with call.open(name, storage) as file:
@@ -91,7 +91,7 @@ def _check(call: Call, storage: Storage, name: str, check: _Check) -> None:
         findings.damage(error)
 
 
-def _refuse_keys(call: Call) -> None:
+def _refuse_keys(call: Verification) -> None:
     if call.access.require is not None:
         raise call.access.not_encrypted("this")
 

@@ -58,7 +58,7 @@ class GivenUp(Exception):
 
 
 @dataclass
-class Call:
+class Verification:
     """One call of `verify`, and its findings in the order of the report.
 
     `failures` are what ends the call, in any thread; `unread` is what the storage failed with, where that does not mean
@@ -114,7 +114,7 @@ class GuardedAccess(Counted):
     is bounded by the bytes `held` in storage: holes have no end.
     """
 
-    def __init__(self, call: Call, access: PositionalFile, name: str, held: int, share: Share) -> None:
+    def __init__(self, call: Verification, access: PositionalFile, name: str, held: int, share: Share) -> None:
         super().__init__(access, share.advance)
         self.name = name
         self._call = call
@@ -230,7 +230,7 @@ class FileCheck:
     """
 
     def __init__(
-        self, call: Call, name: str, size: int, opener: ItemOpener | None = None, items: Sequence[ItemPart] = ()
+        self, call: Verification, name: str, size: int, opener: ItemOpener | None = None, items: Sequence[ItemPart] = ()
     ) -> None:
         self.findings = call.findings(name)
         self._call = call

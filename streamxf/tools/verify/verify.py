@@ -37,7 +37,7 @@ from streamxf.progress import Progress, Share
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage, storage_errors
 from streamxf.tools.verify.others import check_file, check_folder
-from streamxf.tools.verify.reading import Call, FileCheck, pieces_of
+from streamxf.tools.verify.reading import FileCheck, Verification, pieces_of
 from streamxf.tools.verify.report import FileReport, Findings, VerifyReport, report_of, together
 from streamxf.wording import many, some
 
@@ -184,14 +184,14 @@ def verify_at(
     `part`, a number and how many there are, only this part of a checkpoint's data files is read. If it `raises`, so
     does a file that cannot be read for a reason that says nothing of its contents, such as a server out of reach.
     """
-    call = Call(storage, access, progress)
+    call = Verification(storage, access, progress)
     report = _report(call, only_dcp, part)
     if raises and call.unread:
         raise call.unread[0]
     return report
 
 
-def _report(call: Call, only_dcp: bool, part: tuple[int, int]) -> VerifyReport:
+def _report(call: Verification, only_dcp: bool, part: tuple[int, int]) -> VerifyReport:
     begin = perf_counter()
     layout: huggingface.HubLayout | None = None
     try:
@@ -214,7 +214,7 @@ def _report(call: Call, only_dcp: bool, part: tuple[int, int]) -> VerifyReport:
     return report_of(call.found, begin, kind=FileReport)
 
 
-def _check_checkpoint(call: Call, begin: float, part: tuple[int, int]) -> VerifyReport:
+def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -> VerifyReport:
     with storage_errors(call.storage.given):
         listed = call.storage.names()
     names = metadata_among(listed)
@@ -268,7 +268,7 @@ def _check_checkpoint(call: Call, begin: float, part: tuple[int, int]) -> Verify
     return report_of(call.found, begin, save_ids, beside)
 
 
-def _read(call: Call, findings: Findings) -> Metadata | None:
+def _read(call: Verification, findings: Findings) -> Metadata | None:
     """A metadata file as readers read it; None if it is damaged."""
     name = findings.file
     try:
@@ -289,7 +289,7 @@ def _read(call: Call, findings: Findings) -> Metadata | None:
     return metadata
 
 
-def _check_pickle(call: Call, findings: Findings) -> bool:
+def _check_pickle(call: Verification, findings: Findings) -> bool:
     """Compare the digest of what torch's readers read, and streamxf's do not; whether there is one."""
     with call.open(findings.file, share=Share(None, 0)) as file:
         findings.bytes_read += file.size
@@ -311,7 +311,7 @@ def _check_pickle(call: Call, findings: Findings) -> bool:
 
 
 def _plan(
-    call: Call,
+    call: Verification,
     metadata: Metadata,
     findings: Findings,
     checks: dict[str, FileCheck],
@@ -343,7 +343,7 @@ def _by_file(metadata: Metadata) -> dict[str, list[ItemPart]]:
     return found
 
 
-def _note_missing(call: Call) -> None:
+def _note_missing(call: Verification) -> None:
     """Note what could not be decoded; raises UnknownCodecError and the like if a codec is all that is missing."""
     missing = [error for each in call.found for error in each.missing]
     if not missing:
