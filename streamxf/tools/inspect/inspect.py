@@ -63,6 +63,6 @@ def inspect(
             contents = contents_of(source)
         if not values:
             return Summary.of(contents)
-        from streamxf.tools.values.survey import statistics_of
+        from streamxf.tools.values.counting import statistics_of
 
         return Summary.of(contents, TensorStatistics(statistics_of(source, progress)))
