@@ -12,7 +12,7 @@ from tools.elements import Memory, dtype_name, elements_of
 
 from streamxf import engine
 from streamxf.errors import BlockError
-from streamxf.tools.values import survey
+from streamxf.tools.values import counting
 from streamxf.tools.values.statistics import Statistics, ValueCounter
 
 
@@ -42,7 +42,7 @@ def test_every_tensor_and_nothing_else():
         "step": 4,
     }
     source, bar = Memory(state), Bar()
-    found = survey.statistics_of(source, bar)
+    found = counting.statistics_of(source, bar)
     assert list(found) == ["w", "empty", "scalar", "bits"]
     assert found["bits"] is None
     assert found["empty"] is not None
@@ -54,7 +54,7 @@ def test_every_tensor_and_nothing_else():
     assert (found["w"].elements, found["w"].min, found["w"].max) == (whole.elements, whole.min, whole.max)
     assert found["w"].mean == pytest.approx(whole.mean)
     assert found["w"].std == pytest.approx(whole.std)
-    assert source.largest <= survey.BOX_BYTES
+    assert source.largest <= counting.BOX_BYTES
     assert bar.expected == bar.done == sum(state[name].nbytes for name in ("w", "empty", "scalar"))
 
 
@@ -63,9 +63,9 @@ def test_however_small_boxes_are_and_whoever_counts_them(sizes: list[int], limit
     state = {str(number): torch.randn(size) for number, size in enumerate(sizes)}
     source = Memory(state)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(survey, "BOX_BYTES", limit)
-        patch.setattr(survey, "_INLINE", inline)
-        found = survey.statistics_of(source)
+        patch.setattr(counting, "BOX_BYTES", limit)
+        patch.setattr(counting, "_INLINE", inline)
+        found = counting.statistics_of(source)
     for name, tensor in state.items():
         whole, parts = whole_of(tensor), found[name]
         assert parts is not None
@@ -95,7 +95,7 @@ class Broken(Memory):
 def test_damage_ends_it_and_leaves_nothing_running():
     source = Broken({"w": torch.randn(8 * 2**20)})
     with pytest.raises(BlockError, match="torn"):
-        survey.statistics_of(source)
+        counting.statistics_of(source)
     assert engine.shared().budget.bytes == 0
 
 
@@ -103,5 +103,5 @@ def test_what_is_in_flight_is_bounded():
     source = Memory({"w": torch.zeros(48 * 2**20, dtype=torch.uint8).view(torch.float32)})
     budget = engine.shared().budget
     budget.reset_peak()
-    survey.statistics_of(source)
+    counting.statistics_of(source)
     assert 0 < budget.peak_bytes <= engine.MAX_BYTES_IN_FLIGHT
