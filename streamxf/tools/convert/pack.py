@@ -29,7 +29,7 @@ from streamxf.storage.storage import Storage, is_url
 from streamxf.stream.encoder import MemorySource
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, check_same, convert, refuse_same
 from streamxf.tools.convert.result import Converted
-from streamxf.tools.convert.transcode import Reads, copy
+from streamxf.tools.convert.transcode import RangeSource, copy
 from streamxf.tools.convert.tree import FileTree
 from streamxf.tools.convert.whole import PackedReader, open_whole
 from streamxf.torchsave.writing import saved
@@ -126,7 +126,7 @@ def _read(whole: PackedReader, wanted: ItemPart) -> Content:
     if chunk is None or not isinstance(item, TensorItem):
         return Content(MemorySource(memoryview(saved(whole.load_object(item.name)))), Kind.OBJECT)
     elements = whole.elements(item, chunk)
-    reads = Reads(elements.blocks, whole.full(chunk.place.file), item.name, elements.origin, item.size)
+    reads = RangeSource(elements.blocks, whole.full(chunk.place.file), item.name, elements.origin, item.size)
     return Content(reads, Kind.TENSOR)
 
 
