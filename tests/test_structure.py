@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
@@ -29,6 +30,13 @@ def save(path: Path) -> None:
 def load(path: Path) -> None:
     state = {"weight": torch.empty(600, 1000), "bias": torch.empty(100), "step": 0}
     dcp.load(state, storage_reader=streamxf.FileSystemReader(path, keys=KEY))
+
+
+def write(path: Path) -> None:
+    with streamxf.CheckpointWriter(path, chain=[ZStandard(), Checksum(), Encrypt(KEY)]) as writer:
+        writer["weight"] = np.ones((600, 1000))
+        writer["bias"] = np.zeros(100)
+        writer["step"] = 3
 
 
 def entered(action: Callable[[], object]) -> set[str]:
@@ -56,6 +64,13 @@ def test_a_save_and_a_load_enter_few_files(tmp_path: Path):
     saved, loaded = entered(lambda: save(tmp_path / "saved")), entered(lambda: load(tmp_path / "saved"))
     assert 20 < len(saved) <= 48, sorted(saved)
     assert 20 < len(loaded) <= 50, sorted(loaded)
+
+
+def test_what_is_written_without_dcp_enters_fewer(tmp_path: Path):
+    write(tmp_path / "warm")
+    written = entered(lambda: write(tmp_path / "written"))
+    assert 20 < len(written) <= 42, sorted(written)
+    assert not [path for path in written if path.startswith(f"{PACKAGE}dcp{os.sep}")]
 
 
 def test_a_block_is_few_calls_away_from_its_worker(tmp_path: Path, monkeypatch):

@@ -181,8 +181,8 @@ def metadata_of(items: Iterable[Item], extra: Mapping[str, Any]) -> Metadata:
         entries[name] = TensorStorageMetadata(torch_properties(item), size[item.shape], chunks)
     made = Metadata(entries, paths or None, stored, StorageMeta())
     made.version = _DCP_VERSION
-    for name, value in members_of(extra).items():
-        setattr(made, name, value)
+    if extra:
+        vars(made).update(members_of(extra))
     return made
 
 
