@@ -228,7 +228,7 @@ class ItemOpener:
         if (writer := self._writer_of(place)) is not None:
             identity = wanted.identity(writer.id)
             start = source.read_at(0, min(MAX_HEADER, source.length))
-            header = Header.awaited(start, _bound(place.descriptors), identity, place.sha256 is not None)
+            header = Header.expected(start, _bound(place.descriptors), identity, place.sha256 is not None)
             if header is not None:
                 return header
         header = read_header(source)  # says what is wrong with it

@@ -169,7 +169,7 @@ class Header:
         return self.chain[_Chain.of(self.chain).transforms :]
 
     @classmethod
-    def awaited(cls, data: bytes, chain: tuple[str, ...], identity: Identity, hashed: bool) -> Header | None:
+    def expected(cls, data: bytes, chain: tuple[str, ...], identity: Identity, hashed: bool) -> Header | None:
         """The header at the start of `data`, if it is the one that a published container of this item must have; else
         None. All but its block size, salt and seal is known, so nothing has to be parsed.
         """
