@@ -24,7 +24,7 @@ _KEPT = 200  # the latest ones: they are for the rate of failures
 _PATIENCE, _PAUSE = 5.0, 0.05  # seconds
 
 _own: WeakValueDictionary[str, IO[bytes]] = WeakValueDictionary()
-"""The locks of this process, by session: POSIX drops a lock when its own process looks at it."""
+"""The locks of this process, by session: without Linux's own, one is dropped when its own process looks at it."""
 _log = logging.getLogger(__name__)
 
 
@@ -121,6 +121,15 @@ class Sessions:
         if lock is not None:
             _own.pop(self.own.id, None)
             lock.close()  # its file stays, to show that nobody holds it
+
+
+def _let_go() -> None:
+    """A child that outlives the job, such as a data loader, must not pass for it."""
+    for lock in _own.values():
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def is_held(storage: Storage, session: str) -> bool | None:

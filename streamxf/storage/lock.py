@@ -7,6 +7,7 @@ import fcntl
 import io
 import os
 import stat
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -155,13 +156,19 @@ def try_lock_file(folder: int, name: str, make: bool) -> IO[bytes] | None:
     """A file in an open folder, held; None if there are no locks. Raises BlockingIOError if another process has it that
     made it: those that only look share it, or two that look at once would take each other for that one.
 
-    The lock is POSIX's: a child that outlives the job, such as a data loader, does not inherit it, and file systems
-    over a network have it, too.
+    The lock is POSIX's, which file systems over a network have, too; on Linux that of the open file, since the other
+    ends when its process closes the file wherever it has opened it: in a backup, say. A child inherits the file.
     """
     flags = os.O_RDWR | NO_LINK | os.O_NONBLOCK | (os.O_CREAT if make else 0)
+    kind, posix = (fcntl.F_WRLCK, fcntl.LOCK_EX) if make else (fcntl.F_RDLCK, fcntl.LOCK_SH)
     file = io.FileIO(os.open(name, flags, 0o600, dir_fd=folder), "r+")
     try:
-        fcntl.lockf(file.fileno(), (fcntl.LOCK_EX if make else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        try:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, *[0] * 4))  # all of the file
+        except (BlockingIOError, PermissionError):
+            raise
+        except (AttributeError, OSError):
+            fcntl.lockf(file, posix | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
         if isinstance(error, BlockingIOError | PermissionError):

@@ -119,7 +119,7 @@ class Points:
             stack.enter_context(patch.object(time, "time", clock))
             stack.enter_context(patch.object(os, "fsync", lambda _: None))  # of no interest, and slow
             if not locks:
-                for name in ("flock", "lockf"):
+                for name in ("flock", "lockf", "fcntl"):
                     stack.enter_context(patch.object(fcntl, name, no_locks))
             for owner, name in (*CHANGES, *LOOKS):
                 stack.enter_context(patch.object(owner, name, self.before(getattr(owner, name))))

@@ -82,7 +82,8 @@ def test_what_a_killed_save_left_goes_with_the_next(step: int, tmp_path: Path) -
 
 def test_without_locks_it_goes_with_the_next_save_of_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing shows that the process was killed, and the new save's note takes the place of the old one."""
-    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    for name in ("fcntl", "lockf"):
+        monkeypatch.setattr(fcntl, name, no_locks)
     killed(tmp_path, leave_a_draft)
     with CheckpointManager(tmp_path) as manager:
         save(manager, 9)

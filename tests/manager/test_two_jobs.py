@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,16 +92,38 @@ def test_who_looks_whether_a_job_has_ended_is_not_taken_for_it(tmp_path: Path) -
         other.communicate()
 
 
-def test_a_job_that_runs_is_seen_by_another_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_job_that_runs_is_seen_by_another_process(tmp_path: Path, copied: bool) -> None:
+    """Though it has copied its folder meanwhile, by opening and closing every file."""
+    running = session(tmp_path / "run", "1")
+    running.begin()
+    if copied:
+        shutil.copytree(tmp_path / "run", tmp_path / "backup")
+    assert is_seen(tmp_path / "run", running)
+    running.close()
+
+
+def test_a_child_that_outlives_a_job_does_not_pass_for_it(tmp_path: Path) -> None:
     running = session(tmp_path, "1")
     running.begin()
-    command = [
-        sys.executable,
-        "-c",
-        LOOKS,
-        str(tmp_path),
-        running.own.id,
-    ]
+    end, begin = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(begin)
+        os.read(end, 1)  # until the parent lets go of the other end
+        os._exit(0)
+    try:
+        assert is_seen(tmp_path, running), "the child has let go of it"
+        running.close()
+        assert not is_seen(tmp_path, running)
+    finally:
+        os.close(begin)
+        os.close(end)
+        os.waitpid(child, 0)
+
+
+def is_seen(run: Path, running: Sessions) -> bool:
+    command = [sys.executable, "-c", LOOKS, str(run), running.own.id]
     found = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert "BlockingIOError" in found.stderr
-    running.close()
+    assert found.stdout == "True\n" or "BlockingIOError" in found.stderr
+    return "BlockingIOError" in found.stderr

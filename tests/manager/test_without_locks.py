@@ -53,7 +53,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield f"slow://run-{secrets.token_hex(4)}"
         return
     put = LocalStorage.put
-    for name in ("flock", "lockf"):
+    for name in ("flock", "lockf", "fcntl"):
         monkeypatch.setattr(fcntl, name, no_locks)
 
     def slow_put(*arguments: Any, **options: Any) -> None:
