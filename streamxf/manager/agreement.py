@@ -94,24 +94,7 @@ class Agreement:
 
     def broadcast(self, make: Callable[[], T]) -> T:
         """What `make` returns on rank 0, which alone calls it. What it raises is raised on every rank."""
-        group = self._others()
-        if group is None:
-            return make()
-        assert self._group is not None
-        sent: list[tuple[T | None, BaseException | None]] = [(None, None)]
-        failure: BaseException | None = None
-        if self.rank == 0:
-            try:
-                sent = [(make(), None)]
-            except BaseException as error:
-                sent, failure = [(None, sendable(error))], error
-        dist.broadcast_object_list(sent, src=dist.get_global_rank(group, 0), group=group)
-        if failure is not None:
-            raise failure
-        ((made, told),) = sent
-        if told is not None:
-            raise told
-        return made  # type: ignore[return-value]
+        return self.everywhere(make if self.rank == 0 else lambda: None)[0]  # type: ignore[return-value]
 
     def everywhere(self, make: Callable[[], T]) -> list[T]:
         """What `make` returns on each rank, in their order, however long it takes: ranks that are done hear of the

@@ -68,9 +68,11 @@ class Schedule:
             raise ParameterError(f"Schedule(steps={self.steps!r}): steps is a whole number from 1 on")
         for name in ("seconds", "mtbf"):
             value = getattr(self, name)
-            if value is not None and not _is_positive(value):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 < value < math.inf):
                 raise ParameterError(f"Schedule({name}={value!r}): {name} is a positive number")
-        if not _are_whole(self.at):
+        is_list = isinstance(self.at, Collection) and not isinstance(self.at, str | bytes)
+        if not is_list or not all(type(step) is int and step >= 0 for step in self.at):
             raise ParameterError(f"Schedule(at={self.at!r:.80}): at has the numbers of steps")
         object.__setattr__(self, "at", frozenset(self.at))
         if type(self.optimal) is not bool:
@@ -81,7 +83,10 @@ class Schedule:
             )
         if self.mtbf is not None and not self.optimal:
             raise ParameterError("Schedule(mtbf=...): only optimal=True uses it")
-        if not isinstance(self.signals, tuple) or not all(_can_be_handled(number) for number in self.signals):
+        known = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+        if not isinstance(self.signals, tuple) or not all(
+            isinstance(one, int) and one in known for one in self.signals
+        ):
             raise ParameterError(
                 f"Schedule(signals={self.signals!r:.80}): signals is a tuple of signals of this system"
             )
@@ -238,19 +243,3 @@ def estimated_mtbf(failures: int, seconds: float) -> float:
     lost time a quarter longer.
     """
     return (_DAY + seconds) / (1 + failures)
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def _are_whole(steps: object) -> bool:
-    return (
-        isinstance(steps, Collection)
-        and not isinstance(steps, str | bytes)
-        and all(type(step) is int and step >= 0 for step in steps)
-    )
-
-
-def _can_be_handled(number: object) -> bool:
-    return isinstance(number, int) and number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
