@@ -166,8 +166,7 @@ DAMAGE = (AuthenticationError, CodecError, ContainerError, DescriptorError, Iden
 
 def is_damage(error: BaseException) -> bool:
     """Whether an error means that this checkpoint is damaged; with any other error, an older one would fail as well."""
-    lost = isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.errno == errno.EIO)
-    return lost or isinstance(error, DAMAGE)
+    return isinstance(error, (FileNotFoundError, *DAMAGE))  # EIO may pass: a disk or a server had a bad moment
 
 
 class AbortedError(StreamxfError):
