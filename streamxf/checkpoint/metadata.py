@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from streamxf.checkpoint.access import Access
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError, located
 from streamxf.format.index import File, Index, Sections, Trailer
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, overlap
-from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.names import SLIP, metadata_among, rank_metadata_among, rank_of
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey, Envelope
@@ -102,6 +101,7 @@ def no_file(path: str) -> MetadataError:
 
 
 MAX_METADATA = 2**30  # bytes of a metadata file
+_TAIL = 2**16  # bytes that are read first: all that matters of most
 
 
 @dataclass(frozen=True)
@@ -149,16 +149,23 @@ class Metadata:
 
 
 def read_metadata(
-    storage: Storage, name: str, access: Access, *, listing: bool = False, rank: int | None = None
+    storage: Storage,
+    name: str,
+    access: Access,
+    *,
+    listing: bool = False,
+    rank: int | None = None,
+    size: int | None = None,
 ) -> Metadata:
     """Read a metadata file. With `listing`, an encrypted one needs no keys, and nothing of it is authenticated. `rank`
-    says whose it must be, where its name does not.
+    says whose it must be, where its name does not, and `size` what it has by a listing.
 
     Raises FileNotFoundError; MetadataError if the file is damaged, hostile or inconsistent; AuthenticationError if it
     was altered; KeyMissingError, WrongKeyError, KeyServiceError if none of the keys opens it; PolicyError if it is
     weaker than what is required; IdentityError if it is another save than the expected one.
     """
-    with located(file=storage.full(name)), storage.open(name) as file:
+    opened = storage.open(name) if size is None else nullcontext(storage.sized(name, size))
+    with located(file=storage.full(name)), opened as file:
         try:
             sections = read_sections(file)
             if sections is None:
@@ -176,11 +183,14 @@ def read_sections(file: StoredFile) -> Sections | None:
         )
     if not file.size:
         raise MetadataError("the file is empty: it was cut, or never written; restore it")
-    end = min(file.size, TRAILER_BYTES)
-    trailer = Trailer.parse(file.slice(file.size - end, end).read_at(0, end), file.size)
+    end = min(file.size, _TAIL)
+    tail = file.read(file.size - end, end)
+    trailer = Trailer.parse(tail, file.size)
     if trailer is None:
         return None
-    return trailer.split(file.slice(file.size - trailer.size, trailer.size).read_at(0, trailer.size))
+    if trailer.size > end:
+        tail = file.read(file.size - trailer.size, trailer.size - end) + tail
+    return trailer.split(tail[-trailer.size :])
 
 
 def metadata_in(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.notes import Note, seal_note
+from streamxf.checkpoint.notes import seal_note
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import KeyMissingError, KeyServiceError, ParameterError, StreamxfError
 from streamxf.keys import VerifyKey
@@ -81,9 +81,6 @@ class Authority:
         except StreamxfError as error:
             return error.message
         return ""
-
-    def doubt_of(self, note: Note) -> str:
-        return self.doubt(note.check, note.signed_by)
 
     def seal(self, content: Any) -> bytes:
         """A note, vouched for as the job's checkpoints are."""

@@ -29,6 +29,7 @@ from streamxf.manager.holds import has_no_place, holding
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import FOLDER, Commit, is_framework_file
 from streamxf.manager.record import Record, numbers_in
+from streamxf.manager.retention import Retention
 from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import small_names
 from streamxf.storage.storage import Storage, storage_errors
@@ -93,7 +94,7 @@ def choose(
     """
     with storage_errors(run.storage.given):
         while True:
-            records = run.records(series=series)
+            records = run.records(series=series, sure=best is not None)
             choice = Choice(skipped=dict(skipped))
             complete = [each for each in records if each.complete]
             if not complete:
@@ -145,8 +146,6 @@ def _none(run: Run, found: Choice, name: str | None) -> NoCheckpointError:
 
 def by_metric(records: Sequence[Record], metric: str, mode: str) -> list[Record]:
     """Those with a value of a metric, the best first; ties go to the newer."""
-    from streamxf.manager.retention import Retention
-
     return list(Retention(best=-1, metric=metric, mode="max" if mode == "max" else "min").ranked(records))
 
 
@@ -217,6 +216,8 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, rank
                 _check_published(folder.place, run.authority, check, part)
     except Exception as error:
         if not is_damage(error):
+            if isinstance(error, OSError):
+                error.add_note(escaped(f"next: if that stays so, {SKIP}={record.name} passes this checkpoint over"))
             raise
         text = str(error)
         return (text if text.startswith(_DAMAGE) else f"{type(error).__name__}: {text}")[:_TEXT]

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import read_metadata
+from streamxf.checkpoint.metadata import Metadata, read_metadata
 from streamxf.checkpoint.publish import made_by_writers
 from streamxf.errors import ContainerError, KeyServiceError, MetadataError, StreamxfError, escaped
 from streamxf.format.names import is_metadata_name, made_by_saves, metadata_among
 from streamxf.format.run import RunFacts
 from streamxf.manager.authority import Authority
-from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Files, Saving, Supplement, read
+from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Saving, Supplement, read
 from streamxf.manager.record import Record, numbers_in
-from streamxf.storage.storage import Storage, StorageEntry
+from streamxf.storage.storage import Entries, Storage, StorageEntry
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+
+class _Once(Generic[T]):
+    """`cached_property` without the lock that all folders would share before Python 3.12, and wait for."""
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: Folder, owner: type) -> T:
+        folder.__dict__[self._name] = made = self._make(folder)
+        return made
 
 
 class Folder:
@@ -32,7 +45,7 @@ class Folder:
     - `place`: where it is, and `files` the regular files below it. With `is_link` it is what a link leads to.
     """
 
-    def __init__(self, name: str, place: Storage, files: Files, authority: Authority, is_link: bool = False) -> None:
+    def __init__(self, name: str, place: Storage, files: Entries, authority: Authority, is_link: bool = False) -> None:
         self.name = name
         self.place = place
         self.files = files
@@ -40,11 +53,6 @@ class Folder:
         self.is_link = is_link
         self.top = [path for path in files if "/" not in path]
         self.metadata = metadata_among(self.top)
-
-    @property
-    def complete(self) -> bool:
-        """Whether what it holds passes for a complete checkpoint."""
-        return COMMIT in self.files or bool(self.metadata)
 
     def note(self, file: str, make: Callable[[Any], T]) -> tuple[T | None, str]:
         """What a note there says, if it can be read, and why it does not count, if it does not."""
@@ -59,7 +67,7 @@ class Folder:
         counts = not doubt or self.authority.has_published(getattr(said, "save_id", None), self.place.name)
         return said, "" if counts else doubt
 
-    @cached_property
+    @_Once
     def saving(self) -> Saving | None:
         """The save that was begun there. What a framework writes counts once it is committed; what a manager saved says
         so itself, whatever is put beside it.
@@ -73,7 +81,7 @@ class Folder:
         for file in filter(SUPPLEMENT.fullmatch, self.top):
             said, doubt = self.note(file, Supplement.of_json)
             if said is None or doubt:
-                _log.warning("%s is ignored: %s", escaped(self.place.full(file)), doubt)
+                _log.warning("%s", escaped(f"{self.place.full(file)} is ignored: {doubt}"))
                 lost = True
             elif said.save_id == save_id:
                 found.append(said)
@@ -112,8 +120,7 @@ class Folder:
                 ours |= commit.files.keys() & self.files.keys()
         with suppress(StreamxfError, FileNotFoundError):
             for metadata in self.metadata if set(self.top) - ours else ():
-                named = read_metadata(self.place, metadata, Access(), listing=True).files
-                ours |= {path for path in named if path in self.files}
+                ours |= self._read(metadata)[0].files.keys() & self.files.keys()
         return sorted(ours)
 
     # -- what it is ------------------------------------------------------------------------------------
@@ -137,7 +144,7 @@ class Folder:
             return Record(self.name, written, kind="unfinished", run=run)
         return None
 
-    @cached_property
+    @_Once
     def by_framework(self) -> bool:
         """Whether its commit record says what it is, and not DCP's metadata. A manager's own metadata does so itself,
         whatever is put beside it, and so does what keys verify beside what they do not.
@@ -146,28 +153,43 @@ class Folder:
             return COMMIT in self.top
         return not self._published.verified or (self._published.kind != "own" and self._commit.verified)
 
-    @cached_property
+    @_Once
     def _commit(self) -> Record:
         return self._committed(COMMIT)
 
-    @cached_property
+    @_Once
     def _published(self) -> Record:
         """What DCP's metadata says."""
         ours = [path for path in self.top if path in self.metadata or made_by_saves(path)]
-        record = Record(self.name, self._written(self.metadata[0]), self._size(ours))
+        record = Record(self.name, self._written(self.metadata[0]), sum(self.files[path].size or 0 for path in ours))
         try:
-            said = [read_metadata(self.place, file, Access(), listing=True) for file in self.metadata]
+            said, doubts = zip(*map(self._read, self.metadata), strict=True)
+        except KeyServiceError:
+            raise
         except (StreamxfError, FileNotFoundError) as error:
             return self._doubted(record, f"{type(error).__name__}: {error}")
         if (index := said[0].index) is not None:
             record = self._told(record, index.save_id, index.run)
-        if self.authority.has_published(record.save_id, self.place.name):
-            return record
-        for file, each in zip(self.metadata, said, strict=True):
-            check = lambda access, file=file: read_metadata(self.place, file, access)  # noqa: E731
-            if doubt := self.authority.doubt(check, each.signed_by):
-                return self._doubted(record, doubt)
-        return record
+        counts = self.authority.has_published(record.save_id, self.place.name)
+        return record if counts else self._doubted(record, next(filter(None, doubts), ""))
+
+    def _read(self, file: str) -> tuple[Metadata, str]:
+        """A metadata file, and why it does not count; "" if it does. An object store is asked once, unless the file has
+        been replaced since it was listed.
+        """
+        said: list[Metadata] = []
+
+        def read(access: Access | None = None) -> Metadata:
+            how = self.place, file, access or Access()
+            with suppress(Exception):  # of whatever class; if it is not that, the same comes again
+                if not self.place.near:
+                    said.append(read_metadata(*how, listing=access is None, size=self.files[file].size))
+            if not said:
+                said.append(read_metadata(*how, listing=access is None))
+            return said[0]
+
+        doubt = self.authority.doubt(read, lambda trust: read().signed_by(trust))
+        return said[0] if said else read(), doubt
 
     def _committed(self, file: str) -> Record:
         """What a commit record says."""
@@ -201,9 +223,6 @@ class Folder:
         for each in found:
             known |= each.metrics
         return replace(record, metrics=None if lost else known)
-
-    def _size(self, paths: Collection[str]) -> int:
-        return sum(self.files[path].size or 0 for path in paths)
 
     def _written(self, path: str) -> float | None:
         when = self.files[path].written

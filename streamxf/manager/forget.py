@@ -152,7 +152,7 @@ def forget_in(
     """The same; with `series`, for the checkpoints of that one alone, of which the newest is not read in full. Those in
     `protected` stay, for the reason that stands there. With `coming`, as if that had been saved already.
     """
-    records = records_of(run) if series is None else run.records(series=series)
+    records = records_of(run, sure=keep.by_facts) if series is None else run.records(series=series, sure=keep.by_facts)
     extras = keep.extras == "remove"
     for each in {record.series for record in records if not record.complete and not dry_run}:
         finish(run, each, extras=extras)

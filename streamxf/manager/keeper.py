@@ -235,7 +235,8 @@ class Keeper:
         """The note stays where files do, such as those of a rank that was killed: it says whose they are."""
         folder, save = self._run.folder(name), self._saves.get(name)
         holds_some = any(map(is_framework_file, folder.files))
-        self._end(name, noted=holds_some and (save is None or save.framework or not folder.complete))
+        published = save is not None and not save.framework and (folder.metadata or COMMIT in folder.files)
+        self._end(name, noted=holds_some and not published)
         if not holds_some:
             remove_tree(self._storage, name, [], [])
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from streamxf.errors import DAMAGE, NoCheckpointError, StreamxfError, is_damage
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.manager.choice import Choice, Verify, by_metric, check_ranks, check_verify, newest
+from streamxf.manager.choice import Choice, Verify, by_metric, check_ranks, check_verify, damage_of, newest
 from streamxf.manager.listing import Run, check_folder, of_other_formats, records_of, run_of
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING
 from streamxf.manager.record import Record
@@ -95,7 +95,7 @@ def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, 
     """The same, with what was passed over, and why. `best` is a metric, and ``"min"`` or ``"max"``."""
     check_verify(verify)
     with storage_errors(run.storage.given):
-        records = records_of(run)
+        records = records_of(run, sure=best is not None)
         complete = [each for each in records if each.complete]
         ranked = complete[::-1] if best is None else by_metric(complete[::-1], *best)
         choice = newest(run, ranked, verify, thorough=True, ranks=ranks)
@@ -135,12 +135,8 @@ def is_complete(path: Location, *, ranks: int | None = None, storage_options: Ma
             if not {COMMIT, SAVING, REMOVED}.isdisjoint(names):
                 folder, name = run_of(storage)
                 run = Run.at(folder)
-                record, there = run.record(name), run.folder(name)
-                if record is None or not record.complete:
-                    return False
-                if there.by_framework:
-                    there.committed()
-                    return True
+                record = run.record(name)
+                return record is not None and record.complete and damage_of(run, record, "none", ranks=ranks) is None
             check_ranks(names, ranks)
             with open_source(storage, listing=True) as source:
                 return not contents_of(source).incomplete

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -19,12 +19,12 @@ from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.authority import Authority
 from streamxf.manager.folder import Folder, checksum_of
-from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Files
+from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT
 from streamxf.manager.record import Record, is_numbered, order_of, series_of
 from streamxf.manager.rows import ANY, RowCache
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.removal import files_of, files_of_many
-from streamxf.storage.storage import Storage, storage_errors
+from streamxf.storage.storage import Entries, Storage, storage_errors
 from streamxf.wording import some
 
 _OF_CHECKPOINTS = {COMMIT, SAVING, REMOVED, "scheduler.pt", "scheduler.bin"}  # of frameworks, that is
@@ -52,7 +52,8 @@ class Run:
         self.linked: dict[str, str] = {}
         """Those to which links in the run's folder led then, such as ``best -> step-100``, each with a link."""
         self._rows = RowCache(storage, self.authority)
-        self._ids: dict[str, str] = {}
+        self.ids: dict[str, str] = {}
+        """Of each series the run that its newest checkpoint names, when they were listed last."""
 
     @classmethod
     def at(
@@ -71,8 +72,10 @@ class Run:
     # -- all checkpoints -------------------------------------------------------------------------------
 
     @collector_paused()
-    def records(self, *, series: str | None = None) -> list[Record]:
-        """The checkpoints, the oldest first; empty if there is no folder."""
+    def records(self, *, series: str | None = None, sure: bool = False) -> list[Record]:
+        """The checkpoints, the oldest first; empty if there is no folder. To be `sure` of what they say of themselves,
+        each is looked at once by this process, unless keys vouch for what is remembered.
+        """
         try:
             links = self._list()
         except FileNotFoundError:
@@ -80,7 +83,9 @@ class Run:
         names = [name for name in (*self.names, *links) if is_numbered(name) and series in (None, series_of(name))]
         near, unlinked = self.storage.near, [name for name in names if name not in links]
         marks = {name: folder_mark(self.storage, name) if near else ANY for name in unlinked}
-        found = {name: row for name, mark in marks.items() if (row := self._rows.get(name, mark)) is not None}
+        looked = sure and not self.authority.strict
+        rows = {name: self._rows.get(name, mark, looked=looked) for name, mark in marks.items()}
+        found = {name: row for name, row in rows.items() if row is not None}
         told = {name for name in found if self._rows.known(name, looked=True) is None}
         again: Collection[str] = [name for name in names if name not in found]
         lied = False
@@ -89,8 +94,8 @@ class Run:
             newest = self._newest(found.values())
             # a row hides nothing, and does not say which run this is
             if not (again := told.intersection(record.name for record in newest.values())):
-                others = {} if series is None else {each: run for each, run in self._ids.items() if each != series}
-                self._ids = others | {each: str(record.run) for each, record in newest.items()}
+                others = {} if series is None else {each: run for each, run in self.ids.items() if each != series}
+                self.ids = others | {each: str(record.run) for each, record in newest.items()}
                 placed = [self._placed(record) for record in found.values()]
                 if not (again := {each.name for each in placed if each.kind == "foreign"} & told):
                     return sorted(placed, key=lambda record: record.order)
@@ -120,10 +125,6 @@ class Run:
             self.run_id = next(iter(found), None)
         return self.run_id
 
-    def id_of(self, series: str) -> str | None:
-        """The run that the newest of its checkpoints names, when they were listed last; None if none names one."""
-        return self._ids.get(series)
-
     def remember(self) -> None:
         """Store what was found, for the next process. Raises OSError."""
         self._rows.save(self.names)
@@ -135,9 +136,14 @@ class Run:
         if not self.storage.near:
             self._rows.drop(names, known=known)
 
+    def side_by_side(self, call: Callable[[Any], Any], each: Iterable[Any]) -> Iterator[Any]:
+        """What `call` returns for each, in their order: in an object store some at a time."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            yield from (map if self.storage.near else pool.map)(call, each)
+
     # -- one checkpoint --------------------------------------------------------------------------------
 
-    def folder(self, name: str, files: Files | None = None) -> Folder:
+    def folder(self, name: str, files: Entries | None = None) -> Folder:
         """A folder as it is now, or with these `files`, where they have just been listed."""
         if self.storage.is_link(name):
             where, base = run_of(self.storage.child(name))
@@ -160,7 +166,7 @@ class Run:
 
     def _placed(self, record: Record) -> Record:
         """What a folder says of itself, seen from this run."""
-        run_id = self.run_id or self._ids.get(record.series)
+        run_id = self.run_id or self.ids.get(record.series)
         if record.kind == "unclaimed" and record.run:  # where a framework's save was begun
             return replace(record, kind="unfinished") if run_id in (None, record.run) else replace(record, run=None)
         if record.kind == "own" and record.copy_of:
@@ -195,11 +201,10 @@ class Run:
         def look_at(name: str) -> tuple[str, Record | None]:
             return name, self._look(name, None if self.storage.near else self.folder(name, files(name)))
 
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            for name, record in (map if self.storage.near else pool.map)(look_at, names):
-                found.pop(name, None)
-                if record is not None:
-                    found[name] = record
+        for name, record in self.side_by_side(look_at, names):
+            found.pop(name, None)
+            if record is not None:
+                found[name] = record
 
     def _look(self, name: str, folder: Folder | None = None) -> Record | None:
         mark = folder_mark(self.storage, name)  # first: a change during the look has another one
@@ -230,7 +235,7 @@ def folder_mark(storage: Storage, name: str) -> str | None:
     return None if folder is None or file is None else f"{folder}/{file}"
 
 
-def listing_mark(files: Files) -> str | None:
+def listing_mark(files: Entries) -> str | None:
     """The same of a folder in an object store, as far as that has marks."""
     tags = [checksum_of(files[name]) for name in (GLOBAL, COMMIT) if name in files]
     return f"/{'+'.join(map(str, tags))}" if tags and None not in tags else None
@@ -269,11 +274,11 @@ def list_checkpoints(
         return sorted([*records, *others], key=lambda record: record.order)
 
 
-def records_of(run: Run) -> list[Record]:
-    """The checkpoints of a run that somebody has named; raises as `list_checkpoints`."""
+def records_of(run: Run, *, sure: bool = False) -> list[Record]:
+    """The checkpoints of a run that somebody has named, as `Run.records`; raises as `list_checkpoints`."""
     storage = run.storage
     check_folder(storage)
-    records = run.records()
+    records = run.records(sure=sure)
     if any(record.kind == "own" for record in records):  # what else there is need not be listed
         return records
     parts = parts_of(storage, 0)

@@ -55,13 +55,9 @@ class _Saving:
 
     name: str
     future: Future[Any]
-    group: int | None = None  # the number of its process group, if it is the manager's
+    group: int | None = None  # the number of its process group; None if a framework saves
     metrics: dict[str, float] = field(default_factory=dict)  # those that were not known when it began
     digests: dict[str, str] = field(default_factory=dict)  # of files that a framework writes
-
-    @property
-    def framework(self) -> bool:
-        return self.group is None
 
 
 class CheckpointManager:
@@ -549,7 +545,7 @@ class CheckpointManager:
         return self._agreement.broadcast(lambda: call(keeper) if keeper is not None else None)  # type: ignore[return-value]
 
     def _published(self, saving: _Saving, save_id: str | None = None) -> None:
-        if self._keeper is not None and saving.framework:
+        if self._keeper is not None and saving.group is None:
             self._keeper.complete(saving.name, saving.metrics, saving.digests, wait=False)
         elif self._keeper is not None:
             self._keeper.commit(saving.name, save_id, saving.metrics)

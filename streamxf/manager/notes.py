@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from streamxf.checkpoint.notes import parse_note
 from streamxf.checkpoint.publish import RUN_FILE, made_by_writers
-from streamxf.errors import MetadataError
+from streamxf.errors import MetadataError, escaped
 from streamxf.format import fields
 from streamxf.format.items import check_path
 from streamxf.format.limits import MAX_NOTE, MAX_NUMBER
@@ -32,8 +32,6 @@ _NONE: frozenset[str] = frozenset()
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Files = Entries
-"""What a folder holds, by relative path, as storage lists it."""
 
 
 class CommittedFile(NamedTuple):
@@ -147,10 +145,10 @@ def notes_in(storage: Storage, authority: Authority, names: str, make: Callable[
     ).items():
         try:
             note = parse_note(data, MOST_BYTES)
-            if not authority.doubt_of(note):
+            if not authority.doubt(note.check, note.signed_by):
                 found[file] = _parsed(make, note.content)
         except MetadataError as error:
-            _log.debug("%s is ignored: %s", storage.full(f"{FOLDER}/{file}"), error.message)
+            _log.debug("%s", escaped(f"{storage.full(file)} is ignored: {error.message}"))
     return found
 
 
@@ -162,7 +160,7 @@ def read(child: Storage, file: str, make: Callable[[Any], T], authority: Authori
     if data is None:
         return None, ""
     note = parse_note(data)
-    doubt = authority.doubt_of(note)
+    doubt = authority.doubt(note.check, note.signed_by)
     return (None if doubt and not authority.blind else _parsed(make, note.content)), doubt
 
 
@@ -184,7 +182,7 @@ def is_framework_file(path: str) -> bool:
     return not RUN_FILE.fullmatch(path.rpartition("/")[2])
 
 
-def written_since(files: Files, before: Mapping[str, str], known: Iterable[str] = ()) -> dict[str, StorageEntry]:
+def written_since(files: Entries, before: Mapping[str, str], known: Iterable[str] = ()) -> dict[str, StorageEntry]:
     """The files that a save wrote: those that were not there before, have changed since, or are `known` to be its."""
     also = set(known)
     return {

@@ -16,12 +16,13 @@ from streamxf.format.names import is_metadata_name, made_by_saves
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import going, has_no_place, held, is_over, removing
 from streamxf.manager.listing import Run
-from streamxf.manager.notes import COMMIT, REMOVED, SAVING, Files, remove_notes, written_since
+from streamxf.manager.notes import COMMIT, REMOVED, SAVING, remove_notes, written_since
 from streamxf.manager.record import Record, series_of
 from streamxf.manager.sessions import is_held
 from streamxf.storage.lock import lock
-from streamxf.storage.removal import files_of_many, remove_tree, remove_trees
+from streamxf.storage.removal import Order, files_of_many, remove_tree, remove_trees
 from streamxf.storage.small import put_small, read_small
+from streamxf.storage.storage import Entries
 from streamxf.wording import many
 
 _AT_ONCE = 1000  # checkpoints in an object store between two looks at who reads them
@@ -63,32 +64,32 @@ def remove_checkpoints(
 
 
 def _remove_unchanged(
-    run: Run, records: Sequence[Record], files: Callable[[str], Files], extras: bool
+    run: Run, records: Sequence[Record], files: Callable[[str], Entries], extras: bool
 ) -> dict[str, str]:
     """Those that could not be removed, each with the reason."""
-    orders: dict[str, tuple[list[str], list[str]]] = {}
-    failed = {}
-    for record in records:
+
+    def order(record: Record) -> Order | None:
         folder = run.folder(record.name, files(record.name))
         if not run.is_still(record, folder):
-            failed[record.name] = "it has changed since it was listed; the next call looks at it again"
-        elif record.link:
-            orders[record.name] = [], []
-        else:
-            orders[record.name] = _order(run, folder, extras and record.kind == "own")
+            return None
+        return ([], []) if record.link else _order(run, folder, extras and record.kind == "own")
+
+    made = dict(zip([each.name for each in records], run.side_by_side(order, records), strict=True))
+    orders = {name: order for name, order in made.items() if order is not None}
+    failed = dict.fromkeys(made.keys() - orders, "it has changed since it was listed; the next call looks at it again")
     notes = {each.name: each.note for each in records}
     for name, left in remove_trees(run.storage, orders, files).items():
         if isinstance(left, Exception):
             failed[name] = f"{type(left).__name__}: {left}"
         elif left and notes[name]:
             text = "%s still holds %s, since nothing says whose they are (%s): delete it if you need none"
-            _log.warning(text, run.storage.full(name), many(len(left), "file"), escaped(notes[name]))
+            _log.warning(text, escaped(run.storage.full(name)), many(len(left), "file"), escaped(notes[name]))
         elif left:
-            _log.info("%s: %d files stay that are not of the checkpoint", run.storage.full(name), len(left))
+            _log.info("%s: %d files stay that are not of the checkpoint", escaped(run.storage.full(name)), len(left))
     return failed
 
 
-def _order(run: Run, folder: Folder, everything: bool) -> tuple[list[str], list[str]]:
+def _order(run: Run, folder: Folder, everything: bool) -> Order:
     """What is removed first, so that no checkpoint is there any more, and what then. The commit record of a framework
     is put aside for that time, since it alone says which files are its own; it goes after DCP's metadata, which by
     itself would pass for a checkpoint.
@@ -131,7 +132,7 @@ def finish(run: Run, series: str, *, session: str = "", saves: bool = False, ext
                 with lock(run.storage.child(name), links=False):
                     remove_tree(run.storage, name, [], left)
         except (OSError, StreamxfError) as error:
-            _log.warning("%s could not be cleaned up: %s", run.storage.full(name), escaped(str(error)))
+            _log.warning("%s", escaped(f"{run.storage.full(name)} could not be cleaned up: {error}"))
             over.discard(announced.get(name, ""))
     for name in run.names if saves and run.storage.near else ():
         if series_of(name) == series and name not in records:
@@ -156,7 +157,7 @@ def leftovers(run: Run, folder: Folder, session: str, *, again: bool = False) ->
     record = run.record(folder.name, folder)
     if record is not None and record.complete:
         return [SAVING]  # it was killed after it had published, or over what is there
-    run_id = run.id_of(series_of(folder.name))
+    run_id = run.ids.get(series_of(folder.name))
     if saving.run != (run_id or run.run_id) or (run_id is None and not again and folder.metadata):
         return []  # the note may come from another run; the next save of the step takes away what is there
     written = written_since(folder.files, saving.before)

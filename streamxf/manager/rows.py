@@ -39,9 +39,9 @@ class RowCache:
         self._seen: set[str] = set()  # of those, what this process has looked at
         self._new: set[str] = set()
 
-    def get(self, name: str, mark: str | None) -> Record | None:
-        """What was found when the folder had this mark."""
-        if mark is None:
+    def get(self, name: str, mark: str | None, *, looked: bool) -> Record | None:
+        """What was found when the folder had this mark; if need be only if this process has `looked` at it."""
+        if mark is None or (looked and name not in self._seen):
             return None
         self._load()
         if (known := self._known.get(name)) is None and (row := self._stored.get(name, _GONE)) != _GONE:

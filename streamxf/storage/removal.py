@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
 
+from streamxf.errors import escaped
 from streamxf.format.items import check_path
 from streamxf.storage.files import MOST, NOT_THERE, check_component, components
 from streamxf.storage.storage import LOCK, Entries, Storage, StorageEntry
@@ -95,7 +96,7 @@ def files_of(storage: Storage, name: str, most: int = MOST) -> Entries:
             raise
         return {}
     if more:
-        _log.warning("%s holds more than %d files; the others are not looked at", storage.full(name), most)
+        _log.warning("%s holds more than %d files; the others are not looked at", escaped(storage.full(name)), most)
     return found
 
 

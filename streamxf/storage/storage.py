@@ -316,9 +316,12 @@ class Storage(ABC):
             raise MetadataError(NOT_REGULAR, file=self.full(name))
         if entry.size is None:
             raise self._no_size(name)
-        access = RangedFile(partial(self.read, name), entry.size)
-        with io.BufferedReader(access) as raw:
-            yield StoredFile(self.full(name), entry.size, raw, access)
+        yield self.sized(name, entry.size)
+
+    def sized(self, name: str, size: int) -> StoredFile:
+        """The same of a file that has been listed with its size."""
+        access = RangedFile(partial(self.read, name), size)
+        return StoredFile(self.full(name), size, io.BufferedReader(access), access)
 
     def _no_size(self, name: str) -> UnsupportedError:
         return UnsupportedError("the file has no known size", file=self.full(name))

@@ -20,6 +20,7 @@ import streamxf
 from streamxf.errors import ForeignError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.manager import folder
 from streamxf.manager.latest import is_complete
+from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
 
 from .runs import resumed, saved_run
@@ -305,6 +306,29 @@ def test_a_name_that_a_store_may_not_take_literally_is_of_no_other_format() -> N
     """Nothing of such a folder is listed, so nobody knows whether it is foreign."""
     dcp.save(dict(STATE), storage_writer=streamxf.FsspecWriter("memory://literal/step-?9"))
     assert streamxf.latest("memory://literal") is None
+
+
+@pytest.mark.parametrize("verify", ["none", "sample", "whole"])
+def test_data_that_cannot_be_read_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: Any) -> None:
+    """A bad moment of a disk or a server costs no work; where it lasts, the operator passes the checkpoint over."""
+    saved_run(tmp_path, 1, 2, 3)
+    opened = LocalStorage.open
+
+    def failing(place: LocalStorage, name: str = "", **options: Any) -> Any:
+        if place.name == "step-3" and name.endswith(".distcp"):
+            raise OSError(errno.EIO, "Input/output error", place.full(name))
+        return opened(place, name, **options)
+
+    monkeypatch.setattr(LocalStorage, "open", failing)
+    with pytest.raises((OSError, CheckpointException), match="Input/output error") as caught:
+        resumed(tmp_path, verify=verify)
+    if verify != "none":
+        assert "STREAMXF_SKIP=step-3" in "".join(getattr(caught.value, "__notes__", ()))
+        with pytest.raises(OSError, match="Input/output error"):
+            streamxf.latest(tmp_path, verify=verify)
+    assert not list((tmp_path / ".streamxf").glob("damage-*"))
+    monkeypatch.setenv("STREAMXF_SKIP", "step-3")
+    assert resumed(tmp_path, verify=verify) == 2
 
 
 def test_an_old_checkpoint_that_cannot_be_read_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

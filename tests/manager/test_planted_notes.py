@@ -97,7 +97,36 @@ def test_rows_neither_hide_a_checkpoint_nor_say_which_run_this_is(tmp_path: Path
     assert complete(tmp_path) == ["step-2", "step-3", "step-4"]
 
 
+@pytest.mark.parametrize("told", [{"step-1": 0.0}, {"step-2": 9.0}, {"step-1": 0.0, "step-2": 9.0}], ids=str)
+def test_rows_do_not_say_which_is_the_best(tmp_path: Path, told: dict[str, float]) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        for step, loss in enumerate([0.5, 0.1, 0.4, 0.6], start=1):
+            manager.save(step, state_at(step), metrics={"loss": loss})
+    (mine,) = {record.run for record in list_checkpoints(tmp_path)}
+    old = time.time() - 60
+    for folder in tmp_path.glob("step-*"):
+        os.utime(folder, (old, old))
+    for file in (tmp_path / ".streamxf").glob("rows-*"):
+        file.unlink()
+    rows = {
+        name: [
+            folder_mark(open_storage(tmp_path), name),
+            json.dumps([None, 0, 1, {"loss": loss}, told_by("this one", str(mine))]),
+        ]
+        for name, loss in told.items()
+    }
+    (tmp_path / ".streamxf" / "rows-planted").write_bytes(seal_note({"time": 2**52, "rows": rows}))
+    listed = {record.name: record.metrics for record in list_checkpoints(tmp_path)}
+    assert {name: (listed[name] or {})["loss"] for name in told} == told, "the cache is not used, so this shows nothing"
+    keep = Retention(last=1, best=1, metric="loss")
+    with CheckpointManager(tmp_path, keep=keep) as manager:
+        assert manager.best() == streamxf.latest(tmp_path, best="loss") == str(tmp_path / "step-2")
+    assert streamxf.forget(tmp_path, keep).removed == ("step-1", "step-3")
+
+
 def told_by(of: str, run: str) -> list[Any]:
+    if of == "this one":
+        return [run, "", {}]
     return ["a" * 32, "", {}] if of == "another run" else [run, "step-77", {}]
 
 
