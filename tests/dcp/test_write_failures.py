@@ -16,7 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.storage import disk
+from streamxf.storage import files as storage_files
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
 
@@ -130,11 +130,11 @@ def test_publishing_that_fails(checkpoint: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.EIO, "fault injected")
 
     if fault == "fsync":
-        monkeypatch.setattr(disk.os, "fsync", fail)
+        monkeypatch.setattr(storage_files.os, "fsync", fail)
     elif fault == "replace":
         monkeypatch.setattr(os, "replace", fail)
     else:
-        monkeypatch.setattr(disk, "create", fail)
+        monkeypatch.setattr(storage_files, "create", fail)
     error = error_of(lambda: save(new, checkpoint, sync_files=sync))
     monkeypatch.undo()
     assert isinstance(error, OSError)
