@@ -33,7 +33,7 @@ class StreamInfo:
     """Facts about a stream, the same for all of its blocks.
 
     - `block_size`: bytes in every block but the last.
-    - `salt`: 32 random bytes, fresh for this stream.
+    - `salt`: 16 random bytes, fresh for this stream.
     - `header_digest`: SHA-256 of the container's header (H in docs/format.md): it binds chain, block size and identity.
     - `item`: the item's name in the state dict, when known.
     - `dtype`, `row`: when known, and on encoding only: the name of the item's torch dtype (``"bfloat16"``), and how

@@ -10,7 +10,7 @@ import hashlib
 import json
 import struct
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import zstandard
@@ -21,8 +21,9 @@ PLAIN_MAGIC, SEAL_MAGIC = b"\xd3SXK\r\n\x1a\n", b"\n\x1a\r\nKXS\xd3"
 METADATA_MAGIC = b"\n\x1a\r\nMXS\xd3"
 KEYED, BOUND, PUBLISHED, HASHED = 1, 2, 4, 8
 LAST = 1 << 31
+FORMAT = bytes([1, 1, 0, 0])
 
-_FIXED = struct.Struct("<8sBBBBHH32s")
+_FIXED = struct.Struct("<8sBBBBBHH16s")
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,18 @@ class Parts:
     """
 
     version: int = 1
-    block_log2: int = 16
+    suite: int = 1
     flags: int = 0
-    reserved: int = 0
+    informative: int = 0
+    block_log2: int = 16
     chain: bytes = b""
     identity: bytes = b""
-    salt: bytes = bytes(32)
+    salt: bytes = bytes(16)
     seal: bytes = b""
     blocks: tuple[tuple[bool, bytes], ...] = ((True, b""),)
     raw_size: int = 0
-    count: int | None = None
-    container_size: int | None = None
-    ends: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] | None = None
+    """What the table says of the blocks' payloads."""
     crcs: tuple[bytes, ...] | None = None
     """Of the blocks, where they are to be those of other blocks or places."""
     hashes: tuple[bytes, ...] | None = None
@@ -57,8 +58,9 @@ class Parts:
     @property
     def body(self) -> bytes:
         """The header before the seal."""
-        fixed = (self.version, self.block_log2, self.flags, self.reserved, len(self.chain), len(self.identity))
-        return _FIXED.pack(CONTAINER_MAGIC, *fixed, self.salt) + self.chain + self.identity
+        format_bytes = self.version, self.suite, self.flags, self.informative
+        sizes = self.block_log2, len(self.chain), len(self.identity)
+        return _FIXED.pack(CONTAINER_MAGIC, *format_bytes, *sizes, self.salt) + self.chain + self.identity
 
     @property
     def digest(self) -> bytes:
@@ -68,10 +70,7 @@ class Parts:
     @property
     def table_digest(self) -> bytes:
         """T."""
-        container = self.container()
-        entries = 40 if self.flags & HASHED else 8
-        start = len(container) - 32 - entries * len(self.blocks if self.ends is None else self.ends)
-        return hashlib.sha256(self.digest + container[start:-12]).digest()
+        return hashlib.sha256(self.digest + self._tail()).digest()
 
     def pack(self) -> bytes:
         """The plain file, with all its CRCs."""
@@ -80,25 +79,31 @@ class Parts:
     def container(self) -> bytes:
         """The container alone."""
         bind = self.digest[:16]
-        out = with_crc(self.body + self.seal)
-        ends, hashes = [], []
+        tail = self._tail()
+        return with_crc(self.body + self.seal) + b"".join(self._stored()) + tail + crc_of(bind + tail) + FOOTER_MAGIC
+
+    def _stored(self) -> list[bytes]:
+        """The blocks with their heads."""
+        bind, made = self.digest[:16], []
         for index, (last, payload) in enumerate(self.blocks):
             word = struct.pack("<I", (LAST if last else 0) | len(payload))
             crc = crc_of(bind + struct.pack("<I", index) + word + payload) if self.crcs is None else self.crcs[index]
-            out += word + crc + payload
-            ends.append(len(out))
-            hashes.append(hashlib.sha256(word + crc + payload).digest() if self.flags & HASHED else b"")
-        found = zip(ends if self.ends is None else self.ends, hashes if self.hashes is None else self.hashes)  # noqa: B905
-        table = b"".join(struct.pack("<Q", end) + digest for end, digest in found)
-        size = len(out) + len(table) + 32 if self.container_size is None else self.container_size
-        count = len(ends) if self.count is None else self.count
-        tail = table + struct.pack("<QQI", self.raw_size, size, count)
-        return out + tail + crc_of(bind + tail) + FOOTER_MAGIC
+            made.append(word + crc + payload)
+        return made
+
+    def _tail(self) -> bytes:
+        """The table, and the stream's size."""
+        stored = self._stored()
+        hashes = [hashlib.sha256(block).digest() if self.flags & HASHED else b"" for block in stored]
+        lengths = [len(block) - 8 for block in stored] if self.lengths is None else self.lengths
+        more = [bytes(32) if self.flags & HASHED else b""] * len(lengths)  # of which only those are used that lack
+        entries = zip(lengths, [*(hashes if self.hashes is None else self.hashes), *more], strict=False)
+        return b"".join(struct.pack("<I", length) + each for length, each in entries) + struct.pack("<Q", self.raw_size)
 
 
 def take_apart(file: bytes) -> Parts:
     """The pieces of an intact plain file."""
-    start = 16 + int.from_bytes(file[8:12], "little")
+    start = 20 + int.from_bytes(file[12:16], "little")
     stop = len(file)
     if file[start + 10] & KEYED:
         stop -= 16 + int.from_bytes(file[-16:-12], "little")
@@ -107,20 +112,26 @@ def take_apart(file: bytes) -> Parts:
 
 def take_container_apart(data: bytes) -> Parts:
     """The pieces of an intact container."""
-    _, version, block_log2, flags, reserved, chain_len, ident_len, salt = _FIXED.unpack_from(data)
+    _, *format_bytes, block_log2, chain_len, ident_len, salt = _FIXED.unpack_from(data)
+    flags = format_bytes[2]
     chain_at = _FIXED.size
     at = chain_at + chain_len + ident_len
     chain, identity = data[chain_at : chain_at + chain_len], data[chain_at + chain_len : at]
     seal = data[at : at + 32] if flags & KEYED else b""
     at += len(seal) + 4
-    raw_size, _, count = struct.unpack_from("<QQI", data, len(data) - 32)
-    blocks = []
-    for _ in range(count):
+    (raw_size,) = struct.unpack_from("<Q", data, len(data) - 20)
+    blocks: list[tuple[bool, bytes]] = []
+    while not blocks or not blocks[-1][0]:
         (word,) = struct.unpack_from("<I", data, at)
         size = word & ~LAST
         blocks.append((bool(word & LAST), data[at + 8 : at + 8 + size]))
         at += 8 + size
-    return Parts(version, block_log2, flags, reserved, chain, identity, salt, seal, tuple(blocks), raw_size)
+    return Parts(*format_bytes, block_log2, chain, identity, salt, seal, tuple(blocks), raw_size)
+
+
+def _count(raw_size: int, block_log2: int) -> int:
+    """The number of blocks of a stream."""
+    return max(1, (raw_size + (1 << block_log2) - 1) >> block_log2)
 
 
 def identity_of(
@@ -132,15 +143,19 @@ def identity_of(
     tensor: tuple[int, ...] = (),
     *,
     writer: bytes = bytes(range(16)),
+    number: int = 0,
     ndim: int | None = None,
     dtype_len: int | None = None,
-    reserved: int = 0,
+    width: int | None = None,
 ) -> bytes:
-    """An identity; `ndim` and `dtype_len` are what it says of itself, if that is not what it has."""
+    """An identity; `ndim`, `dtype_len` and `width` are what it says of itself, if that is not what it has."""
     dtype, name = (text.encode() if isinstance(text, str) else text for text in (dtype, name))
     counts = len(offset) if ndim is None else ndim, len(dtype) if dtype_len is None else dtype_len
     numbers = (*offset, *shard, *tensor)
-    return writer + bytes([kind, *counts, reserved]) + dtype + struct.pack(f"<{len(numbers)}Q", *numbers) + name
+    least = next(size for size in (1, 2, 4, 8) if max(numbers, default=0) < 1 << 8 * size)
+    used = least if width is None else width
+    packed = b"".join(each.to_bytes(used if used in (1, 2, 4, 8) else least, "little") for each in numbers)
+    return writer + struct.pack("<Q", number) + bytes([kind, *counts, used]) + dtype + packed + name
 
 
 def with_crc(data: bytes) -> bytes:
@@ -148,10 +163,10 @@ def with_crc(data: bytes) -> bytes:
     return data + crc_of(data)
 
 
-def prefix_of(wrapped: str | bytes = b"") -> bytes:
+def prefix_of(wrapped: str | bytes = b"", format_bytes: bytes = FORMAT) -> bytes:
     """The prefix of a plain file, with a wrapped data key."""
     text = wrapped.encode("ascii") if isinstance(wrapped, str) else wrapped
-    return with_crc(PLAIN_MAGIC + struct.pack("<I", len(text)) + text)
+    return with_crc(PLAIN_MAGIC + format_bytes + struct.pack("<I", len(text)) + text)
 
 
 def seal_of(vouchers: str | bytes, size: int | None = None) -> bytes:
@@ -183,14 +198,14 @@ class Places:
 
     @classmethod
     def of(cls, container: bytes) -> Places:
-        _, _, _, flags, _, chain_len, ident_len, _ = _FIXED.unpack_from(container)
+        _, _, _, flags, _, block_log2, chain_len, ident_len, _ = _FIXED.unpack_from(container)
         body = _FIXED.size + chain_len + ident_len
         header_crc = body + (32 if flags & KEYED else 0)
-        (count,) = struct.unpack_from("<I", container, len(container) - 16)
-        entry = 40 if flags & HASHED else 8
-        table = len(container) - 32 - entry * count
-        ends = [struct.unpack_from("<Q", container, table + entry * number)[0] for number in range(count)]
-        blocks = tuple(pairwise((header_crc + 4, *ends)))
+        count = _count(struct.unpack_from("<Q", container, len(container) - 20)[0], block_log2)
+        entry = 36 if flags & HASHED else 4
+        table = len(container) - 20 - entry * count
+        sizes = [8 + struct.unpack_from("<I", container, table + entry * number)[0] for number in range(count)]
+        blocks = tuple(pairwise(accumulate(sizes, initial=header_crc + 4)))
         return cls(body, header_crc, blocks, table, len(container), bool(flags & HASHED))
 
     @property
@@ -208,7 +223,7 @@ class Places:
             covered = bind + struct.pack("<I", number) + out[head : head + 4] + out[head + 8 : end]
             out[head + 4 : head + 8] = crc_of(covered)
             if self.hashed:
-                at = self.table + 40 * number + 8
+                at = self.table + 36 * number + 4
                 out[at : at + 32] = hashlib.sha256(out[head:end]).digest()
         out[self.end - 12 : self.end - 8] = crc_of(bind + out[self.table : self.end - 12])
         return bytes(out)
@@ -226,8 +241,8 @@ class MetadataParts:
     keys: bytes = b""
     index_size: int | None = None
     keys_size: int | None = None
-    version: int = 1
-    reserved: bytes = bytes(7)
+    format_bytes: bytes = FORMAT
+    reserved: bytes = bytes(4)
     pickle_digest: bytes | None = None
 
     def change(self, **fields: object) -> MetadataParts:
@@ -242,10 +257,10 @@ class MetadataParts:
         """The file, with its digests."""
         index = self.packed_index
         lengths = struct.pack(
-            "<IIB7s",
+            "<II4s4s",
             len(index) if self.index_size is None else self.index_size,
             len(self.keys) if self.keys_size is None else self.keys_size,
-            self.version,
+            self.format_bytes,
             self.reserved,
         )
         pickle_digest = hashlib.sha256(self.pickled).digest() if self.pickle_digest is None else self.pickle_digest

@@ -68,8 +68,12 @@ def expecting_what_is_there(part: str) -> Make:
                 self = replace(self, offset=None if found.kind is found.kind.OBJECT else self.offset or ())
             elif part == "name":
                 self = replace(self, item=replace(self.item, name=found.name))
-            elif self.chunk is not None:
-                self = replace(self, chunk=self.chunk._replace(offset=found.offset))
+            elif self.chunk is not None:  # a number tells shards apart, too
+                place = self.place._replace(number=found.number)
+                offset = self.chunk.offset if part == "number" else found.offset
+                self = replace(self, chunk=self.chunk._replace(offset=offset, place=place))
+            else:
+                self = replace(self, item=replace(self.item, place=self.place._replace(number=found.number)))
             check(self, found, writer_id)
 
         return checked
@@ -112,6 +116,7 @@ MUTANTS: dict[str, tuple[str, Make] | None] = {
     "last block": ("streamxf.codecs.encrypt:_nonce", nonce_without("last")),
     "last block first": ("streamxf.stream.container:BlockReader.decode_ends", nothing),
     "name": ("streamxf.checkpoint.opening:ItemPart.check", expecting_what_is_there("name")),
+    "number": ("streamxf.checkpoint.opening:ItemPart.check", expecting_what_is_there("number")),
     "offset": ("streamxf.checkpoint.opening:ItemPart.check", expecting_what_is_there("offset")),
     "kind": ("streamxf.dcp.attach:_WantedByTorch.check", expecting_what_is_there("kind")),
     "writer": ("streamxf.checkpoint.opening:ItemPart.check", expecting_what_is_there("writer")),

@@ -13,7 +13,7 @@ import struct
 from collections import namedtuple
 from collections.abc import Sequence
 from hashlib import sha256
-from itertools import combinations, product
+from itertools import accumulate, combinations, product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,28 @@ DTYPES = {
 ELEMENT_SIZE = {dtype: size for size, dtypes in DTYPES.items() for dtype in dtypes.split()}
 
 
+MAX_NUMBER = (1 << 53) - 1
+
+
+def check_format(format_bytes: bytes, known: int, where: str) -> None:
+    version, suite, critical, _ = format_bytes
+    check(version == 1 and suite == 1 and not critical & ~known, f"{where}: version, suite or critical flags")
+
+
 # -- Containers
 
-Identity = namedtuple("Identity", "writer kind dtype offset shard tensor name")
+Identity = namedtuple("Identity", "writer number kind dtype offset shard tensor name")
 Header = namedtuple("Header", "size block_size flags salt chain codecs identity hash seal")
 Table = namedtuple("Table", "raw_size ends hashes digest")  # the digest is T
 
 
 def parse_header(data: bytes) -> Header:
     f = Fields(data, "header")
-    magic, version, log2, flags, zero, chain_len, ident_len, salt = f.unpack("8s4B2H32s")
+    magic, format_bytes, log2, chain_len, ident_len, salt = f.unpack("8s4sB2H16s")
+    flags = format_bytes[2]
     check(magic == bytes.fromhex("D35358460D0A1A0A"), "header: magic")
-    check(version == 1 and 16 <= log2 <= 24 and flags < 16 and zero == 0, "header: bytes 8 to 11")
+    check_format(format_bytes, KEYED | BOUND | PUBLISHED | HASHED, "header")
+    check(16 <= log2 <= 24, "header: block_log2")
     check(chain_len <= 1024 and ident_len <= 4096, "header: lengths")
     chain_data, identity_data, digest = f.take(chain_len), f.take(ident_len), sha256(data[: f.at]).digest()
     seal = f.take(32 if flags & KEYED else 0)
@@ -66,18 +76,23 @@ def parse_header(data: bytes) -> Header:
 
 def parse_identity(data: bytes) -> Identity:
     f = Fields(data, "identity")
-    writer, kind, ndim, dtype_len, zero = f.unpack("16s4B")
-    check(OBJECT <= kind <= FRAMED and ndim <= 64 and dtype_len <= 32 and zero == 0, "identity: bytes 16 to 19")
+    writer, number, kind, ndim, dtype_len, width = f.unpack("16sQ4B")
+    check(OBJECT <= kind <= FRAMED and ndim <= 64 and dtype_len <= 32, "identity: bytes 24 to 26")
+    check(width in (1, 2, 4, 8), "identity: width")
     check(kind != OBJECT or ndim == dtype_len == 0, "identity: an object has no dtype and no dimensions")
     with refusing("identity", UnicodeDecodeError):
         dtype = f.take(dtype_len).decode("ascii")
-        offset, shard, tensor = (f.unpack(f"{ndim}Q") for _ in range(3))
+        integers = {1: "B", 2: "H", 4: "I", 8: "Q"}[width]
+        offset, shard, tensor = (f.unpack(f"{ndim}{integers}") for _ in range(3))
         name = f.rest().decode("utf-8")
     check(name, "identity: no name")
+    needed = max((*offset, *shard, *tensor), default=0)
+    check(width == min(size for size in (1, 2, 4, 8) if needed < 1 << 8 * size), "identity: width")
+    check(number <= MAX_NUMBER, "C4: the number")
     if kind != OBJECT:
         check_dtype(dtype, kind)
         check_place(offset, shard, tensor, "C4")
-    return Identity(writer, kind, dtype, offset, shard, tensor, name)
+    return Identity(writer, number, kind, dtype, offset, shard, tensor, name)
 
 
 def check_dtype(dtype: str, kind: int) -> None:
@@ -86,8 +101,8 @@ def check_dtype(dtype: str, kind: int) -> None:
 
 def check_place(offset: Sequence[int], shard: Sequence[int], tensor: Sequence[int], rule: str) -> None:
     check(len(offset) == len(shard) == len(tensor) <= 64, f"{rule}: dimensions")
-    inside = all(o + s <= t < 1 << 63 for o, s, t in zip(offset, shard, tensor, strict=True))
-    check(inside and prod(size or 1 for size in tensor) < 1 << 63, f"{rule}: outside of the tensor, or too large")
+    inside = all(o + s <= t for o, s, t in zip(offset, shard, tensor, strict=True))
+    check(inside and prod(size or 1 for size in tensor) <= MAX_NUMBER, f"{rule}: outside of the tensor, or too large")
 
 
 def unseal(header: Header, data_key: bytes | None) -> bytes:
@@ -102,22 +117,21 @@ def unseal(header: Header, data_key: bytes | None) -> bytes:
 
 def parse_table(data: bytes, header: Header) -> Table:
     """Table and footer of a container that is all of `data`."""
-    raw_size, size, n, stored, magic = Fields(data[max(len(data) - 32, header.size) :], "footer").unpack("QQI4s8s")
+    raw_size, stored, magic = Fields(data[max(len(data) - 20, header.size) :], "footer").unpack("Q4s8s")
     check(magic == bytes.fromhex("0A1A0D0A465853D3"), "footer: magic")
-    check(size == len(data), "C12")
-    check(n >= 1, "C7: no block")
-    entry, b = 40 if header.flags & HASHED else 8, header.block_size
-    start = len(data) - 32 - n * entry
+    check(raw_size <= 1 << 48, "footer: raw_size")
+    entry, b = 36 if header.flags & HASHED else 4, header.block_size
+    n = max(1, (raw_size + b - 1) // b)  # C11
+    start = len(data) - 20 - n * entry
     check(start >= header.size, "C10: the table has no room")
     covered = data[start:-12]
     check(crc(header.hash[:16] + covered) == stored, "footer: crc32c")
-    entries = list(struct.iter_unpack(f"<Q{entry - 8}s", covered[:-20]))
-    ends = [end for end, _ in entries]
-    for begin, end in zip([header.size, *ends], ends, strict=False):
-        check(begin + 8 <= end <= begin + 8 + b + b // 16 + 1024, "C10: an entry of the table")
-    check(ends[-1] == start, "C10: the table does not begin where the last payload ends")
-    check((n - 1) * b < raw_size <= n * b or (n, raw_size) == (1, 0), "C11")
-    check(raw_size <= 1 << 48, "footer: raw_size")
+    entries = list(struct.iter_unpack(f"<I{entry - 4}s", covered[:-8]))
+    check(
+        all(length <= b + b // 16 + 1024 and (length or n == 1) for length, _ in entries), "C8: an entry of the table"
+    )
+    ends = list(accumulate((8 + length for length, _ in entries), initial=header.size))[1:]
+    check(ends[-1] == start, "C10: the table does not begin where the last block ends")
     if header.identity and header.identity.kind == TENSOR:
         check(raw_size == prod(header.identity.shard) * ELEMENT_SIZE[header.identity.dtype], "C5: the stream's size")
     return Table(raw_size, ends, [digest for _, digest in entries], sha256(header.hash + covered).digest())
@@ -130,7 +144,7 @@ def decode_blocks(data: bytes, header: Header, table: Table, stream_key: bytes) 
         stored, begin, last = data[begin:end], end, i == n - 1
         [word] = struct.unpack("<I", stored[:4])
         check(word >> 31 == last, "C7")
-        check(word & 0x7FFFFFFF == len(stored) - 8, "C10: a block does not end where its entry says")
+        check(word & 0x7FFFFFFF == len(stored) - 8, "C10: a block's head has another length than its entry")
         check(crc(header.hash[:16] + struct.pack("<II", i, word) + stored[8:]) == stored[4:8], "block: crc32c")
         check(table.hashes[i] in (b"", sha256(stored).digest()), "C13")
         content = decode(stored[8:], header.codecs, b, Block(i, last, stream_key))
@@ -151,8 +165,9 @@ def read_container(data: bytes, data_key: bytes | None = None) -> tuple[Header, 
 
 def read_plain(file: bytes, reader: Reader) -> bytes:
     f = Fields(file, "prefix")
-    magic, key_len = f.unpack("8sI")
+    magic, format_bytes, key_len = f.unpack("8s4sI")
     check(magic == bytes.fromhex("D353584B0D0A1A0A") and key_len <= 32768, "prefix: magic or key_len")
+    check_format(format_bytes, 0, "prefix")
     key_data = f.take(key_len)
     check(crc(file[: f.at]) == f.take(4), "prefix: crc32c")
     data = f.rest()
@@ -173,7 +188,8 @@ def read_plain(file: bytes, reader: Reader) -> bytes:
         wrapped, vouchers = parse_wrapped(key_data.decode("ascii")), parse_vouchers(seal[:-16].decode("ascii"))
     check(bool(header.flags & HASHED) == bool(vouchers.signature), "P1: hashed exactly if signed")
     table = parse_table(data, header)
-    data_key = check_vouchers(vouchers, wrapped, sha256(b"streamxf/1 plain" + table.digest).digest(), reader)
+    digest = sha256(b"streamxf/1 plain" + format_bytes + table.digest).digest()
+    data_key = check_vouchers(vouchers, wrapped, digest, reader)
     return decode_blocks(data, header, table, unseal(header, data_key))
 
 
@@ -184,9 +200,9 @@ Part = namedtuple("Part", "place file identity")
 # The parts of each item; dtype and shape of each tensor; the wrapped data keys, by the id of the data key.
 Index = namedtuple("Index", "transforms chain parts shapes wrapped run")
 # What JSON has to look like: a type, a pattern, a list of something, something or null, or an object with these members
-# ("?" marks optional ones).
+# ("?" marks optional ones), and others whose names begin with "_".
 HASH, HEX32 = "[0-9a-f]{64}", "[0-9a-f]{32}"
-PLACE = {"file": int, "at": int, "bytes": int, "sha256?": HASH}
+PLACE = {"file": int, "at": int, "bytes": int, "number?": int, "sha256?": HASH}
 CHUNK = {**PLACE, "offset": [int], "shape": [int], "framed?": bool}
 OBJECT_ITEM = {**PLACE, "path?": list}
 TENSOR_ITEM = {"dtype": str, "shape": [int], "chunks": [CHUNK], "properties?": dict, "path?": list}
@@ -204,7 +220,10 @@ def conform(value: Any, schema: Any, name: str) -> None:
     if isinstance(schema, dict):
         members = {member.rstrip("?"): inner for member, inner in schema.items()}
         needed = {member for member in schema if not member.endswith("?")}
-        check(isinstance(value, dict) and needed <= value.keys() <= members.keys(), f"M1: members of {name}")
+        check(isinstance(value, dict), f"M1: the type of {name}")
+        for member in [member for member in value if member.startswith("_") and member not in members]:
+            check_depth(value.pop(member), 128, "M1")
+        check(needed <= value.keys() <= members.keys(), f"M1: members of {name}")
         for member, inner in value.items():
             conform(inner, members[member], member)
     elif isinstance(schema, list):
@@ -217,9 +236,9 @@ def conform(value: Any, schema: Any, name: str) -> None:
         check(type(value) is schema, f"M1: the type of {name}")
 
 
-def parse_json(data: bytes, where: str = "index", rule: str = "M1", limit: int = 1 << 63) -> Any:
+def parse_json(data: bytes, where: str = "index", rule: str = "M1") -> Any:
     def natural(text: str) -> int:
-        check(text.isdigit() and len(text) <= 19 and int(text) < limit, f"{rule}: a number")
+        check(text.isdigit() and len(text) <= 16 and int(text) <= MAX_NUMBER, f"{rule}: a number")
         return int(text)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -252,7 +271,6 @@ def check_run(run: Any, rank: int | None) -> None:
     check(rank is None, "M1: only .metadata has a run")
     conform([*run["metrics"].values()], [str], "metrics")
     found = leaves(run)
-    check(all(number < 1 << 53 for number in found if type(number) is int), "M13: a number")
     check(not any(re.search(r"[\x00-\x1f\x7f-\x9f]", text) for text in found if type(text) is str), "M13: a control")
     check(1 <= len(run["name"]) <= 255 and "/" not in run["name"] and run["name"] not in (".", ".."), "M13: name")
     check(not any(leaf is None for leaf in found), "M13: null")
@@ -260,25 +278,25 @@ def check_run(run: Any, rank: int | None) -> None:
     for text in run["metrics"].values():
         with refusing("M14: no number", ValueError):
             check(repr(float(text)) == text, "M14: another spelling")
-    check(len(json.dumps(run, separators=(",", ":"))) <= 65536, "M15")
 
 
-# The trailer's digest of the pickle; the pickle's size; the index or the content of a note; the keys.
-Sections = namedtuple("Sections", "pickle_digest pickle_size packed lines")
+# The trailer's digest of the pickle; the pickle's size; the format bytes; the index or the content of a note; the keys.
+Sections = namedtuple("Sections", "pickle_digest pickle_size format_bytes packed lines")
 
 
 def split_metadata(data: bytes) -> Sections:
     """R1."""
     check(data[-8:] == bytes.fromhex("0A1A0D0A4D5853D3"), "trailer: magic")
-    index_len, keys_len, version, zeros, pickle, digest = Fields(data[-88:], "trailer").unpack("IIB7s32s32s8x")
+    index_len, keys_len, format_bytes, zeros, pickle, digest = Fields(data[-88:], "trailer").unpack("II4sI32s32s8x")
     check(1 <= index_len <= 1 << 27 and keys_len <= 1 << 26, "trailer: lengths")
-    check(version == 1 and not any(zeros), "trailer: version, or zeros")
+    check_format(format_bytes, 0, "trailer")
+    check(zeros == 0, "trailer: zeros")
     start = len(data) - 88 - keys_len - index_len
     check(start >= 0, "trailer: the file is too short")
     check(sha256(data[start:-40]).digest() == digest, "trailer: the second digest")
     packed, keys = data[start : start + index_len], data[start + index_len : -88]
     with refusing("M12: ASCII", UnicodeDecodeError):
-        return Sections(pickle, start, packed, keys.decode("ascii").split("\n") if keys else [])
+        return Sections(pickle, start, format_bytes, packed, keys.decode("ascii").split("\n") if keys else [])
 
 
 def check_keys(found: Sections, label: bytes, reader: Reader) -> Any:
@@ -288,7 +306,7 @@ def check_keys(found: Sections, label: bytes, reader: Reader) -> Any:
     check(len(found.lines) >= 2 and max(map(len, found.lines[:2])) <= 32768, "M12: lines 1 and 2")
     wrapped, vouchers = parse_wrapped(found.lines[0]), parse_vouchers(found.lines[1])
     if reader.keys:
-        check_vouchers(vouchers, wrapped, sha256(label + found.packed).digest(), reader)
+        check_vouchers(vouchers, wrapped, sha256(label + found.format_bytes + found.packed).digest(), reader)
     return vouchers
 
 
@@ -302,7 +320,7 @@ def read_note(data: bytes, reader: Reader) -> Any:
     text = unzstd(found.packed, 64 * len(found.packed) + 65536)
     check(len(text) <= 1 << 23, "N1: the size of its content")
     check(sum(map(text.count, (b",", b"[", b"{"))) <= 1 << 19, "N1: commas and brackets")
-    content = parse_json(text, "N2", "N2", 1 << 53)
+    content = parse_json(text, "N2", "N2")
     check_depth(content, 128, "N2")
     return content
 
@@ -317,7 +335,9 @@ def read_index(data: bytes, rank: int | None, reader: Reader) -> Index:
 
 
 def parse_index(index: Any, rank: int | None, lines: list[str], signed: bool) -> Index:
+    run_size = len(json.dumps(index.get("run"), separators=(",", ":"))) if isinstance(index, dict) else 0
     conform(index, INDEX, "the index")
+    check(run_size <= 65536, "M15")
     conform([*index["packages"].values()], [str], "packages")
     check_depth(index["extra"], 128, "M1")
     if "run" in index:
@@ -342,6 +362,8 @@ def parse_index(index: Any, rank: int | None, lines: list[str], signed: bool) ->
         file["writer"] = index["writers"][file["writer"]]
     check(len({file["path"] for file in index["files"]}) == len(index["files"]), "M3: a path is named twice")
     parts = {name: parse_item(name, item, index, signed) for name, item in index["items"].items()}
+    numbers = [(part.identity.writer, part.identity.number) for each in parts.values() for part in each]
+    check(not index["chain"] or len(set(numbers)) == len(numbers), "M2: a number twice")
     shapes = {name: (i["dtype"], tuple(i["shape"])) for name, i in index["items"].items() if "dtype" in i}
     return Index(transforms, chain, parts, shapes, wrapped, index.get("run"))
 
@@ -360,10 +382,12 @@ def parse_item(name: str, item: Any, index: dict[str, Any], signed: bool) -> lis
         check(place["file"] < len(index["files"]), "index: no such file")
         file = index["files"][place["file"]]
         check(place["at"] + place["bytes"] <= file["size"], "M2: not within the file")
+        check(("number" in place) == bool(index["chain"]), "M2: a number exactly if the chain is not empty")
         check(("sha256" in place) == signed, "M7: sha256 exactly if signed")
         check(kind != TENSOR or dtype in ELEMENT_SIZE, "C5: the dtype")
         box = (tuple(place["offset"]), tuple(place["shape"]), shape) if tensor else ((), (), ())
-        parts.append(Part(place, file, Identity(bytes.fromhex(file["writer"]["id"]), kind, dtype, *box, name)))
+        writer = bytes.fromhex(file["writer"]["id"])
+        parts.append(Part(place, file, Identity(writer, place.get("number"), kind, dtype, *box, name)))
     if tensor:
         check_dtype(dtype, FRAMED)
         check_chunks(shape, [(part.identity.offset, part.identity.shard) for part in parts], index["rank"] is None)
@@ -414,7 +438,8 @@ def read_part(folder: Path, part: Part, index: Index, reader: Reader) -> bytes:
     if index.chain:
         header = parse_header(stream)
         check(header.chain == ["!" + d.text for d in index.transforms] + [d.text for d in index.chain], "M8: the chain")
-        check(header.flags & PUBLISHED and header.identity == part.identity, "M8: published, and this item")
+        check(header.flags & PUBLISHED, "M8: published")
+        check(header.identity._replace(name=part.identity.name) == part.identity, "M8: this item")
         check(bool(header.flags & HASHED) == ("sha256" in place), "M7: hashed")
         stream_key = unseal(header, unwrap(index.wrapped[dek], reader.keys)[0] if dek else None)
         table = parse_table(stream, header)

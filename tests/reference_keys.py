@@ -90,7 +90,7 @@ def parse_wrapped(text: str) -> Wrapped:
 def parse_vouchers(text: str) -> Vouchers:
     check(len(text) <= 32768, "K4: the length of the vouchers")
     form = rf"mac=([0-9a-f]{{64}})((?:&v={ENTRY})*)(?:&sig=({KEY_ID}):({B64}))?"
-    tag, entries, signer, signed = matched(form, text, "K4: the form of vouchers")
+    tag, entries, signer, signed = matched(form, text.partition("&_")[0], "K4: the form of vouchers")
     vouchers = Vouchers(bytes.fromhex(tag), parse_entries(entries), signer, unbase64(signed, "K4") if signed else b"")
     check(len(vouchers.signature) in (0, 64), "K4: the size of the signature")
     check(not any(kind.startswith("hpke-") for kind, _, _ in vouchers.entries), "K4: hpke- does not vouch")

@@ -12,14 +12,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, Suite
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.keywrap import aes_key_wrap
-from forge import HASHED, KEYED, Parts, frame_of, prefix_of, seal_of
+from forge import FORMAT, HASHED, KEYED, Parts, frame_of, prefix_of, seal_of
 
 ENCRYPT = "streamxf.encrypt/1"
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(32, 64))
+X25519, HYBRID, KMS = "hpke-x25519", "hpke-mlkem768-x25519", "aws-kms"
 
 
 def secret(name: str) -> bytes:
@@ -27,10 +31,11 @@ def secret(name: str) -> bytes:
     return hashlib.sha256(b"vectors of streamxf: " + name.encode()).digest()
 
 
-DEK, OTHER_DEK, SALT = secret("data key"), secret("another data key"), secret("salt")
-READER = secret("private key")
+DEK, OTHER_DEK, SALT = secret("data key"), secret("another data key"), secret("salt")[:16]
+READER, STRANGER = secret("private key"), secret("private key of another")
 SIGNER = Ed25519PrivateKey.from_private_bytes(secret("signer"))
-TRUSTED = SIGNER.public_key().public_bytes_raw()
+OTHER_SIGNER = Ed25519PrivateKey.from_private_bytes(secret("another signer"))
+TRUSTED, OTHER_TRUSTED = (signer.public_key().public_bytes_raw() for signer in (SIGNER, OTHER_SIGNER))
 
 
 def hkdf(material: bytes, info: bytes, length: int = 32, salt: bytes = b"") -> bytes:
@@ -61,6 +66,22 @@ def entry(name: str, data: bytes) -> str:
 def aes_wrap(key: bytes = KEY, dek: bytes = DEK) -> str:
     """The entry for a secret of 32 bytes."""
     return entry(f"aeskw:{key_id(key)}", aes_key_wrap(hkdf(key, b"streamxf/1 wrap"), dek))
+
+
+def hpke_wrap(kind: str, to: bytes = READER, dek: bytes = DEK, named: bytes | None = None) -> tuple[str, bytes]:
+    """What stands before the last colon of an entry by HPKE, and the bytes. `named` is another id in its `info`."""
+    if kind == X25519:
+        private: X25519PrivateKey | MLKEM768X25519PrivateKey = X25519PrivateKey.from_private_bytes(to)
+        raw = private.public_key().public_bytes_raw()
+    else:
+        expanded = hashlib.shake_256(to).digest(96)
+        lattice = MLKEM768PrivateKey.from_seed_bytes(expanded[:64])
+        curve = X25519PrivateKey.from_private_bytes(expanded[64:])
+        private = MLKEM768X25519PrivateKey(lattice, curve)
+        raw = lattice.public_key().public_bytes_raw() + curve.public_key().public_bytes_raw()
+    suite = Suite({X25519: KEM.X25519, HYBRID: KEM.MLKEM768_X25519}[kind], KDF.HKDF_SHA256, AEAD.AES_256_GCM)
+    info = b"streamxf/1 hpke" + (dek_id(dek) if named is None else named)
+    return f"{kind}:{key_id(raw, kind)}", suite.encrypt(dek, private.public_key(), info)
 
 
 def wrapped(entries: Sequence[str] = (), dek: bytes = DEK) -> str:
@@ -153,17 +174,17 @@ def encrypted(made: Parts, dek: bytes = DEK) -> Parts:
 
 def plain_digest(made: Parts) -> bytes:
     """D of a plain file."""
-    return hashlib.sha256(b"streamxf/1 plain" + made.table_digest).digest()
+    return hashlib.sha256(b"streamxf/1 plain" + (made.prefix[8:12] or FORMAT) + made.table_digest).digest()
 
 
-def index_digest(packed: bytes) -> bytes:
+def index_digest(packed: bytes, format_bytes: bytes = FORMAT) -> bytes:
     """D of a metadata file."""
-    return hashlib.sha256(b"streamxf/1 index" + packed).digest()
+    return hashlib.sha256(b"streamxf/1 index" + format_bytes + packed).digest()
 
 
 def note_digest(packed: bytes) -> bytes:
     """D of a note."""
-    return hashlib.sha256(b"streamxf/1 note" + packed).digest()
+    return hashlib.sha256(b"streamxf/1 note" + FORMAT + packed).digest()
 
 
 def plain(made: Parts, vouching: Vouching | None = None) -> Parts:

@@ -126,15 +126,16 @@ class _Unclosable:
 
 
 class Written(NamedTuple):
-    """An item as it stands in a data file; `sha256` as in `Place`."""
+    """An item as it stands in a data file; `sha256` and `number` as in `Place`."""
 
     part: Identity
     at: int
     size: int
     sha256: bytes | None = None
+    number: int | None = None
 
     def place(self, path: str, descriptors: tuple[str, ...]) -> Place:
-        return Place(path, self.at, self.size, descriptors, self.sha256)
+        return Place(path, self.at, self.size, descriptors, self.sha256, self.number)
 
 
 @dataclass(frozen=True)
@@ -199,10 +200,10 @@ class DataFile:
         self.crc = None if len(save.extensions.chain) else 0
 
     def add(self, part: Identity, content: Content) -> None:
-        """Write an item, or a shard of one; the writer's id is added. Raises whatever went wrong, with this item or
-        one before it; then the file is spoiled.
+        """Write an item, or a shard of one; the writer's id and a number are added. Raises whatever went wrong, with
+        this item or one before it; then the file is spoiled.
         """
-        part = part._replace(writer_id=self._save.writer_id, kind=content.kind)
+        part = part._replace(writer_id=self._save.writer_id, kind=content.kind, number=next(self._save.numbers))
         if content.kind is Kind.OBJECT and isinstance(content.source, MemorySource):
             self._save.note_needs(part.name, content.source.data)
         try:
@@ -321,7 +322,8 @@ class DataFile:
         return Share(progress, planned or size)
 
     def _note(self, part: Identity, raw_size: int, size: int, share: Share | None, sha256: bytes | None = None) -> None:
-        self.written.append(Written(part, self.size - size, size, sha256))
+        number = part.number if self.crc is None else None
+        self.written.append(Written(part, self.size - size, size, sha256, number))
         self._save.meter.item(raw_size, size)
         if share is not None:
             share.finish()

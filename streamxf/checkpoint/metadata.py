@@ -14,6 +14,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError, located
 from streamxf.format.index import File, Index, Sections, Trailer
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, overlap
+from streamxf.format.limits import MAX_METADATA
 from streamxf.format.names import SLIP, metadata_among, rank_metadata_among, rank_of
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey, Envelope
@@ -100,7 +101,6 @@ def no_file(path: str) -> MetadataError:
     return MetadataError("the file that holds the item is missing from the checkpoint", file=path)
 
 
-MAX_METADATA = 2**30  # bytes of a metadata file
 _TAIL = 2**16  # bytes that are read first: all that matters of most
 
 

@@ -15,7 +15,7 @@ from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import DescriptorError, MetadataError, PolicyError
 from streamxf.format.fields import check_plain, pack_json, parse_json
 from streamxf.format.index import NOTE_LABEL, Sections, Trailer, pack, pack_keys
-from streamxf.format.limits import MAX_NOTE, MAX_NOTE_MARKS, MAX_NUMBER
+from streamxf.format.limits import MAX_NOTE, MAX_NOTE_MARKS
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.pair import VerifyKey
 from streamxf.keys.vouchers import Vouchers
@@ -27,7 +27,7 @@ def seal_note(content: Any, encryption: Encrypt | None = None) -> bytes:
     """A note of plain JSON, in clear, for which the keys and the signer of `encryption` vouch. Raises MetadataError if
     readers would refuse it, and as `Encrypt.vouch`.
     """
-    check_plain(content, "the note", MAX_NUMBER)
+    check_plain(content, "the note")
     frame, keys = pack_json(content, "the note", _CURE, MAX_NOTE, MAX_NOTE_MARKS), b""
     if encryption is not None:
         fresh = encryption.renew()
@@ -52,7 +52,7 @@ class Note:
     def content(self) -> Any:
         """What it says. Raises MetadataError if it is damaged or hostile."""
         content = parse_json(self._sections.index, "the note", self._most, MAX_NOTE_MARKS)
-        check_plain(content, "the note", MAX_NUMBER)
+        check_plain(content, "the note")
         return content
 
     @property

@@ -62,16 +62,18 @@ class ItemPart:
         return Kind.FRAMED if self.chunk.framed else Kind.TENSOR
 
     def identity(self, writer_id: bytes) -> Identity:
-        item, chunk = self.item, self.chunk
+        item, chunk, number = self.item, self.chunk, self.place.number or 0
         if chunk is None or not isinstance(item, TensorItem):
-            return Identity(writer_id, Kind.OBJECT, item.name)
-        return Identity(writer_id, self.kind, item.name, item.dtype, chunk.offset, chunk.shape, item.shape)
+            return Identity(writer_id, Kind.OBJECT, item.name, number=number)
+        return Identity(writer_id, self.kind, item.name, item.dtype, chunk.offset, chunk.shape, item.shape, number)
 
     def check(self, found: Identity, writer_id: bytes) -> None:
         wanted = self.identity(writer_id)
         if found.writer_id != writer_id:
             raise IdentityError("the container was written by another process or save than its file: it was swapped")
-        if found != wanted:
+        # an index ties its items to containers by number, so that they can be renamed there alone
+        known = found._replace(number=0) if self.place.number is None else found._replace(name=wanted.name)
+        if known != wanted:
             raise IdentityError(f"the container holds {_shown(found)}, where {_shown(wanted)} belongs: it was swapped")
 
     def elements(self, blocks: Blocks) -> Elements:
@@ -298,10 +300,10 @@ def _bound(descriptors: tuple[str, ...]) -> tuple[str, ...]:
 
 def _shown(identity: Identity) -> str:
     if identity.kind is Kind.OBJECT:
-        return f"the object {identity.name!r}"
+        return f"the object {identity.name!r} (number {identity.number})"
     return (
-        f"the {identity.kind} {identity.name!r}, {identity.dtype} {list(identity.shape)} at {list(identity.offset)} of "
-        f"{list(identity.tensor_shape)}"
+        f"the {identity.kind} {identity.name!r} (number {identity.number}), {identity.dtype} {list(identity.shape)} at "
+        f"{list(identity.offset)} of {list(identity.tensor_shape)}"
     )
 
 

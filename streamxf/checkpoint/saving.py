@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from time import perf_counter
 from typing import IO, Any, Self
 
@@ -51,6 +52,7 @@ class Save:
     - `sync`: whether each file must be on the disk before the save goes on.
     - `overwrite`: whether a checkpoint that is there may be replaced, even one that is published later.
     - `place`: where the checkpoint's folder is, once it is there; None if it is not local.
+    - `numbers`: of its containers, which any thread may draw.
     - `meter`: what all threads of the save count in.
     """
 
@@ -65,6 +67,7 @@ class Save:
 
     def __post_init__(self) -> None:
         self.modules = tuple(self.extensions.providers())
+        self.numbers = count()
         self.meter = Meter()
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
         self._failures: list[BaseException] = []

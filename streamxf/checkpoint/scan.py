@@ -14,6 +14,7 @@ from streamxf.format.container import Block, ContainerParser, End, Event, Footer
 from streamxf.format.header import Header, header_size
 from streamxf.format.limits import CONTAINER_MAGIC, FOOTER_BYTES, HEADER_FIXED_BYTES, MAX_HEADER, VERSION
 from streamxf.storage.reading import FileSlice
+from streamxf.stream.container import read_tail
 
 _BEGIN = CONTAINER_MAGIC + bytes([VERSION])
 _WINDOW = 2**20
@@ -108,8 +109,9 @@ class _Scan:
             for event in walk(self._source, parser, at):
                 if isinstance(event, Block) and event.last:
                     count = event.index + 1
-                    end = at + parser.position + entry_size(header.hashed) * count + FOOTER_BYTES
-                    if self._ends_at(at, header, end):
+                    end = at + parser.position + entry_size(header) * count + FOOTER_BYTES
+                    footer = Footer.parse(self._source.read_at(end - FOOTER_BYTES, FOOTER_BYTES))
+                    if footer.blocks(header) == count:
                         return end
                     break
         except ContainerError:
@@ -119,10 +121,10 @@ class _Scan:
 
     def _ends_at(self, at: int, header: Header, end: int) -> bool:
         try:
-            footer = Footer.parse(self._source.read_at(end - FOOTER_BYTES, FOOTER_BYTES), header.block_size)
+            read_tail(self._source.slice(at, end), header)
         except ContainerError:
             return False
-        return footer.container_size == end - at
+        return True
 
     def _next(self, start: int) -> int:
         size = self._source.length

@@ -1,6 +1,6 @@
 """AES-256-GCM encryption in the STREAM construction; docs/security.md has its limits, docs/format/ every byte.
 
-Each stream has a key of its own, derived by HKDF-SHA256 from the save's data key, a fresh 32-byte salt and the header's
+Each stream has a key of its own, derived by HKDF-SHA256 from the save's data key, a fresh 16-byte salt and the header's
 digest. Under that key the nonce is the block's number and whether it is the last, so no nonce repeats within a stream,
 and blocks cannot be moved, dropped or added. The seal, derived together with the key, is stored in the header: it
 commits to the key and authenticates the header before anything is decrypted.

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import IO, Any, TypeVar, cast
 
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteItem
@@ -147,6 +148,7 @@ class _WriterTransforms(StorageWriterTransforms):
         super().__init__([*extensions.foreign, *extensions.chain])
         self._extensions = extensions
         self._begun: tuple[int, bytes, list[str]] | None = None
+        self._numbers = count()
 
     def providers(self) -> list[str]:
         return self._extensions.providers()
@@ -169,7 +171,8 @@ class _WriterTransforms(StorageWriterTransforms):
         raw = cast("Any", raw_stream)
         part = part_of(write_item)
         kind = Kind.FRAMED if part.kind is Kind.TENSOR else part.kind
-        stream, _ = self._extensions.open(raw, part._replace(writer_id=writer_id, kind=kind))
+        identity = part._replace(writer_id=writer_id, kind=kind, number=next(self._numbers))
+        stream, _ = self._extensions.open(raw, identity)
         return cast("IO[bytes]", stream), descriptors
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -74,20 +74,22 @@ class _Note(NamedTuple):
     """
 
     framed: bool
-    sha256: bytes | None
-    record: FileRecord | None
+    sha256: bytes | None = None
+    number: int | None = None
+    record: FileRecord | None = None
 
 
 def results_of(file: SavedFile, indexes: Sequence[MetadataIndex], extensions: Extensions) -> list[WriteResult]:
     """Results of a file's items, whose `indexes` are in their order."""
     record: FileRecord | None = file.record
-    usual = not extensions.in_blocks
+    usual = _Note(not extensions.in_blocks)
     results = []
     for written, index in zip(file.written, indexes, strict=True):
         info = StorageInfo(file.record.path, written.at, written.size)
-        framed = written.part.kind is Kind.FRAMED
-        if record is not None or written.sha256 is not None or (framed != usual and index.offset is not None):
-            setattr(info, _ATTRIBUTE, _Note(framed, written.sha256, record))
+        framed = written.part.kind is Kind.FRAMED if index.offset is not None else usual.framed
+        note = _Note(framed, written.sha256, written.number, record)
+        if note != usual:
+            setattr(info, _ATTRIBUTE, note)
         record = None
         results.append(WriteResult(index=index, size_in_bytes=written.size, storage_data=info))
     return results
@@ -133,12 +135,12 @@ def _places(
     results: Iterable[WriteResult], extensions: Extensions
 ) -> dict[tuple[str, tuple[int, ...] | None], tuple[Place, bool]]:
     """Where results stand, and whether in torch.save's frame, by name and offset."""
-    descriptors, usual = extensions.recorded, _Note(not extensions.in_blocks, None, None)
+    descriptors, usual = extensions.recorded, _Note(not extensions.in_blocks)
     found = {}
     for result in results:
         info, offset = result.storage_data, result.index.offset
-        framed, sha256, _ = getattr(info, _ATTRIBUTE, usual)
-        place = Place(info.relative_path, info.offset, info.length, descriptors, sha256)
+        framed, sha256, number, _ = getattr(info, _ATTRIBUTE, usual)
+        place = Place(info.relative_path, info.offset, info.length, descriptors, sha256, number)
         found[result.index.fqn, tuple(offset) if offset is not None else None] = place, framed
     return found
 

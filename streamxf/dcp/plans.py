@@ -79,7 +79,7 @@ def _check_planned(item: WriteItem, data: torch.Tensor) -> None:
 
 # Bytes that the index has of each, without names, numbers and lists; and of everything else, its run among it.
 _ITEM = len(':{"dtype":"","shape":,"chunks":[],"path":},')
-_CHUNK = len('{"file":,"at":,"bytes":,"offset":,"shape":,"framed":true},')
+_CHUNK = len('{"file":,"at":,"bytes":,"number":,"offset":,"shape":,"framed":true},')
 _HASH = len(',"sha256":""') + 2 * limits.DIGEST_BYTES
 _FILE = _WRITER = 160
 _REST = limits.MAX_RUN + 2**16
@@ -109,7 +109,7 @@ def index_bound(plans: Sequence[SavePlan], files: int | None, hashed: bool) -> i
         paths |= plan.planner_data if isinstance(plan.planner_data, dict) else {}
     seen: set[str] = set()
     for plan in plans:
-        at = len(str(sum(map(_most_stored, plan.items))))
+        at = len(str(sum(map(_most_stored, plan.items)))) + len(str(len(plan.items)))
         for item in plan.items:
             name, data = item.index.fqn, item.tensor_data
             size += chunk + at + len(str(_most_stored(item)))

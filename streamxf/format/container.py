@@ -33,32 +33,23 @@ def stage_limit(block_size: int) -> int:
     return block_size + block_size // 16 + 1024
 
 
-class BlockHead(NamedTuple):
-    last: bool
-    stored_size: int
-    crc: int
-
-
 def pack_head(header_digest: bytes, index: int, last: bool, payload: memoryview) -> bytes:
     word = (LAST if last else 0) | len(payload)
-    return _WORDS.pack(word, _crc(header_digest, index, word, payload))
+    covered = crc32c.crc32c(header_digest[:16] + _WORDS.pack(index, word))
+    return _WORDS.pack(word, crc32c.crc32c(payload, covered))
 
 
-def parse_head(data: bytes, index: int, limit: int) -> BlockHead:
-    """Read the eight bytes before block `index`; raises BlockError if its payload has more than `limit` bytes."""
-    word, crc = _WORDS.unpack(data)
-    stored_size = word & ~LAST
-    if stored_size > limit:
+def parse_head(data: bytes, index: int, limit: int) -> tuple[bool, int]:
+    """Whether block `index`, behind these eight bytes, is the last, and how many bytes of payload it has; raises
+    BlockError if it cannot have so many.
+    """
+    word, _ = _WORDS.unpack(data)
+    last, stored_size = bool(word & LAST), word & ~LAST
+    if not (stored_size or (last and not index)) or stored_size > limit:
         raise BlockError(
             f"the block's head says it has {stored_size} stored bytes, {limit} are allowed: it is damaged", block=index
         )
-    return BlockHead(bool(word & LAST), stored_size, crc)
-
-
-def check_payload(head: BlockHead, header_digest: bytes, index: int, payload: memoryview) -> None:
-    word = (LAST if head.last else 0) | head.stored_size
-    if len(payload) != head.stored_size or _crc(header_digest, index, word, payload) != head.crc:
-        raise _damaged(index)
+    return last, stored_size
 
 
 def _damaged(index: int) -> BlockError:
@@ -71,129 +62,106 @@ def hash_of(head: bytes, payload: memoryview) -> bytes:
     return made.digest()
 
 
-def _crc(header_digest: bytes, index: int, word: int, payload: memoryview) -> int:
-    start = crc32c.crc32c(header_digest[:16] + _WORDS.pack(index, word))
-    return int(crc32c.crc32c(payload, start))
-
-
-_FOOTER = struct.Struct("<QQII8s")
-_SIZES_BYTES = 20
-_END_BYTES = 8
+_FOOTER = struct.Struct("<QI8s")
+_LENGTH_BYTES = 4
 
 
 class Footer(NamedTuple):
     raw_size: int
-    container_size: int
-    blocks: int
-    sizes: bytes
     crc: int
 
     @classmethod
-    def parse(cls, data: bytes, block_size: int) -> Footer:
+    def parse(cls, data: bytes) -> Footer:
         if len(data) != limits.FOOTER_BYTES:
             raise ContainerError("the container is truncated: it is too short for its footer")
-        raw_size, container_size, blocks, crc, magic = _FOOTER.unpack(data)
+        raw_size, crc, magic = _FOOTER.unpack(data)
         if magic != limits.FOOTER_MAGIC:
             raise ContainerError("the container has no valid end: it is truncated or continued")
-        if (
-            not 1 <= blocks <= limits.MAX_BLOCKS
-            or raw_size > limits.MAX_RAW_SIZE
-            or not ((blocks - 1) * block_size < raw_size <= blocks * block_size or (raw_size == 0 and blocks == 1))
-        ):
-            raise ContainerError(f"the footer contradicts itself: {raw_size} bytes in {blocks} blocks of {block_size}")
-        return cls(raw_size, container_size, blocks, data[:_SIZES_BYTES], crc)
+        if raw_size > limits.MAX_RAW_SIZE:
+            raise ContainerError(f"the footer says {raw_size} bytes, {limits.MAX_RAW_SIZE} are allowed")
+        return cls(raw_size, crc)
 
-    def tail_size(self, hashed: bool) -> int:
-        return entry_size(hashed) * self.blocks + limits.FOOTER_BYTES
+    def blocks(self, header: Header) -> int:
+        return max(1, -(-self.raw_size // header.block_size))
 
-
-def entry_size(hashed: bool) -> int:
-    return _END_BYTES + (limits.DIGEST_BYTES if hashed else 0)
+    def tail_size(self, header: Header) -> int:
+        """Bytes of table and footer."""
+        return entry_size(header) * self.blocks(header) + limits.FOOTER_BYTES
 
 
-def pack_tail(header_digest: bytes, ends: Sequence[int], hashes: Sequence[bytes], raw_size: int) -> tuple[bytes, bytes]:
-    """Table and footer of blocks that end at `ends`, counted from the container's first byte, and T. `hashes` is empty,
-    or has one for each block.
-    """
-    table = _pack(ends, hashes)
-    sizes = struct.pack("<QQI", raw_size, ends[-1] + len(table) + limits.FOOTER_BYTES, len(ends))
-    crc = struct.pack("<I", crc32c.crc32c(header_digest[:16] + table + sizes))
-    return table + sizes + crc + limits.FOOTER_MAGIC, hashlib.sha256(header_digest + table + sizes).digest()
+def entry_size(header: Header) -> int:
+    return _LENGTH_BYTES + (limits.DIGEST_BYTES if header.hashed else 0)
+
+
+def pack_tail(
+    header_digest: bytes, lengths: Sequence[int], hashes: Sequence[bytes], raw_size: int
+) -> tuple[bytes, bytes]:
+    """Table and footer of blocks whose payloads have `lengths`, and T. `hashes` is empty, or has one for each block."""
+    packed = _swapped(array("I", lengths)).tobytes()
+    if hashes:
+        starts = range(0, len(packed), _LENGTH_BYTES)
+        packed = b"".join(packed[at : at + _LENGTH_BYTES] + each for at, each in zip(starts, hashes, strict=True))
+    covered = packed + struct.pack("<Q", raw_size)
+    crc = struct.pack("<I", crc32c.crc32c(header_digest[:16] + covered))
+    return covered + crc + limits.FOOTER_MAGIC, hashlib.sha256(header_digest + covered).digest()
 
 
 class Table:
-    """A container's table, read in pieces, and refused at the first entry that cannot be. So a container that is mostly
-    a hole, with a table as large as itself, fails at the first zeros.
+    """A container's table, read in pieces, and refused at the first piece with an entry that cannot be. So a container
+    that is mostly a hole, with a table as large as itself, fails at the first zeros.
 
     - `ends`: where each block's payload ends, from the container's first byte, as far as they were read.
     - `hashes`: each block's SHA-256, where the container is hashed.
+    - `digest`: T of the format, once all was read.
     """
 
-    def __init__(self, header_digest: bytes, header_size: int, block_size: int, hashed: bool) -> None:
+    def __init__(self, header: Header) -> None:
         self.ends = array("Q")
         self.hashes: list[bytes] = []
-        self.entry_size = entry_size(hashed)
-        self._last = header_size
-        self._block_size = block_size
-        self._limit = limits.BLOCK_HEAD_BYTES + stage_limit(block_size)
-        self._hashed = hashed
-        self._crc = crc32c.crc32c(header_digest[:16])
-        self._header_digest = header_digest
-        self._sizes = b""
+        self.digest = b""
+        self._header = header
+        self._limit = stage_limit(header.block_size)
+        self._crc = crc32c.crc32c(header.digest[:16])
+        self._sha256 = hashlib.sha256(header.digest)
 
     def feed(self, data: bytes) -> None:
         """Take the next entries, whole ones; raises ContainerError if one of them is impossible."""
-        if self._hashed:
-            step = self.entry_size
-            ends = _ends_of(b"".join(data[at : at + _END_BYTES] for at in range(0, len(data), step)))
-            self.hashes.extend(data[at + _END_BYTES : at + step] for at in range(0, len(data), step))
-        else:
-            ends = _ends_of(data)
-        last = self._last
-        for end in ends:
-            if not last + limits.BLOCK_HEAD_BYTES <= end <= last + self._limit:
-                raise ContainerError("the table is malformed: blocks overlap, leave gaps or are too long")
-            last = end
-        self._last = last
         self._crc = crc32c.crc32c(data, self._crc)
-        self.ends.extend(ends)
+        self._sha256.update(data)
+        if self._header.hashed:
+            starts = range(0, len(data), entry_size(self._header))
+            self.hashes += [data[at + _LENGTH_BYTES : at + entry_size(self._header)] for at in starts]
+            data = b"".join(data[at : at + _LENGTH_BYTES] for at in starts)
+        lengths = _swapped(array("I", data))
+        if max(lengths) > self._limit or (0 in lengths and len(self.ends) + len(lengths) > 1):
+            raise ContainerError("the table is malformed: blocks are too long, or have no bytes")
+        end = self.ends[-1] if self.ends else self._header.size
+        for length in lengths:
+            end += limits.BLOCK_HEAD_BYTES + length
+            self.ends.append(end)
 
     def finish(self, footer: Footer, container_size: int) -> None:
         """Compare the table with the footer behind it; raises ContainerError if they are damaged, or contradict the
         container.
         """
-        if len(self.ends) != footer.blocks or footer.container_size != container_size:
+        blocks, size = footer.blocks(self._header), self.ends[-1] + footer.tail_size(self._header)
+        if len(self.ends) != blocks or container_size != size:
             raise ContainerError(
-                f"the footer says {footer.blocks} blocks in a container of {footer.container_size} bytes; this one "
-                f"has {len(self.ends)} in {container_size}: it is truncated or continued"
+                f"the footer says {blocks} blocks, and the table a container of {size} bytes; this one has "
+                f"{len(self.ends)} in {container_size}: it is truncated or continued"
             )
-        if crc32c.crc32c(footer.sizes, self._crc) != footer.crc:
+        sizes = struct.pack("<Q", footer.raw_size)
+        if crc32c.crc32c(sizes, self._crc) != footer.crc:
             raise ContainerError("the CRC of table and footer does not match: they are damaged, or another container's")
-        if self._last != container_size - footer.tail_size(self._hashed):
-            raise ContainerError("the table does not begin where the last block ends")
-        self._sizes = footer.sizes
-
-    @property
-    def digest(self) -> bytes:
-        """T of the format, once all was read: SHA-256 over header digest, table and sizes."""
-        return hashlib.sha256(self._header_digest + _pack(self.ends, self.hashes) + self._sizes).digest()
+        self._sha256.update(sizes)
+        self.digest = self._sha256.digest()
 
 
-def _pack(ends: Sequence[int], hashes: Sequence[bytes]) -> bytes:
-    made = array("Q", ends)
+def _swapped(lengths: array[int]) -> array[int]:
+    """Little-endian integers as this machine has them, or the other way round."""
     if sys.byteorder == "big":
-        made.byteswap()
-    table = made.tobytes()
-    if not hashes:
-        return table
-    return b"".join(table[_END_BYTES * at : _END_BYTES * (at + 1)] + digest for at, digest in enumerate(hashes))
-
-
-def _ends_of(data: bytes) -> array[int]:
-    ends = array("Q", data)
-    if sys.byteorder == "big":
-        ends.byteswap()
-    return ends
+        lengths.byteswap()
+    return lengths
 
 
 _LOST_AFTER = 8  # damaged blocks in a row: then these bytes are not block heads
@@ -221,7 +189,6 @@ class End:
     """Table and footer match the blocks that came before; `table_digest` is T of the format."""
 
     raw_size: int
-    container_size: int
     table_digest: bytes
 
 
@@ -287,7 +254,7 @@ class ContainerParser:
             return NEED_DATA
         header = self._parsed = Header.parse(self._take(size))
         self._limit = stage_limit(header.block_size)
-        self._table = Table(header.digest, size, header.block_size, header.hashed)
+        self._table = Table(header)
         self._step = self._block
         return header
 
@@ -296,36 +263,33 @@ class ContainerParser:
         if len(self._buffer) < limits.BLOCK_HEAD_BYTES:
             return NEED_DATA
         stored = bytes(self._buffer[: limits.BLOCK_HEAD_BYTES])
-        head = parse_head(stored, index, self._limit)
-        if len(self._buffer) < limits.BLOCK_HEAD_BYTES + head.stored_size:
+        last, stored_size = parse_head(stored, index, self._limit)
+        if len(self._buffer) < limits.BLOCK_HEAD_BYTES + stored_size:
             return NEED_DATA
-        if index >= limits.MAX_BLOCKS:
+        if index << self._parsed.block_log2 >= limits.MAX_RAW_SIZE:
             raise ContainerError("the container has more blocks than the format allows")
         self._take(limits.BLOCK_HEAD_BYTES)
-        payload = memoryview(self._take(head.stored_size))
-        error = self._damage(head, index, payload)
+        payload = memoryview(self._take(stored_size))
+        error = self._damage(stored, index, last, payload)
         self._ends.append(self.position)
         if self._parsed.hashed:
             self._hashes.append(hash_of(stored, payload))
-        if head.last:
+        if last:
             self._step = self._tail
-        return Block(index, head.last, payload, error)
+        return Block(index, last, payload, error)
 
-    def _damage(self, head: BlockHead, index: int, payload: memoryview) -> BlockError | None:
-        try:
-            check_payload(head, self._parsed.digest, index, payload)
-        except BlockError as error:
-            self._damaged += 1
-            # zeros, which a crash may leave, are not the heads of blocks without bytes
-            if not self._lenient or self._damaged > _LOST_AFTER or not (payload or head.last):
-                raise
-            return error
-        self._damaged = 0
-        return None
+    def _damage(self, head: bytes, index: int, last: bool, payload: memoryview) -> BlockError | None:
+        if head == pack_head(self._parsed.digest, index, last, payload):
+            self._damaged = 0
+            return None
+        self._damaged += 1
+        if not self._lenient or self._damaged > _LOST_AFTER:
+            raise _damaged(index)
+        return _damaged(index)
 
     def _tail(self) -> Event | NeedData:
         # each part of the table is checked as soon as it is there
-        size = entry_size(self._parsed.hashed)
+        size = entry_size(self._parsed)
         known = len(self._table.ends)
         count = min(len(self._ends) - known, len(self._buffer) // size)
         if count:
@@ -337,11 +301,10 @@ class ContainerParser:
                 raise BlockError("a block's hash does not match the table's: one of them was altered")
         if len(self._table.ends) < len(self._ends) or len(self._buffer) < limits.FOOTER_BYTES:
             return NEED_DATA
-        total = self.position + limits.FOOTER_BYTES
-        footer = Footer.parse(self._take(limits.FOOTER_BYTES), self._parsed.block_size)
-        self._table.finish(footer, total)
+        footer = Footer.parse(self._take(limits.FOOTER_BYTES))
+        self._table.finish(footer, self.position)
         self._step = self._done
-        return End(footer.raw_size, footer.container_size, self._table.digest)
+        return End(footer.raw_size, self._table.digest)
 
     def _done(self) -> NeedData:
         return NEED_DATA
@@ -356,8 +319,7 @@ def check_stored(
     payload = stored[limits.BLOCK_HEAD_BYTES :]
     head = bytes(stored[: limits.BLOCK_HEAD_BYTES])
     if head != pack_head(header.digest, index, last, payload):
-        found = parse_head(head, index, stage_limit(header.block_size))
-        if found.stored_size != len(payload) or found.last != last:
+        if parse_head(head, index, stage_limit(header.block_size)) != (last, len(payload)):
             raise BlockError("block does not end where the table says, or is last where it should not be", block=index)
         raise _damaged(index)
     if expected_hash is not None and hash_of(head, payload) != expected_hash:

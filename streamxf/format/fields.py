@@ -83,7 +83,7 @@ def bad(what: str) -> NoReturn:
     raise MetadataError(f"the metadata is malformed: {what}")
 
 
-def integer(value: Any, what: str, limit: int = limits.MAX_INT) -> int:
+def integer(value: Any, what: str, limit: int = limits.MAX_NUMBER) -> int:
     if type(value) is not int or not 0 <= value <= limit:
         bad(what)
     return value
@@ -93,7 +93,7 @@ def integers(value: Any, what: str) -> tuple[int, ...]:
     if type(value) is not list or len(value) > limits.MAX_NDIM:
         bad(what)
     for number in value:
-        if type(number) is not int or not 0 <= number <= limits.MAX_INT:
+        if type(number) is not int or not 0 <= number <= limits.MAX_NUMBER:
             bad(what)
     return tuple(value)
 
@@ -117,21 +117,27 @@ def digits(value: Any, count: int, what: str) -> str:
 
 
 def exact(value: Any, required: set[str], optional: frozenset[str], what: str) -> dict[str, Any]:
-    if type(value) is not dict or not required <= value.keys() <= required | optional:
-        bad(f"{what} has missing or unknown members")
+    """An object with these members, and any that begin with ``_``, to which later versions give a meaning."""
+    if type(value) is not dict or not required <= value.keys():
+        bad(f"{what} has missing members")
+    if not value.keys() <= required | optional:
+        for name in value.keys() - required - optional:
+            if not name.startswith("_"):
+                bad(f"{what} has unknown members")
+            check_plain([name, value[name]], what, limits.MAX_DEPTH + 1)
     return value
 
 
-def check_plain(value: Any, what: str, limit: int = limits.MAX_INT, depth: int = limits.MAX_EXTRA_DEPTH) -> None:
-    """Any JSON, with numbers up to `limit`, that nests no deeper than `depth`."""
+def check_plain(value: Any, what: str, depth: int = limits.MAX_DEPTH) -> None:
+    """Any JSON that nests no deeper than `depth`."""
     if type(value) is str:
         string(value, what)
     elif type(value) is int:
-        integer(value, what, limit)
+        integer(value, what)
     elif type(value) in (dict, list):
         if not depth:
             bad(f"{what} is nested too deep")
         for inner in value if type(value) is list else (*value, *value.values()):
-            check_plain(inner, what, limit, depth - 1)
+            check_plain(inner, what, depth - 1)
     elif value is not None and type(value) is not bool:
         bad(what)

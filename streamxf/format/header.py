@@ -5,37 +5,33 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import crc32c
 
 from streamxf.descriptor import ENCRYPT, Descriptor, shorten
 from streamxf.errors import ContainerError, DescriptorError
+from streamxf.format import limits
 from streamxf.format.items import ITEMSIZES, is_dtype_name
-from streamxf.format.limits import (
-    CONTAINER_MAGIC,
-    HEADER_FIXED_BYTES,
-    MAX_BLOCK_LOG2,
-    MAX_CHAIN,
-    MAX_CODECS,
-    MAX_DTYPE,
-    MAX_IDENTITY,
-    MAX_INT,
-    MAX_NDIM,
-    MIN_BLOCK_LOG2,
-    SALT_BYTES,
-    SEAL_BYTES,
-    VERSION,
-)
 
 KEYED, BOUND, PUBLISHED, HASHED = 1, 2, 4, 8
 
-_FIXED = struct.Struct("<8sBBBBHH32s")
-_IDENTITY = struct.Struct("<16sBBBB")
+_FIXED = struct.Struct("<8s4sBHH16s")
+_IDENTITY = struct.Struct("<16sQBBBB")
 _CRC = struct.Struct("<I")
+_INTEGERS = {1: "B", 2: "H", 4: "I", 8: "Q"}
+
+
+def format_fault(format_bytes: bytes, known: int = 0) -> str | None:
+    """Why something with these format bytes cannot be read by who knows these critical flags; its name goes before."""
+    version, suite, critical, _ = format_bytes
+    if (version, suite) == (limits.VERSION, limits.SUITE) and not critical & ~known:
+        return None
+    ours = f"version {limits.VERSION}, suite {limits.SUITE}, flags {known}. Upgrade streamxf if it is newer"
+    return f"has format version {version}, suite {suite} and critical flags {critical}; this streamxf reads {ours}"
 
 
 class Kind(IntEnum):
@@ -48,11 +44,12 @@ class Kind(IntEnum):
 
 
 class Identity(NamedTuple):
-    """Which item a stream is; for an object all but the first three are empty.
+    """Which item a stream is; for an object `dtype` and the shapes are empty.
 
     - `writer_id`: 16 random bytes of the process and save that wrote it.
     - `dtype`: as torch names it.
     - `offset`, `shape`: of the shard, in elements.
+    - `number`: another for each container of the writer.
     """
 
     writer_id: bytes
@@ -62,6 +59,7 @@ class Identity(NamedTuple):
     offset: tuple[int, ...] = ()
     shape: tuple[int, ...] = ()
     tensor_shape: tuple[int, ...] = ()
+    number: int = 0
 
     def pack(self) -> bytes:
         try:
@@ -70,38 +68,45 @@ class Identity(NamedTuple):
             raise ContainerError("the item's name is not valid Unicode", item=ascii(self.name)) from None
         ndim = len(self.offset)
         dtype = self.dtype.encode("ascii")
-        size = _IDENTITY.size + len(dtype) + 24 * ndim + len(name)
-        if not name or size > MAX_IDENTITY or ndim > MAX_NDIM:
+        self._check()
+        numbers = (*self.offset, *self.shape, *self.tensor_shape)
+        width = _width(numbers)
+        size = _IDENTITY.size + len(dtype) + width * len(numbers) + len(name)
+        if not name or size > limits.MAX_IDENTITY or ndim > limits.MAX_NDIM:
+            most = f"at most {limits.MAX_NDIM} dimensions, and both take at most {limits.MAX_IDENTITY} bytes"
             raise ContainerError(
-                f"an item has a name, at most {MAX_NDIM} dimensions, and both take at most {MAX_IDENTITY} bytes; this "
-                f"one has {ndim} dimensions and takes {size} bytes",
+                f"an item has a name, {most}; this one has {ndim} dimensions and takes {size} bytes",
                 item=shorten(self.name),
             )
-        self._check()
-        numbers = struct.pack(f"<{3 * ndim}Q", *self.offset, *self.shape, *self.tensor_shape)
-        return _IDENTITY.pack(self.writer_id, self.kind, ndim, len(dtype), 0) + dtype + numbers + name
+        start = _IDENTITY.pack(self.writer_id, self.number, self.kind, ndim, len(dtype), width)
+        return start + dtype + struct.pack(f"<{len(numbers)}{_INTEGERS[width]}", *numbers) + name
 
     @classmethod
     def parse(cls, data: bytes) -> Identity:
         if len(data) < _IDENTITY.size:
             raise ContainerError("the header's identity is too short")
-        writer_id, kind, ndim, dtype_len, reserved = _IDENTITY.unpack_from(data)
+        writer_id, number, kind, ndim, dtype_len, width = _IDENTITY.unpack_from(data)
         numbers_at = _IDENTITY.size + dtype_len
-        name_at = numbers_at + 24 * ndim
-        if kind not in tuple(Kind) or ndim > MAX_NDIM or dtype_len > MAX_DTYPE or reserved or name_at >= len(data):
+        name_at = numbers_at + 3 * ndim * width
+        known = kind in tuple(Kind) and width in _INTEGERS
+        if not known or ndim > limits.MAX_NDIM or dtype_len > limits.MAX_DTYPE or name_at >= len(data):
             raise ContainerError("the header's identity is malformed")
-        numbers = struct.unpack_from(f"<{3 * ndim}Q", data, numbers_at)
+        numbers = struct.unpack_from(f"<{3 * ndim}{_INTEGERS[width]}", data, numbers_at)
+        if width != _width(numbers):
+            raise ContainerError("the header's identity has wider integers than it needs")
         try:
             dtype = data[_IDENTITY.size : numbers_at].decode("ascii")
             name = data[name_at:].decode("utf-8")
         except UnicodeDecodeError:
             raise ContainerError("the item's name or dtype in the header is not text") from None
         offset, shape, tensor_shape = numbers[:ndim], numbers[ndim : 2 * ndim], numbers[2 * ndim :]
-        identity = cls(writer_id, Kind(kind), name, dtype, offset, shape, tensor_shape)
+        identity = cls(writer_id, Kind(kind), name, dtype, offset, shape, tensor_shape, number)
         identity._check()
         return identity
 
     def _check(self) -> None:
+        if self.number > limits.MAX_NUMBER:
+            raise ContainerError("the header's identity has a number that is too large")
         if self.kind is Kind.OBJECT:
             if self.dtype or self.offset:
                 raise ContainerError("the header's identity gives an object a dtype or a shape")
@@ -110,9 +115,14 @@ class Identity(NamedTuple):
         if not known:
             raise ContainerError(f"the header's identity has an unknown dtype, {shorten(self.dtype)!r}")
         triples = zip(self.offset, self.shape, self.tensor_shape, strict=True)
-        inside = all(begin + size <= whole <= MAX_INT for begin, size, whole in triples)
-        if not inside or math.prod(size or 1 for size in self.tensor_shape) > MAX_INT:
+        inside = all(begin + size <= whole for begin, size, whole in triples)
+        if not inside or math.prod(size or 1 for size in self.tensor_shape) > limits.MAX_NUMBER:
             raise ContainerError("the header's identity has a shard that is not inside its tensor, or is too large")
+
+
+def _width(numbers: tuple[int, ...]) -> int:
+    """Bytes of the narrowest integers that hold these."""
+    return next(width for width in _INTEGERS if width == 8 or max(numbers, default=0) < 1 << 8 * width)
 
 
 @dataclass(frozen=True)
@@ -123,9 +133,8 @@ class Header:
       them.
     - `published`: whether streamxf's own DCP writer made it as part of a checkpoint; then it is bound, too.
     - `hashed`: whether the table has a SHA-256 for each block.
+    - `informative`: flags that readers ignore.
     - `seal`: 32 bytes, in a keyed stream, that is one whose chain encrypts.
-    - `body`: the header's bytes before the seal; `digest`, H of the format, is its SHA-256.
-    - `size`: bytes of the whole header.
     """
 
     block_log2: int
@@ -134,31 +143,42 @@ class Header:
     identity: Identity | None = None
     published: bool = False
     hashed: bool = False
+    informative: int = 0
     seal: bytes | None = None
-    keyed: bool = field(init=False, repr=False)
-    body: bytes = field(init=False, repr=False)
-    digest: bytes = field(init=False, repr=False)
-    size: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not MIN_BLOCK_LOG2 <= self.block_log2 <= MAX_BLOCK_LOG2:
-            raise ContainerError(
-                f"block_log2 is {self.block_log2}; {MIN_BLOCK_LOG2} to {MAX_BLOCK_LOG2} are allowed (64 KiB to 16 MiB)"
-            )
-        if len(self.salt) != SALT_BYTES:
-            raise ContainerError(f"a salt has {SALT_BYTES} bytes, not {len(self.salt)}")
-        chain = _Chain.of(self.chain)
+        if not limits.MIN_BLOCK_LOG2 <= self.block_log2 <= limits.MAX_BLOCK_LOG2:
+            raise ContainerError(f"block_log2 is {self.block_log2}; 16 to 24 are allowed (64 KiB to 16 MiB)")
+        if len(self.salt) != limits.SALT_BYTES:
+            raise ContainerError(f"a salt has {limits.SALT_BYTES} bytes, not {len(self.salt)}")
         if self.published and self.identity is None:
             raise ContainerError("a stream cannot be published without being bound to its item")
-        if self.identity is not None and self.identity.kind is Kind.TENSOR and (not self.published or chain.transforms):
+        transforms = _Chain.of(self.chain).transforms
+        if self.identity is not None and self.identity.kind is Kind.TENSOR and (not self.published or transforms):
             raise ContainerError("only a published container without stream transforms holds a tensor's elements")
-        identity = self.identity.pack() if self.identity is not None else b""
-        flags = KEYED * chain.keyed | BOUND * bool(identity) | PUBLISHED * self.published | HASHED * self.hashed
-        lengths = 0, len(chain.text), len(identity)
-        fixed = _FIXED.pack(CONTAINER_MAGIC, VERSION, self.block_log2, flags, *lengths, self.salt)
-        body = fixed + chain.text + identity
-        size = len(body) + (SEAL_BYTES if chain.keyed else 0) + _CRC.size
-        self.__dict__.update(keyed=chain.keyed, body=body, digest=hashlib.sha256(body).digest(), size=size)
+
+    @cached_property
+    def body(self) -> bytes:
+        """The header's bytes before the seal."""
+        chain, identity = _Chain.of(self.chain).text, self.identity.pack() if self.identity is not None else b""
+        flags = KEYED * self.keyed | BOUND * bool(identity) | PUBLISHED * self.published | HASHED * self.hashed
+        format_bytes = bytes([limits.VERSION, limits.SUITE, flags, self.informative])
+        fields = format_bytes, self.block_log2, len(chain), len(identity), self.salt
+        return _FIXED.pack(limits.CONTAINER_MAGIC, *fields) + chain + identity
+
+    @cached_property
+    def digest(self) -> bytes:
+        """H of the format."""
+        return hashlib.sha256(self.body).digest()
+
+    @property
+    def keyed(self) -> bool:
+        return _Chain.of(self.chain).keyed
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole header."""
+        return len(self.body) + limits.SEAL_BYTES * self.keyed + _CRC.size
 
     @property
     def block_size(self) -> int:
@@ -171,20 +191,18 @@ class Header:
     @classmethod
     def expected(cls, data: bytes, chain: tuple[str, ...], identity: Identity, hashed: bool) -> Header | None:
         """The header at the start of `data`, if it is the one that a published container of this item must have; else
-        None. All but its block size, salt and seal is known, so nothing has to be parsed.
+        None. All but its block size, salt, seal and informative flags is known, so nothing has to be parsed.
         """
-        if len(data) < HEADER_FIXED_BYTES or not MIN_BLOCK_LOG2 <= data[9] <= MAX_BLOCK_LOG2:
+        try:
+            size = header_size(data)
+            _, (_, _, flags, informative), block_log2, _, _, salt = _FIXED.unpack_from(data)
+            header = cls(block_log2, chain, salt, identity, True, hashed, informative, _seal_in(data[:size], flags))
+            return header if header.pack() == data[:size] else None
+        except ContainerError:  # of which `parse` says what it is
             return None
-        header = cls(data[9], chain, data[HEADER_FIXED_BYTES - SALT_BYTES : HEADER_FIXED_BYTES], identity, True, hashed)
-        seal_at, crc_at = len(header.body), header.size - _CRC.size
-        if data[:seal_at] != header.body or data[crc_at : header.size] != _CRC.pack(crc32c.crc32c(data[:crc_at])):
-            return None
-        return header.sealed(data[seal_at:crc_at]) if header.keyed else header
 
     def sealed(self, seal: bytes | None) -> Header:
-        made = object.__new__(Header)  # the computed fields do not depend on the seal
-        made.__dict__.update(self.__dict__, seal=seal)
-        return made
+        return replace(self, seal=seal) if seal is not None else self
 
     def pack(self) -> bytes:
         if self.keyed != (self.seal is not None):
@@ -202,13 +220,12 @@ class Header:
             raise ContainerError(f"the header should have {size} bytes, and has {len(data)}")
         if _CRC.unpack_from(data, size - _CRC.size)[0] != crc32c.crc32c(data[: size - _CRC.size]):
             raise ContainerError("the header's CRC does not match: it is damaged")
-        _, _, block_log2, flags, _, chain_len, ident_len, salt = _FIXED.unpack_from(data)
-        identity_at = HEADER_FIXED_BYTES + chain_len
-        chain = _parse_chain(data[HEADER_FIXED_BYTES:identity_at])
+        _, (_, _, flags, informative), block_log2, chain_len, ident_len, salt = _FIXED.unpack_from(data)
+        identity_at = limits.HEADER_FIXED_BYTES + chain_len
+        chain = _parse_chain(data[limits.HEADER_FIXED_BYTES : identity_at])
         identity = Identity.parse(data[identity_at : identity_at + ident_len]) if ident_len else None
-        seal_at = size - _CRC.size - SEAL_BYTES
-        seal = data[seal_at : seal_at + SEAL_BYTES] if flags & KEYED else None
-        header = cls(block_log2, chain, salt, identity, bool(flags & PUBLISHED), bool(flags & HASHED), seal)
+        published, hashed = bool(flags & PUBLISHED), bool(flags & HASHED)
+        header = cls(block_log2, chain, salt, identity, published, hashed, informative, _seal_in(data, flags))
         if header.keyed != bool(flags & KEYED):
             raise ContainerError("the header's flag for encryption contradicts its chain")
         return header
@@ -228,8 +245,10 @@ class _Chain(NamedTuple):
             text = "\n".join(chain).encode("ascii")
         except UnicodeEncodeError:
             raise ContainerError("a chain's descriptors are ASCII") from None
-        if len(chain) > MAX_CODECS or len(text) > MAX_CHAIN:
-            raise ContainerError(f"a chain has at most {MAX_CODECS} codecs and {MAX_CHAIN} characters of descriptors")
+        if len(chain) > limits.MAX_CODECS or len(text) > limits.MAX_CHAIN:
+            raise ContainerError(
+                f"a chain has at most {limits.MAX_CODECS} codecs and {limits.MAX_CHAIN} characters of descriptors"
+            )
         marked = [each.startswith("!") for each in chain]
         count = sum(marked)
         if any(marked[count:]) or any(each.startswith("!streamxf.") for each in chain):
@@ -244,26 +263,31 @@ class _Chain(NamedTuple):
 
 
 def header_size(start: bytes) -> int:
-    """The whole header's size in bytes, from its first 48. Raises ContainerError if they do not begin a container of
+    """The whole header's size in bytes, from its first 33. Raises ContainerError if they do not begin a container of
     this version.
     """
-    if len(start) < HEADER_FIXED_BYTES:
+    if len(start) < limits.HEADER_FIXED_BYTES:
         raise ContainerError("this is not a streamxf container, or it is truncated inside its header")
-    magic, version, block_log2, flags, reserved, chain_len, ident_len, _ = _FIXED.unpack_from(start)
-    if magic != CONTAINER_MAGIC:
+    magic, format_bytes, _, chain_len, ident_len, _ = _FIXED.unpack_from(start)
+    if magic != limits.CONTAINER_MAGIC:
         raise ContainerError("this is not a streamxf container: its first bytes are others")
-    if version != VERSION:
-        raise ContainerError(
-            f"the container has format version {version}; this streamxf reads version {VERSION}. Upgrade streamxf if "
-            "it is newer"
-        )
-    unknown = flags & ~(KEYED | BOUND | PUBLISHED | HASHED)
-    if not MIN_BLOCK_LOG2 <= block_log2 <= MAX_BLOCK_LOG2 or unknown or reserved:
-        raise ContainerError("the header is malformed: a field has a value that version 1 does not define")
+    if fault := format_fault(format_bytes, KEYED | BOUND | PUBLISHED | HASHED):
+        raise ContainerError(f"the container {fault}")
+    flags = format_bytes[2]
     contradicts = bool(flags & BOUND) != bool(ident_len) or (flags & PUBLISHED and not ident_len)
-    if chain_len > MAX_CHAIN or ident_len > MAX_IDENTITY or contradicts:
+    if chain_len > limits.MAX_CHAIN or ident_len > limits.MAX_IDENTITY or contradicts:
         raise ContainerError("the header is malformed: lengths and flags contradict each other or the format's limits")
-    return HEADER_FIXED_BYTES + int(chain_len) + int(ident_len) + (SEAL_BYTES if flags & KEYED else 0) + _CRC.size
+    return (
+        limits.HEADER_FIXED_BYTES
+        + int(chain_len)
+        + int(ident_len)
+        + (limits.SEAL_BYTES if flags & KEYED else 0)
+        + _CRC.size
+    )
+
+
+def _seal_in(data: bytes, flags: int) -> bytes | None:
+    return data[-_CRC.size - limits.SEAL_BYTES : -_CRC.size] if flags & KEYED else None
 
 
 def _parse_chain(data: bytes) -> tuple[str, ...]:

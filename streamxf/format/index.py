@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
+import operator
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,20 +20,8 @@ from streamxf.budget import Steps
 from streamxf.buffers import collector_paused
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import DescriptorError, MetadataError
-from streamxf.format import limits
-from streamxf.format.fields import (
-    array,
-    bad,
-    check_plain,
-    digits,
-    exact,
-    integer,
-    integers,
-    mapping,
-    pack_json,
-    parse_json,
-    string,
-)
+from streamxf.format import fields, limits
+from streamxf.format.header import format_fault
 from streamxf.format.items import (
     ITEMSIZES,
     Chunk,
@@ -124,12 +113,12 @@ class Index:
             if self.rank is not None:
                 raise MetadataError("metadata of a single rank cannot name a run; only that of all ranks can")
             content["run"] = self.run.to_json()
-        return pack_json(content, "the index", "save fewer items or shards, or put less into DCP's metadata")
+        return fields.pack_json(content, "the index", "save fewer items or shards, or put less into DCP's metadata")
 
     @classmethod
     def parse(cls, packed: memoryview) -> Index:
         with collector_paused():
-            return _Reader(parse_json(packed, "the index"), steps_of(packed)).index()
+            return _Reader(fields.parse_json(packed, "the index"), steps_of(packed)).index()
 
     @property
     def keyed(self) -> bool:
@@ -171,6 +160,8 @@ def _item_content(item: Item, numbers: Mapping[str, int]) -> dict[str, Any]:
 
 def _place_content(place: Place, numbers: Mapping[str, int]) -> dict[str, Any]:
     content: dict[str, Any] = {"file": numbers[place.file], "at": place.at, "bytes": place.size}
+    if place.number is not None:
+        content["number"] = place.number
     if place.sha256 is not None:
         content["sha256"] = place.sha256.hex()
     return content
@@ -180,8 +171,7 @@ def _place_content(place: Place, numbers: Mapping[str, int]) -> dict[str, Any]:
 
 
 _NONE: frozenset[str] = frozenset()
-_OBJECT = {"file", "at", "bytes"}
-_CHUNK = {*_OBJECT, "offset", "shape"}
+_PLACE = {"file", "at", "bytes"}
 _CHUNK_OPTIONS = frozenset({"framed", "sha256"})
 _TENSOR = {"dtype", "shape", "chunks"}
 _TENSOR_OPTIONS = frozenset({"properties", "path"})
@@ -196,78 +186,85 @@ def steps_of(packed: memoryview) -> Steps:
 class _Reader:
     def __init__(self, content: Any, steps: Steps) -> None:
         self._steps = steps
-        self._content = exact(content, _MEMBERS, frozenset({"run"}), "it")
+        self._content = fields.exact(content, _MEMBERS, frozenset({"run"}), "it")
 
     def index(self) -> Index:
         content = self._content
-        save_id = digits(content["save_id"], 32, "save_id")
-        rank = None if content["rank"] is None else integer(content["rank"], "rank", 2**31 - 1)
+        save_id = fields.digits(content["save_id"], 32, "save_id")
+        rank = None if content["rank"] is None else fields.integer(content["rank"], "rank", limits.MAX_RANK)
         self._keyed = False  # unless a descriptor says so
         self._transforms, self._chain = self._read_descriptors("transforms"), self._read_descriptors("chain")
         self._descriptors = (*(f"!{text}" for text in self._transforms), *self._chain)
         if len(self._descriptors) > limits.MAX_CODECS:
-            bad("there are too many descriptors")
+            fields.bad("there are too many descriptors")
         self._framed = bool(self._transforms) or not self._chain
+        self._object = _PLACE | {"number"} if self._chain else _PLACE
+        self._parts = self._object | {"offset", "shape"}
         dek = self._dek(content["dek"])
-        self._writers = tuple(self._writer(entry) for entry in array(content["writers"], "writers"))
+        self._writers = tuple(self._writer(entry) for entry in fields.array(content["writers"], "writers"))
+        numbers: dict[bytes, list[int]] = {writer.id: [] for writer in self._writers}
         self._paths: list[str] = []
-        files = self._files(array(content["files"], "files"))
+        files = self._files(fields.array(content["files"], "files"))
+        self._numbers = [numbers[self._writers[file.writer].id] for file in files.values()]
         self._check: Callable[..., None] = check_tiles if rank is None else check_apart
-        modules = tuple(string(entry, "modules") for entry in array(content["modules"], "modules"))
-        packages, extra = mapping(content["packages"], "packages"), mapping(content["extra"], "extra")
+        modules = tuple(fields.string(entry, "modules") for entry in fields.array(content["modules"], "modules"))
+        packages, extra = fields.mapping(content["packages"], "packages"), fields.mapping(content["extra"], "extra")
         for name, version in packages.items():
-            string(name, "packages"), string(version, "packages")
-        check_plain(extra, "extra")
+            fields.string(name, "packages"), fields.string(version, "packages")
+        fields.check_plain(extra, "extra")
         self._hashed: bool | None = None
         items = self._items()
+        for each in map(sorted, numbers.values()):  # hostile ones would all have one place in a set
+            if any(map(operator.eq, each, each[1:])):
+                fields.bad("two items, or chunks, have one writer and number")
         run = RunFacts.of_json(content["run"]) if "run" in content else None
         if run is not None and rank is not None:
-            bad("a rank's own metadata has a run")
+            fields.bad("a rank's own metadata has a run")
         places = self._transforms, self._chain, dek, self._writers, files, items
         return Index(save_id, rank, *places, modules, packages, extra, run)
 
     def _read_descriptors(self, member: str) -> tuple[str, ...]:
-        texts = array(self._content[member], member)
+        texts = fields.array(self._content[member], member)
         for text in texts:
             try:
-                descriptor = Descriptor.parse(string(text, member))
+                descriptor = Descriptor.parse(fields.string(text, member))
             except DescriptorError as error:
-                bad(f"{member}: {error.message}")
+                fields.bad(f"{member}: {error.message}")
             if member == "transforms" and descriptor.name.startswith("streamxf."):
-                bad(f"{member}: {descriptor.name} is not a stream transform")
+                fields.bad(f"{member}: {descriptor.name} is not a stream transform")
             if descriptor.name == ENCRYPT:
                 if descriptor.fragment:
-                    bad(f"{member}: wrapped keys do not belong there")
+                    fields.bad(f"{member}: wrapped keys do not belong there")
                 self._keyed = True
         return tuple(texts)
 
     def _dek(self, value: Any) -> bytes | None:
         if (value is None) == self._keyed:
-            bad("dek contradicts the chain")
-        return None if value is None else bytes.fromhex(digits(value, 64, "dek"))
+            fields.bad("dek contradicts the chain")
+        return None if value is None else bytes.fromhex(fields.digits(value, 64, "dek"))
 
     def _writer(self, entry: Any) -> Writer:
-        exact(entry, {"id", "dek"}, _NONE, "a writer")
-        return Writer(bytes.fromhex(digits(entry["id"], 32, "a writer's id")), self._dek(entry["dek"]))
+        fields.exact(entry, {"id", "dek"}, _NONE, "a writer")
+        return Writer(bytes.fromhex(fields.digits(entry["id"], 32, "a writer's id")), self._dek(entry["dek"]))
 
     def _files(self, entries: list[Any]) -> dict[str, File]:
         files: dict[str, File] = {}
         members = {"path", "size", "writer"} if self._chain else {"path", "size", "writer", "crc32c"}
         for entry in entries:
-            exact(entry, members, _NONE, "a file")
+            fields.exact(entry, members, _NONE, "a file")
             path = check_path(entry["path"])
             if path in files:
-                bad("a file is named twice")
-            number = None if self._chain else int(digits(entry["crc32c"], 8, "a file's crc32c"), 16)
-            writer = integer(entry["writer"], "a file's writer", len(self._writers) - 1)
-            files[path] = File(integer(entry["size"], "a file's size"), writer, number)
+                fields.bad("a file is named twice")
+            number = None if self._chain else int(fields.digits(entry["crc32c"], 8, "a file's crc32c"), 16)
+            writer = fields.integer(entry["writer"], "a file's writer", len(self._writers) - 1)
+            files[path] = File(fields.integer(entry["size"], "a file's size"), writer, number)
             self._paths.append(path)
         self._sizes = [file.size for file in files.values()]
         return files
 
     def _items(self) -> dict[str, Item]:
         made: dict[str, Item] = {}
-        for name, entry in mapping(self._content["items"], "items").items():
+        for name, entry in fields.mapping(self._content["items"], "items").items():
             try:
                 made[check_name(name)] = self._item(name, entry)
             except MetadataError as error:
@@ -275,55 +272,59 @@ class _Reader:
         return made
 
     def _item(self, name: str, entry: Any) -> Item:
-        path = _path(mapping(entry, "it is not an object"))
+        path = _path(fields.mapping(entry, "it is not an object"))
         if "dtype" not in entry:
-            exact(entry, _OBJECT, _OBJECT_OPTIONS, "it")
+            fields.exact(entry, self._object, _OBJECT_OPTIONS, "it")
             return ObjectItem(name, self._place(entry), path)
-        exact(entry, _TENSOR, _TENSOR_OPTIONS, "it")
+        fields.exact(entry, _TENSOR, _TENSOR_OPTIONS, "it")
         dtype = entry["dtype"]
         if not is_dtype_name(dtype):
-            bad("dtype")
-        shape = integers(entry["shape"], "shape")
-        entries = array(entry["chunks"], "chunks")
+            fields.bad("dtype")
+        shape = fields.integers(entry["shape"], "shape")
+        entries = fields.array(entry["chunks"], "chunks")
         chunks = tuple(map(self._chunk, entries))
         if dtype not in ITEMSIZES and not all(chunk.framed for chunk in chunks):
-            bad(f"the elements of {dtype} have no size")
+            fields.bad(f"the elements of {dtype} have no size")
         check_offsets(chunks)
         self._check(shape, [(chunk.offset, chunk.shape) for chunk in chunks], self._steps)
-        properties = mapping(entry.get("properties", {}), "properties")
+        properties = fields.mapping(entry.get("properties", {}), "properties")
         for member, value in properties.items():
-            string(member, "properties"), type(value) is bool or string(value, "properties")
+            fields.string(member, "properties"), type(value) is bool or fields.string(value, "properties")
         return TensorItem(name, dtype, shape, chunks, path, properties)
 
     def _chunk(self, entry: Any) -> Chunk:
-        exact(entry, _CHUNK, _CHUNK_OPTIONS, "a chunk")
+        fields.exact(entry, self._parts, _CHUNK_OPTIONS, "a chunk")
         framed = "framed" in entry
         if (framed and entry["framed"] is not True) or (self._framed and not framed):
-            bad("framed")
-        offset, shape = integers(entry["offset"], "a chunk's offset"), integers(entry["shape"], "a chunk's shape")
+            fields.bad("framed")
+        offset, shape = (fields.integers(entry[each], f"a chunk's {each}") for each in ("offset", "shape"))
         return Chunk(offset, shape, self._place(entry), framed)
 
     def _place(self, entry: dict[str, Any]) -> Place:
-        file = integer(entry["file"], "file", len(self._paths) - 1)
-        at, size = integer(entry["at"], "at"), integer(entry["bytes"], "bytes")
+        file = fields.integer(entry["file"], "file", len(self._paths) - 1)
+        at, size = fields.integer(entry["at"], "at"), fields.integer(entry["bytes"], "bytes")
         if at + size > self._sizes[file]:
-            bad(f"it reaches beyond the end of {self._paths[file]}")
-        sha256 = bytes.fromhex(digits(entry["sha256"], 64, "sha256")) if "sha256" in entry else None
+            fields.bad(f"it reaches beyond the end of {self._paths[file]}")
+        sha256 = bytes.fromhex(fields.digits(entry["sha256"], 64, "sha256")) if "sha256" in entry else None
         if self._hashed is None:
             self._hashed = sha256 is not None
         if self._hashed != (sha256 is not None):
-            bad("some items have a sha256, and others do not")
-        return Place(self._paths[file], at, size, self._descriptors, sha256)
+            fields.bad("some items have a sha256, and others do not")
+        number = fields.integer(entry["number"], "number") if self._chain else None
+        if number is not None:
+            self._numbers[file].append(number)
+        return Place(self._paths[file], at, size, self._descriptors, sha256, number)
 
 
 def _path(entry: dict[str, Any]) -> Path | None:
     if "path" not in entry:
         return None
-    steps = array(entry["path"], "path")
+    steps = fields.array(entry["path"], "path")
     if not 1 <= len(steps) <= limits.MAX_STEPS:
-        bad("path")
+        fields.bad("path")
+    most = limits.MAX_STEP
     return tuple(
-        string(step, "path") if type(step) is str else integer(step, "path", limits.MAX_STEP) for step in steps
+        fields.string(step, "path") if type(step) is str else fields.integer(step, "path", most) for step in steps
     )
 
 
@@ -344,7 +345,7 @@ def to_json(value: Any, depth: int = _MAX_DEPTH) -> Any:
     if isinstance(value, str):
         return check_text(value)
     if isinstance(value, int) and abs(value) < 2**63:
-        return int(value) if value >= 0 else {"number": repr(int(value))}
+        return int(value) if 0 <= value <= limits.MAX_NUMBER else {"number": repr(int(value))}
     if isinstance(value, float) and math.isfinite(value):
         return {"number": repr(float(value))}
     if isinstance(value, bytes):
@@ -396,18 +397,19 @@ def _number(text: str) -> int | float:
 
 # -- trailer and keys ---------------------------------------------------------------------------------------
 
-_LENGTHS = struct.Struct("<IIB7x")
+_LENGTHS = struct.Struct("<II4s4x")
+_TRAILER = struct.Struct("<II4sI32s32s8x")
 INDEX_LABEL, NOTE_LABEL = b"streamxf/1 index", b"streamxf/1 note"
-_VERSION = 1
 _SIGNED_BYTES = _LENGTHS.size + limits.DIGEST_BYTES  # of the trailer, covered by its second digest
 
 
 @dataclass(frozen=True, slots=True)
 class Trailer:
-    """The last 88 bytes of a metadata file: sizes of the index and the keys before it, and digests."""
+    """The last 88 bytes of a metadata file: sizes of the index and the keys before it, format bytes, and digests."""
 
     index_size: int
     keys_size: int
+    format_bytes: bytes
     pickle_digest: bytes
     digest: bytes
 
@@ -424,15 +426,12 @@ class Trailer:
             return None
         if len(end) < limits.TRAILER_BYTES:
             raise MetadataError("the metadata is truncated: only a part of its trailer is there")
-        fields = end[-limits.TRAILER_BYTES :]
-        index_size, keys_size, version = _LENGTHS.unpack_from(fields)
-        if version != _VERSION or fields[9 : _LENGTHS.size] != bytes(7):
-            raise MetadataError(
-                f"the metadata's trailer has version {version}; this streamxf reads version {_VERSION}. Upgrade "
-                "streamxf if it is newer"
-            )
-        digests = fields[_LENGTHS.size : _LENGTHS.size + 2 * limits.DIGEST_BYTES]
-        trailer = cls(index_size, keys_size, digests[: limits.DIGEST_BYTES], digests[limits.DIGEST_BYTES :])
+        index_size, keys_size, format_bytes, zeros, *digests = _TRAILER.unpack(end[-limits.TRAILER_BYTES :])
+        if fault := format_fault(format_bytes):
+            raise MetadataError(f"the metadata {fault}")
+        if zeros:
+            raise MetadataError("the metadata's trailer has a byte that is not zero where version 1 has zeros")
+        trailer = cls(index_size, keys_size, format_bytes, *digests)
         if not 1 <= index_size <= limits.MAX_INDEX or keys_size > limits.MAX_KEYS or trailer.size > file_size:
             raise MetadataError("the metadata's trailer has impossible sizes: the file is damaged")
         return trailer
@@ -446,23 +445,24 @@ class Trailer:
         if not hmac.compare_digest(hashlib.sha256(signed).digest(), self.digest):
             raise MetadataError("the digest of the metadata does not match: the file is damaged")
         keys = view[self.index_size : self.index_size + self.keys_size]
-        return Sections(view[: self.index_size], keys, label)
+        return Sections(view[: self.index_size], keys, label, self.format_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Sections:
     """Index (a Zstandard frame) and keys (lines of ASCII, empty if not encrypted) of a metadata file, as they are
-    stored; `label` separates kinds of vouched contents.
+    stored, and its format bytes; `label` separates kinds of vouched contents.
     """
 
     index: memoryview
     keys: memoryview
     label: bytes = INDEX_LABEL
+    format_bytes: bytes = limits.FORMAT
 
     @property
     def digest(self) -> bytes:
         """D of the format: the digest that vouchers cover."""
-        made = hashlib.sha256(self.label)
+        made = hashlib.sha256(self.label + self.format_bytes)
         made.update(self.index)
         return made.digest()
 
@@ -482,14 +482,14 @@ class Sections:
         return [_text(line) for line in bytes(self.keys).split(b"\n")[2:]]
 
 
-def pack(pickled: bytes, index: bytes, keys: bytes) -> bytes:
+def pack(pickled: bytes, index: bytes, keys: bytes, format_bytes: bytes = limits.FORMAT) -> bytes:
     """A metadata file; raises MetadataError if it would be too large to be read."""
     if len(index) > limits.MAX_INDEX or len(keys) > limits.MAX_KEYS:
         raise MetadataError(
             f"the metadata would be too large: {len(index)} bytes of index ({limits.MAX_INDEX} are allowed) and "
             f"{len(keys)} of keys ({limits.MAX_KEYS}); save fewer items, or with fewer recipients"
         )
-    lengths = _LENGTHS.pack(len(index), len(keys), _VERSION)
+    lengths = _LENGTHS.pack(len(index), len(keys), format_bytes)
     signed = index + keys + lengths + hashlib.sha256(pickled).digest()
     return pickled + signed + hashlib.sha256(signed).digest() + limits.METADATA_MAGIC
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from streamxf.budget import Steps, TooMuch
 from streamxf.errors import MetadataError
-from streamxf.format.limits import MAX_INT, MAX_PATH, MAX_STEP, MAX_STEPS
+from streamxf.format.limits import MAX_NUMBER, MAX_PATH, MAX_STEP, MAX_STEPS
 
 _BY_SIZE = {
     1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
@@ -80,6 +80,7 @@ class Place(NamedTuple):
     - `descriptors`: of what the data passed on save, in that order, as the metadata has them. Stream transforms have a
       ``!`` before them where the metadata tells them from codecs.
     - `sha256`: T of the container, where the containers are hashed.
+    - `number`: that of the container, among those of its writer, where an index says it.
     """
 
     file: str
@@ -87,6 +88,7 @@ class Place(NamedTuple):
     size: int
     descriptors: tuple[str, ...]
     sha256: bytes | None = None
+    number: int | None = None
 
     @property
     def chain(self) -> tuple[str, ...]:
@@ -297,7 +299,7 @@ def _spend(steps: Steps | None, count: int, chunks: Sequence[Span]) -> None:
 
 
 def _check_elements(shape: Ints) -> None:
-    if math.prod(size or 1 for size in shape) > MAX_INT:
+    if math.prod(size or 1 for size in shape) > MAX_NUMBER:
         raise MetadataError("it has more elements than a tensor can have")
 
 

@@ -8,42 +8,44 @@ import struct
 import crc32c
 
 from streamxf.errors import ContainerError
-from streamxf.format.limits import MAX_KEY_LINE, PLAIN_MAGIC, SEAL_MAGIC
+from streamxf.format.header import format_fault
+from streamxf.format.limits import FORMAT, MAX_KEY_LINE, PLAIN_MAGIC, SEAL_MAGIC
 
-PREFIX_START_BYTES = 12
+PREFIX_START_BYTES = 16
 SEAL_END_BYTES = 16
 
 _WORD = struct.Struct("<I")
 
 
-def contents_digest(table_digest: bytes) -> bytes:
+def contents_digest(table_digest: bytes, format_bytes: bytes = FORMAT) -> bytes:
     """D of the format: the digest that a plain file's vouchers cover."""
-    return hashlib.sha256(b"streamxf/1 plain" + table_digest).digest()
+    return hashlib.sha256(b"streamxf/1 plain" + format_bytes + table_digest).digest()
 
 
-def pack_prefix(wrapped: str) -> bytes:
+def pack_prefix(wrapped: str, format_bytes: bytes = FORMAT) -> bytes:
     """The prefix, with the wrapped data key; empty for a chain that does not encrypt."""
     text = wrapped.encode("ascii")
-    data = PLAIN_MAGIC + _WORD.pack(len(text)) + text
+    data = PLAIN_MAGIC + format_bytes + _WORD.pack(len(text)) + text
     return data + _WORD.pack(crc32c.crc32c(data))
 
 
 def prefix_size(start: bytes) -> int:
-    """The whole prefix's size in bytes, from its first 12; raises ContainerError if they begin no plain file of
-    streamxf.
-    """
+    """The whole prefix's size in bytes, from its first 16; raises ContainerError if they begin no such file."""
     if len(start) < PREFIX_START_BYTES or start[:8] != PLAIN_MAGIC:
         raise ContainerError("this is not a file that streamxf.open wrote: its first bytes are others")
-    size = int(_WORD.unpack_from(start, 8)[0])
+    if fault := format_fault(start[8:12]):
+        raise ContainerError(f"the file {fault}")
+    size = int(_WORD.unpack_from(start, 12)[0])
     if size > MAX_KEY_LINE:
         raise ContainerError(f"the file's prefix says it has {size} bytes of keys, {MAX_KEY_LINE} are allowed")
     return PREFIX_START_BYTES + size + _WORD.size
 
 
-def parse_prefix(data: bytes) -> str:
+def parse_prefix(data: bytes) -> tuple[str, bytes]:
+    """The wrapped data key and the format bytes."""
     if len(data) != prefix_size(data[:PREFIX_START_BYTES]):
         raise ContainerError("the file is truncated inside its prefix")
-    return _checked(data, data[PREFIX_START_BYTES : -_WORD.size], "prefix")
+    return _checked(data, data[PREFIX_START_BYTES : -_WORD.size], "prefix"), data[8:12]
 
 
 def pack_seal(vouchers: str) -> bytes:

@@ -55,7 +55,7 @@ class RunFacts:
         rules = mapping(entry["rules"], "a run's rules")
         _check_rules(rules, limits.MAX_RULES_DEPTH)
         metrics = metrics_of(entry["metrics"])
-        step, time = (integer(entry[each], f"a run's {each}", limits.MAX_NUMBER) for each in ("step", "time"))
+        step, time = (integer(entry[each], f"a run's {each}") for each in ("step", "time"))
         made = cls(digits(entry["run"], 32, "a run's id"), name, step, time / 1000, rules, metrics)
         if len(json.dumps(entry, separators=(",", ":"))) > limits.MAX_RUN:
             bad(f"a run has more than {limits.MAX_RUN} bytes of JSON: fewer or shorter metrics and rules are needed")
@@ -90,7 +90,7 @@ def _check_rules(value: Any, depth: int) -> None:
     if type(value) is str:
         _text(value, "a run's rules")
     elif type(value) is int:
-        integer(value, "a run's rules", limits.MAX_NUMBER)
+        integer(value, "a run's rules")
     elif type(value) in (dict, list) and depth:
         for inner in value if type(value) is list else (*value, *value.values()):
             _check_rules(inner, depth - 1)

@@ -66,7 +66,7 @@ class Vouchers:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read vouchers; raises DescriptorError if they are malformed."""
-        match = _FORM.fullmatch(text)
+        match = _FORM.fullmatch(text.partition("&_")[0])  # later versions give the rest a meaning
         if match is None:
             raise DescriptorError(f"vouchers {shorten(text)!r} are not of the form mac=...&v=kind:key_id:data&sig=...")
         entries = tuple(map(Entry.parse, match[2].split("&v=")[1:]))

@@ -25,7 +25,7 @@ from streamxf.stream.reader import Blocks
 CheckSize = Callable[[int], None]
 
 _TAIL_GUESS = 16 * 1024  # bytes; the tail of some 2,000 blocks
-_TABLE_STEP = 2**16 // 40 * 40  # bytes of a table that are read before they are checked; whole entries of either size
+_TABLE_STEP = 2**16 // 36 * 36  # bytes of a table that are read before they are checked; whole entries of either size
 
 
 def read_header(source: FileSlice) -> Header:
@@ -36,6 +36,31 @@ def read_header(source: FileSlice) -> Header:
 def stream_info(header: Header) -> StreamInfo:
     name = header.identity.name if header.identity is not None else None
     return StreamInfo(header.block_size, header.salt, header.digest, name)
+
+
+def read_tail(source: FileSlice, header: Header, check_size: CheckSize | None = None) -> tuple[Footer, Table]:
+    """Footer and table of a container that is all of `source`; `check_size` as in `BlockReader`. Raises ContainerError
+    if they are damaged, or contradict the container.
+    """
+    length = source.length
+    # in one read, where the table is not unusually long: files that fetch ahead would fetch again at each step
+    end = source.read_at(max(0, length - _TAIL_GUESS), min(length, _TAIL_GUESS))
+    footer = Footer.parse(end[-FOOTER_BYTES:])
+    if check_size is not None:
+        check_size(footer.raw_size)
+    tail_size = footer.tail_size(header)
+    if header.size + tail_size > length:
+        raise ContainerError(f"the table has no room in a container of {length} bytes: it is truncated or continued")
+    table = Table(header)
+    if tail_size <= len(end):
+        table.feed(end[-tail_size:-FOOTER_BYTES])
+    else:
+        at, stop = length - tail_size, length - FOOTER_BYTES
+        while at < stop:
+            table.feed(source.read_at(at, min(_TABLE_STEP, stop - at)))
+            at += _TABLE_STEP
+    table.finish(footer, length)
+    return footer, table
 
 
 class BlockReader(Blocks):
@@ -62,9 +87,8 @@ class BlockReader(Blocks):
         self._source = source
         self._coder = coder
         self.header = header
-        footer, self._table = self._read_tail(check_size)
+        footer, self._table = read_tail(source, header, check_size)
         super().__init__(footer.raw_size, header.block_size)
-        self.count = footer.blocks
         if table_digest is not None and self._table.digest != table_digest:
             raise IdentityError("the container's table is not the one that the metadata vouches for: it was altered")
         identity = header.identity
@@ -72,26 +96,6 @@ class BlockReader(Blocks):
         self._size_known = is_tensor or table_digest is not None
         if identity is not None and is_tensor and self.size != elements_size(identity.dtype, identity.shape):
             raise ContainerError(f"the stream has {self.size} bytes, which are not those of {identity.dtype} elements")
-
-    def _read_tail(self, check_size: CheckSize | None) -> tuple[Footer, Table]:
-        length = self._source.length
-        header = self.header
-        # in one read, where the table is not unusually long: files that fetch ahead would fetch again at each step
-        end = self._source.read_at(max(0, length - _TAIL_GUESS), min(length, _TAIL_GUESS))
-        footer = Footer.parse(end[-FOOTER_BYTES:], header.block_size)
-        if check_size is not None:
-            check_size(footer.raw_size)
-        table = Table(header.digest, header.size, header.block_size, header.hashed)
-        tail_size = footer.tail_size(header.hashed)
-        if tail_size <= len(end):
-            table.feed(end[-tail_size:-FOOTER_BYTES])
-        else:
-            at, stop = length - tail_size, length - FOOTER_BYTES
-            while at < stop:
-                table.feed(self._source.read_at(at, min(_TABLE_STEP, stop - at)))
-                at += _TABLE_STEP
-        table.finish(footer, length)
-        return footer, table
 
     @property
     def table_digest(self) -> bytes:

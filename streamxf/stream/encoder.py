@@ -15,10 +15,10 @@ from typing import Protocol
 from streamxf.buffers import Scratch, scratches
 from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import StreamInfo
-from streamxf.errors import ContainerError, ParameterError
+from streamxf.errors import CodecError, ContainerError, ParameterError
 from streamxf.format.container import hash_of, pack_head, pack_tail
 from streamxf.format.header import Header, Identity, Kind
-from streamxf.format.limits import DEFAULT_BLOCK_LOG2, MAX_BLOCKS, SALT_BYTES
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2, MAX_RAW_SIZE, SALT_BYTES
 from streamxf.report import Meter
 
 MIN_ROW = 64  # elements
@@ -105,7 +105,7 @@ class ContainerEncoder:
         info = StreamInfo(header.block_size, header.salt, header.digest, *encoding_facts(identity))
         self._coder = StreamCoder(chain, info, meter=meter)
         self._header = header.sealed(self._coder.seal)
-        self._ends: list[int] = []
+        self._lengths: list[int] = []
         self._hashes: list[bytes] = []
         self._blocks = 0
         self.block_size = header.block_size
@@ -122,8 +122,8 @@ class ContainerEncoder:
     def job(self, load: Load, size: int, last: bool) -> Callable[[], Encoded]:
         """The call that encodes the next block; raises ContainerError if the container is full."""
         index = self._blocks
-        if index >= MAX_BLOCKS:
-            raise ContainerError("the stream has more blocks than a container may hold; use larger blocks")
+        if self.raw_size + size > MAX_RAW_SIZE:
+            raise ContainerError("the stream has more bytes than a container may hold")
         self._blocks += 1
         self.raw_size += size
         return partial(_encode, self._coder, load, index, last, self._header.hashed)
@@ -132,12 +132,12 @@ class ContainerEncoder:
         """The bytes that have to be written for a block; called in the order of the blocks."""
         start = block.head if block.index else self._header.pack() + block.head
         self.stored_size += len(start) + len(block.payload)
-        self._ends.append(self.stored_size)
+        self._lengths.append(len(block.payload))
         if block.digest is not None:
             self._hashes.append(block.digest)
         parts: list[bytes | memoryview] = [start, block.payload]
         if block.last:
-            tail, self.table_digest = pack_tail(self._header.digest, self._ends, self._hashes, self.raw_size)
+            tail, self.table_digest = pack_tail(self._header.digest, self._lengths, self._hashes, self.raw_size)
             self.stored_size += len(tail)
             parts.append(tail)
         return parts if len(block.payload) >= _SMALL else [b"".join(parts)]
@@ -149,6 +149,8 @@ def _encode(coder: StreamCoder, load: Load, index: int, last: bool, hashed: bool
     data = load.take(partial(scratch.take, _INPUT))
     try:
         payload = coder.encode(data, index, last, scratch)
+        if not (payload or (last and not index)):
+            raise CodecError("the chain makes no bytes of a block, and a stored block has at least one", block=index)
         head = pack_head(coder.stream.header_digest, index, last, payload)
         digest = hash_of(head, payload) if hashed else None
         if len(payload) < _SMALL:

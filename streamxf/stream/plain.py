@@ -53,26 +53,27 @@ class PlainParts:
 
     header: Header
     container: FileSlice
+    format_bytes: bytes
     wrapped: str
     vouchers: str = ""
 
     @classmethod
     def of(cls, whole: FileSlice) -> Self:
         start = prefix_size(whole.read_at(0, min(PREFIX_START_BYTES, whole.length)))
-        wrapped = parse_prefix(whole.read_at(0, start))
+        wrapped, format_bytes = parse_prefix(whole.read_at(0, start))
         header = read_header(whole.slice(start, whole.length))
         check_header(header, wrapped)
         if not wrapped:
-            return cls(header, whole.slice(start, whole.length), wrapped)
+            return cls(header, whole.slice(start, whole.length), format_bytes, wrapped)
         end = whole.read_at(max(0, whole.length - SEAL_END_BYTES), min(whole.length, SEAL_END_BYTES))
         stop = max(start, whole.length - seal_size(end))
         vouchers = parse_seal(whole.read_at(stop, whole.length - stop))
         check_signed(header, vouchers)
-        return cls(header, whole.slice(start, stop), wrapped, vouchers)
+        return cls(header, whole.slice(start, stop), format_bytes, wrapped, vouchers)
 
     def digest(self) -> bytes:
         """D of the format: the digest that vouchers cover. Raises ContainerError if table or footer are damaged."""
-        return contents_digest(BlockReader(self.container, self.header, None).table_digest)
+        return contents_digest(BlockReader(self.container, self.header, None).table_digest, self.format_bytes)
 
     def coder(self, ring: KeyRing, registry: CodecRegistry) -> StreamCoder:
         # the digest before any coder is made: vouchers cover the table
@@ -278,7 +279,7 @@ def read_file(
         blocks.decode_ends()
         return StreamReader(blocks, finish, name)
     start = _read_exactly(file, PREFIX_START_BYTES)
-    wrapped = parse_prefix(start + _read_exactly(file, prefix_size(start) - PREFIX_START_BYTES))
+    wrapped, format_bytes = parse_prefix(start + _read_exactly(file, prefix_size(start) - PREFIX_START_BYTES))
 
     headers: list[Header] = []
 
@@ -293,7 +294,7 @@ def read_file(
         if wrapped:
             vouchers = parse_seal(rest)
             check_signed(headers[0], vouchers)
-            ring.open(wrapped, vouchers, contents_digest(event.table_digest))
+            ring.open(wrapped, vouchers, contents_digest(event.table_digest, format_bytes))
         elif rest:
             raise ContainerError("there is data behind the container's end")
 

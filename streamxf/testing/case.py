@@ -100,7 +100,7 @@ class Stream:
 
     def __init__(self, codec: Codec, number: int = 0, block_size: int = BLOCK_SIZE) -> None:
         seed = number.to_bytes(8, "little")
-        salt, header_digest = hashlib.sha256(b"salt" + seed).digest(), hashlib.sha256(b"header" + seed).digest()
+        salt, header_digest = hashlib.sha256(b"salt" + seed).digest()[:16], hashlib.sha256(b"header" + seed).digest()
         self.limit = stage_limit(block_size)
         # only a writer knows the dtype, so a codec that leans on it to decode fails
         self._writing = StreamInfo(block_size, salt, header_digest, "layer.weight", "bfloat16")

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamxf.chain import Chain
+from streamxf.format.container import entry_size
 from streamxf.format.header import Header
-from streamxf.format.limits import BLOCK_HEAD_BYTES, DEFAULT_BLOCK_LOG2, DIGEST_BYTES, FOOTER_BYTES, SALT_BYTES
+from streamxf.format.limits import BLOCK_HEAD_BYTES, DEFAULT_BLOCK_LOG2, FOOTER_BYTES, SALT_BYTES
 from streamxf.tuning.measure import Measured
 from streamxf.tuning.sample import BLOCK_BYTES, Part
 from streamxf.wording import many, rate_text, size_text
@@ -16,7 +17,6 @@ from streamxf.wording import many, rate_text, size_text
 CLOSE = 1.05  # saves within this factor of the fastest count as equally fast: timings are no better than that
 
 FIGURES = ("stored_bytes", "encode_bytes_per_second", "decode_bytes_per_second", "save_seconds", "load_seconds")
-_ENTRY_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,10 @@ def overhead(chain: Chain, parts: Sequence[Part]) -> int:
     if not len(chain):
         return 0
     hashed = chain.encryption is not None and chain.encryption.hashed
-    header = Header(DEFAULT_BLOCK_LOG2, chain.bound, bytes(SALT_BYTES)).size
+    header = Header(DEFAULT_BLOCK_LOG2, chain.bound, bytes(SALT_BYTES), hashed=hashed)
     identities = sum(len(part.identity.pack()) for part in parts if part.identity is not None)
     blocks = sum(max(1, -(-part.nbytes // BLOCK_BYTES)) for part in parts)
-    each = BLOCK_HEAD_BYTES + _ENTRY_BYTES + DIGEST_BYTES * hashed
-    return len(parts) * (header + FOOTER_BYTES) + identities + blocks * each
+    return len(parts) * (header.size + FOOTER_BYTES) + identities + blocks * (BLOCK_HEAD_BYTES + entry_size(header))
 
 
 def choose(figures: Sequence[Any]) -> int:

@@ -17,7 +17,7 @@ from streamxf.buffers import Scratch, flat_view
 from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import StreamInfo
 from streamxf.errors import CodecError, located
-from streamxf.format.container import check_payload, pack_head, parse_head, stage_limit
+from streamxf.format.container import pack_head, parse_head, stage_limit
 from streamxf.format.header import Header
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, SALT_BYTES
 from streamxf.progress import Progress
@@ -59,7 +59,7 @@ class ChainRun:
         encode = perf_counter() - begin
         begin = perf_counter()
         if len(self.chain):
-            check_payload(parse_head(head, 0, self._limit), self._digest, 0, payload)
+            parse_head(head, 0, self._limit), pack_head(self._digest, 0, True, payload)
             coder.decode(payload, 0, True, self._decoding, out)
         else:
             out[:] = payload

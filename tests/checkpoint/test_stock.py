@@ -29,10 +29,9 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 import streamxf
-from streamxf.checkpoint.metadata import MAX_METADATA
 from streamxf.errors import MetadataError
 from streamxf.format.items import Chunk, ObjectItem, Place, TensorItem
-from streamxf.format.limits import MAX_CODECS, MAX_NDIM, MAX_STEP, MAX_STEPS
+from streamxf.format.limits import MAX_CODECS, MAX_METADATA, MAX_NDIM, MAX_STEP, MAX_STEPS
 from streamxf.torchsave.stock import StockMetadata, read_stock
 
 SIZE = torch.Size([4, 3])

@@ -16,7 +16,7 @@ import streamxf
 from streamxf import Checksum, Encrypt, SigningKey, budget
 from streamxf.dcp import plans as bounds
 from streamxf.errors import AbortedError, MetadataError, UnsupportedError
-from streamxf.format import index, limits
+from streamxf.format import fields, limits
 
 from .helpers import KEY, assert_same, load, refused, save
 from .shards import Shard, rows, save_shards
@@ -59,7 +59,7 @@ CHAINS = {
 def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What was expected of each index at the most, and what it took."""
     found: list[int] = []
-    bound, pack = bounds.index_bound, index.pack_json
+    bound, pack = bounds.index_bound, fields.pack_json
 
     def noted(*arguments: Any) -> int:
         found.append(bound(*arguments))
@@ -70,7 +70,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return pack(content, *rest)
 
     monkeypatch.setattr(bounds, "index_bound", noted)
-    monkeypatch.setattr(index, "pack_json", packed)
+    monkeypatch.setattr(fields, "pack_json", packed)
     return found
 
 

@@ -148,8 +148,8 @@ def test_the_stored_chain_is_in_list_order(checkpoint: Path, state: dict[str, An
 def stored_chain(path: Path) -> list[str]:
     """The chain in the first container's header, which says in which order the data really flowed."""
     data = next(path.glob("*.distcp")).read_bytes()
-    size = int.from_bytes(data[12:14], "little")
-    return [text.partition("/")[0] for text in data[48 : 48 + size].decode("ascii").split("\n")]
+    size = int.from_bytes(data[13:15], "little")
+    return [text.partition("/")[0] for text in data[33 : 33 + size].decode("ascii").split("\n")]
 
 
 # -- other people's writers and readers ----------------------------------------------------------

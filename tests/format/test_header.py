@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from streamxf.errors import ContainerError
 from streamxf.format.header import Header, Identity, Kind, header_size
 from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, elements_size, is_dtype_name
-from streamxf.format.limits import MAX_HEADER, MAX_INT
+from streamxf.format.limits import MAX_HEADER, MAX_NUMBER
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
 writers = st.binary(min_size=16, max_size=16)
-objects = st.builds(lambda writer, name: Identity(writer, Kind.OBJECT, name), writers, names)
+serials = st.integers(0, MAX_NUMBER)
+objects = st.builds(lambda by, name, serial: Identity(by, Kind.OBJECT, name, number=serial), writers, names, serials)
 descriptors = st.sampled_from(["streamxf.zstd/1", "streamxf.checksum/1?algorithm=sha256", "acme.x/7"])
 transforms = st.sampled_from(["!stream.zstd/1", "!acme.scramble/2?seed=7"])
 ENCRYPT = "streamxf.encrypt/1"
@@ -26,8 +27,8 @@ ENCRYPT = "streamxf.encrypt/1"
 @st.composite
 def shards(draw: st.DrawFn, kind: Kind) -> Identity:
     """The identity of any shard of any tensor."""
-    axes = draw(st.lists(st.tuples(*[st.integers(0, 2**40)] * 3), max_size=64))
-    left, numbers = MAX_INT, []
+    axes = draw(st.lists(st.tuples(*[st.integers(0, draw(st.sampled_from([9, 2**14, 2**40])))] * 3), max_size=64))
+    left, numbers = MAX_NUMBER, []
     for offset, size, more in axes:
         whole = min(offset + size + more, left)
         begin = min(offset, whole)
@@ -39,7 +40,7 @@ def shards(draw: st.DrawFn, kind: Kind) -> Identity:
         else st.from_regex(r"[a-z][a-z0-9_]{0,31}", fullmatch=True)
     )
     offset, shard, tensor = zip(*numbers, strict=True) if numbers else ((), (), ())
-    return Identity(draw(writers), kind, draw(names), dtype, offset, shard, tensor)
+    return Identity(draw(writers), kind, draw(names), dtype, offset, shard, tensor, draw(serials))
 
 
 tensors, framed = shards(Kind.TENSOR), shards(Kind.FRAMED)
@@ -55,8 +56,8 @@ def headers(draw: st.DrawFn) -> Header:
     published = tensor or (identity is not None and draw(st.booleans()))
     seal = draw(st.binary(min_size=32, max_size=32)) if keyed else None
     chain += [ENCRYPT] if keyed else []
-    salt = draw(st.binary(min_size=32, max_size=32))
-    return Header(draw(st.integers(16, 24)), tuple(chain), salt, identity, published, draw(st.booleans()), seal)
+    salt, flags = draw(st.binary(min_size=16, max_size=16)), draw(st.integers(0, 255))
+    return Header(draw(st.integers(16, 24)), tuple(chain), salt, identity, published, draw(st.booleans()), flags, seal)
 
 
 @given(header=headers())
@@ -65,7 +66,7 @@ def test_round_trip(header: Header) -> None:
     parsed = Header.parse(data)
     assert parsed == header
     assert parsed.pack() == data
-    assert header_size(data[:48]) == len(data) == header.size <= MAX_HEADER
+    assert header_size(data[:33]) == len(data) == header.size <= MAX_HEADER
     before_seal = data[: len(data) - 4 - (32 if header.keyed else 0)]
     assert parsed.digest == hashlib.sha256(before_seal).digest()
     assert parsed.block_chain == tuple(text for text in header.chain if not text.startswith("!"))
@@ -75,7 +76,7 @@ def test_round_trip(header: Header) -> None:
 @given(header=headers(), junk=st.binary(max_size=60))
 def test_any_other_length_is_refused(header: Header, junk: bytes) -> None:
     data = header.pack()
-    for wrong in (data + junk + b"x", data[:-1], data[:48], data[:47], b""):
+    for wrong in (data + junk + b"x", data[:-1], data[:33], data[:32], b""):
         with pytest.raises(ContainerError):
             Header.parse(wrong)
 
@@ -109,7 +110,8 @@ TENSOR = ("name", 2, "float32", (2, 0), (4, 3), (6, 3))
 
 
 def test_the_headers_of_these_tests_are_right() -> None:
-    assert Header.parse(header_of()) == Header(16, (), bytes(32))
+    assert Header.parse(header_of()) == Header(16, (), bytes(16))
+    assert Header.parse(header_of(informative=255)) == Header(16, (), bytes(16), informative=255)
     Header.parse(header_of(flags=BOUND | PUBLISHED, identity=OBJECT))
     Header.parse(header_of(flags=BOUND | PUBLISHED | HASHED, identity=identity_of(*TENSOR)))
     Header.parse(header_of(flags=KEYED, chain=ENCRYPT.encode(), seal=bytes(32)))
@@ -126,7 +128,8 @@ def test_the_headers_of_these_tests_are_right() -> None:
         {"block_log2": 255},
         {"flags": 16},
         {"flags": 128},
-        {"reserved": 1},
+        {"suite": 0},
+        {"suite": 2},
         {"flags": BOUND},  # to nothing
         {"flags": PUBLISHED},  # without being bound
         {"flags": PUBLISHED, "identity": OBJECT},
@@ -146,11 +149,16 @@ def test_the_headers_of_these_tests_are_right() -> None:
         {"chain": b"\n".join([b"a.b/1"] * 9)},
         {"chain": b"a.b/1?k=" + b"v" * 1017},
         {"flags": BOUND, "identity": OBJECT + bytes(4096)},
-        {"flags": BOUND, "identity": OBJECT[:19]},
+        {"flags": BOUND, "identity": OBJECT[:27]},
         {"flags": BOUND, "identity": identity_of("")},
         {"flags": BOUND, "identity": identity_of("a", 0)},
         {"flags": BOUND, "identity": identity_of("a", 4)},
-        {"flags": BOUND, "identity": identity_of("a", reserved=1)},
+        {"flags": BOUND, "identity": identity_of("a", width=0)},
+        {"flags": BOUND, "identity": identity_of("a", width=2)},
+        {"flags": BOUND, "identity": identity_of("a", width=3)},
+        {"flags": BOUND, "identity": identity_of("a", number=2**53)},
+        {"flags": BOUND, "identity": identity_of("a", 3, "float32", (0,), (4,), (255,), width=2)},
+        {"flags": BOUND, "identity": identity_of("a", 3, "float32", (0,), (4,), (256,), width=4)},
         {"flags": BOUND, "identity": identity_of("a", 1, "float32")},
         {"flags": BOUND, "identity": identity_of("a", 1, "", (0,), (1,), (1,))},
         {"flags": BOUND, "identity": identity_of("a", 3, "float32", *[(0,) * 65] * 3)},
@@ -163,8 +171,8 @@ def test_the_headers_of_these_tests_are_right() -> None:
         {"flags": BOUND, "identity": identity_of(b"\xff\xfe")},
         {"flags": BOUND, "identity": identity_of("a", 3, "float32", (3,), (4,), (6,))},
         {"flags": BOUND, "identity": identity_of("a", 3, "float32", (2**64 - 1,), (4,), (6,))},
-        {"flags": BOUND, "identity": identity_of("a", 3, "float32", (0,), (1,), (2**63,))},
-        {"flags": BOUND, "identity": identity_of("a", 3, "float32", (0, 0), (1, 1), (2**32, 2**31))},
+        {"flags": BOUND, "identity": identity_of("a", 3, "float32", (0,), (1,), (2**53,))},
+        {"flags": BOUND, "identity": identity_of("a", 3, "float32", (0, 0), (1, 1), (2**32, 2**21))},
         {"flags": BOUND, "identity": identity_of(*TENSOR)},  # a tensor is published
         {"flags": BOUND | PUBLISHED, "identity": identity_of(*TENSOR), "chain": b"!stream.zstd/1"},
         {"flags": BOUND | PUBLISHED, "identity": identity_of("a", 2, "quint8")},
@@ -188,7 +196,7 @@ def test_a_crc_that_is_wrong() -> None:
 def test_lengths_are_refused_before_the_bytes_are_there() -> None:
     for fields in ({"chain": bytes(1025)}, {"flags": BOUND, "identity": bytes(4097)}):
         with pytest.raises(ContainerError, match="lengths"):
-            header_size(Parts(**fields).body[:48])
+            header_size(Parts(**fields).body[:33])
 
 
 def test_a_newer_version_is_named() -> None:
@@ -209,16 +217,16 @@ def test_identities_that_cannot_be_written(name: str, shape: tuple[int, ...]) ->
 @pytest.mark.parametrize(
     "arguments",
     [
-        (15, (), bytes(32)),
-        (25, (), bytes(32)),
-        (16, (), bytes(31)),
-        (16, ("a.b/1",) * 9, bytes(32)),
-        (16, ("a.b/1?k=" + "v" * 1017,), bytes(32)),
-        (16, ("a.b/é",), bytes(32)),
-        (16, ("a.b/1", "!stream.zstd/1"), bytes(32)),
-        (16, (), bytes(32), None, True),
-        (16, (), bytes(32), Identity(bytes(16), Kind.TENSOR, "a", "float32"), False),
-        (16, ("!stream.zstd/1",), bytes(32), Identity(bytes(16), Kind.TENSOR, "a", "float32"), True),
+        (15, (), bytes(16)),
+        (25, (), bytes(16)),
+        (16, (), bytes(15)),
+        (16, ("a.b/1",) * 9, bytes(16)),
+        (16, ("a.b/1?k=" + "v" * 1017,), bytes(16)),
+        (16, ("a.b/é",), bytes(16)),
+        (16, ("a.b/1", "!stream.zstd/1"), bytes(16)),
+        (16, (), bytes(16), None, True),
+        (16, (), bytes(16), Identity(bytes(16), Kind.TENSOR, "a", "float32"), False),
+        (16, ("!stream.zstd/1",), bytes(16), Identity(bytes(16), Kind.TENSOR, "a", "float32"), True),
     ],
     ids=range(10),
 )
@@ -229,9 +237,25 @@ def test_headers_that_cannot_be_made(arguments: tuple[Any, ...]) -> None:
 
 def test_a_seal_belongs_to_keyed_headers_only() -> None:
     with pytest.raises(ContainerError, match="seal"):
-        Header(16, (ENCRYPT,), bytes(32)).pack()
+        Header(16, (ENCRYPT,), bytes(16)).pack()
     with pytest.raises(ContainerError, match="seal"):
-        Header(16, (), bytes(32), seal=bytes(32)).pack()
+        Header(16, (), bytes(16), seal=bytes(32)).pack()
+
+
+@given(header=headers(), data=st.data())
+def test_the_header_that_an_index_awaits(header: Header, data: st.DataObject) -> None:
+    packed, known = header.pack(), header.identity
+    if known is None or not header.published:
+        return
+    assert Header.expected(packed + b"more", header.chain, known, header.hashed) == header
+    assert Header.expected(packed, header.chain, known, not header.hashed) is None
+    assert Header.expected(packed, header.chain, known._replace(name=known.name + "a"), header.hashed) is None
+    assert Header.expected(packed, header.chain, known._replace(number=known.number ^ 1), header.hashed) is None
+    changed = bytearray(packed)
+    changed[data.draw(st.integers(0, len(packed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert Header.expected(bytes(changed), header.chain, known, header.hashed) is None
+    for size in (0, 32, 33, len(packed) - 1):
+        assert Header.expected(packed[:size], header.chain, known, header.hashed) is None
 
 
 def test_dtypes() -> None:

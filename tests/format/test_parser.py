@@ -61,15 +61,15 @@ def test_the_events_of_three_blocks(parts: Parts) -> None:
         (Block, 1, False, BLOCK),
         (Block, 2, True, 5),
     ]
-    entries = 40 if header.hashed else 8
-    table = data[len(data) - 32 - 3 * entries : -12]
-    assert end == End(2 * BLOCK + 5, len(data), hashlib.sha256(header.digest + table).digest())
+    entries = 36 if header.hashed else 4
+    table = data[len(data) - 20 - 3 * entries : -12]
+    assert end == End(2 * BLOCK + 5, hashlib.sha256(header.digest + table).digest())
     assert end.table_digest == parts.table_digest
 
 
 def edges(data: bytes) -> list[int]:
     at = Places.of(data)
-    places = [48, at.header_crc + 4, *(end for _, end in at.blocks), at.table, at.end - 32]
+    places = [33, at.header_crc + 4, *(end for _, end in at.blocks), at.table, at.end - 20]
     return [edge + off for edge in places for off in (-1, 0, 1)]
 
 
@@ -87,7 +87,7 @@ def test_cut_anywhere(kind: str, data: st.DataObject) -> None:
     assert events([whole[a:b] for a, b in pairwise([0, *places, len(whole)])]) == events([whole])
 
 
-@pytest.mark.parametrize("extra", [b"\0", THREE[:48], THREE], ids=["a byte", "a header", "a container"])
+@pytest.mark.parametrize("extra", [b"\0", THREE[:33], THREE], ids=["a byte", "a header", "a container"])
 def test_what_follows_is_an_error_or_the_next_one(extra: bytes) -> None:
     for pieces in ([THREE + extra], [THREE, extra]):
         with pytest.raises(ContainerError, match="behind the container"):
@@ -140,14 +140,17 @@ def test_dead_after_an_error() -> None:
     [
         {"hashes": (bytes(32),) * 3},
         {"hashes": tuple(hashlib.sha256(b"%d" % number).digest() for number in range(3))},
-        {"ends": (1, 2, 3)},
-        {"count": 2},
-        {"count": 4},
+        {"lengths": (1, 2, 3)},
+        {"lengths": (BLOCK, BLOCK)},
+        {"lengths": (BLOCK, BLOCK, 5, 5)},
+        {"lengths": (BLOCK, BLOCK, 6)},
         {"raw_size": 0},
+        {"raw_size": 2 * BLOCK},
         {"raw_size": 4 * BLOCK},
-        {"container_size": 7},
         {"blocks": (*HASHES.blocks[:2], (False, b"12345"))},
         {"blocks": ((True, b""), *HASHES.blocks[1:])},
+        {"blocks": ((False, b""), *HASHES.blocks[1:])},
+        {"blocks": (*HASHES.blocks[:2], (True, b"")), "raw_size": 2 * BLOCK + 1},
         {"blocks": ((False, bytes(BLOCK + BLOCK // 16 + 1025)), *HASHES.blocks[1:])},
         {"crcs": (bytes(4),) * 3},
     ],
@@ -165,9 +168,9 @@ def test_a_wrong_entry_ends_it_before_the_rest_is_there() -> None:
     parser.feed(THREE[: at.table])
     while parser.next_event() is not NEED_DATA:
         """Header and blocks."""
-    parser.feed(THREE[at.table : at.table + 8] + b"\1")
+    parser.feed(THREE[at.table : at.table + 4] + b"\1")
     assert parser.next_event() is NEED_DATA
-    parser.feed(bytes(7))
+    parser.feed(bytes(3))
     with pytest.raises(ContainerError, match="table"):
         parser.next_event()
 

@@ -30,8 +30,11 @@ texts = st.text(st.characters(max_codepoint=127), max_size=300)
 def test_the_prefix(text: str) -> None:
     packed = pack_prefix(text)
     assert packed == prefix_of(text)
-    assert prefix_size(packed[:12]) == len(packed)
-    assert parse_prefix(packed) == text
+    assert prefix_size(packed[:16]) == len(packed)
+    assert parse_prefix(packed) == (text, bytes([1, 1, 0, 0]))
+    flagged = pack_prefix(text, bytes([1, 1, 0, 9]))
+    assert flagged == prefix_of(text, bytes([1, 1, 0, 9]))
+    assert parse_prefix(flagged) == (text, bytes([1, 1, 0, 9]))
 
 
 @given(text=texts.filter(bool))
@@ -43,7 +46,7 @@ def test_the_seal(text: str) -> None:
 
 
 @pytest.mark.parametrize(("packed", "parse"), [(pack_prefix("dek"), parse_prefix), (pack_seal("mac"), parse_seal)])
-def test_whatever_changes_is_found(packed: bytes, parse: Callable[[bytes], str]) -> None:
+def test_whatever_changes_is_found(packed: bytes, parse: Callable[[bytes], object]) -> None:
     for bit in range(8 * len(packed)):
         changed = bytearray(packed)
         changed[bit // 8] ^= 1 << bit % 8
@@ -55,8 +58,8 @@ def test_whatever_changes_is_found(packed: bytes, parse: Callable[[bytes], str])
 
 
 def test_lengths_beyond_the_limit() -> None:
-    start = prefix_of()[:8]
-    assert prefix_size(start + struct.pack("<I", MAX_KEY_LINE)) == MAX_KEY_LINE + 16
+    start = prefix_of()[:12]
+    assert prefix_size(start + struct.pack("<I", MAX_KEY_LINE)) == MAX_KEY_LINE + 20
     with pytest.raises(ContainerError, match="32769 bytes of keys"):
         prefix_size(start + struct.pack("<I", MAX_KEY_LINE + 1))
     end = seal_of("x")[-12:]
@@ -64,6 +67,14 @@ def test_lengths_beyond_the_limit() -> None:
     for size in (0, MAX_KEY_LINE + 1):
         with pytest.raises(ContainerError, match=f"{size} bytes of vouchers"):
             seal_size(struct.pack("<I", size) + end)
+
+
+@pytest.mark.parametrize("format_bytes", [(0, 1, 0, 0), (2, 1, 0, 0), (1, 0, 0, 0), (1, 2, 0, 0), (1, 1, 1, 0)])
+def test_format_bytes_that_this_version_does_not_read(format_bytes: tuple[int, ...]) -> None:
+    version, suite, critical, _ = format_bytes
+    found = f"version {version}, suite {suite} and critical flags {critical}; this streamxf reads version 1, suite 1"
+    with pytest.raises(ContainerError, match=found):
+        parse_prefix(prefix_of(b"", bytes(format_bytes)))
 
 
 def test_what_is_not_ascii() -> None:
@@ -74,4 +85,6 @@ def test_what_is_not_ascii() -> None:
 
 
 def test_the_digest_that_is_vouched_for() -> None:
-    assert contents_digest(bytes(32)) == hashlib.sha256(b"streamxf/1 plain" + bytes(32)).digest()
+    for flags in (b"\0", b"\7"):
+        covered = b"streamxf/1 plain" + bytes([1, 1, 0]) + flags + bytes(32)
+        assert contents_digest(bytes(32), bytes([1, 1, 0]) + flags) == hashlib.sha256(covered).digest()

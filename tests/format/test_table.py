@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from itertools import accumulate
 
 import pytest
 from forge import crc_of
@@ -13,110 +14,112 @@ from samples import BLOCK
 
 from streamxf.errors import ContainerError
 from streamxf.format.container import Footer, Table, entry_size, pack_tail, stage_limit
+from streamxf.format.header import Header
 
-DIGEST = bytes(range(32))
-START = 100
+PLAIN, HASHED = (Header(16, (), bytes(16), hashed=hashed) for hashed in (False, True))
+START = PLAIN.size
+DIGEST = PLAIN.digest
 
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[list[int], list[bytes], int]:
-    """Ends, hashes, and the size of the stream."""
-    sizes = draw(st.lists(st.integers(0, stage_limit(BLOCK)), min_size=1, max_size=50))
-    ends, at = [], START
-    for size in sizes:
-        at += 8 + size
-        ends.append(at)
+    """Lengths, hashes, and the size of the stream."""
+    lengths = draw(st.lists(st.integers(1, stage_limit(BLOCK)), min_size=1, max_size=50))
     hashed = draw(st.booleans())
-    hashes = [hashlib.sha256(b"%d" % end).digest() for end in ends] if hashed else []
-    whole = (len(ends) - 1) * BLOCK
-    return ends, hashes, draw(st.integers(whole + (len(ends) > 1), whole + BLOCK))
+    hashes = [hashlib.sha256(b"%d" % length).digest() for length in lengths] if hashed else []
+    whole = (len(lengths) - 1) * BLOCK
+    return lengths, hashes, draw(st.integers(whole + (len(lengths) > 1), whole + BLOCK))
 
 
 @given(table=tables(), step=st.integers(1, 60))
 def test_round_trip(table: tuple[list[int], list[bytes], int], step: int) -> None:
-    ends, hashes, raw_size = table
-    tail, digest = pack_tail(DIGEST, ends, hashes, raw_size)
-    size = ends[-1] + len(tail)
-    hashed = bool(hashes)
-    footer = Footer.parse(tail[-32:], BLOCK)
-    assert footer.tail_size(hashed) == len(tail) == entry_size(hashed) * len(ends) + 32
-    read = Table(DIGEST, START, BLOCK, hashed)
-    for at in range(0, len(tail) - 32, step * read.entry_size):
-        read.feed(tail[:-32][at : at + step * read.entry_size])
-    found = Footer.parse(tail[-32:], BLOCK)
-    read.finish(found, size)
-    assert (found.raw_size, found.container_size, found.blocks) == (raw_size, size, len(ends))
+    lengths, hashes, raw_size = table
+    header = HASHED if hashes else PLAIN
+    tail, digest = pack_tail(header.digest, lengths, hashes, raw_size)
+    ends = [START + 8 * number + length for number, length in enumerate(accumulate(lengths), 1)]
+    footer = Footer.parse(tail[-20:])
+    assert (footer.raw_size, footer.blocks(header)) == (raw_size, len(lengths))
+    assert footer.tail_size(header) == len(tail) == entry_size(header) * len(lengths) + 20
+    read = Table(header)
+    step *= entry_size(header)
+    for at in range(0, len(tail) - 20, step):
+        read.feed(tail[:-20][at : at + step])
+    read.finish(footer, ends[-1] + len(tail))
     assert list(read.ends) == ends
     assert read.hashes == hashes
-    assert read.digest == digest == hashlib.sha256(DIGEST + tail[:-12]).digest()
+    assert read.digest == digest == hashlib.sha256(header.digest + tail[:-12]).digest()
 
 
-def tail_of(ends: list[int], raw_size: int, *, count: int | None = None, size: int | None = None) -> bytes:
+def tail_of(lengths: list[int], raw_size: int) -> bytes:
     """A table and a footer with the right CRC."""
-    table = struct.pack(f"<{len(ends)}Q", *ends)
-    whole = ends[-1] + len(table) + 32 if size is None else size
-    sizes = struct.pack("<QQI", raw_size, whole, len(ends) if count is None else count)
-    return table + sizes + crc_of(DIGEST[:16] + table + sizes) + b"\n\x1a\r\nFXS\xd3"
+    covered = struct.pack(f"<{len(lengths)}IQ", *lengths, raw_size)
+    return covered + crc_of(DIGEST[:16] + covered) + b"\n\x1a\r\nFXS\xd3"
 
 
-def read_tail(tail: bytes, size: int, start: int = START) -> Footer:
-    table = Table(DIGEST, start, BLOCK, False)
-    table.feed(tail[:-32])
-    footer = Footer.parse(tail[-32:], BLOCK)
+def read_tail(tail: bytes, size: int, header: Header = PLAIN) -> Footer:
+    table = Table(header)
+    table.feed(tail[:-20])
+    footer = Footer.parse(tail[-20:])
     table.finish(footer, size)
     return footer
 
 
-ENDS = [START + 8, START + 1000, START + 1016]
-SIZE = ENDS[-1] + 24 + 32
+LENGTHS = [1, 984, 8]
+SIZE = START + 24 + sum(LENGTHS) + 12 + 20
 RAW = 2 * BLOCK + 5
+MOST = stage_limit(BLOCK)
 
 
 def test_the_tail_of_these_tests_is_right() -> None:
-    assert read_tail(tail_of(ENDS, RAW), SIZE).raw_size == RAW
+    assert read_tail(tail_of(LENGTHS, RAW), SIZE).raw_size == RAW
 
 
 @pytest.mark.parametrize(
-    "ends",
+    "lengths",
     [
-        [START + 7, *ENDS[1:]],
+        [0, *LENGTHS[1:]],
         [0, 0, 0],
-        [ENDS[1], ENDS[0], ENDS[2]],
-        [ENDS[0], ENDS[0], ENDS[2]],
-        [ENDS[0], ENDS[0] + 7, ENDS[2]],
-        [2**64 - 1, *ENDS[1:]],
-        [START + 9 + stage_limit(BLOCK), START + 17 + stage_limit(BLOCK), START + 25 + stage_limit(BLOCK)],
-        [*ENDS[:2], ENDS[2] + 1],
-        [*ENDS[:2], ENDS[2] - 1],
+        [*LENGTHS[:2], 0],
+        [0, 985, 8],
+        [MOST + 1, *LENGTHS[1:]],
+        [2**32 - 1, *LENGTHS[1:]],
+        [*LENGTHS[:2], LENGTHS[2] + 1],
+        [*LENGTHS[:2], LENGTHS[2] - 1],
+        LENGTHS[:2],
+        [*LENGTHS, 1],
     ],
     ids=str,
 )
-def test_ends_that_cannot_be(ends: list[int]) -> None:
+def test_lengths_that_cannot_be(lengths: list[int]) -> None:
     with pytest.raises(ContainerError):
-        read_tail(tail_of(ends, RAW, size=SIZE), SIZE)
+        read_tail(tail_of(lengths, RAW), SIZE)
 
 
-@pytest.mark.parametrize(
-    ("raw_size", "fields"),
-    [
-        (2 * BLOCK, {}),
-        (3 * BLOCK + 1, {}),
-        (0, {}),
-        (2**48 + 1, {}),
-        (RAW, {"count": 2}),
-        (RAW, {"count": 0}),
-        (RAW, {"count": 4}),
-        (RAW, {"size": SIZE - 1}),
-        (RAW, {"size": SIZE + 1}),
-    ],
-)
-def test_sizes_that_cannot_be(raw_size: int, fields: dict[str, int]) -> None:
+def test_an_entry_that_cannot_be_is_refused_before_the_footer_is_known() -> None:
+    for wrong in (0, MOST + 1):
+        table = Table(PLAIN)
+        table.feed(struct.pack("<I", 7))
+        with pytest.raises(ContainerError, match="malformed"):
+            table.feed(struct.pack("<I", wrong))
+    Table(PLAIN).feed(bytes(4))  # an empty stream's, as far as is known
+    with pytest.raises(ContainerError, match="malformed"):
+        Table(HASHED).feed(bytes(72))
+
+
+@pytest.mark.parametrize("raw_size", [2 * BLOCK, 3 * BLOCK + 1, 0, 2**48 + 1, 2**64 - 1])
+def test_sizes_that_cannot_be(raw_size: int) -> None:
     with pytest.raises(ContainerError):
-        read_tail(tail_of(ENDS, raw_size, **fields), SIZE)
+        read_tail(tail_of(LENGTHS, raw_size), SIZE)
+
+
+@pytest.mark.parametrize("size", [SIZE - 1, SIZE + 1, 0])
+def test_a_container_of_another_size(size: int) -> None:
+    with pytest.raises(ContainerError, match="truncated or continued"):
+        read_tail(tail_of(LENGTHS, RAW), size)
 
 
 def test_every_flipped_bit_is_found() -> None:
-    tail = bytearray(tail_of(ENDS, RAW))
+    tail = bytearray(tail_of(LENGTHS, RAW))
     for bit in range(8 * len(tail)):
         tail[bit // 8] ^= 1 << bit % 8
         with pytest.raises(ContainerError):
@@ -125,29 +128,25 @@ def test_every_flipped_bit_is_found() -> None:
 
 
 def test_another_containers_table() -> None:
-    other = Table(bytes(32), START, BLOCK, False)
-    tail = tail_of(ENDS, RAW)
-    other.feed(tail[:-32])
     with pytest.raises(ContainerError, match="another container's"):
-        other.finish(Footer.parse(tail[-32:], BLOCK), SIZE)
-    with pytest.raises(ContainerError, match=r"does not begin where|malformed"):
-        read_tail(tail, SIZE, start=START + 1)
+        read_tail(tail_of(LENGTHS, RAW), SIZE, Header(16, (), bytes(15) + b"\1"))
 
 
-@pytest.mark.parametrize("size", [0, 31, 33])
+@pytest.mark.parametrize("size", [0, 19, 21])
 def test_a_footer_of_another_size(size: int) -> None:
     with pytest.raises(ContainerError, match="truncated"):
-        Footer.parse(bytes(size), BLOCK)
+        Footer.parse(bytes(size))
 
 
 @pytest.mark.parametrize("raw_size", [0, 1, BLOCK])
 def test_a_stream_of_one_block(raw_size: int) -> None:
-    tail, _ = pack_tail(DIGEST, [START + 8], [], raw_size)
-    assert read_tail(tail, START + 8 + len(tail)).raw_size == raw_size
+    length = min(1, raw_size)
+    tail, _ = pack_tail(DIGEST, [length], [], raw_size)
+    assert read_tail(tail, START + 8 + length + len(tail)).raw_size == raw_size
 
 
-@pytest.mark.parametrize("blocks", [2**32 - 1, 2**32 - 2])
-def test_a_footer_of_the_most_blocks(blocks: int) -> None:
+def test_a_footer_of_the_most_blocks() -> None:
     """Whether they are there is seen by the container's size."""
-    sizes = struct.pack("<QQI", blocks * BLOCK, 0, blocks)
-    assert Footer.parse(sizes + crc_of(sizes) + b"\n\x1a\r\nFXS\xd3", BLOCK).blocks == blocks
+    sizes = struct.pack("<Q", 2**48)
+    footer = Footer.parse(sizes + crc_of(sizes) + b"\n\x1a\r\nFXS\xd3")
+    assert footer.blocks(PLAIN) == 2**32

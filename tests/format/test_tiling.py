@@ -166,12 +166,12 @@ def test_chunks_without_elements_do_not_count_as_cuts() -> None:
 
 
 def test_tensors_that_are_too_large() -> None:
-    for shape in ((2**32, 2**31), (0, 2**32, 2**31)):
+    for shape in ((2**32, 2**21), (0, 2**32, 2**21)):
         for check in (check_tiles, check_apart):
             with pytest.raises(MetadataError, match="more elements"):
                 check(shape, [])
-    check_apart((2**32, 2**31 - 1), [])
-    check_tiles((0, 2**62), [])
+    check_apart((2**32, 2**21 - 1), [])
+    check_tiles((0, 2**52), [])
 
 
 def test_a_ranks_own_chunks_are_compared_with_their_neighbours_only() -> None:

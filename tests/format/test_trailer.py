@@ -28,7 +28,10 @@ def test_round_trip(pickled: bytes, index: bytes, keys: bytes) -> None:
     found = read(data)
     assert found is not None
     assert (bytes(found.index), bytes(found.keys)) == (index, keys)
-    assert found.digest == hashlib.sha256(b"streamxf/1 index" + index).digest()
+    assert found.digest == hashlib.sha256(b"streamxf/1 index\1\1\0\0" + index).digest()
+    flagged = read(pack(pickled, index, keys, bytes([1, 1, 0, 255])))
+    assert flagged is not None
+    assert flagged.digest == hashlib.sha256(b"streamxf/1 index\1\1\0\xff" + index).digest()
     trailer = Trailer.parse(data[-88:], len(data))
     assert trailer is not None
     assert trailer.pickle_digest == hashlib.sha256(pickled).digest()
@@ -67,9 +70,11 @@ def test_a_part_of_a_trailer(size: int) -> None:
         ({"keys_size": MAX_KEYS + 1}, "impossible sizes"),
         ({"keys_size": 100}, "impossible sizes"),
         ({"index_size": 4}, "does not match"),
-        ({"version": 0}, "version 0"),
-        ({"version": 2}, "version 2"),
-        ({"reserved": b"\1" + bytes(6)}, "version 1"),
+        ({"format_bytes": bytes([0, 1, 0, 0])}, "version 0"),
+        ({"format_bytes": bytes([2, 1, 0, 0])}, "version 2"),
+        ({"format_bytes": bytes([1, 2, 0, 0])}, "suite 2"),
+        ({"format_bytes": bytes([1, 1, 128, 0])}, "critical flags 128"),
+        ({"reserved": b"\1" + bytes(3)}, "not zero"),
     ],
     ids=str,
 )
@@ -115,6 +120,6 @@ def test_other_lines_are_ascii_too() -> None:
 
 def test_fields_stand_where_the_page_says() -> None:
     data = pack(b"pickle", b"index", b"keys")
-    fields = struct.unpack("<IIB7s32s32s8s", data[-88:])
-    assert fields[:4] == (5, 4, 1, bytes(7))
+    fields = struct.unpack("<II4sI32s32s8s", data[-88:])
+    assert fields[:4] == (5, 4, bytes([1, 1, 0, 0]), 0)
     assert fields[5] == hashlib.sha256(data[6:-40]).digest()

@@ -80,7 +80,7 @@ def change(parts: Parts, choose: random.Random, havoc: Havoc) -> Parts:
 
 def data_key_of(parts: Parts) -> DataKey | None:
     """The data key that is wrapped in the prefix."""
-    text = parts.prefix[12:-4].decode("ascii")
+    text = parts.prefix[16:-4].decode("ascii")
     return KeyRing.of(KEY).unwrap(text) if text else None
 
 
@@ -93,7 +93,7 @@ def _vouched(parts: Parts) -> Parts:
     if key is None:
         return parts
     signer = SIGNER if parts.flags & HASHED else None
-    vouching = Vouching(parts.prefix[12:-4].decode("ascii"), (KEY.reveal(),), signer, key.secret)
+    vouching = Vouching(parts.prefix[16:-4].decode("ascii"), (KEY.reveal(),), signer, key.secret)
     return parts.change(tail=seal_of(vouching.vouchers(plain_digest(parts))))
 
 
@@ -168,7 +168,7 @@ def _change_fields(parts: Parts, choose: random.Random, havoc: Havoc) -> Parts:
         case 2:
             return parts.change(flags=parts.flags ^ 1 << choose.randrange(8))
         case 3:
-            return parts.change(reserved=choose.randrange(256))
+            return parts.change(suite=choose.randrange(256), informative=choose.randrange(256))
         case 4:
             return parts.change(chain=havoc(parts.chain)[:1100])
         case 5:
@@ -183,14 +183,17 @@ def _change_fields(parts: Parts, choose: random.Random, havoc: Havoc) -> Parts:
         case 7:
             return parts.change(raw_size=_near(parts.raw_size, choose))
         case 8:
-            return parts.change(count=_near(len(parts.blocks), choose) % (1 << 32))
+            lengths = [len(payload) for _, payload in parts.blocks]
+            at = choose.randrange(len(lengths) + 1)
+            lengths[at : at + choose.randrange(2)] = [_near(at and lengths[at - 1], choose) % (1 << 32)]
+            return parts.change(lengths=tuple(lengths))
         case 9:
-            return parts.change(container_size=_near(len(parts.container()), choose))
+            return parts.change(informative=choose.randrange(256))
         case 10:
-            ends = list(struct.iter_unpack("<Q", havoc(struct.pack("<Q", len(parts.container()) - 40))[:8].ljust(8)))
-            return parts.change(ends=tuple(end for (end,) in ends))
+            format_bytes = havoc(parts.prefix[8:12])[:4].ljust(4, b"\1")
+            return parts.change(prefix=prefix_of(parts.prefix[16:-4], format_bytes))
         case 11:
-            return parts.change(prefix=prefix_of(havoc(parts.prefix[12:-4])[:40000]))
+            return parts.change(prefix=prefix_of(havoc(parts.prefix[16:-4])[:40000], parts.prefix[8:12]))
         case 12:
             return parts.change(tail=seal_of(havoc(parts.tail[:-16])[:40000]))
         case _:

@@ -55,7 +55,8 @@ def _told(header: Header) -> object:
     found = header.identity
     if found is None:
         return None
-    return found.writer_id, int(found.kind), found.dtype, found.offset, found.shape, found.tensor_shape, found.name
+    facts = found.dtype, found.offset, found.shape, found.tensor_shape, found.name
+    return found.writer_id, found.number, int(found.kind), *facts
 
 
 def _parse(data: bytes, step: int) -> tuple[Header, list[bytes], int]:

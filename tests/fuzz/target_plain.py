@@ -39,7 +39,7 @@ def read(data: bytes) -> bytes | None:
             "a plain file passes for an encrypted one",
         )
     header = _header(data)
-    if len(header) > 48 and header[9] <= second.MAX_BLOCK_LOG2:
+    if len(header) > 33 and header[12] <= second.MAX_BLOCK_LOG2:
         second.compare(found, error, lambda: read_plain(data, second.HOLDER if keyed else second.ANYONE))
     return found
 
@@ -50,7 +50,7 @@ def flags_of(data: bytes) -> int:
 
 
 def _header(data: bytes) -> bytes:
-    return data[PREFIX_START_BYTES + int.from_bytes(data[8:PREFIX_START_BYTES], "little") + 4 :]
+    return data[PREFIX_START_BYTES + int.from_bytes(data[12:PREFIX_START_BYTES], "little") + 4 :]
 
 
 def _through_pipe(data: bytes, keys: streamxf.Key | None, step: int) -> bytes:

@@ -33,7 +33,7 @@ _RING = KeyRing.of(KEY)
 def run(data: bytes) -> None:
     if data.startswith(_PREFIX_START):
         size, refused = attempt(lambda: prefix_size(data[:PREFIX_START_BYTES]))
-        text, error = attempt(lambda: parse_prefix(data))
+        text, error = attempt(lambda: parse_prefix(data)[0])
     else:
         size, refused = attempt(lambda: seal_size(data[-SEAL_END_BYTES:]))
         text, error = attempt(lambda: parse_seal(data))
@@ -47,7 +47,7 @@ def run(data: bytes) -> None:
         attempt(lambda: _RING.unwrap(text))
     vouchers, error = attempt(lambda: Vouchers.parse(text))
     second.compare(vouchers and vouchers.mac, error, lambda: parse_vouchers(text).mac)
-    agree(vouchers is None or str(vouchers) == text, "vouchers do not survive being packed")
+    agree(vouchers is None or text.startswith(str(vouchers)), "vouchers do not survive being packed")
 
 
 def seeds() -> Iterable[bytes]:

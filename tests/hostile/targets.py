@@ -227,7 +227,7 @@ class PlainFile:
     @property
     def wrapped(self) -> bytes:
         """The wrapped data key in the prefix."""
-        return self.parts.prefix[12:-4]
+        return self.parts.prefix[16:-4]
 
     def with_wrapped(self, wrapped: bytes) -> bytes:
         """The file with another wrapped data key, as it is given, and the prefix's CRC right."""

@@ -129,7 +129,7 @@ def test_deletions_that_keep_the_files_size(row: Row, tmp_path: Path) -> None:
         parts = take_container_apart(container.intact)
         for gone in range(count):
             kept = [block for number, block in enumerate(parts.blocks) if number != gone]
-            filling = bytes(len(parts.blocks[gone][1]) + 16)  # with the block's head, and its entry in the table
+            filling = bytes(len(parts.blocks[gone][1]) + 12)  # with the block's head, and its entry in the table
             for place in range(count - 1):
                 last, payload = kept[place]
                 blocks = relast([*kept[:place], (last, payload + filling), *kept[place + 1 :]])

@@ -41,28 +41,28 @@ def fields(container: Container) -> Iterator[tuple[str, int, int]]:
     """Each number's name, place and size in bytes."""
     yield from (
         ("version", 8, 1),
-        ("block_log2", 9, 1),
+        ("suite", 9, 1),
         ("flags", 10, 1),
-        ("reserved", 11, 1),
-        ("chain_len", 12, 2),
-        ("ident_len", 14, 2),
+        ("block_log2", 12, 1),
+        ("chain_len", 13, 2),
+        ("ident_len", 15, 2),
     )
-    chain_len, ident_len = struct.unpack_from("<HH", container.intact, 12)
+    chain_len, ident_len = struct.unpack_from("<HH", container.intact, 13)
     if ident_len:
-        identity = 48 + chain_len
-        yield "kind", identity + 16, 1
-        yield "ndim", identity + 17, 1
-        yield "dtype_len", identity + 18, 1
-        yield "reserved in the identity", identity + 19, 1
-        numbers = identity + 20 + container.intact[identity + 18]
-        for number in range(3 * container.intact[identity + 17]):
-            yield f"offset or shape {number}", numbers + 8 * number, 8
+        identity = 33 + chain_len
+        yield "number", identity + 16, 8
+        yield "kind", identity + 24, 1
+        yield "ndim", identity + 25, 1
+        yield "dtype_len", identity + 26, 1
+        yield "width", identity + 27, 1
+        width = container.intact[identity + 27]
+        numbers = identity + 28 + container.intact[identity + 26]
+        for number in range(3 * container.intact[identity + 25]):
+            yield f"offset or shape {number}", numbers + width * number, width
     for number, (head, _) in enumerate(container.at.blocks):
         yield f"stored_len {number}", head, 4
-        yield f"entry {number}", container.at.table + 8 * number, 8
-    yield "raw_size", container.at.end - 32, 8
-    yield "container_size", container.at.end - 24, 8
-    yield "n", container.at.end - 16, 4
+        yield f"entry {number}", container.at.table + 4 * number, 4
+    yield "raw_size", container.at.end - 20, 8
 
 
 LIMITS = {
@@ -72,15 +72,15 @@ LIMITS = {
     "ndim": 64,
     "dtype_len": 32,
     "raw_size": 2**48,
-    "n": 2**31,
+    "number": 2**53 - 1,
 }
 
 
 def mended(container: Container, altered: bytes) -> Iterator[bytes]:
     """With the header's CRC where it stood, and where its altered lengths say that it stands."""
     yield container.mended(altered)
-    flags, (chain_len, ident_len) = altered[10], struct.unpack_from("<HH", altered, 12)
-    end = 48 + chain_len + ident_len + (32 if flags & 1 else 0)
+    flags, (chain_len, ident_len) = altered[10], struct.unpack_from("<HH", altered, 13)
+    end = 33 + chain_len + ident_len + (32 if flags & 1 else 0)
     if end != container.at.header_crc and end + 4 <= len(altered):
         yield with_crc(altered[:end]) + altered[end + 4 :]
 
@@ -109,7 +109,7 @@ def test_every_number_of_a_prefix(row: Row, pipe: bool) -> None:
         file = PlainFile(DATA, chain, pipe=pipe)
         length = len(file.wrapped)
         for number in (*six(length, 32, limit=32768), 32768, 512):
-            raw = file.file[:8] + struct.pack("<I", number) + file.file[12:]
+            raw = file.file[:12] + struct.pack("<I", number) + file.file[16:]
             row.refuse(number, file.load, raw)
             if number <= 32769:
                 row.refuse(number, file.load, file.with_wrapped((file.wrapped + bytes(number))[:number]))
@@ -131,13 +131,18 @@ def test_every_number_of_the_trailer(row: Row, tmp_path: Path, keyed: bool) -> N
     values = {
         "index_size": (len(parts.packed_index), 32, 2**27),
         "keys_size": (len(parts.keys), 32, 2**26),
-        "version": (1, 8, 1),
     }
     for name, (value, bits, limit) in values.items():
         for number in six(value, bits, limit=limit):
             row.refuse(f"{name} = {number}", target.with_metadata, parts.change(**{name: number}).pack())
-    for place in range(7):
-        reserved = bytes(place) + b"\1" + bytes(6 - place)
+    for place, value in enumerate((1, 1, 0)):
+        for number in six(value, 8, limit=1):
+            format_bytes = bytearray([1, 1, 0, 0])
+            format_bytes[place] = number
+            made = parts.change(format_bytes=bytes(format_bytes)).pack()
+            row.refuse(f"format byte {place} = {number}", target.with_metadata, made)
+    for place in range(4):
+        reserved = bytes(place) + b"\1" + bytes(3 - place)
         row.refuse(f"byte {place}", target.with_metadata, parts.change(reserved=reserved).pack())
 
 
@@ -164,10 +169,10 @@ def test_every_number_of_the_index(row: Row, tmp_path: Path, keyed: bool) -> Non
                 index = index[key]
             index[last] = number
 
-        for number in (*six(0, 63), -1, 2**63, 2**200, 1e300, 0.5, True, "1", [1]):
+        for number in (*six(0, 53), -1, 2**53, 2**63, 2**200, 1e300, 0.5, True, "1", [1]):
             rewrite_index(target.folder, lambda index, number=number, change=change: change(index, number=number))
             row.refuse_or_equal(f"{path} = {number}", target.right, target.load_metadata)
-            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**63:
+            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**53:
                 row.refuse(f"{path} = {number}", target.load_metadata)
             target.restore()
 
@@ -196,14 +201,14 @@ def loading(parts: Parts, pipe: bool) -> Any:
 @pytest.mark.parametrize(
     "change",
     [
-        {"count": 2**32 - 1, "raw_size": (2**32 - 2) * BLOCK + 1},
-        {"count": 2**31, "raw_size": 2**31 * BLOCK},
+        {"raw_size": (2**32 - 2) * BLOCK + 1},
+        {"raw_size": 2**31 * BLOCK},
         {"raw_size": 2 * BLOCK},
         {"raw_size": 3 * BLOCK + 1},
-        {"ends": ()},
-        {"ends": (0, 0, 0)},
-        {"ends": (2**64 - 1,) * 3},
-        {"ends": (2**63, 1, 2**63)},
+        {"lengths": ()},
+        {"lengths": (0, 0, 0)},
+        {"lengths": (2**32 - 1,) * 3},
+        {"lengths": (2**31, 1, 2**31)},
     ],
     ids=str,
 )
@@ -214,11 +219,11 @@ def test_footers(row: Row, pipe: bool, parts: Parts, change: dict[str, Any]) -> 
 @BOTH
 @pytest.mark.parametrize("which", range(3))
 def test_a_table_that_is_off(row: Row, pipe: bool, which: int) -> None:
-    places = [end for _, end in PlainFile(DATA, (), pipe=pipe).container().at.blocks]
-    assert loading(PLAIN.change(ends=tuple(places)), pipe)() == DATA
+    places = [end - head - 8 for head, end in PlainFile(DATA, (), pipe=pipe).container().at.blocks]
+    assert loading(PLAIN.change(lengths=tuple(places)), pipe)() == DATA
     for shift in (-1, 1, 8, -8):
-        ends = tuple(end + shift * (number == which) for number, end in enumerate(places))
-        row.refuse(shift, loading(PLAIN.change(ends=ends), pipe))
+        lengths = tuple(length + shift * (number == which) for number, length in enumerate(places))
+        row.refuse(shift, loading(PLAIN.change(lengths=lengths), pipe))
 
 
 @BOTH
@@ -233,9 +238,10 @@ def test_blocks_of_the_wrong_size(row: Row, pipe: bool, which: int) -> None:
 
 @BOTH
 def test_a_small_file_that_claims_to_be_large(row: Row, pipe: bool) -> None:
-    """64 empty blocks of 16 MiB are 1 GiB by their footer, and 1 KiB by their weight."""
-    blocks = ((False, b""),) * 63 + ((True, b""),)
-    row.refuse("1 GiB", loading(PLAIN.change(block_log2=24, blocks=blocks, raw_size=64 << 24), pipe))
+    """64 empty blocks of 16 MiB are 1 GiB by their footer, and 1 KiB by their weight; so are those of one byte."""
+    for payload in (b"", b"x"):
+        blocks = ((False, payload),) * 63 + ((True, payload),)
+        row.refuse("1 GiB", loading(PLAIN.change(block_log2=24, blocks=blocks, raw_size=64 << 24), pipe))
 
 
 def test_the_size_is_believed_only_where_a_block_vouches_for_it(row: Row, tmp_path: Path) -> None:
@@ -266,16 +272,15 @@ def test_bytes_that_follow_for_ever_are_not_taken_in(row: Row) -> None:
 
 
 def test_a_sparse_table_is_not_read_to_its_end(row: Row, tmp_path: Path) -> None:
-    """A table of 4 GiB that is all hole, in a file that takes a few KiB of the disk."""
+    """A table of 2 GiB that is all hole, in a file that takes a few KiB of the disk."""
     blocks = 2**29
-    whole = PLAIN.change(count=blocks, raw_size=blocks * BLOCK).container()
-    head, tail = whole[:-32], bytearray(whole[-32:])
-    size = len(head) + 8 * blocks + 32
-    tail[8:16] = size.to_bytes(8, "little")
+    whole = PLAIN.change(raw_size=blocks * BLOCK).container()
+    head, tail = whole[:-20], whole[-20:]
+    size = len(head) + 12 * blocks + 20
     file = tmp_path / "sparse"
     with file.open("wb") as raw:
         raw.write(PLAIN.prefix + head)
-        raw.seek(len(PLAIN.prefix) + size - 32)
+        raw.seek(len(PLAIN.prefix) + size - 20)
         raw.write(tail)
     row.refuse("sparse", lambda: streamxf.open(file).read())
 

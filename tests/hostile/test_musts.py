@@ -61,7 +61,7 @@ def test_every_item_of_a_checkpoint_has_a_fresh_salt(tmp_path: Path, monkeypatch
     assert len(seen) >= 21
     assert len({dek for dek, _ in seen}) == 1
     assert len({salt for _, salt in seen}) == len(seen)
-    assert {len(salt) for _, salt in seen} == {32}
+    assert {len(salt) for _, salt in seen} == {16}
 
 
 def test_every_stream_under_one_data_key_has_a_fresh_salt(monkeypatch: pytest.MonkeyPatch) -> None:

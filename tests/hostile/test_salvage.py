@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from forge import frame_of, split_metadata, take_container_apart
+from forge import frame_of, identity_of, split_metadata, take_container_apart
 
 import streamxf
 
@@ -98,8 +98,8 @@ def test_forged_headers(row: Row, tmp_path: Path) -> None:
     start, stop = target.places["w"]
     parts = take_container_apart(container.intact)
     for value in (*six(0, 64), 2**63 - 1, 2**62, 2**40, 2**31):
-        for at in (27, 35):  # behind "float32"
-            identity = parts.identity[:at] + value.to_bytes(8, "little") + parts.identity[at + 8 :]
+        for offset in ((value, 0), (0, value)):
+            identity = identity_of("w", 2, "float32", offset, (4, 3), (4, 3), writer=parts.identity[:16])
             data = target.data[:start] + parts.change(identity=identity).container() + target.data[stop:]
             for partial in (False, True) if value < 2**20 else (False,):
                 row.refuse_or_equal(

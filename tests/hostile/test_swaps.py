@@ -180,6 +180,26 @@ def test_every_pair_of_keyed_containers_made_out_for_their_new_place(row: Row, t
                 row.refuse((place.name, container.name), place.load, made, kind=(AuthenticationError, ContainerError))
 
 
+@pytest.mark.parametrize("keyed", [False, True])
+def test_items_of_an_attached_writer_without_an_index(row: Row, tmp_path: Path, keyed: bool) -> None:
+    """Nothing gives the numbers of its containers, so that names have to tell items of one shape apart."""
+    target = Checkpoint(
+        tmp_path / "one",
+        {"a": torch.zeros(9), "b": torch.ones(9)},
+        writer="attached",
+        keyed=keyed,
+        chain=same_size(keyed),
+    )
+    data = {name: target.data[start:stop] for name, (start, stop) in target.places.items()}
+    assert len(data["a"]) == len(data["b"])
+    options = {"keys": target.keys, "require": "bound"} if keyed else {}
+    target.data_file.write_bytes(target.data.replace(data["a"], b"").replace(data["b"], data["b"] + data["a"]))
+    for name in "ab":
+        with streamxf.Checkpoint(target.folder, **options) as checkpoint:
+            error = row.refuse(name, lambda name=name, read=checkpoint: read[name][:], kind=IdentityError)
+        assert "swapped" in str(error)
+
+
 # -- files, saves and checkpoints ------------------------------------------------------------------
 
 

@@ -150,8 +150,9 @@ def test_footers_that_account_for_what_was_appended(row: Row, tmp_path: Path) ->
     for container in keyed(tmp_path):
         parts = take_container_apart(container.intact)
         end = container.at.table
+        ((_, payload),) = parts.blocks
         for size in EXTRA:
-            grown = parts.change(ends=(end + size,), container_size=len(container.intact) + size).container()
+            grown = parts.change(lengths=(len(payload) + size,)).container()
             for file in (grown, grown + bytes(size), grown[: container.at.table] + bytes(size) + grown[end:]):
                 error = row.refuse(f"{container.name}, {size}", container.load, file)
                 assert isinstance(error, ContainerError | AuthenticationError)

@@ -55,8 +55,8 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, file: bytes) -> Parts:
-        start, end = prefix_size(file[:12]), len(file) - seal_size(file[-16:])
-        return cls(parse_prefix(file[:start]), file[start:end], parse_seal(file[end:]))
+        start, end = prefix_size(file[:16]), len(file) - seal_size(file[-16:])
+        return cls(parse_prefix(file[:start])[0], file[start:end], parse_seal(file[end:]))
 
 
 def readings(file: bytes, ring: KeyRing) -> list[Callable[[], bytes]]:

@@ -126,8 +126,8 @@ def test_a_recipient_can_be_added_to_a_plain_file():
 
     file = encode(b"data", [Noting(KEY)])
     (digest,) = digests
-    start, end = prefix_size(file[:12]), len(file) - seal_size(file[-16:])
-    wrapped, vouchers, container = parse_prefix(file[:start]), parse_seal(file[end:]), file[start:end]
+    start, end = prefix_size(file[:16]), len(file) - seal_size(file[-16:])
+    wrapped, vouchers, container = parse_prefix(file[:start])[0], parse_seal(file[end:]), file[start:end]
     data_key = KeyRing(KEY).open(wrapped, vouchers, digest)
 
     both = Envelope.seal(data_key, [KEY, OTHER])

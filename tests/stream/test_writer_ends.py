@@ -9,16 +9,18 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from polling import wait_until
 from samples import BLOCK, FULL, KEY, READERS, data_of, encode
 
 import streamxf
-from streamxf import engine
+from streamxf import Codec, engine
 from streamxf.chain import Chain
-from streamxf.errors import AbortedError, ContainerError, ParameterError, StreamxfError
+from streamxf.errors import AbortedError, CodecError, ContainerError, ParameterError, StreamxfError
 from streamxf.stream.encoder import ContainerEncoder
 from streamxf.stream.writer import StreamWriter
 
@@ -274,9 +276,29 @@ def test_each_file_has_a_salt_and_a_data_key_of_its_own():
     assert len({first[12:500], second[12:500]}) == 2
 
 
-def test_the_most_blocks():
+def test_the_most_bytes():
     encoder = ContainerEncoder(Chain([]), block_log2=16)
-    encoder._blocks = 2**32 - 2
-    encoder.job(lambda: b"", 0, last=False)
-    with pytest.raises(ContainerError, match="more blocks than a container may hold"):
-        encoder.job(lambda: b"", 0, last=True)
+    encoder.raw_size = 2**48 - 2**16
+    encoder.job(lambda: b"", 2**16, last=False)
+    with pytest.raises(ContainerError, match="more bytes than a container may hold"):
+        encoder.job(lambda: b"", 1, last=True)
+
+
+@dataclass(frozen=True)
+class Nothing(Codec):
+    """What it makes of a block has no bytes."""
+
+    name: ClassVar[str] = "acme.nothing"
+
+    def encode(self, block, info):
+        return memoryview(b"")
+
+    def decode(self, block, info):
+        return memoryview(b"")
+
+
+def test_a_stored_block_has_bytes_unless_it_is_the_only_one():
+    """A hole in a file would be a row of others."""
+    assert len(streamxf.encode(b"", [Nothing()])) > 60
+    with pytest.raises(CodecError, match="at least one"):
+        streamxf.encode(bytes(2**20 + 1), [Nothing()])

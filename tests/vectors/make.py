@@ -1,8 +1,8 @@
-"""Adds the vectors of `recipes` that v1 lacks. A file that is there is never made again: later versions must read these
-very bytes.
+"""Makes the files in v1. A file that is there is never made again: later versions must read these very bytes.
 
-``PYTHONPATH=tests python tests/vectors/make.py tests/vectors/v1`` does it. A recipe is needed once; those that are kept
-show both ways to write one: files that streamxf writes, and checkpoints forged piece by piece.
+``PYTHONPATH=tests python tests/vectors/make.py tests/vectors/v1`` makes what the folder lacks. In an empty one that
+shows how such files come about. What streamxf wrote, and what HPKE wrapped, differs from run to run, because some of it
+is drawn at random; what the files hold does not.
 """
 
 from __future__ import annotations
@@ -13,12 +13,31 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from recipes import runs, written
+from recipes import (
+    chains,
+    checkpoints,
+    codecs,
+    containers,
+    encryption,
+    framing,
+    keyfiles,
+    notes,
+    recipients,
+    runs,
+    saved,
+    written,
+)
 from recipes.vector import Vector
 
 MAX_INLINE = 4096  # bytes
 
-SUBJECTS = {"plain": (written,), "checkpoint": (runs,)}
+SUBJECTS = {
+    "plain": (written, framing, chains, codecs, encryption, recipients),
+    "container": (containers,),
+    "checkpoint": (checkpoints, saved, runs),
+    "note": (notes,),
+    "key": (keyfiles,),
+}
 
 
 def vectors(subject: str) -> list[Vector]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 from functools import partial
+from hashlib import sha3_256, shake_256
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +210,34 @@ def test_x_wing(vector):
     seed, public = raw(vector, "sk", "pk")
     assert PrivateKey(seed).public.data == public
     assert isinstance(KEMS[HYBRID].private(seed), MLKEM768X25519PrivateKey)
+
+
+def open_by_hand(secret: bytes, wrapped: bytes, info: bytes) -> bytes:
+    """What was wrapped for a hybrid key, by the words of docs/format/keys.md and RFC 9180 alone."""
+    seed = shake_256(secret).digest(96)
+    lattice, curve = MLKEM768PrivateKey.from_seed_bytes(seed[:64]), X25519PrivateKey.from_private_bytes(seed[64:])
+    ct_m, ct_x, ciphertext = wrapped[:1088], wrapped[1088:1120], wrapped[1120:]
+    ss_m, ss_x = lattice.decapsulate(ct_m), curve.exchange(X25519PublicKey.from_public_bytes(ct_x))
+    pk_x = curve.public_key().public_bytes_raw()
+    shared = sha3_256(ss_m + ss_x + ct_x + pk_x + bytes.fromhex("5C2E2F2F5E5C")).digest()
+    suite = b"HPKE" + bytes.fromhex("647a00010002")
+
+    def extract(salt: bytes, label: bytes, material: bytes) -> bytes:
+        return hmac.digest(salt or bytes(32), b"HPKE-v1" + suite + label + material, "sha256")
+
+    def expand(label: bytes, size: int) -> bytes:
+        labelled = size.to_bytes(2, "big") + b"HPKE-v1" + suite + label + context
+        return hmac.digest(key_secret, labelled + b"\1", "sha256")[:size]
+
+    context = b"\0" + extract(b"", b"psk_id_hash", b"") + extract(b"", b"info_hash", info)
+    key_secret = extract(shared, b"secret", b"")
+    return AESGCM(expand(b"key", 32)).decrypt(expand(b"base_nonce", 12), ciphertext, b"")
+
+
+def test_the_hybrid_kem_is_what_the_page_says():
+    secret, data_key, dek = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
+    wrapped = PrivateKey(secret, HYBRID).public.wrap(data_key, dek)
+    assert open_by_hand(secret, wrapped, b"streamxf/1 hpke" + dek) == data_key
 
 
 # -- Ed25519 ---------------------------------------------------------------------------------------------------------

@@ -232,7 +232,8 @@ class _Session:
                 record = FileRecord(path, facts.size, facts.crc, writer, wrapped, *about)
                 parts = [part for item in index.items.values() for part in streams_of(item)]
                 if set(map(_key_of, parts)) == set(map(_key_of, self._files[number])):
-                    written = [Written(part.identity(writer), *part.place[1:3], part.place.sha256) for part in parts]
+                    known = [(part.identity(writer), part.place) for part in parts]
+                    written = [Written(one, at.at, at.size, at.sha256, at.number) for one, at in known]
                     found[number] = SavedFile(record, written)
         return found, others
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from streamxf.buffers import write_all
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import MAX_METADATA, metadata_files, metadata_in, read_sections
+from streamxf.checkpoint.metadata import metadata_files, metadata_in, read_sections
 from streamxf.checkpoint.pickled import pickled
 from streamxf.errors import (
     AuthenticationError,
@@ -22,7 +22,7 @@ from streamxf.errors import (
     UnsupportedError,
 )
 from streamxf.format.index import Index, Sections, Trailer, pack, pack_keys
-from streamxf.format.limits import PLAIN_MAGIC, TRAILER_BYTES
+from streamxf.format.limits import MAX_METADATA, PLAIN_MAGIC, TRAILER_BYTES
 from streamxf.format.names import GLOBAL, rank_metadata_among
 from streamxf.format.plain import pack_prefix, pack_seal
 from streamxf.keys.envelope import Envelope
@@ -103,7 +103,8 @@ class MetadataFiles:
         by_writer = {writer.id: wrapped[writer.dek or b""] for writer in index.writers}
         first, *others = wrapped.values()
         lines = pack_keys(first, str(keys.vouchers), others)
-        data = pack(pickled(index, by_writer, self._storage.given), bytes(sections.index), lines)
+        head = pickled(index, by_writer, self._storage.given)
+        data = pack(head, bytes(sections.index), lines, sections.format_bytes)
         if len(data) > MAX_METADATA:
             raise MetadataError(
                 f"the metadata would have {len(data)} bytes, {MAX_METADATA} are allowed; name fewer recipients"
@@ -173,7 +174,7 @@ class PlainFile:
         return Opened(keys, (data_key,), opener, header.hashed)
 
     def pack(self, parts: PlainParts, keys: KeySet) -> tuple[bytes, bytes]:
-        return pack_prefix(str(keys.envelopes[0])), pack_seal(str(keys.vouchers))
+        return pack_prefix(str(keys.envelopes[0]), parts.format_bytes), pack_seal(str(keys.vouchers))
 
     def write(self, name: str, before: KeySet, keys: KeySet) -> None:
         with LocalStorage(self._path).replacing() as draft, open_regular(self._path) as file:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from streamxf.budget import Budget, check_whole, held_bytes, most
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import MAX_METADATA, Metadata
+from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener
 from streamxf.checkpoint.scan import Found, Gap, scan
 from streamxf.descriptor import ENCRYPT, parse_parameters
@@ -30,7 +30,7 @@ from streamxf.errors import (
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.index import Index, Trailer
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
-from streamxf.format.limits import TRAILER_BYTES
+from streamxf.format.limits import MAX_METADATA, TRAILER_BYTES
 from streamxf.format.names import GLOBAL, OWN_FILE
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress, Shares

@@ -60,11 +60,11 @@ HEAD = struct.Struct("<II")
 UNITS = {
     "magics": CONTAINER_MAGIC,
     "magics with a version": CONTAINER_MAGIC + b"\1",
-    "headers with a wrong CRC": Parts(flags=2, chain=bytes(1024), identity=bytes(4096)).body[:48],
+    "headers with a wrong CRC": Parts(flags=2, chain=bytes(1024), identity=bytes(4096)).body[:33],
     "headers": HEADER,
     "headers whose block leads to the next ones": HEADER + HEAD.pack(len(HEADER), 0),
     "blocks that end one byte after the next header": HEADER + HEAD.pack(len(HEADER) + 1, 0) + b"\0",
-    "empty containers": HEADER + HEAD.pack(LAST, 0) + bytes(40),
+    "empty containers": HEADER + HEAD.pack(LAST, 0) + bytes(24),
     "zeros": bytes(64),
 }
 
@@ -108,7 +108,7 @@ def test_containers_between_rubbish_are_found(tmp_path: Path) -> None:
 def test_a_container_without_codecs_is_checked(tmp_path: Path) -> None:
     """No writer makes one; it has a CRC for each block all the same."""
     (tmp_path / ".metadata").write_bytes(b"damaged")
-    (tmp_path / FILE).write_bytes(HEADER + HEAD.pack(LAST | 5, 0) + b"wrong" + bytes(40))
+    (tmp_path / FILE).write_bytes(HEADER + HEAD.pack(LAST | 5, 0) + b"wrong" + bytes(24))
     report = streamxf.verify(tmp_path)
     assert "BlockError" in {damage.error for damage in report.damaged}
 
@@ -126,7 +126,10 @@ def test_items_that_lie_over_one_another_are_read_once(
     count = 200
 
     def into_index(index: Any) -> None:
-        index["items"] |= {f"copy{number}": index["items"]["w"] for number in range(count)}
+        item = index["items"]["w"]
+        for number in range(count):
+            chunk = item["chunks"][0] | ({"number": 9 + number} if chain else {})
+            index["items"][f"copy{number}"] = item | {"chunks": [chunk]}
 
     def into_pickle(metadata: Any) -> None:
         index = next(index for index in metadata.storage_data if index.fqn == "w")

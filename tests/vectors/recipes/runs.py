@@ -72,9 +72,6 @@ def vectors() -> list[Vector]:
     spellings += ["1e400", "NaN", "-nan", "Infinity", "+inf", " 1.0", "1_0.0", "", "one", "0x1p3", "\uff11.0"]
     spellings += ["0.1000000000000000055", "0.30000000000000005"]
     values: list[tuple[str, str, dict[str, Any]]] = [
-        ("step", "2^53", {"step": 2**53}),
-        ("time", "2^53", {"time": 2**53}),
-        ("rule-2-53", "2^53 in the rules", {"rules": {"last": [2**53]}}),
         ("rule-null", "null in the rules", {"rules": {"last": None}}),
         ("rules-deep", "9 objects and arrays in each other", {"rules": _nested(9)}),
         ("name-empty", "an empty name", {"name": ""}),
@@ -102,6 +99,9 @@ def vectors() -> list[Vector]:
         ("metric-number", "a metric as a number", _of(metrics={"loss": 1})),
         ("metric-null", "null for a metric", _of(metrics={"loss": None})),
         ("surrogate", "a lone surrogate in a rule", _of(rules={"a": "\ud800"})),
+        ("step", "2^53", _of(step=2**53)),
+        ("time", "2^53", _of(time=2**53)),
+        ("rule-2-53", "2^53 in the rules", _of(rules={"last": [2**53]})),
     ]
     return [
         _holds("usual", "a run, with rules and a metric", RUN),

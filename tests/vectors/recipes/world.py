@@ -138,11 +138,13 @@ def world(
     names = [FILE, "__1_0.distcp"][:count]
     data = dict.fromkeys(names, b"")
     items: dict[str, Any] = {}
-    for piece in pieces:
-        name = names[piece.writer]
-        stored, digest = _stored(piece, [*(f"!{text}" for text in transforms), *chain], signed, deks[piece.writer])
+    for number, piece in enumerate(pieces):
+        name, texts = names[piece.writer], [*(f"!{text}" for text in transforms), *chain]
+        stored, digest = _stored(piece, number, texts, signed, deks[piece.writer])
         data[name] += gap
         place: dict[str, Any] = {"file": piece.writer, "at": len(data[name]), "bytes": len(stored)}
+        if chain:
+            place["number"] = number
         if signed:
             place["sha256"] = digest.hex()
         data[name] += stored
@@ -176,7 +178,7 @@ def world(
     return World(data, index, vouching, others)
 
 
-def _stored(piece: Piece, chain: Sequence[str], signed: bool, dek: bytes) -> tuple[bytes, bytes]:
+def _stored(piece: Piece, number: int, chain: Sequence[str], signed: bool, dek: bytes) -> tuple[bytes, bytes]:
     """The bytes of a piece in its file, and T."""
     if not [text for text in chain if not text.startswith("!")]:
         return piece.data, b""
@@ -187,7 +189,8 @@ def _stored(piece: Piece, chain: Sequence[str], signed: bool, dek: bytes) -> tup
     bound = (piece.name, piece.kind, piece.dtype, piece.offset, piece.shard, piece.tensor)
     flags = BOUND | PUBLISHED | (KEYED if ENCRYPT in chain else 0) | (HASHED if signed else 0)
     texts = [text.partition("#")[0] for text in chain]
-    usual = {"flags": flags, "identity": identity_of(*bound, writer=WRITERS[piece.writer]), "salt": secret(str(bound))}
+    identity = identity_of(*bound, writer=WRITERS[piece.writer], number=number)
+    usual = {"flags": flags, "identity": identity, "salt": secret(str(bound))[:16]}
     made = container(texts, [payload], len(piece.data), **(usual | (piece.header or {})))
     if made.flags & KEYED:
         made = encrypted(made, dek)

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from functools import partial
+from typing import ClassVar
 
 from sealing import KEY, OTHER_KEY
 
 import streamxf
-from recipes.data import BLOCK, payload
+from recipes.data import BLOCK, integers, noise, numbers, payload, rows_of_zeros
 from recipes.vector import HELD, NOTHING, OTHERS, Reader, Vector, holds
-from streamxf import LZ4, Checksum, Encrypt, ZStandard
+from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
+from streamxf.codec import BlockInfo
+
+
+class Told(FloatZip):
+    """FloatZip that is told what streamxf's DCP writer tells it about a tensor."""
+
+    row: ClassVar[int | None] = None
+
+    def encode(self, block: memoryview, info: BlockInfo) -> memoryview:
+        stream = dataclasses.replace(info.stream, dtype="float32", row=self.row)
+        return super().encode(block, dataclasses.replace(info, stream=stream))
+
+
+class ToldOfRows(Told):
+    """FloatZip that is told of a matrix, too."""
+
+    row: ClassVar[int | None] = 128
+
+
+BF16, FP16, FP32, FP64 = (2, 7), (2, 10), (4, 23), (8, 52)
 
 _FILES: list[tuple[str, list[streamxf.Codec], bytes, bytes | None]] = [
     ("empty", [], payload(0), None),
@@ -27,6 +49,22 @@ _FILES: list[tuple[str, list[streamxf.Codec], bytes, bytes | None]] = [
     ("full-three-blocks", [ZStandard(3), Checksum(), Encrypt(OTHER_KEY)], payload(2 * BLOCK + 77), OTHER_KEY),
     ("full-block-edge", [LZ4(9), Encrypt(KEY), Checksum("sha256")], payload(2 * BLOCK), KEY),
     ("six-codecs", [Checksum(), LZ4(), ZStandard(1), Checksum("sha256"), Encrypt(KEY), Checksum()], payload(3000), KEY),
+    ("floatzip-empty", [FloatZip()], b"", None),
+    ("floatzip-stored", [FloatZip()], noise(1000), None),
+    ("floatzip-text", [FloatZip()], b"".join(b"line %d of a text. " % number for number in range(500)), None),
+    ("floatzip-text-and-noise", [FloatZip()], payload(5000), None),
+    ("floatzip-integers", [FloatZip()], integers(10_000), None),
+    ("floatzip-bf16-odd", [FloatZip()], numbers(10_002, *BF16) + b"\x01", None),
+    ("floatzip-bf16-phase", [FloatZip()], b"\x01" + numbers(10_000, *BF16), None),
+    ("floatzip-fp16", [FloatZip()], numbers(10_000, *FP16), None),
+    ("floatzip-fp32-outside", [FloatZip()], b"\x01\x02\x03" + numbers(10_001, *FP32, outside=300), None),
+    ("floatzip-fp32-zeros", [FloatZip()], rows_of_zeros(10_000), None),
+    ("floatzip-fp64-phase", [FloatZip()], b"\x01\x02\x03\x04\x05" + numbers(20_000, *FP64), None),
+    ("floatzip-rows", [Told()], numbers(40_000, *FP32, row=128), None),
+    ("floatzip-columns", [ToldOfRows()], numbers(40_004, *FP32, row=128), None),
+    ("floatzip-blocks", [FloatZip()], numbers(BLOCK, *BF16) + bytes(BLOCK) + numbers(7777, *FP32), None),
+    ("floatzip-full", [FloatZip(), Checksum(), Encrypt(KEY)], numbers(10_000, *BF16), KEY),
+    ("floatzip-full-blocks", [FloatZip(), Checksum(), Encrypt(OTHER_KEY)], numbers(BLOCK + 77, *BF16), OTHER_KEY),
 ]
 
 
