@@ -46,26 +46,26 @@ exhaustive: $(STAMPS)/test ## Run the tests that try everything (an hour; SHARE=
 
 # With the compiler that CC names, which must have the sanitizers.
 sanitize: $(STAMPS)/test ## Run the tests of FloatZip's kernel on one built with AddressSanitizer and UBSan (a minute)
-	PYTHONPATH=.:tests $(RUN) sanitized -n 2 $(ARGS)
+	$(RUN) tests.sanitized -n 2 $(ARGS)
 
 # An hour for two targets: make fuzz ARGS='plain keyed --seconds 3600'; more in make fuzz ARGS=--help
 fuzz: $(STAMPS)/fuzz ## Fuzz what reads bytes from outside (3 minutes; ARGS='--seconds 3600' for longer)
-	PYTHONPATH=tests $(RUN) fuzz $(ARGS)
+	$(RUN) tests.fuzz $(ARGS)
 
 # Some of them, by some tests: make mutate ARGS='tests/keys tests/codecs --count 40 --seed 2'; more with ARGS=--help
 mutate: $(STAMPS)/test ## See how many of 200 faults, made one by one in a copy of streamxf/, the tests notice (2 hours)
-	$(VENV)/bin/python tests/mutation.py $(ARGS)
+	$(RUN) tests.mutation $(ARGS)
 
 # One row: make torture ARGS='killed'; a twentieth of it all: ARGS='--share 20'; more in make torture ARGS=--help
 torture: $(STAMPS)/test ## Try every fault at every point, and write docs/reliability/ (15 minutes, needs a C compiler)
-	PYTHONPATH=.:tests $(RUN) faults $(ARGS)
+	$(RUN) tests.faults $(ARGS)
 
 # About an hour on 2 cores, 12 GiB of memory and 10 GiB of disk; one benchmark with its name: make bench ARGS='times --rounds 7'
 bench: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks (an hour, 12 GiB of memory, 10 GiB of disk)
-	PYTHONPATH=.:tests $(RUN) benchmarks.run $(ARGS)
+	$(RUN) benchmarks.run $(ARGS)
 
 bench-smoke: $(STAMPS)/bench $(STAMPS)/model ## Run the benchmarks on very small data, to see that they work
-	PYTHONPATH=.:tests $(RUN) benchmarks.run --smoke $(ARGS)
+	$(RUN) benchmarks.run --smoke $(ARGS)
 
 bench-publish: $(STAMPS)/bench ## Bring the newest results into docs/benchmarks/, beside those of other machines
 	$(RUN) benchmarks.publish $(ARGS)
@@ -85,11 +85,11 @@ docs: $(STAMPS)/docs ## Build the documentation into site/
 
 # Commands run on real weights, and what they print becomes a part of docs/cli.md. Only what --help says: ARGS=reference
 docs-session: $(STAMPS)/model ## Write what docs/cli.md shows of the command line
-	PYTHONPATH=tests $(RUN) recordings $(ARGS)
+	$(RUN) tests.recordings $(ARGS)
 
 # Needs Chromium and its driver, from the system.
 docs-screenshots: $(STAMPS)/test ## Take the pictures of docs/images/ again (a minute, needs Chromium)
-	PYTHONPATH=.:tests $(RUN) tools.inspect.screenshots
+	$(RUN) tests.tools.inspect.screenshots
 
 clean: ## Remove .venv and everything that was built
 	rm -rf $(VENV) .nox build site dist .mutation streamxf.egg-info streamxf/codecs/floatzip/_kernel*.so fuzz-findings .mypy_cache .pytest_cache .ruff_cache .hypothesis

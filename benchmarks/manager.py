@@ -1,6 +1,6 @@
 """`CheckpointManager`: how long it blocks a step, and what runs with very many checkpoints take.
 
-Servers and ranks are started as the tests start theirs, so ``tests`` must be on the path, as ``make bench`` has it.
+Servers and ranks are started as the tests start theirs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from dcp.s3_server import serving
 
 from benchmarks.harness import Settings, progress
 from benchmarks.result import Result, Row, Table, goal_row
@@ -18,6 +17,7 @@ from benchmarks.run_folders import CACHE, LOST, MOST, STEADY, ManyCheckpoints, P
 from benchmarks.run_jobs import ALONE, BEHIND, CALL, saves
 from benchmarks.spread import Spread
 from benchmarks.stepping import OURS, STEP, WAITING, blocked
+from tests.dcp.s3_server import serving
 
 RANKS = (1, 2, 4)
 STEPS = 1000

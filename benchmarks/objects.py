@@ -1,6 +1,6 @@
 """Saves and loads on an S3 server: SeaweedFS on loopback, as it is and with a proxy before it that limits bandwidth.
 
-Server and proxy are those of the tests, so ``tests`` must be on the path, as ``make bench`` has it.
+Server and proxy are those of the tests.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.s3_server import client_of, serving, storage
-from objectstore.control import Proxy, proxied
 
 import streamxf
 from benchmarks.child import in_child
@@ -26,6 +24,8 @@ from benchmarks.memory import need_proc, peak_added
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.spread import Spread, ratios
 from streamxf import torch_private
+from tests.dcp.s3_server import client_of, serving, storage
+from tests.objectstore.control import Proxy, proxied
 
 PHASES = ("save", "load")
 THREADS = 2

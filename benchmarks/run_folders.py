@@ -18,10 +18,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from dcp.s3_server import client_of, storage
 
 import streamxf
 from benchmarks.harness import progress, timed
+from tests.dcp.s3_server import client_of, storage
 
 LIST, LATEST, DRY, ONE = "list", "latest", "forget, dry run", "forget one"
 STEADY = (LIST, LATEST, DRY, ONE)

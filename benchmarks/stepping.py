@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from dcp.process_groups import join_group, start_ranks
 
 import streamxf
 from streamxf.manager.agreement import Agreement
+from tests.dcp.process_groups import join_group, start_ranks
 
 STEP = 0.003
 WARM = 50

@@ -14,14 +14,14 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
-import surroundings
-from dcp.s3_server import serving, weed
-from exhaustive import Exhaustive
-from hostile.table import RowTable
 from hypothesis import HealthCheck, settings
-from skips import Skips
 
 import streamxf
+from tests import surroundings
+from tests.dcp.s3_server import serving, weed
+from tests.exhaustive import Exhaustive
+from tests.hostile.table import RowTable
+from tests.skips import Skips
 
 surroundings.leave()
 

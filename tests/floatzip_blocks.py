@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import zstandard
-from floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape
 from hypothesis import strategies as st
+
+from tests.floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape
 
 FLOATS = {"bfloat16": (2, 7), "float16": (2, 10), "float32": (4, 23), "float64": (8, 52)}  # bytes, bits of the mantissa
 

@@ -1,4 +1,4 @@
-"""A plugin for pytest (``-p mutants``) that takes one check out of the reader, named by ``STREAMXF_MUTANT``.
+"""A plugin for pytest (``-p tests.mutants``) that takes one check out of the reader, named by ``STREAMXF_MUTANT``.
 
 Each check is found by its name, so one that was renamed or removed is an error before any test runs. The outcomes of a
 run's tests are written to the file that ``STREAMXF_OUTCOMES`` names.
@@ -169,7 +169,7 @@ def run_all(folder: Path, plans: dict[str, list[str]]) -> None:
             printed = os.open(folder / f"{mutant}.txt", os.O_WRONLY | os.O_CREAT)
             os.dup2(printed, 1)
             os.dup2(printed, 2)
-            status = pytest.main(["-q", "-p", "mutants", "-p", "no:cacheprovider", *tests])
+            status = pytest.main(["-q", "-p", "tests.mutants", "-p", "no:cacheprovider", *tests])
             sys.stdout.flush()
             os._exit(status)
         (folder / f"{mutant}.status").write_text(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))

@@ -171,7 +171,7 @@ def run_pytest(
 ) -> dict[str, Any]:
     """What `Recorder` found in a copy of the tree, and pytest's exit status; None as that if it took too long."""
     results.unlink(missing_ok=True)
-    paths = os.pathsep.join([str(tree), str(tree / "tests"), str(Path(__file__).parent)])
+    paths = os.pathsep.join([str(tree), str(Path(__file__).parent)])
     surroundings = {"PYTHONPATH": paths, "STREAMXF_MUTATION": str(results), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", *by, "pytest", "-n0", "-q", "-p", "mutation", *arguments]
     with tempfile.TemporaryFile() as printed:

@@ -18,8 +18,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from reference_codecs import Block, Fields, check, crc, decode, parse_descriptor, refusing, undo, unzstd
-from reference_keys import Reader, check_vouchers, hkdf, parse_vouchers, parse_wrapped, unwrap
+from tests.reference_codecs import Block, Fields, check, crc, decode, parse_descriptor, refusing, undo, unzstd
+from tests.reference_keys import Reader, check_vouchers, hkdf, parse_vouchers, parse_wrapped, unwrap
 
 KEYED, BOUND, PUBLISHED, HASHED = 1, 2, 4, 8
 OBJECT, TENSOR, FRAMED = 1, 2, 3

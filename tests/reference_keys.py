@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
-from reference_codecs import Refused, check, matched, refusing, unbase64
+
+from tests.reference_codecs import Refused, check, matched, refusing, unbase64
 
 B64, KEY_ID = "[A-Za-z0-9_-]+", "[0-9a-f]{16}"
 ENTRY = rf"[a-z0-9-]{{1,32}}:{KEY_ID}:{B64}"

@@ -53,7 +53,17 @@ def main(arguments: list[str]) -> int:
             "codecs/test_floatzip_reference.py",
             "fuzz/test_fuzz_corpus.py",
         ]
-        command = [sys.executable, "-m", "pytest", "-p", "sanitized", "-p", "no:cacheprovider", "-q", "--capture=sys"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "tests.sanitized",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "--capture=sys",
+        ]
         command += [*(str(TESTS / path) for path in paths), "-k", "not numpy and (floatzip or codecs)"]
         return subprocess.run([*command, *arguments], env=environment, cwd=TESTS.parent, check=False).returncode
 

@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, Suite
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.keywrap import aes_key_wrap
-from forge import FORMAT, HASHED, KEYED, Parts, frame_of, prefix_of, seal_of
+
+from tests.forge import FORMAT, HASHED, KEYED, Parts, frame_of, prefix_of, seal_of
 
 ENCRYPT = "streamxf.encrypt/1"
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(32, 64))

@@ -8,17 +8,17 @@ import shutil
 import subprocess
 
 import pytest
-from recordings import fields
-from recordings.__main__ import IMAGE, MANUAL
-from recordings.manual import manual
-from recordings.page import PAGE, ROOT, part, replace
-from recordings.picture import SHOWN, svg
-from recordings.reference import reference
-from recordings.session import LINES, as_text, record, weights, without_what_varies
-from recordings.shell import Shell, Typed
 
 from streamxf import FloatZip
 from streamxf.cli.app import COMMANDS
+from tests.recordings import fields
+from tests.recordings.__main__ import IMAGE, MANUAL
+from tests.recordings.manual import manual
+from tests.recordings.page import PAGE, ROOT, part, replace
+from tests.recordings.picture import SHOWN, svg
+from tests.recordings.reference import reference
+from tests.recordings.session import LINES, as_text, record, weights, without_what_varies
+from tests.recordings.shell import Shell, Typed
 
 
 def test_the_reference_is_up_to_date():

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from cli.command import runner
-from cli.schema import check
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
 from streamxf.cli import demo, timing
 from streamxf.keys.file import write_key
+from tests.cli.command import runner
+from tests.cli.schema import check
 
 STATE = {
     "embedding.weight": torch.arange(420_000, dtype=torch.float32).reshape(700, 600),
@@ -121,7 +121,7 @@ def test_one_flipped_bit_is_flipped_and_found(saved: tuple[Path, streamxf.Key]):
 
 
 def test_json(run):
-    from cli.schema import SCHEMA
+    from tests.cli.schema import SCHEMA
 
     done = run("demo", "--runs", 1, "--json")
     assert done.code == 0

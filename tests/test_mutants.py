@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from mutants import MUTANTS
+
+from tests.mutants import MUTANTS
 
 TESTS = Path(__file__).parent
 INTACT = "hostile/test_intact.py"
@@ -48,9 +49,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("mutants")
     plans = {mutant: [INTACT, attack] for mutant, attack in ATTACKS.items()}
     plans["none"] = [INTACT, ATTACKS["vouchers"]]  # that all of them pass without a mutant is seen where they are
-    paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH")]
+    paths = [str(TESTS.parent), os.environ.get("PYTHONPATH")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, str(TESTS / "mutants.py"), str(folder), json.dumps(plans)]
+    command = [sys.executable, "-m", "tests.mutants", str(folder), json.dumps(plans)]
     subprocess.run(command, cwd=TESTS, env=environment, check=True, timeout=600)
     return {mutant: _result(folder, mutant) for mutant in plans}
 

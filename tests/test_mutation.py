@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from mutation import KINDS, apply, draw, mutants_of
+
+from tests.mutation import KINDS, apply, draw, mutants_of
 
 SOURCE = '''
 class Ground:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_layers import LAYERS
 
 import streamxf
+from tests.test_layers import LAYERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

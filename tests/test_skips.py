@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 CONFTEST = """
-from skips import Skips
+from tests.skips import Skips
 
 def pytest_configure(config):
     config.pluginmanager.register(Skips())
@@ -36,7 +36,7 @@ def test_one_line_counts_them_by_their_reasons(tmp_path: Path, processes: str):
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "test_file.py").write_text("import pytest\npytest.importorskip('no_such_package')\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", processes, tmp_path]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("skipped: ")]
     assert line.startswith("skipped: 2 there is no browser; 1 nothing may be mounted; 1 could not import")

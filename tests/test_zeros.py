@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import assert_same, blank, load, refused, save
 
 import streamxf
 from streamxf import ZStandard
 from streamxf.errors import PolicyError
 from streamxf.tools.salvage.salvage import salvage
+from tests.dcp.helpers import assert_same, blank, load, refused, save
 
 STATE = {"zeros": torch.zeros(1000, 1000), "ones": torch.ones(3)}
 ENOUGH = 10**6

@@ -7,11 +7,11 @@ from itertools import product
 from typing import ClassVar
 
 import pytest
-from samples import KEY
 
 from streamxf import LZ4, Checksum, Codec, Encrypt, Key, ZStandard
 from streamxf.chain import Chain
 from streamxf.errors import ChainError
+from tests.samples import KEY
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
-from samples import KEY, chains
 
 from streamxf import LZ4, Checksum, CodecRegistry, Encrypt, Key, ZStandard
 from streamxf.chain import Chain
 from streamxf.descriptor import Descriptor
 from streamxf.errors import ChainError, DescriptorError, KeyMissingError, ParameterError, UnknownCodecError
 from streamxf.keys import KeyRing
+from tests.samples import KEY, chains
 
 
 def rebuilt(texts, keys):

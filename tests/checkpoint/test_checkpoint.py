@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, save, small_state
-from dcp.shards import rows, save_shards
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
@@ -37,6 +35,8 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.format.items import ObjectItem, TensorItem
+from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, save, small_state
+from tests.dcp.shards import rows, save_shards
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from samples import KEY
 
 import streamxf
 from streamxf import Checksum, Encrypt, ZStandard
 from streamxf.errors import StreamxfError
+from tests.samples import KEY
 
 CHAINS = {"plain": [ZStandard()], "full": [ZStandard(), Checksum(), Encrypt(KEY)]}
 

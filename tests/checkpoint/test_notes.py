@@ -9,7 +9,6 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from forge import MetadataParts, frame_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError, PolicyError, StreamxfError
 from streamxf.format.limits import MAX_NOTE
 from streamxf.keys import Key, PrivateKey, SigningKey
+from tests.forge import MetadataParts, frame_of
 
 RECORD = {"save_id": "0" * 32, "files": [{"path": "größe", "size": 7}]}
 KEY, PRIVATE, SIGNER = Key(bytes(range(32))), PrivateKey.generate(), SigningKey.generate()

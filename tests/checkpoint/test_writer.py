@@ -18,11 +18,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, assert_same, blank, data_files, raw_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_decoder import load as reference_load
-from reference_keys import Reader, aes_key
 
 import streamxf
 from streamxf import Checkpoint, CheckpointWriter, Checksum, Encrypt, FloatZip, ZStandard
@@ -31,6 +28,9 @@ from streamxf.format.index import Trailer
 from streamxf.format.items import ITEMSIZES, ObjectItem, TensorItem
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.torchsave.stock import read_stock
+from tests.dcp.helpers import KEY, assert_same, blank, data_files, raw_bytes
+from tests.reference_decoder import load as reference_load
+from tests.reference_keys import Reader, aes_key
 
 BLOCK = 1 << 16
 CHAINS: dict[str, list[Any]] = {

@@ -9,9 +9,9 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from cli.command import Run, runner
 from streamxf.keys import Key
 from streamxf.keys.file import write_key
+from tests.cli.command import Run, runner
 
 STATE = {
     "layer.weight": torch.arange(6000, dtype=torch.float32).reshape(60, 100),

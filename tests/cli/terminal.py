@@ -7,7 +7,7 @@ import pty
 from collections.abc import Sequence
 from contextlib import suppress
 
-from cli import preloaded
+from tests.cli import preloaded
 
 
 def at_terminal(arguments: Sequence[object], typed: str = "", **environment: str) -> tuple[int, str]:

@@ -14,8 +14,8 @@ from tempfile import mkdtemp
 
 import pytest
 
-from cli.command import Done, Run
-from cli.world import build, fingerprint
+from tests.cli.command import Done, Run
+from tests.cli.world import build, fingerprint
 
 NEVER = ("Traceback", "KeyError", "AttributeError", "TypeError", "error of streamxf's own")
 READING = (
@@ -145,7 +145,7 @@ CASES = [
     Case("unpack  plain  new  --format  zip", 2, "zip"),
     Case("salvage  plain  stock", 2, "stock"),
     Case("unpack  plain  text.txt/new.safetensors", 2, "text.txt"),
-    Case("pack  code.pt  new  --chain  zstd", 1, "cli.world.Code"),
+    Case("pack  code.pt  new  --chain  zstd", 1, "tests.cli.world.Code"),
     # options and commands
     Case("nosuch", 2, "no such command 'nosuch'"),
     Case("verify", 2, "missing argument 'PATH'"),

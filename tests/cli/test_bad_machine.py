@@ -13,9 +13,9 @@ from tempfile import mkdtemp
 
 import pytest
 
-from cli import several
-from cli.command import Done
-from cli.world import build, fingerprint
+from tests.cli import several
+from tests.cli.command import Done
+from tests.cli.world import build, fingerprint
 
 MOUNT = 'mount -t tmpfs -o size=256k none "$1" && shift && exec "$@"'
 

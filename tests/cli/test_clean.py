@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.command import Run
-from cli.terminal import at_terminal
+from tests.cli.command import Run
+from tests.cli.terminal import at_terminal
 
 LEFTOVER = f"__0_7_{'a' * 32}.distcp"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import streamxf
-from cli.command import Run
 from streamxf.chain import Chain
 from streamxf.codecs.floatzip import kernel
+from tests.cli.command import Run
 
 GOOD = """
 from dataclasses import dataclass

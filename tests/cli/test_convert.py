@@ -12,9 +12,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from cli.command import Run
-from cli.conftest import STATE
-from cli.test_interrupts import interrupted
+from tests.cli.command import Run
+from tests.cli.conftest import STATE
+from tests.cli.test_interrupts import interrupted
 
 WEIGHTS = {f"layers.{n}.weight": torch.arange(200_000, dtype=torch.float32) * n for n in range(4)}
 

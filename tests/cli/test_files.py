@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import streamxf
-from cli.command import Run
 from streamxf.keys import Key, write_key
+from tests.cli.command import Run
 
 DATA = bytes(range(256)) * 8000
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tools.inspect.parsed import Page
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from cli.command import Run
-from cli.terminal import at_terminal
+from tests.cli.command import Run
+from tests.cli.terminal import at_terminal
+from tests.tools.inspect.parsed import Page
 
 HOSTILE = "[red]a[/red]\x1b[2J\n\u202e</script><img src=x onerror=alert(1)>"
 

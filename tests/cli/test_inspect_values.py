@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.shards import rows, save_shards
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from cli.command import Run
-from cli.terminal import at_terminal
+from tests.cli.command import Run
+from tests.cli.terminal import at_terminal
+from tests.dcp.shards import rows, save_shards
 
 BAD = "layers.1.w"
 KINDS = ["streamxf", "stock", "safetensors", "huggingface", "torch"]

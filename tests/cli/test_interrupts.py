@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 import torch
-from polling import wait_until
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from cli import preloaded
-from cli.command import Run
 from streamxf.tools.verify import verify
+from tests.cli import preloaded
+from tests.cli.command import Run
+from tests.polling import wait_until
 
 LIMIT = 300.0
 SLOW = ["--chain", "zstd:level=19+checksum"]  # some seconds for a few MiB

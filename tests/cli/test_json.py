@@ -12,12 +12,12 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from cli.command import Run
-from cli.conftest import flip_bit
-from cli.schema import SCHEMA, check, resolved
 from streamxf.cli.app import COMMANDS
 from streamxf.cli.show import JSON_VERSION
 from streamxf.keys import PrivateKey, SigningKey, write_key
+from tests.cli.command import Run
+from tests.cli.conftest import flip_bit
+from tests.cli.schema import SCHEMA, check, resolved
 
 FEW = ["--chain", "zstd", "--chain", ""]
 OBJECTS = [name for name in SCHEMA["$defs"] if name not in ("fields", "commands")]

@@ -9,10 +9,10 @@ import pytest
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from cli.command import Run
-from cli.conftest import STATE
 from streamxf import keys
 from streamxf.keys import Key
+from tests.cli.command import Run
+from tests.cli.conftest import STATE
 
 
 def recipients_of(run: Run, path: Path, *options: object) -> list[str]:

@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from cli.command import Run
-from cli.conftest import flip_bit
-from cli.terminal import at_terminal
 from streamxf.cli.app import command_line
 from streamxf.cli.show import wrapped
+from tests.cli.command import Run
+from tests.cli.conftest import flip_bit
+from tests.cli.terminal import at_terminal
 
 COMMANDS = command_line().commands
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")

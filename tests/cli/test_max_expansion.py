@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hostile.made import long_name_of_many_chunks
 
 import streamxf
-from cli.command import Run
 from streamxf.budget import Budget
 from streamxf.cli import show
 from streamxf.errors import PolicyError
+from tests.cli.command import Run
+from tests.hostile.made import long_name_of_many_chunks
 
 KIB = 2**10
 

@@ -14,15 +14,15 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from cli.command import Run
-from cli.conftest import flip_bit
-from cli.terminal import at_terminal
 from streamxf import Key, Retention
 from streamxf.format.run import RunFacts
 from streamxf.keys import write_key
 from streamxf.manager.holds import hold
 from streamxf.manager.listing import list_checkpoints
 from streamxf.storage import local
+from tests.cli.command import Run
+from tests.cli.conftest import flip_bit
+from tests.cli.terminal import at_terminal
 
 DAY = 86400
 RUN_IS = "the run is the folder that it lies in: `streamxf list"

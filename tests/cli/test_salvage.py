@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from cli.command import Run
-from cli.conftest import STATE, flip_bit
+from tests.cli.command import Run
+from tests.cli.conftest import STATE, flip_bit
 
 
 class Unusual:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from formats.samples import WRITERS, written
 from safetensors.torch import save_file
 
 import streamxf
-from cli.command import Run
 from streamxf.cli.app import COMMANDS
 from streamxf.version import __version__
+from tests.cli.command import Run
+from tests.formats.samples import WRITERS, written
 
 NAMES = list(COMMANDS)
 

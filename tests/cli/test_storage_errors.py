@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.command import Done, Run
+from tests.cli.command import Done, Run
 
 fsspec_config = pytest.importorskip("fsspec.config")
 

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import save_file
 from typer import BadParameter
 
-from cli.command import Run
 from streamxf.cli import timing, units
 from streamxf.cli.__main__ import main
 from streamxf.keys import KeyRing
 from streamxf.tuning.bandwidth import measure_bandwidth
+from tests.cli.command import Run
 
 FEW = ["--chain", "floatzip", "--chain", ""]
 

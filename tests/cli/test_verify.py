@@ -10,10 +10,10 @@ from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from cli.command import Run
-from cli.conftest import flip_bit
 from streamxf.keys import Key
 from streamxf.keys.file import write_key
+from tests.cli.command import Run
+from tests.cli.conftest import flip_bit
 
 
 def test_a_whole_checkpoint(run: Run, plain: Path):

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from cli.command import Run
 from streamxf.cli import show
 from streamxf.keys import write_key
+from tests.cli.command import Run
 
 
 def test_a_load_that_fails_names_commands(run: Run, plain: Path, encrypted: Path, key_file: Path):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from implementations import IMPLEMENTATIONS, using
+
+from tests.codecs.implementations import IMPLEMENTATIONS, using
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)

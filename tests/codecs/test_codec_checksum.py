@@ -6,12 +6,12 @@ import hashlib
 
 import crc32c
 import pytest
-from blocks import info
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf import Checksum
 from streamxf.errors import ChecksumError, CodecError
+from tests.codecs.blocks import info
 
 DIGESTS = {
     "crc32c": lambda data: crc32c.crc32c(data).to_bytes(4, "little"),

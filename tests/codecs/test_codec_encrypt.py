@@ -6,7 +6,6 @@ import threading
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from samples import KEY
 
 import streamxf
 from streamxf import Encrypt
@@ -14,6 +13,7 @@ from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.errors import AuthenticationError, CodecError
 from streamxf.keys import KeyProvider
 from streamxf.keys.envelope import DataKey
+from tests.samples import KEY
 
 STREAM = StreamInfo(1 << 16, bytes(32), b"h" * 32)
 PLAIN = b"a secret message   " * 10

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from blocks import info
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from streamxf.codecs.floatzip.levels import level_into, unlevel
 from streamxf.codecs.floatzip.planes import Workspace
 from streamxf.format.container import stage_limit
 from streamxf.testing import CodecConformance
+from tests.codecs.blocks import info
 
 pytestmark = pytest.mark.usefixtures("each_implementation")
 

@@ -6,10 +6,10 @@ import tracemalloc
 
 import lz4.block
 import pytest
-from blocks import info
 
 from streamxf import LZ4
 from streamxf.errors import CodecError
+from tests.codecs.blocks import info
 
 LIMIT = 1 << 16
 

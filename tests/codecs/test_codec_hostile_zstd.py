@@ -7,10 +7,10 @@ import tracemalloc
 
 import pytest
 import zstandard
-from blocks import info
 
 from streamxf import ZStandard
 from streamxf.errors import CodecError
+from tests.codecs.blocks import info
 
 LIMIT = 1 << 16
 MAGIC = b"\x28\xb5\x2f\xfd"

@@ -6,12 +6,12 @@ import pickle
 
 import pytest
 from hypothesis import given
-from samples import KEY, codecs
 
 from streamxf import LZ4, Checksum, CodecRegistry, Encrypt, PrivateKey, SigningKey, ZStandard
 from streamxf.descriptor import Descriptor
 from streamxf.errors import DescriptorError, KeyMissingError, ParameterError, PolicyError, UnknownCodecError
 from streamxf.keys import KeyRing
+from tests.samples import KEY, codecs
 
 
 @pytest.mark.parametrize("level", [-8, 23, 1.5, True, "3", None, 10**30])

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import broken_codecs as broken
 import pytest
 
 import streamxf
 from streamxf.testing import PROPERTIES, CodecConformance, ConformanceError, check_codec, check_property
 from streamxf.testing.case import Case
+from tests.codecs import broken_codecs as broken
 
 KEY = streamxf.Key(bytes(range(32)))
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import zstandard
-from floatzip_blocks import Change, by_zstd, changed, changes
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.codecs.floatzip.kernel import compiled as kernel
+from tests.floatzip_blocks import Change, by_zstd, changed, changes
 
 if kernel is None:
     pytest.skip("FloatZip's kernel was not built, or is not to be used", allow_module_level=True)

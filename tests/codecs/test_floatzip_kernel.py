@@ -16,19 +16,19 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from blocks import info
-from floatzip_blocks import FLOATS, Change, by_zstd, changed, changes, floats, moments, shapes
-from floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge
-from fuzz.target import corpus_of, find
 from hypothesis import given
 from hypothesis import strategies as st
-from implementations import IMPLEMENTATIONS, using
 
 from streamxf import FloatZip
 from streamxf.codecs.floatzip import kernel as floatzip_kernel
 from streamxf.codecs.floatzip.kernel import compiled as kernel
 from streamxf.errors import CodecError
 from streamxf.format.container import stage_limit
+from tests.codecs.blocks import info
+from tests.codecs.implementations import IMPLEMENTATIONS, using
+from tests.floatzip_blocks import FLOATS, Change, by_zstd, changed, changes, floats, moments, shapes
+from tests.floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge
+from tests.fuzz.target import corpus_of, find
 
 if kernel is None:
     pytest.skip("FloatZip's kernel was not built, or is not to be used", allow_module_level=True)

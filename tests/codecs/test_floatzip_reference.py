@@ -6,20 +6,20 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from blocks import info
-from floatzip_blocks import FLOATS, Change, changed, changes, floats, moments, shapes
-from floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_codecs import Block, Refused, decode_floatzip
-from reference_decoder import read_plain
-from reference_keys import Reader, aes_key
-from samples import BLOCK, KEY, encode
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.errors import CodecError
 from streamxf.format.container import stage_limit
+from tests.codecs.blocks import info
+from tests.floatzip_blocks import FLOATS, Change, changed, changes, floats, moments, shapes
+from tests.floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge
+from tests.reference_codecs import Block, Refused, decode_floatzip
+from tests.reference_decoder import read_plain
+from tests.reference_keys import Reader, aes_key
+from tests.samples import BLOCK, KEY, encode
 
 pytestmark = pytest.mark.usefixtures("each_implementation")
 

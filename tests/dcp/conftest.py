@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from surroundings import in_memory
+
+from tests.surroundings import in_memory
 
 from .helpers import small_state
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from polling import wait_until
+from tests.polling import wait_until
 
 ACCESS, SECRET = "streamxf-test", "a-secret-of-the-test"
 START_SECONDS = 240

@@ -23,7 +23,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from polling import wait_until
 from torch.distributed.checkpoint import FileSystemReader as ReaderNamedBefore
 from torch.distributed.checkpoint import FileSystemWriter as WriterNamedBefore
 from torch.distributed.checkpoint import HuggingFaceStorageWriter, filesystem
@@ -40,6 +39,7 @@ from streamxf import Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.dcp import install as installing
 from streamxf.errors import ChainError, KeyMissingError, ParameterError, PolicyError, UnsupportedError
 from streamxf.keys import KeyRing
+from tests.polling import wait_until
 
 from .helpers import KEY, OTHER_KEY, assert_same, blank, load_with, refused, stored_chain
 
@@ -267,10 +267,10 @@ def in_background_process(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_save_in_a_process_has_the_chain_of_the_call(tmp_path: Path) -> None:
     """The child imports this module and has no installation; the key reaches it with the writer."""
-    code = f"if __name__ == '__main__':\n    from dcp.{__name__.rpartition('.')[2]} import in_background_process as run"
+    code = f"if __name__ == '__main__':\n    from {__name__} import in_background_process as run"
     script = tmp_path / "script.py"
     script.write_text(f"{code}\n    from pathlib import Path\n    run(Path({str(tmp_path)!r}))\n")
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     subprocess.run([sys.executable, script], env={**os.environ, "PYTHONPATH": path}, check=True, timeout=300)
     assert stored_chain(tmp_path / "saved") == CHAIN
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from cli import preloaded
 
 import streamxf
+from tests.cli import preloaded
 
 BY_THREAD = """
 import sys

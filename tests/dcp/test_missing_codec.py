@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cli.command import runner
 
 import streamxf
 from streamxf import Checksum, Encrypt, ZStandard, errors, load_intact, verify
 from streamxf.keys import write_key
 from streamxf.tools.diff.diff import diff
 from streamxf.tools.salvage.salvage import salvage
+from tests.cli.command import runner
 
 from .helpers import KEY, Xor, data_files, rewrite_index, rewrite_pickle, save
 

@@ -13,13 +13,13 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cli.command import runner
 from torch.distributed._shard.sharded_tensor import metadata as older
 from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 from torch.distributed.checkpoint.metadata import StorageMeta
 
 import streamxf
 from streamxf import FileSystemReader, FileSystemWriter
+from tests.cli.command import runner
 
 from .helpers import assert_same, load_with
 

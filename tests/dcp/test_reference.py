@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from reference_decoder import load, read_container
-from reference_keys import Reader, aes_key, parse_wrapped, unwrap
 
 import streamxf
 from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
+from tests.reference_decoder import load, read_container
+from tests.reference_keys import Reader, aes_key, parse_wrapped, unwrap
 
 from .helpers import KEY, assert_same, full_chain, raw_bytes, save
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from forge import pack_index, split_metadata
 from safetensors.torch import save_file
 
 import streamxf
@@ -25,6 +24,7 @@ from streamxf.tools.convert.transcode import transcode
 from streamxf.tools.convert.unpack import unpack
 from streamxf.tools.inspect.inspect import inspect
 from streamxf.tools.salvage.salvage import salvage
+from tests.forge import pack_index, split_metadata
 
 from .helpers import KEY, OTHER_KEY, assert_same, error_of, index_of, load, save
 

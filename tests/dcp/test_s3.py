@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from polling import wait_until
 
 import streamxf
 from streamxf import Checksum
 from streamxf.errors import KeyMissingError, MetadataError
+from tests.polling import wait_until
 
 from .fsspec_checks import assert_only_the_save_remains, check_round_trips, fsspec_files, load_from, save_to
 from .helpers import KEY, OTHER_KEY, assert_same, error_of, refused

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from polling import wait_until
 
 from streamxf import engine
 from streamxf.engine import Engine, Job, JobBudget, Pipeline, worker_count
 from streamxf.errors import ParameterError
+from tests.polling import wait_until
 
 WORKERS = 2
 LIMIT = 2 * WORKERS + 2

@@ -1,4 +1,4 @@
 """Faults under the writer: calls on files that fail, processes that are killed, writes that a crash loses, full disks.
 
-``PYTHONPATH=tests python -m faults`` tries everything (``make torture``); the tests beside it try a fixed part of it.
+``python -m tests.faults`` tries everything (``make torture``); the tests beside it try a fixed part of it.
 """

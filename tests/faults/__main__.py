@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import machine
-from faults.torture import SECTIONS, Result, jobs, publish, try_all
+from tests.faults.torture import SECTIONS, Result, jobs, publish, try_all
 
 DOCS = Path(__file__).parents[2] / "docs" / "reliability"
 

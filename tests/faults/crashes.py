@@ -9,11 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from faults import forks
-from faults.disk import Disk, get, put
-from faults.shim import Kind
-from faults.subjects import NEW
-from faults.trials import Bench, Tally, empty
+from tests.faults import forks
+from tests.faults.disk import Disk, get, put
+from tests.faults.shim import Kind
+from tests.faults.subjects import NEW
+from tests.faults.trials import Bench, Tally, empty
 
 BATCH = 40
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from faults.shim import Kind, Record
+from tests.faults.shim import Kind, Record
 
 SECTOR = 512
 

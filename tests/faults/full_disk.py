@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from faults.shim import Fault
-from faults.subjects import NEW
-from faults.trials import Bench, Tally, Trial
+from tests.faults.shim import Fault
+from tests.faults.subjects import NEW
+from tests.faults.trials import Bench, Tally, Trial
 
 MEBIBYTE = 2**20
 

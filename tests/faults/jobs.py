@@ -13,18 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from surroundings import in_memory
-
-from faults import forks
-from faults.crashes import lost_writes
-from faults.full_disk import full_disk
-from faults.managed import managed, managed_s3
-from faults.mutants import MUTANTS, SURROUNDINGS
-from faults.rows import failing, interrupted, interrupted_load, killed
-from faults.s3 import faulty_s3, killed_s3
-from faults.shim import Shim
-from faults.subjects import CHAINS, LAYOUTS, OLD, Subject
-from faults.trials import Bench, Tally
+from tests.faults import forks
+from tests.faults.crashes import lost_writes
+from tests.faults.full_disk import full_disk
+from tests.faults.managed import managed, managed_s3
+from tests.faults.mutants import MUTANTS, SURROUNDINGS
+from tests.faults.rows import failing, interrupted, interrupted_load, killed
+from tests.faults.s3 import faulty_s3, killed_s3
+from tests.faults.shim import Shim
+from tests.faults.subjects import CHAINS, LAYOUTS, OLD, Subject
+from tests.faults.trials import Bench, Tally
+from tests.surroundings import in_memory
 
 ROWS: dict[str, Callable[..., Tally]] = {
     row.__name__: row for row in (killed, failing, interrupted, interrupted_load, lost_writes, full_disk)

@@ -24,17 +24,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from dcp.rank_scenarios import model_and_optimizer
-from dcp.s3_server import serving, storage, weed
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import streamxf
-from faults import forks
-from faults.full_disk import NotPermitted
-from faults.trials import Tally
 from streamxf.manager.holds import held
 from streamxf.manager.notes import SAVING, SUPPLEMENT
 from streamxf.storage.opening import open_storage
+from tests.dcp.rank_scenarios import model_and_optimizer
+from tests.dcp.s3_server import serving, storage, weed
+from tests.faults import forks
+from tests.faults.full_disk import NotPermitted
+from tests.faults.trials import Tally
 
 RANKS = 2
 STEPS = 100

@@ -6,9 +6,9 @@ import errno
 from collections.abc import Iterator
 from functools import partial
 
-from faults import forks
-from faults.shim import ALL, TAKES_SPACE, Action, Fault, Kind, When
-from faults.trials import Bench, Tally, sample
+from tests.faults import forks
+from tests.faults.shim import ALL, TAKES_SPACE, Action, Fault, Kind, When
+from tests.faults.trials import Bench, Tally, sample
 
 KILLS = (Action.KILL_BEFORE, Action.KILL_MIDWAY, Action.KILL_AFTER)
 

@@ -11,18 +11,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from faults.shim import build
+from tests.faults.shim import build
 
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class Runner:
     """Use it in a ``with`` block. It has a mount namespace of its own where the system lets it have one."""
 
     def __init__(self) -> None:
-        path = os.pathsep.join([str(TESTS), str(TESTS.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        command = ["env", f"LD_PRELOAD={build()}", sys.executable, "-m", "faults.runner"]
+        command = ["env", f"LD_PRELOAD={build()}", sys.executable, "-m", "tests.faults.runner"]
         if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0:
             command = ["unshare", "-m", *command]
         self._process = subprocess.Popen(
@@ -64,9 +64,9 @@ def main() -> None:
 
     import torch
 
-    from faults.full_disk import NotPermitted
-    from faults.jobs import Job, import_what_is_used
-    from faults.shim import Shim
+    from tests.faults.full_disk import NotPermitted
+    from tests.faults.jobs import Job, import_what_is_used
+    from tests.faults.shim import Shim
 
     # What answers is the first stdout; whatever else is printed goes elsewhere.
     answers = os.fdopen(os.dup(1), "w")

@@ -16,19 +16,19 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.s3_server import client_of, serving, storage, weed
-from objectstore.control import Proxy, proxied
-from objectstore.requests import KINDS, Fault, Request
 from torch.distributed.checkpoint import _fsspec_filesystem as torch_fsspec
 
 import streamxf
-from faults import forks
-from faults.full_disk import NotPermitted
-from faults.subjects import NEW, OLD, Subject, codecs, state_of
-from faults.trials import Tally
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.storage.opening import open_storage
+from tests.dcp.s3_server import client_of, serving, storage, weed
+from tests.faults import forks
+from tests.faults.full_disk import NotPermitted
+from tests.faults.subjects import NEW, OLD, Subject, codecs, state_of
+from tests.faults.trials import Tally
+from tests.objectstore.control import Proxy, proxied
+from tests.objectstore.requests import KINDS, Fault, Request
 
 PUBLISHES = ("PutObject", "CopyObject", "CompleteMultipartUpload")
 FOR_GOOD = 10**6

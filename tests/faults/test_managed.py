@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from faults.conftest import Try
+from tests.faults.conftest import Try
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from faults.runner import Runner
+from tests.faults.runner import Runner
 
 CHAINS = ("none", "zstd", "checksum", "encrypt", "full")
 THREADS = ("1 thread", "2 threads", "4 threads")

@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from forge import split_metadata
-
-from faults import forks
-from faults.forks import Outcome
-from faults.shim import ALL, Fault, Kind, Shim
-from faults.subjects import NEW, NEXT, OLD, Subject, whole_state
+from tests.faults import forks
+from tests.faults.forks import Outcome
+from tests.faults.shim import ALL, Fault, Kind, Shim
+from tests.faults.subjects import NEW, NEXT, OLD, Subject, whole_state
+from tests.forge import split_metadata
 
 T = TypeVar("T")
 Mutant = Callable[[], AbstractContextManager[None]]

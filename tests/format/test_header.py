@@ -6,7 +6,6 @@ import hashlib
 from typing import Any
 
 import pytest
-from forge import BOUND, HASHED, KEYED, PUBLISHED, Parts, identity_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from streamxf.errors import ContainerError
 from streamxf.format.header import Header, Identity, Kind, header_size
 from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, elements_size, is_dtype_name
 from streamxf.format.limits import MAX_HEADER, MAX_NUMBER
+from tests.forge import BOUND, HASHED, KEYED, PUBLISHED, Parts, identity_of
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
 writers = st.binary(min_size=16, max_size=16)

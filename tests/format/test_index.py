@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from forge import frame_of, pack_index
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from reference_codecs import Refused, unzstd
-from reference_decoder import parse_index, parse_json
 
 from streamxf import budget
 from streamxf.errors import MetadataError
 from streamxf.format.index import File, Index, Writer
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.run import RunFacts
+from tests.forge import frame_of, pack_index
+from tests.reference_codecs import Refused, unzstd
+from tests.reference_decoder import parse_index, parse_json
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)

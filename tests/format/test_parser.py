@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
-from forge import BOUND, HASHED, PUBLISHED, Parts, Places, identity_of
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import BLOCK, data_of
 
 from streamxf.errors import BlockError, ContainerError, StreamxfError
 from streamxf.format.container import NEED_DATA, Block, ContainerParser, End, check_stored
 from streamxf.format.header import Header
+from tests.forge import BOUND, HASHED, PUBLISHED, Parts, Places, identity_of
+from tests.samples import BLOCK, data_of
 
 
 def parts_of(data: bytes, *, hashed: bool = False) -> Parts:

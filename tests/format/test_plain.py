@@ -7,7 +7,6 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from forge import prefix_of, seal_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from streamxf.format.plain import (
     prefix_size,
     seal_size,
 )
+from tests.forge import prefix_of, seal_of
 
 texts = st.text(st.characters(max_codepoint=127), max_size=300)
 

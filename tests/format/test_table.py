@@ -7,14 +7,14 @@ import struct
 from itertools import accumulate
 
 import pytest
-from forge import crc_of
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import BLOCK
 
 from streamxf.errors import ContainerError
 from streamxf.format.container import Footer, Table, entry_size, pack_tail, stage_limit
 from streamxf.format.header import Header
+from tests.forge import crc_of
+from tests.samples import BLOCK
 
 PLAIN, HASHED = (Header(16, (), bytes(16), hashed=hashed) for hashed in (False, True))
 START = PLAIN.size

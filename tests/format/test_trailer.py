@@ -6,13 +6,13 @@ import hashlib
 import struct
 
 import pytest
-from forge import METADATA_MAGIC, MetadataParts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import MetadataError
 from streamxf.format.index import Sections, Trailer, pack, pack_keys
 from streamxf.format.limits import MAX_INDEX, MAX_KEY_LINE, MAX_KEYS, TRAILER_BYTES
+from tests.forge import METADATA_MAGIC, MetadataParts
 
 
 def read(data: bytes) -> Sections | None:

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, save
-from dcp.shards import rows, save_shards
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -23,6 +21,8 @@ from streamxf.formats import opening
 from streamxf.formats.contents import Contents
 from streamxf.formats.opening import Source
 from streamxf.storage.opening import open_storage
+from tests.dcp.helpers import KEY, save
+from tests.dcp.shards import rows, save_shards
 
 FLOATS = "float16 bfloat16 float32 float64 complex64"
 FP8 = "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, Xor, assert_same, save, small_state
-from dcp.shards import Shard, rows, save_shards
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, PrivateKey, SigningKey, ZStandard
@@ -19,6 +17,8 @@ from streamxf.errors import MetadataError, PolicyError, UnsupportedError
 from streamxf.format.items import ObjectItem
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import contents_of
+from tests.dcp.helpers import KEY, Xor, assert_same, save, small_state
+from tests.dcp.shards import Shard, rows, save_shards
 
 from .samples import contents_at, in_pieces, noise, open_at, read_boxes, tensor_item, whole
 

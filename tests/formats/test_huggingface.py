@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import assert_same
 from safetensors.torch import save_file
 
 from streamxf.errors import ContainerError, MetadataError, StreamxfError, UnsupportedError
 from streamxf.formats.contents import Format
 from streamxf.formats.huggingface import MAX_INDEX
+from tests.dcp.helpers import assert_same
 
 from .samples import contents_at, open_at, whole
 

@@ -13,7 +13,6 @@ import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, OTHER_KEY, assert_same
 
 import streamxf
 from streamxf.errors import (
@@ -27,6 +26,7 @@ from streamxf.errors import (
 )
 from streamxf.formats.contents import Format
 from streamxf.storage.opening import open_storage
+from tests.dcp.helpers import KEY, OTHER_KEY, assert_same
 
 from .samples import WRITERS, contents_at, keys_of, noise, open_at, whole, written
 

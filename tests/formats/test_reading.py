@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import assert_same, raw_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamxf.checkpoint.reading import Box, boxes_of
 from streamxf.errors import ParameterError
 from streamxf.formats.opening import contents_of
+from tests.dcp.helpers import assert_same, raw_bytes
 
 from .samples import (
     WRITERS,

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -17,6 +16,7 @@ from safetensors.torch import save_file
 
 from streamxf.errors import ContainerError, StreamxfError, UnsupportedError
 from streamxf.formats.safetensors import MAX_HEADER
+from tests.dcp.helpers import assert_same
 
 from .samples import DTYPES, contents_at, contiguous, noise, open_at, states, whole
 

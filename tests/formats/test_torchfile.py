@@ -15,9 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from archives import redirected
-from archives import saved as saved_bytes
-from dcp.helpers import assert_same
 from safetensors.torch import load_file
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
@@ -29,6 +26,9 @@ from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import contents_of
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
+from tests.archives import redirected
+from tests.archives import saved as saved_bytes
+from tests.dcp.helpers import assert_same
 
 from .samples import contents_at, in_pieces, open_at, read_boxes, tensor_item
 

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from dcp.helpers import stored_chain
-from dcp.test_install_environment import with_entry_points
 
 import streamxf
 from streamxf.keys import write_key
+from tests.dcp.helpers import stored_chain
+from tests.dcp.test_install_environment import with_entry_points
 
 from .damaged import assert_falls_back
 from .killed import EXAMPLES, ROOT, assert_managed, finished, two_ranks

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import KEY, OTHER_KEY, assert_same, stored_chain
 
 import streamxf
 from streamxf.checkpoint.notes import parse_note
 from streamxf.errors import ChainError, ContainerError, KeyMissingError, ParameterError, PolicyError
 from streamxf.integrations.lightning import ChainCheckpointIO
+from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, stored_chain
 
 from .damaged import assert_falls_back, flip, truncate
 from .killed import EXAMPLES, WAITING, assert_managed, finished, killed_at, two_ranks

@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from dcp.helpers import stored_chain
 
 import streamxf
+from tests.dcp.helpers import stored_chain
 
 from .damaged import assert_falls_back
 from .killed import EXAMPLES, assert_resumes, finished, two_ranks

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from dcp.helpers import rewrite_index, stored_chain
 
 import streamxf
 from streamxf.errors import ChainError, MetadataError, ParameterError, PolicyError, UnsupportedError
+from tests.dcp.helpers import rewrite_index, stored_chain
 
 from .damaged import assert_falls_back
 from .killed import EXAMPLES, assert_managed, assert_resumes, finished

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from dcp.s3_server import ACCESS, SECRET, serving, weed
+
+from tests.dcp.s3_server import ACCESS, SECRET, serving, weed
 
 from .killed import SECONDS, environment
 

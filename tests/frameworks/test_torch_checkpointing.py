@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import KEY, OTHER_KEY, assert_same
 
 import streamxf
 from streamxf.errors import BlockError, ChainError, ContainerError, KeyMissingError, PolicyError
+from tests.dcp.helpers import KEY, OTHER_KEY, assert_same
 
 from .damaged import assert_falls_back
 from .killed import EXAMPLES, assert_managed, two_ranks

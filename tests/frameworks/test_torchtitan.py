@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from dcp.helpers import stored_chain
 
 import streamxf
+from tests.dcp.helpers import stored_chain
 
 from .damaged import assert_falls_back
 from .killed import EXAMPLES, assert_managed, assert_resumes, finished, losses, two_ranks

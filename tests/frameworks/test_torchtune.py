@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from dcp.helpers import stored_chain
 
 import streamxf
+from tests.dcp.helpers import stored_chain
 
 from .damaged import assert_falls_back
 from .killed import EXAMPLES, assert_resumes, finished, losses, two_ranks

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import stored_chain
 
 import streamxf
 from streamxf.errors import ParameterError
+from tests.dcp.helpers import stored_chain
 
 from .damaged import assert_falls_back, flip, truncate
 from .killed import EXAMPLES, assert_managed, assert_resumes, two_ranks

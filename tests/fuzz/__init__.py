@@ -5,5 +5,5 @@ behaves in another way than docs/format.md and docs/security.md say; `seeds` giv
 `mutate` changes an input and then makes all CRCs, digests, lengths, seals and tags right again, since nothing would get
 past those otherwise. The corpus of each target lies in ``corpus/``; ``test_fuzz_corpus.py`` runs it without atheris.
 
-``python -m fuzz --help`` (with ``tests`` on the path, as the Makefile does) tells what can be chosen.
+``python -m tests.fuzz --help`` tells what can be chosen.
 """

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fuzz.target import NAMES, corpus_of, find, keep
+from tests.fuzz.target import NAMES, corpus_of, find, keep
 
 # MiB; a process that fuzzes has torch in it, two decoders, and what eight blocks of 16 MiB take on their way.
 RSS_MIB = 3072
@@ -67,7 +67,7 @@ def _atheris(name: str, arguments: list[str], *corpora: Path) -> subprocess.Comp
         f"-max_len={find(name).max_len}",
         "-print_final_stats=1",
     ]
-    command = [sys.executable, "-m", "fuzz.process", name, *limits, *arguments, *map(str, corpora)]
+    command = [sys.executable, "-m", "tests.fuzz.process", name, *limits, *arguments, *map(str, corpora)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

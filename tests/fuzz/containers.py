@@ -12,11 +12,6 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forge import HASHED, KEYED, Parts, prefix_of, seal_of, take_apart
-from samples import KEY
-from sealing import SIGNER, Vouching, plain_digest
-
-from fuzz.target import Havoc
 from streamxf.buffers import Scratch
 from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import Codec, StreamInfo
@@ -25,6 +20,10 @@ from streamxf.errors import StreamxfError
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey
 from streamxf.registry import CodecRegistry
+from tests.forge import HASHED, KEYED, Parts, prefix_of, seal_of, take_apart
+from tests.fuzz.target import Havoc
+from tests.samples import KEY
+from tests.sealing import SIGNER, Vouching, plain_digest
 
 CHAINS = (
     "",

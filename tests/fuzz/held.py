@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from samples import KEY
+from tests.samples import KEY
 
 _V1 = Path(__file__).parents[1] / "vectors" / "v1"
 _KEYS = ([], [{"kind": "aeskw", "secret": KEY.reveal().hex()}])

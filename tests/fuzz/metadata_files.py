@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import zstandard
-from forge import MetadataParts, frame_of, split_metadata
-from samples import KEY
-from sealing import SIGNER, Vouching, index_digest
 
-from fuzz.target import Havoc
 from streamxf.errors import StreamxfError
 from streamxf.keys import KeyRing
+from tests.forge import MetadataParts, frame_of, split_metadata
+from tests.fuzz.target import Havoc
+from tests.samples import KEY
+from tests.sealing import SIGNER, Vouching, index_digest
 
 MAX_JSON = 1 << 20
 """Bytes of an index that are worth changing."""

@@ -6,7 +6,7 @@ import pickle
 import pickletools
 import random
 
-from fuzz.target import Havoc
+from tests.fuzz.target import Havoc
 
 MAX_MEMO = 1 << 16
 """Python's unpickler takes memory for the largest number of its memo, whatever is stored; docs/security.md."""

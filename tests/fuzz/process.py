@@ -1,4 +1,4 @@
-"""One target under atheris, in a process of its own: ``python -m fuzz.process TARGET [libFuzzer's arguments]``."""
+"""One target under atheris, by itself: ``python -m tests.fuzz.process TARGET [libFuzzer's arguments]``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOM = 2 << 30
 def main(name: str, arguments: list[str]) -> None:
     with atheris.instrument_imports(include=["streamxf"]):
         import streamxf.errors  # noqa: F401
-        from fuzz.target import find
+        from tests.fuzz.target import find
 
         target = find(name)
         for seed in target.seeds():  # imports what is imported on first use, and fills caches
@@ -35,7 +35,7 @@ def main(name: str, arguments: list[str]) -> None:
         return target.mutate(bytes(data), random.Random(seed), havoc)[:max_size]
 
     # libFuzzer merges corpora in processes of its own, which it starts by handing the first argument to a shell
-    command = f"{shlex.quote(sys.executable)} -m fuzz.process {name}"
+    command = f"{shlex.quote(sys.executable)} -m tests.fuzz.process {name}"
     atheris.Setup([command, *arguments], target.run, custom_mutator=mutate)
     atheris.Fuzz()
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import zstandard
-from reference_codecs import TRANSFORMS, Refused
-from reference_keys import Reader, aes_key
-from samples import KEY
 
-from fuzz.oracle import Finding, agree
 from streamxf.errors import StreamxfError
+from tests.fuzz.oracle import Finding, agree
+from tests.reference_codecs import TRANSFORMS, Refused
+from tests.reference_keys import Reader, aes_key
+from tests.samples import KEY
 
 T = TypeVar("T")
 

@@ -61,7 +61,7 @@ NAMES = (
 
 def find(name: str) -> Target:
     """The target of that name."""
-    found = import_module(f"fuzz.target_{name}").TARGET
+    found = import_module(f"tests.fuzz.target_{name}").TARGET
     assert isinstance(found, Target)
     return found
 

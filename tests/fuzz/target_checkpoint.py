@@ -20,20 +20,20 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from forge import MetadataParts, prefix_of, split_metadata, take_container_apart
-from reference_codecs import Refused
-from reference_decoder import Tensor, load
-from samples import KEY
-from surroundings import in_memory
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from fuzz import containers, held, metadata_files, second
-from fuzz.oracle import Finding, agree, attempt
-from fuzz.target import Havoc, Target
 from streamxf.errors import StreamxfError
 from streamxf.format.items import ObjectItem
 from streamxf.stream.reader import read_all
+from tests.forge import MetadataParts, prefix_of, split_metadata, take_container_apart
+from tests.fuzz import containers, held, metadata_files, second
+from tests.fuzz.oracle import Finding, agree, attempt
+from tests.fuzz.target import Havoc, Target
+from tests.reference_codecs import Refused
+from tests.reference_decoder import Tensor, load
+from tests.samples import KEY
+from tests.surroundings import in_memory
 
 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from forge import Parts
-from reference_codecs import Refused
-from reference_decoder import read_container
-from samples import BLOCK, data_of, floats
-
-from fuzz.oracle import Finding, agree, attempt
-from fuzz.target import Havoc, Target
 from streamxf import LZ4, Checksum, FloatZip, ZStandard
 from streamxf.buffers import Scratch
 from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import StreamInfo
+from tests.forge import Parts
+from tests.fuzz.oracle import Finding, agree, attempt
+from tests.fuzz.target import Havoc, Target
+from tests.reference_codecs import Refused
+from tests.reference_decoder import read_container
+from tests.samples import BLOCK, data_of, floats
 
 CHAINS = tuple(
     Chain(codecs)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from samples import KEY
-
 import streamxf
-from fuzz.oracle import agree, attempt
-from fuzz.target import Havoc, Target
 from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.chain import Chain
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.keys import KeyRing
 from streamxf.registry import CodecRegistry
+from tests.fuzz.oracle import agree, attempt
+from tests.fuzz.target import Havoc, Target
+from tests.samples import KEY
 
 REGISTRY = CodecRegistry()
 _TOKENS = (

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, forge
-from samples import data_of, floats
-
-from fuzz.target import Havoc, Target
-from fuzz.target_codecs import decode
 from streamxf import FloatZip
 from streamxf.chain import Chain
+from tests.floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, forge
+from tests.fuzz.target import Havoc, Target
+from tests.fuzz.target_codecs import decode
+from tests.samples import data_of, floats
 
 _CHAIN = Chain([FloatZip()])
 _HEAD = 5  # layout and raw_size; then 5 bytes for each plane

@@ -6,13 +6,6 @@ import io
 import random
 from collections.abc import Iterable
 
-from forge import BOUND, HASHED, PUBLISHED, identity_of, prefix_of, take_apart
-from reference_decoder import read_container
-from samples import BLOCK, data_of, encode
-
-from fuzz import containers, second
-from fuzz.oracle import agree, attempt
-from fuzz.target import Havoc, Target
 from streamxf import ZStandard
 from streamxf.chain import Chain, StreamCoder
 from streamxf.format.container import NEED_DATA, Block, ContainerParser, End
@@ -21,6 +14,12 @@ from streamxf.format.items import elements_size
 from streamxf.format.limits import HEADER_FIXED_BYTES
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader, read_header, stream_info
+from tests.forge import BOUND, HASHED, PUBLISHED, identity_of, prefix_of, take_apart
+from tests.fuzz import containers, second
+from tests.fuzz.oracle import agree, attempt
+from tests.fuzz.target import Havoc, Target
+from tests.reference_decoder import read_container
+from tests.samples import BLOCK, data_of, encode
 
 _NO_KEY = prefix_of()
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from samples import BLOCK, FULL, KEY, data_of, encode, floats
-from sealing import SIGNER
-
-from fuzz import containers
-from fuzz.target import Target
-from fuzz.target_plain import run
 from streamxf import LZ4, Checksum, Encrypt, FloatZip
 from streamxf.keys import SigningKey
+from tests.fuzz import containers
+from tests.fuzz.target import Target
+from tests.fuzz.target_plain import run
+from tests.samples import BLOCK, FULL, KEY, data_of, encode, floats
+from tests.sealing import SIGNER
 
 
 def seeds() -> Iterable[bytes]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from reference_decoder import OBJECT, Index, read_index
-from samples import KEY
-
-from fuzz import held, metadata_files, second
-from fuzz.oracle import attempt
-from fuzz.target import Target
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata, metadata_in
 from streamxf.errors import MetadataError
 from streamxf.format.header import Kind
 from streamxf.format.index import Trailer
 from streamxf.format.items import ObjectItem
+from tests.fuzz import held, metadata_files, second
+from tests.fuzz.oracle import attempt
+from tests.fuzz.target import Target
+from tests.reference_decoder import OBJECT, Index, read_index
+from tests.samples import KEY
 
 _RANKS = {None: ".metadata", 0: "__0.metadata"}
 _READERS = ((Access.of(KEY), second.HOLDER), (Access(), second.ANYONE))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from reference_decoder import read_note
-from samples import KEY
-from sealing import note_digest
-
-from fuzz import held, metadata_files, second
-from fuzz.oracle import attempt
-from fuzz.target import Target
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import Note, parse_note
+from tests.fuzz import held, metadata_files, second
+from tests.fuzz.oracle import attempt
+from tests.fuzz.target import Target
+from tests.reference_decoder import read_note
+from tests.samples import KEY
+from tests.sealing import note_digest
 
 _HELD = Access.of(KEY)
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 
-from reference_decoder import read_plain
-from samples import BLOCK, KEY, OneWay, data_of, encode, floats
-
 import streamxf
-from fuzz import containers, second
-from fuzz.oracle import Finding, agree, attempt
-from fuzz.target import Target
 from streamxf import LZ4, Checksum, FloatZip, ZStandard
 from streamxf.errors import PolicyError
 from streamxf.format.plain import PREFIX_START_BYTES
+from tests.fuzz import containers, second
+from tests.fuzz.oracle import Finding, agree, attempt
+from tests.fuzz.target import Target
+from tests.reference_decoder import read_plain
+from tests.samples import BLOCK, KEY, OneWay, data_of, encode, floats
 
 _FLAGS_AT = 10
 

@@ -5,15 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from forge import prefix_of, seal_of
-from reference_keys import parse_vouchers, parse_wrapped
-from samples import KEY
-from sealing import DEK, OTHER_KEY, SIGNER, Vouching, aes_wrap, entry, key_id, wrapped
-from sealing import KEY as SECRET
-
-from fuzz import second
-from fuzz.oracle import agree, attempt
-from fuzz.target import Havoc, Target
 from streamxf.format.plain import (
     PREFIX_START_BYTES,
     SEAL_END_BYTES,
@@ -25,6 +16,14 @@ from streamxf.format.plain import (
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
+from tests.forge import prefix_of, seal_of
+from tests.fuzz import second
+from tests.fuzz.oracle import agree, attempt
+from tests.fuzz.target import Havoc, Target
+from tests.reference_keys import parse_vouchers, parse_wrapped
+from tests.samples import KEY
+from tests.sealing import DEK, OTHER_KEY, SIGNER, Vouching, aes_wrap, entry, key_id, wrapped
+from tests.sealing import KEY as SECRET
 
 _PREFIX_START = prefix_of()[:8]
 _RING = KeyRing.of(KEY)

@@ -6,14 +6,13 @@ Inputs are those of the target ``checkpoint``.
 
 from __future__ import annotations
 
-from samples import KEY
-
 import streamxf
-from fuzz import target_checkpoint
-from fuzz.oracle import agree, attempt
-from fuzz.target import Target
-from fuzz.target_checkpoint import streams_of, unpacked
 from streamxf.tools.salvage import Salvaged
+from tests.fuzz import target_checkpoint
+from tests.fuzz.oracle import agree, attempt
+from tests.fuzz.target import Target
+from tests.fuzz.target_checkpoint import streams_of, unpacked
+from tests.samples import KEY
 
 
 def run(data: bytes) -> None:

@@ -9,12 +9,12 @@ import torch
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from fuzz.oracle import agree, attempt
-from fuzz.pickles import change_pickle
-from fuzz.target import Target
 from streamxf.errors import MetadataError
 from streamxf.format.items import ObjectItem, check_name, check_path, is_dtype_name
 from streamxf.torchsave.stock import StockMetadata, read_stock
+from tests.fuzz.oracle import agree, attempt
+from tests.fuzz.pickles import change_pickle
+from tests.fuzz.target import Target
 
 _FILE = "__0_0_" + "0123456789abcdef" * 2 + ".distcp"
 

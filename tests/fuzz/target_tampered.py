@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from samples import BLOCK, KEY, data_of, encode
-
-from fuzz import containers
-from fuzz.oracle import agree
-from fuzz.target import Target
-from fuzz.target_plain import flags_of, read
 from streamxf import Checksum, Encrypt, ZStandard
+from tests.fuzz import containers
+from tests.fuzz.oracle import agree
+from tests.fuzz.target import Target
+from tests.fuzz.target_plain import flags_of, read
+from tests.samples import BLOCK, KEY, data_of, encode
 
 _WRITTEN = (b"", data_of(70), bytes(2 * BLOCK + 5))
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from samples import KEY
-
 import streamxf
-from fuzz import target_checkpoint
-from fuzz.oracle import attempt
-from fuzz.target import Target
-from fuzz.target_checkpoint import unpacked
+from tests.fuzz import target_checkpoint
+from tests.fuzz.oracle import attempt
+from tests.fuzz.target import Target
+from tests.fuzz.target_checkpoint import unpacked
+from tests.samples import KEY
 
 
 def run(data: bytes) -> None:

@@ -21,20 +21,20 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 import zstandard
-from archives import behind, join, old_form, redirected, saved, take_apart
-from surroundings import in_memory
 from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 import streamxf
-from fuzz.oracle import agree, attempt
-from fuzz.pickles import change_pickle
-from fuzz.target import Havoc, Target
-from fuzz.target_checkpoint import loaded_into
 from streamxf.checkpoint.reading import boxes_of
 from streamxf.format.items import ObjectItem
 from streamxf.formats.opening import open_source
 from streamxf.storage.opening import open_storage
+from tests.archives import behind, join, old_form, redirected, saved, take_apart
+from tests.fuzz.oracle import agree, attempt
+from tests.fuzz.pickles import change_pickle
+from tests.fuzz.target import Havoc, Target
+from tests.fuzz.target_checkpoint import loaded_into
+from tests.surroundings import in_memory
 
 TENSOR = torch.arange(6.0).reshape(2, 3)
 

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
-from archives import saved
 
-from fuzz.oracle import Finding, agree, modest
-from fuzz.pickles import change_pickle
-from fuzz.target import Target
-from fuzz.target_stock import example
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.unpickler import ACTIONS, Actions, Foreign, Name, Unpickler
+from tests.archives import saved
+from tests.fuzz.oracle import Finding, agree, modest
+from tests.fuzz.pickles import change_pickle
+from tests.fuzz.target import Target
+from tests.fuzz.target_stock import example
 
 SHARED = [1, "text"]
 PLAIN = {

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from fuzz import oracle
-from fuzz.oracle import Finding
-from fuzz.target import CORPUS, NAMES, corpus_of, find
 from streamxf import LZ4, ZStandard
 from streamxf.descriptor import Descriptor
 from streamxf.torchsave.unpickler import Unpickler
+from tests.fuzz import oracle
+from tests.fuzz.oracle import Finding
+from tests.fuzz.target import CORPUS, NAMES, corpus_of, find
 
 MOST_BYTES = 1 << 20
 

@@ -17,10 +17,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from hostile.made import GIB, LARGE
-from hostile.tools import Tool, tools_for
 from streamxf.cli.__main__ import main as streamxf_command
 from streamxf.errors import StreamxfError
+from tests.hostile.made import GIB, LARGE
+from tests.hostile.tools import Tool, tools_for
 
 ADDRESS_SPACE = 8 * GIB  # more than now: what runs away ends with an error, and not with the machine
 CPU_SECONDS = 240  # of one tool, where the slowest takes five: what runs away ends

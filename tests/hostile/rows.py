@@ -13,10 +13,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dcp.helpers import unwrapped
 from torch.distributed.checkpoint.api import CheckpointException
 
 from streamxf.errors import StreamxfError
+from tests.dcp.helpers import unwrapped
 
 T = TypeVar("T")
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, blank, data_files, full_chain, raw_bytes, save
-from forge import Places, prefix_of, take_apart
-from samples import FULL, OneWay, encode
 
 import streamxf
 from streamxf import Checksum, ZStandard
+from tests.dcp.helpers import KEY, blank, data_files, full_chain, raw_bytes, save
+from tests.forge import Places, prefix_of, take_apart
+from tests.samples import FULL, OneWay, encode
 
 BLOCK = 1 << 16
 TEXT = b"a small stream, a small stream"

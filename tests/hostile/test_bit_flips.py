@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dcp.helpers import error_of
-from forge import frame_of, split_metadata
-from reference_codecs import Refused
-from reference_decoder import read_plain
-from reference_keys import Reader, aes_key
-from samples import FULL, KEY
 
 from streamxf import Encrypt
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError, PolicyError
+from tests.dcp.helpers import error_of
+from tests.forge import frame_of, split_metadata
+from tests.reference_codecs import Refused
+from tests.reference_decoder import read_plain
+from tests.reference_keys import Reader, aes_key
+from tests.samples import FULL, KEY
 
 from .rows import Row
 from .targets import CHAINS, KINDS, TEXT, Checkpoint, Container, PlainFile, on

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from dcp.helpers import KEY
-from forge import Parts, take_container_apart
-from reference_codecs import Refused
-from reference_decoder import read_plain
-from reference_keys import Reader, aes_key
-from samples import data_of
 
 from streamxf import Encrypt, ZStandard
 from streamxf.errors import AuthenticationError
+from tests.dcp.helpers import KEY
+from tests.forge import Parts, take_container_apart
+from tests.reference_codecs import Refused
+from tests.reference_decoder import read_plain
+from tests.reference_keys import Reader, aes_key
+from tests.samples import data_of
 
 from .rows import Row
 from .targets import BLOCK, Checkpoint, Container, PlainFile

@@ -14,13 +14,13 @@ import lz4.block
 import pytest
 import torch
 import zstandard
-from dcp.helpers import full_chain, rewrite_pickle
-from forge import take_container_apart
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 from streamxf import LZ4, Checksum, FloatZip, ZStandard
 from streamxf.budget import FREE
 from streamxf.errors import AuthenticationError
+from tests.dcp.helpers import full_chain, rewrite_pickle
+from tests.forge import take_container_apart
 
 from .rows import Row
 from .targets import BLOCK, Checkpoint, Container, PlainFile

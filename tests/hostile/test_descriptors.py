@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import (
+
+import streamxf
+from streamxf import LZ4, Checksum, Encrypt, Key, ZStandard
+from streamxf.errors import AuthenticationError, IdentityError, MetadataError
+from streamxf.format.index import Sections, pack, pack_keys
+from streamxf.keys.envelope import DataKey, Envelope
+from streamxf.keys.vouchers import Vouchers
+from tests.dcp.helpers import (
     KEY,
     assert_same,
     data_key_of,
@@ -21,14 +28,7 @@ from dcp.helpers import (
     rewrite_pickle,
     save,
 )
-from forge import pack_index, prefix_of, split_metadata, take_container_apart
-
-import streamxf
-from streamxf import LZ4, Checksum, Encrypt, Key, ZStandard
-from streamxf.errors import AuthenticationError, IdentityError, MetadataError
-from streamxf.format.index import Sections, pack, pack_keys
-from streamxf.keys.envelope import DataKey, Envelope
-from streamxf.keys.vouchers import Vouchers
+from tests.forge import pack_index, prefix_of, split_metadata, take_container_apart
 
 from .rows import Row
 from .targets import Checkpoint, Container, PlainFile, content

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, full_chain, load, load_with, save
-from forge import prefix_of, split_metadata, take_apart, take_container_apart
-from samples import encode
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
 from streamxf import Checksum, Encrypt, ZStandard
 from streamxf.errors import IdentityError, PolicyError, StreamxfError
+from tests.dcp.helpers import KEY, full_chain, load, load_with, save
+from tests.forge import prefix_of, split_metadata, take_apart, take_container_apart
+from tests.samples import encode
 
 from .rows import Row
 from .targets import Checkpoint, PlainFile, content, small_state

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dcp.helpers import KEY, full_chain
-from forge import prefix_of, split_metadata
-from reference_codecs import Refused
-from reference_decoder import read_plain
-from reference_keys import Reader, aes_key
 
 from streamxf import Encrypt
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.errors import AuthenticationError, ContainerError, MetadataError
+from tests.dcp.helpers import KEY, full_chain
+from tests.forge import prefix_of, split_metadata
+from tests.reference_codecs import Refused
+from tests.reference_decoder import read_plain
+from tests.reference_keys import Reader, aes_key
 
 from .rows import Row
 from .targets import TEXT, Checkpoint, Container, PlainFile

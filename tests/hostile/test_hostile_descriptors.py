@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dcp.helpers import full_chain, rewrite_index
-from forge import split_metadata, take_container_apart
 
 from streamxf import Checksum, ZStandard
+from tests.dcp.helpers import full_chain, rewrite_index
+from tests.forge import split_metadata, take_container_apart
 
 from .rows import Row
 from .targets import Checkpoint, PlainFile

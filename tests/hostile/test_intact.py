@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import KEY, full_chain
-from forge import split_metadata, take_container_apart
 
 from streamxf import Checksum, Encrypt, ZStandard
+from tests.dcp.helpers import KEY, full_chain
+from tests.forge import split_metadata, take_container_apart
 
 from .targets import Checkpoint, PlainFile
 

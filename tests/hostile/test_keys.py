@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import full_chain, load_with, save
-from forge import prefix_of, take_apart
-from samples import OneWay, encode
 
 import streamxf
 from streamxf import Key
 from streamxf.errors import DescriptorError, KeyMissingError, WrongKeyError
 from streamxf.keys import KeyRing
+from tests.dcp.helpers import full_chain, load_with, save
+from tests.forge import prefix_of, take_apart
+from tests.samples import OneWay, encode
 
 from .rows import Row
 from .targets import content, small_state

@@ -27,10 +27,10 @@ SAMPLE = {"an item of 2^60 expanded elements"}
 
 def outcomes(name: str) -> list[list[Any]]:
     """Of each tool its name, bytes that are stored, what went wrong, and bytes that it took and printed."""
-    tests = Path(__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "hostile.measured", name]
-    done = subprocess.run(command, cwd=tests, env=environment, capture_output=True, text=True, timeout=3600)
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.hostile.measured", name]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line)[1:] for line in done.stdout.splitlines()]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dcp.helpers import full_chain, rewrite_index
-from forge import Parts, seal_of, split_metadata, take_apart, take_container_apart, with_crc
-from samples import BLOCK, KEY, OneWay, data_of, encode
 
 import streamxf
 from streamxf.errors import ContainerError
+from tests.dcp.helpers import full_chain, rewrite_index
+from tests.forge import Parts, seal_of, split_metadata, take_apart, take_container_apart, with_crc
+from tests.samples import BLOCK, KEY, OneWay, data_of, encode
 
 from .rows import Row, six
 from .targets import Checkpoint, Container, PlainFile

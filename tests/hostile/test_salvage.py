@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from forge import frame_of, identity_of, split_metadata, take_container_apart
 
 import streamxf
+from tests.forge import frame_of, identity_of, split_metadata, take_container_apart
 
 from .rows import Row, six
 from .targets import Checkpoint, content

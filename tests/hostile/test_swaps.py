@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import (
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+
+import streamxf
+from streamxf import Checksum, Encrypt, Key, ZStandard
+from streamxf.errors import AuthenticationError, ContainerError, IdentityError, MetadataError
+from tests.dcp.helpers import (
     KEY,
     OTHER_KEY,
     assert_same,
@@ -23,13 +29,7 @@ from dcp.helpers import (
     rewrite_index,
     save,
 )
-from forge import take_container_apart
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
-
-import streamxf
-from streamxf import Checksum, Encrypt, Key, ZStandard
-from streamxf.errors import AuthenticationError, ContainerError, IdentityError, MetadataError
+from tests.forge import take_container_apart
 
 from .rows import Row
 from .targets import Checkpoint

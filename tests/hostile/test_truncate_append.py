@@ -8,11 +8,11 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from dcp.helpers import error_of
-from forge import Parts, split_metadata, take_container_apart
-from samples import FULL
 
 from streamxf.errors import AuthenticationError, ContainerError, MetadataError, PolicyError
+from tests.dcp.helpers import error_of
+from tests.forge import Parts, split_metadata, take_container_apart
+from tests.samples import FULL
 
 from .rows import Row
 from .targets import BLOCK, CHAINS, TEXT, Checkpoint, Container, PlainFile, on

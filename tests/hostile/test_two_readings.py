@@ -20,15 +20,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from archives import behind, old_form, one_over_another, redirected, saved
-from cli.command import runner
-from dcp.helpers import error_of
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.device_mesh import DeviceMesh
 
 import streamxf
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import ContainerError, PolicyError, StreamxfError
+from tests.archives import behind, old_form, one_over_another, redirected, saved
+from tests.cli.command import runner
+from tests.dcp.helpers import error_of
 
 from .planted import OF_TORCH, WRITERS, keys_of, with_object, with_tensor
 

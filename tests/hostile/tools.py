@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import unwrapped
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.cli.__main__ import main
+from tests.dcp.helpers import unwrapped
 
 Tool = Callable[[Path, Path], Any]
 """From what is looked at, and a folder that may be written to, which is empty."""

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from endpoints import CREDENTIALS, Kms, write_certificate
+
+from tests.keys.endpoints import CREDENTIALS, Kms, write_certificate
 
 # ends with its input, and so with the process of these tests, however that ends
 SERVER = """

@@ -7,12 +7,12 @@ import warnings
 from typing import ClassVar
 
 import pytest
-from sealed import DEK, DIGEST, Fake, Sealed, fragment_of
 
 from streamxf.errors import AuthenticationError, KeyServiceError, PolicyError, WrongKeyError
 from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, SigningKey
 from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.ring import REST_SECONDS
+from tests.keys.sealed import DEK, DIGEST, Fake, Sealed, fragment_of
 
 KEY = Key(bytes(range(100, 132)))
 PAIR = PrivateKey(bytes(range(101, 133)), "hpke-x25519")

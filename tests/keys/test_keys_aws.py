@@ -11,14 +11,14 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from endpoints import CREDENTIALS, REGION, Answers, Kms, answering
-from sealed import DEK as SEALED_DEK
-from sealed import Sealed
 
 import streamxf
 from streamxf.errors import AuthenticationError, KeyServiceError, ParameterError, WrongKeyError
 from streamxf.keys import AwsKms, PrivateKey, aws, public_id
 from streamxf.keys.envelope import DataKey, Entry
+from tests.keys.endpoints import CREDENTIALS, REGION, Answers, Kms, answering
+from tests.keys.sealed import DEK as SEALED_DEK
+from tests.keys.sealed import Sealed
 
 DEK = DataKey(bytes(range(50, 82)))
 DIGEST = bytes(range(32))

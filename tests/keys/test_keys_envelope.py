@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from sealed import DEK, DIGEST, Fake, Sealed, fragment_of, mac
 
 from streamxf.errors import (
     DescriptorError,
@@ -18,6 +17,7 @@ from streamxf.errors import (
 from streamxf.keys import Key, KeyRing, PrivateKey, PublicKey, SigningKey, VerifyKey
 from streamxf.keys.derive import encode_b64url
 from streamxf.keys.envelope import MAX_ENTRY, MAX_TEXT, Entry, Envelope
+from tests.keys.sealed import DEK, DIGEST, Fake, Sealed, fragment_of, mac
 
 KEY = Key(bytes(range(107, 139)))
 PAIR = PrivateKey(bytes(range(112, 144)), "hpke-x25519")

@@ -7,14 +7,14 @@ import traceback
 from collections.abc import Callable
 
 import pytest
-from endpoints import CREDENTIALS, answering
-from sealed import fragment_of
 
 from streamxf import Encrypt, Key
 from streamxf.errors import DescriptorError, KeyServiceError, ParameterError, StreamxfError
 from streamxf.keys import AwsKms, KeyProvider, KeyRing, aws
 from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
+from tests.keys.endpoints import CREDENTIALS, answering
+from tests.keys.sealed import fragment_of
 
 DEK = DataKey(bytes(range(100, 132)))
 KEY = Key(bytes(range(32)))

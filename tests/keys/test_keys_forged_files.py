@@ -6,9 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-from endpoints import Kms
-from samples import BLOCK, OneWay, data_of, encode
-from sealed import Forger, Vault, mac
 
 import streamxf
 from streamxf import Encrypt, Key, PrivateKey, SigningKey
@@ -17,6 +14,9 @@ from streamxf.format.plain import pack_prefix, pack_seal, parse_prefix, parse_se
 from streamxf.keys import AwsKms, KeyProvider, KeyRing
 from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
+from tests.keys.endpoints import Kms
+from tests.keys.sealed import Forger, Vault, mac
+from tests.samples import BLOCK, OneWay, data_of, encode
 
 REAL = data_of(2 * BLOCK + 5)
 FORGED = data_of(2 * BLOCK + 5, seed=1)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 
-from page import ARN, ROOT, blocks, titled
+from tests.keys.page import ARN, ROOT, blocks, titled
 
 
 def test_the_provider_is_shown_with_all_its_methods():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from cryptography.exceptions import UnsupportedAlgorithm
-from frozen import HYBRID_WRAPPED, SIGNATURE, X25519_WRAPPED
 
 from streamxf.errors import AuthenticationError, ParameterError, UnsupportedError, WrongKeyError
 from streamxf.keys import Key, PrivateKey, PublicKey, SigningKey, VerifyKey, kem
 from streamxf.keys.derive import HYBRID, X25519, decode_b64url
+from tests.keys.frozen import HYBRID_WRAPPED, SIGNATURE, X25519_WRAPPED
 
 SECRET = bytes(range(32))
 DEK = bytes(range(100, 132))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from cryptography.exceptions import UnsupportedAlgorithm
-from frozen import PROTECTED_LINE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from streamxf.keys.derive import encode_b64url
 from streamxf.keys.file import read_line
 from streamxf.keys.passphrase import DEFAULT_COST, PassphraseCost, normalise, open_protected, protect_key
 from streamxf.keys.text import format_key
+from tests.keys.frozen import PROTECTED_LINE
 
 SECRET = bytes(range(90, 122))
 KEY = Key(SECRET)

@@ -9,12 +9,12 @@ import pickle
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
-from sealed import DEK, Sealed
 
 import streamxf
 from streamxf import Encrypt, Key, PrivateKey, SigningKey
 from streamxf.errors import AuthenticationError, ParameterError, PolicyError
 from streamxf.keys import KeyProvider, KeyRing
+from tests.keys.sealed import DEK, Sealed
 
 KEY = Key(bytes(range(32)))
 A, B = (PrivateKey(bytes(range(number, number + 32)), "hpke-x25519") for number in (1, 2))

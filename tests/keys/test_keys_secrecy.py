@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from endpoints import Kms, answering
-from samples import encode
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
@@ -30,6 +28,8 @@ from streamxf.keys import AwsKms, KeyRing, PrivateKey, SigningKey, aws, read_env
 from streamxf.keys.envelope import DataKey
 from streamxf.keys.passphrase import PassphraseCost, protect_key
 from streamxf.keys.text import format_key, parse_key
+from tests.keys.endpoints import Kms, answering
+from tests.samples import encode
 
 SECRET = bytes.fromhex("c3a1f0e2d4b59687788796a5b4c3d2e1f00f1e2d3c4b5a69788796a5b4c3d2e1")
 

@@ -8,8 +8,6 @@ import pickle
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
-from endpoints import Kms
-from samples import KEY
 
 import streamxf
 from streamxf import Encrypt, PrivateKey, SigningKey, ZStandard
@@ -17,6 +15,8 @@ from streamxf.chain import Chain
 from streamxf.descriptor import Descriptor
 from streamxf.errors import KeyMissingError
 from streamxf.keys import AwsKms, KeyRing
+from tests.keys.endpoints import Kms
+from tests.samples import KEY
 
 
 def in_child(pipe, key, codec, chain, lost, opened) -> None:

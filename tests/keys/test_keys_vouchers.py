@@ -9,8 +9,6 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from frozen import VOUCHERS
-from sealed import DEK, DIGEST, Fake, Sealed, Vault, fragment_of, mac
 
 from streamxf.errors import (
     AuthenticationError,
@@ -25,6 +23,8 @@ from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, SigningKey
 from streamxf.keys.derive import encode_b64url
 from streamxf.keys.envelope import MAX_ENTRY, MAX_TEXT, DataKey, Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
+from tests.keys.frozen import VOUCHERS
+from tests.keys.sealed import DEK, DIGEST, Fake, Sealed, Vault, fragment_of, mac
 
 KEY = Key(bytes(range(107, 139)))
 PAIR = PrivateKey(bytes(range(112, 144)), "hpke-x25519")

@@ -9,7 +9,6 @@ import pytest
 from cryptography.hazmat.primitives.keywrap import aes_key_wrap
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import KEY, encode
 
 import streamxf
 from streamxf import Encrypt, Key
@@ -26,6 +25,7 @@ from streamxf.keys import KeyRing
 from streamxf.keys.derive import decode_b64url, encode_b64url
 from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
+from tests.samples import KEY, encode
 
 DEK = DataKey(bytes(range(100, 132)))
 OTHER = Key(bytes(range(111, 143)))

@@ -14,9 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cli import preloaded
-from page import ARN, titled
-from sealed import Forger, mac
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
@@ -25,6 +22,9 @@ from streamxf.errors import AuthenticationError, KeyMissingError, PolicyError
 from streamxf.keys import AwsKms, KeyRing, write_key
 from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.vouchers import Vouchers
+from tests.cli import preloaded
+from tests.keys.page import ARN, titled
+from tests.keys.sealed import Forger, mac
 
 WEIGHT = torch.arange(1000.0)
 TEAM = PrivateKey(bytes(range(116, 148)))

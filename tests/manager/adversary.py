@@ -13,15 +13,15 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from manager.canned import checkpoint, data_of, keying
-from manager.model import Folder
-from manager.run_on_disk import EVERY_CHECK, NOON, NOTE, OTHER_ID, RunOnDisk
 from streamxf.checkpoint.notes import seal_note
 from streamxf.format.run import RunFacts
 from streamxf.manager.latest import latest_in
 from streamxf.manager.listing import folder_mark
 from streamxf.manager.rows import ANY
 from streamxf.storage.opening import open_storage
+from tests.manager.canned import checkpoint, data_of, keying
+from tests.manager.model import Folder
+from tests.manager.run_on_disk import EVERY_CHECK, NOON, NOTE, OTHER_ID, RunOnDisk
 
 STRANGE = ("step-1*", "step-[1-9]", "step-?9", "step-7 (copy)", "step-0003", "x-3", "step--3")
 NAMES = st.one_of(st.integers(1, 60).map(lambda step: f"step-{step}"), st.sampled_from(STRANGE))

@@ -13,12 +13,12 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from dcp.process_groups import join_group
 
 from streamxf.errors import ParameterError, WrongKeyError
 from streamxf.manager import agreement as agreement_module
 from streamxf.manager.agreement import Agreement, Flags
 from streamxf.manager.notices import Notices
+from tests.dcp.process_groups import join_group
 
 SHORT = timedelta(seconds=3)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import fsspec
 import pytest
-from dcp.s3_server import storage as s3_options
+
+from tests.dcp.s3_server import storage as s3_options
 
 
 @pytest.fixture(params=["memory", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])

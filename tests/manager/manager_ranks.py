@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from dcp.rank_scenarios import sharded_state
 from torch.distributed.checkpoint.api import CheckpointException
 
 from streamxf.checkpoint.notes import parse_note
@@ -22,6 +21,7 @@ from streamxf.manager.notes import COMMIT
 from streamxf.manager.retention import Retention
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
+from tests.dcp.rank_scenarios import sharded_state
 
 from .runs import complete, damage
 

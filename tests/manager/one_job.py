@@ -1,4 +1,4 @@
-"""A job that saves to a run, in a process of its own: ``python -m manager.one_job save|train RUN SAID keyed|plain``."""
+"""A job that saves to a run, by itself: ``python -m tests.manager.one_job save|train RUN SAID keyed|plain``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import streamxf
-from manager.runs import state_at
 from streamxf.manager.manager import CheckpointManager
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
+from tests.manager.runs import state_at
 
 
 def main(what: str, run: str, said: str, keyed: str) -> None:

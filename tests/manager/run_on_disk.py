@@ -11,10 +11,6 @@ from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from manager.canned import Files, checkpoint, data_of, keying
-from manager.model import DAY, Folder, Model
-from manager.places import Disk, Objects
-from manager.points import Killed, Points, kill
 from streamxf.errors import NoCheckpointError
 from streamxf.format.run import RunFacts
 from streamxf.manager.forget import ForgetReport, forget_in
@@ -23,6 +19,10 @@ from streamxf.manager.keeper import Keeper
 from streamxf.manager.listing import Run
 from streamxf.manager.retention import Retention
 from streamxf.storage.opening import open_storage
+from tests.manager.canned import Files, checkpoint, data_of, keying
+from tests.manager.model import DAY, Folder, Model
+from tests.manager.places import Disk, Objects
+from tests.manager.points import Killed, Points, kill
 
 NOON = 1_700_000_000
 EVERY_CHECK = {"none", "sample", "whole"}

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from dcp.process_groups import start_ranks
-from dcp.rank_scenarios import run_ranks
 
 from streamxf.manager.agreement import Agreement, Flags
+from tests.dcp.process_groups import start_ranks
+from tests.dcp.rank_scenarios import run_ranks
 
 from . import agreement_ranks
 
@@ -23,7 +23,7 @@ needs_gloo = pytest.mark.skipif(
 
 def agreed(count: int, folder: Path, *scenarios: str) -> dict[str, list[Any]]:
     """What each rank found, by scenario."""
-    reports = run_ranks(count, folder, *scenarios, module="manager.agreement_ranks")
+    reports = run_ranks(count, folder, *scenarios, module="tests.manager.agreement_ranks")
     return {name: [report[name] for report in reports] for name in scenarios}
 
 

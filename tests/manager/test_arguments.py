@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dcp.helpers import stored_chain
 
 import streamxf
 from streamxf import CheckpointManager, Retention, forget, hold
@@ -18,6 +17,7 @@ from streamxf.errors import KeyMissingError, NoCheckpointError, ParameterError
 from streamxf.manager.authority import Authority
 from streamxf.manager.sessions import Sessions
 from streamxf.storage.opening import open_storage
+from tests.dcp.helpers import stored_chain
 
 from .runs import blank, complete, is_at, saved_run, state_at
 

@@ -17,8 +17,6 @@ from typing import Any
 import fsspec
 import pytest
 import torch.distributed.checkpoint as dcp
-from dcp.s3_server import storage as s3_options
-from polling import wait_until
 
 import streamxf
 from streamxf.errors import AbortedError, KeyMissingError, NoCheckpointError, ParameterError
@@ -28,6 +26,8 @@ from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.notes import Commit
 from streamxf.manager.retention import Retention
+from tests.dcp.s3_server import storage as s3_options
+from tests.polling import wait_until
 
 from .runs import blank, complete, damage, is_at, resumed, saved_run, state_at
 
@@ -256,8 +256,8 @@ class Job:
         self._said = run.with_name(f"{run.name}-{secrets.token_hex(4)}")
         keyed = "keyed" if options else "plain"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "manager.one_job", what, str(run), str(self._said), keyed],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
+            [sys.executable, "-m", "tests.manager.one_job", what, str(run), str(self._said), keyed],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])},
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -21,16 +21,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from manager.adversary import STRANGE, Adversary
-from manager.canned import checkpoint, data_of
-from manager.model import DAY, Folder
-from manager.points import Killed
-from manager.run_on_disk import EVERY_CHECK, SETTLED, WRITERS
 from streamxf.errors import KeyMissingError, NoCheckpointError
 from streamxf.manager import holds
 from streamxf.manager.choice import choose
 from streamxf.manager.latest import latest_in
 from streamxf.manager.listing import list_checkpoints
+from tests.manager.adversary import STRANGE, Adversary
+from tests.manager.canned import checkpoint, data_of
+from tests.manager.model import DAY, Folder
+from tests.manager.points import Killed
+from tests.manager.run_on_disk import EVERY_CHECK, SETTLED, WRITERS
 
 STEPS = st.integers(1, 40)
 LOSSES = st.sampled_from([None, float("nan"), float("-inf"), 0.25, 0.5, 0.5, 1.0])

@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import pytest
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import stored_chain
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
@@ -28,6 +27,7 @@ from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Schedule
 from streamxf.manager.sessions import Sessions
 from streamxf.storage.opening import open_storage
+from tests.dcp.helpers import stored_chain
 
 from .runs import blank, complete, is_at, saved_run, state_at, unsaveable
 

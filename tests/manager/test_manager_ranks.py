@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from dcp.rank_scenarios import run_ranks
+
+from tests.dcp.rank_scenarios import run_ranks
 
 pytestmark = [
     pytest.mark.slow,

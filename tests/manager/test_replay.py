@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.test_retention import records
 from streamxf.manager.record import Record
 from streamxf.manager.retention import Retention, duration
+from tests.manager.test_retention import records
 
 
 def test_a_replay_goes_from_save_to_save():

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.model import Saved, believed, keep
 from streamxf.errors import ParameterError
 from streamxf.manager.record import Record, is_numbered
 from streamxf.manager.retention import Retention, settled
+from tests.manager.model import Saved, believed, keep
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)  # a Monday
 

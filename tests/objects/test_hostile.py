@@ -15,11 +15,11 @@ import crc32c
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cli import preloaded
-from dcp.helpers import assert_same, data_files, index_of, load, load_with, refused, rewrite_index, rewrite_pickle
 
 from streamxf.errors import ContainerError, MetadataError, PolicyError
 from streamxf.torchsave.objects import Objects
+from tests.cli import preloaded
+from tests.dcp.helpers import assert_same, data_files, index_of, load, load_with, refused, rewrite_index, rewrite_pickle
 
 from .pickles import archive, call, number, saved, tensor, text
 from .test_policy import HINTS, READERS, WRITERS
@@ -200,8 +200,7 @@ def test_an_object_that_expands_too_much(checkpoint: Path, monkeypatch: pytest.M
 
 BOMBS = """
 import resource, sys, time
-sys.path.insert(0, "tests")
-from objects import pickles, test_hostile as t, test_limits
+from tests.objects import pickles, test_hostile as t, test_limits
 from streamxf.torchsave.objects import Objects
 from streamxf.errors import PolicyError
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

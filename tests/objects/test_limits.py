@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from dcp.helpers import KEY, assert_same, load, refused, save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Shard
 
@@ -22,6 +21,7 @@ import streamxf
 from streamxf.errors import MetadataError, PolicyError
 from streamxf.torchsave.check import needs_of
 from streamxf.torchsave.objects import Objects
+from tests.dcp.helpers import KEY, assert_same, load, refused, save
 
 from .pickles import archive, call, number, saved, text
 from .test_policy import Tagged

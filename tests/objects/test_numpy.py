@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dcp.helpers import load, refused, save
 
 from streamxf.errors import PolicyError
 from streamxf.torchsave.check import Check, Maker, chosen
 from streamxf.torchsave.objects import Objects
 from streamxf.torchsave.plain import PLAIN
+from tests.dcp.helpers import load, refused, save
 
 from .pickles import archive, call, number, saved, text
 

@@ -24,13 +24,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, Xor, assert_same, data_files, load, load_with, refused, save
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
 import streamxf
 from streamxf import Checksum, Encrypt, ZStandard
 from streamxf.errors import ForeignError, MetadataError, ParameterError, PolicyError
 from streamxf.torchsave.objects import Objects
+from tests.dcp.helpers import KEY, Xor, assert_same, data_files, load, load_with, refused, save
 
 from .pickles import archive, saved
 

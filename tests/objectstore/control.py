@@ -71,9 +71,9 @@ def most_at_once(requests: list[Request]) -> int:
 def proxied(server: str) -> Iterator[Proxy]:
     """Run a proxy in front of the server at a URL, in a process of its own."""
     address = urlsplit(server)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     environment.pop("LD_PRELOAD", None)
-    command = [sys.executable, "-m", "objectstore.proxy", str(address.hostname), str(address.port)]
+    command = [sys.executable, "-m", "tests.objectstore.proxy", str(address.hostname), str(address.port)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     try:
         assert process.stdout is not None

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.fsspec_checks import assert_only_the_save_remains, fsspec_files, load_from, save_to
-from dcp.helpers import assert_same, error_of
-from polling import wait_until
 
 from streamxf.storage.remote import RemoteStorage
 from streamxf.storage.storage import Storage
+from tests.dcp.fsspec_checks import assert_only_the_save_remains, fsspec_files, load_from, save_to
+from tests.dcp.helpers import assert_same, error_of
+from tests.polling import wait_until
 
 SECONDS = 120.0  # far above what anything here takes
 

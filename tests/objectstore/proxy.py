@@ -1,4 +1,4 @@
-"""The proxy's process: ``python -m objectstore.proxy HOST PORT``, which are the server's.
+"""The proxy's process: ``python -m tests.objectstore.proxy HOST PORT``, which are the server's.
 
 It prints its own port, and ends when its stdin does. Requests go to the server as they came, so that their signatures
 hold, which cover the client's Host field: the server must take the field for its own name, whatever it says. One field

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dcp.fsspec_checks import assert_only_the_save_remains, check_round_trips, fsspec_files, load_from, save_to
-from dcp.helpers import assert_same
-from dcp.s3_server import free_ports
 
 from streamxf.storage.multipart import ReplacedMeanwhile
 from streamxf.storage.opening import open_storage
+from tests.dcp.fsspec_checks import assert_only_the_save_remains, check_round_trips, fsspec_files, load_from, save_to
+from tests.dcp.helpers import assert_same
+from tests.dcp.s3_server import free_ports
 
 from .emulators import SECONDS, Meeting, check_failing_save, emulated, just_before_the_put, large_state, state_of
 
@@ -105,8 +105,8 @@ def test_of_two_saves_at_once_the_last_one_stays_whole(
 
 CHILD = """
 import sys
-from dcp.fsspec_checks import load_from, save_to
-from objectstore.emulators import large_state
+from tests.dcp.fsspec_checks import load_from, save_to
+from tests.objectstore.emulators import large_state
 
 options = {"connection_string": sys.argv[1]}
 save_to("abfs://checkpoints/child", large_state(1), options)
@@ -116,7 +116,7 @@ load_from("abfs://checkpoints/child", large_state(0), options)
 
 def test_a_process_leaves_no_client_open(options: dict[str, Any]) -> None:
     """aiohttp complains of sessions and connections that nobody closed."""
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
     child = subprocess.run(
         [sys.executable, "-W", "default", "-c", CHILD, options["connection_string"]],
         env={**os.environ, "PYTHONPATH": path},

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dcp.fsspec_checks import assert_only_the_save_remains, check_round_trips, load_from, save_to
-from dcp.helpers import assert_same
-from dcp.s3_server import free_ports
+
+from tests.dcp.fsspec_checks import assert_only_the_save_remains, check_round_trips, load_from, save_to
+from tests.dcp.helpers import assert_same
+from tests.dcp.s3_server import free_ports
 
 from .emulators import Meeting, check_failing_save, emulated, large_state, state_of
 

@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from dcp.s3_server import client_of
+
+from tests.dcp.s3_server import client_of
 
 from .control import Proxy, most_at_once
 from .requests import Fault, Request
@@ -196,7 +197,7 @@ def test_which_requests_fail(proxy: Proxy, client: Any) -> None:
 def test_a_process_is_killed(proxy: Proxy, beside: Any, kind: str) -> None:
     key = f"proxy/{kind}"
     program = (
-        "import sys; from dcp.s3_server import client_of; input()\n"
+        "import sys; from tests.dcp.s3_server import client_of; input()\n"
         "client_of(sys.argv[1]).put_object(Bucket='checkpoints', Key=sys.argv[2], Body=bytes(10**6))"
     )
     command = [sys.executable, "-c", program, proxy.url, key]

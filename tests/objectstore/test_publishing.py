@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import s3fs
 import torch.distributed.checkpoint as dcp
-from dcp.fsspec_checks import load_from, save_to
-from dcp.helpers import KEY, OTHER_KEY, assert_same, error_of, refused
-from dcp.s3_server import storage
 
 import streamxf
 from streamxf.errors import AbortedError, MetadataError, NoCheckpointError
 from streamxf.storage.opening import open_storage
 from streamxf.storage.remote import RemoteStorage
 from streamxf.storage.storage import Storage
+from tests.dcp.fsspec_checks import load_from, save_to
+from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, error_of, refused
+from tests.dcp.s3_server import storage
 
 from .control import Proxy
 from .emulators import just_before_the_put, state_of

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.fsspec_checks import assert_only_the_save_remains, load_from
-from dcp.helpers import KEY, assert_same, error_of
-from dcp.s3_server import storage
 
 import streamxf
 from streamxf import Checksum, Encrypt
 from streamxf.errors import StreamxfError
+from tests.dcp.fsspec_checks import assert_only_the_save_remains, load_from
+from tests.dcp.helpers import KEY, assert_same, error_of
+from tests.dcp.s3_server import storage
 
 from .control import Proxy, most_at_once
 from .requests import Fault, Request

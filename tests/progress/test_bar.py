@@ -191,7 +191,7 @@ def test_the_bar_is_on_rank_0(rank: int | None) -> None:
 SAVE_AND_LOAD = """
 import io, sys, torch, streamxf
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import Xor
+from tests.dcp.helpers import Xor
 from torch.distributed.checkpoint._extension import ExtensionRegistry
 
 class Waiting(Xor):

@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, Xor, blank, data_files, error_of, full_chain, save
-from dcp.writers import save_as_ranks
-from tools.verify.remote import url_of
 from torch.distributed.checkpoint._extension import ZStandard
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
@@ -20,6 +17,9 @@ from torch.distributed.checkpoint.planner import LoadPlan
 import streamxf
 from streamxf import Checksum, FloatZip
 from streamxf.errors import BlockError, ContainerError
+from tests.dcp.helpers import KEY, Xor, blank, data_files, error_of, full_chain, save
+from tests.dcp.writers import save_as_ranks
+from tests.tools.verify.remote import url_of
 
 from .recorder import Recorder, make_state
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, Xor, error_of, full_chain
-from dcp.test_write_failures import FaultyFiles
 
 import streamxf
 from streamxf import Checksum, FloatZip, ZStandard
 from streamxf.errors import ParameterError, UnsupportedError
+from tests.dcp.helpers import KEY, Xor, error_of, full_chain
+from tests.dcp.test_write_failures import FaultyFiles
 
 from .recorder import Recorder, make_state, raw_size
 

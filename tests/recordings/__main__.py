@@ -1,4 +1,4 @@
-"""The command ``python -m recordings [PART...]``: writes what docs/ shows of the command line.
+"""The command ``python -m tests.recordings [PART...]``: writes what docs/ shows of the command line.
 
 The parts are the reference and the tables of JSON, which take a moment, the session, and the picture of a terminal; all
 of them by default.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 
-from recordings import fields
-from recordings.manual import manual
-from recordings.page import ROOT, replace
-from recordings.picture import svg
-from recordings.reference import reference
-from recordings.session import as_text, record
+from tests.recordings import fields
+from tests.recordings.manual import manual
+from tests.recordings.page import ROOT, replace
+from tests.recordings.picture import svg
+from tests.recordings.reference import reference
+from tests.recordings.session import as_text, record
 
 MANUAL = ROOT / "docs" / "streamxf.1"
 IMAGE = ROOT / "docs" / "images" / "terminal.svg"

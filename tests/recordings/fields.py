@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from recordings.page import ROOT
+from tests.recordings.page import ROOT
 
 SCHEMA = ROOT / "docs" / "json-schema.json"
 PAGE = ROOT / "docs" / "json.md"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from inspect import cleandoc
 from typing import Any
 
-from recordings.reference import names, text_of
 from streamxf.cli.app import COMMANDS, command_line, help_of
+from tests.recordings.reference import names, text_of
 
 
 def manual() -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from recordings.shell import COLUMNS, Typed
+from tests.recordings.shell import COLUMNS, Typed
 
 SHOWN = ("streamxf inspect step-1000 --top 3", "streamxf verify archive", "streamxf salvage archive rescued")
 

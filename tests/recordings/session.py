@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from recordings.shell import Shell, Typed
+from tests.recordings.shell import Shell, Typed
 
 LINES = (
     "streamxf tune model.safetensors --bandwidth 100MB/s --chain '' --chain zstd --chain floatzip",

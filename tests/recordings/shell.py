@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli import preloaded
+from tests.cli import preloaded
 
 COLUMNS = 80
 ROWS = 50

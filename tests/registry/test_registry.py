@@ -6,8 +6,6 @@ import io
 import sys
 
 import pytest
-from forge import take_apart
-from samples import encode
 
 import streamxf
 from streamxf import Checksum, CodecRegistry, ZStandard
@@ -17,6 +15,8 @@ from streamxf.descriptor import Descriptor
 from streamxf.errors import CodecNotAllowedError, DescriptorError, DuplicateCodecError, UnknownCodecError
 from streamxf.keys import KeyRing
 from streamxf.registry import BUILTINS, Provider, providers_in
+from tests.forge import take_apart
+from tests.samples import encode
 
 SOURCE = '''
 from dataclasses import dataclass, field

@@ -12,7 +12,6 @@ from uuid import uuid4
 import fsspec
 import pytest
 import torch
-from dcp.s3_server import storage as s3_options
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
@@ -31,6 +30,7 @@ from streamxf.storage.removal import (
     remove_trees,
 )
 from streamxf.storage.storage import LOCK, Storage
+from tests.dcp.s3_server import storage as s3_options
 
 FILES = [".metadata", "__0_0.distcp", "extra/rng.pt"]
 

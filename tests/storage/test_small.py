@@ -11,7 +11,6 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from dcp.s3_server import storage as s3_options
 from fsspec.implementations.local import LocalFileSystem
 
 from streamxf.errors import ParameterError
@@ -19,6 +18,7 @@ from streamxf.storage import small
 from streamxf.storage.opening import open_storage, storage_over
 from streamxf.storage.small import put_small, read_small, small_files, small_names
 from streamxf.storage.storage import LOCK, Storage
+from tests.dcp.s3_server import storage as s3_options
 
 
 class Linked(LocalFileSystem):  # type: ignore[misc]

@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.s3_server import storage as s3_options
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from storage.stores import HttpStorage, MemoryStorage, web_server
 from streamxf import Retention
 from streamxf.errors import ContainerError, ForeignError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.manager.latest import is_complete
@@ -26,6 +24,8 @@ from streamxf.storage.opening import open_storage
 from streamxf.storage.removal import files_of
 from streamxf.storage.storage import Storage, StorageEntry
 from streamxf.testing import FILES, ConformanceError, check_storage
+from tests.dcp.s3_server import storage as s3_options
+from tests.storage.stores import HttpStorage, MemoryStorage, web_server
 
 STATE = {"weight": torch.arange(100_000, dtype=torch.float32).reshape(100, 1000), "step": 7}
 

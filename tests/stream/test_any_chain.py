@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference_decoder import read_plain
-from reference_keys import Reader, aes_key
-from samples import (
+
+import streamxf
+from streamxf import LZ4, Checksum, Encrypt, ZStandard
+from tests.reference_decoder import read_plain
+from tests.reference_keys import Reader, aes_key
+from tests.samples import (
     BLOCK,
     EDGES,
     FULL,
@@ -29,9 +32,6 @@ from samples import (
     read_pipe,
     read_seekable,
 )
-
-import streamxf
-from streamxf import LZ4, Checksum, Encrypt, ZStandard
 
 
 def by_reference(file: bytes) -> bytes:

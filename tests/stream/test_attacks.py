@@ -7,16 +7,16 @@ cryptography that stops them, and not a slip in how they were made. tests/hostil
 from __future__ import annotations
 
 import pytest
-from forge import identity_of, prefix_of, take_apart
-from reference_codecs import Refused
-from reference_decoder import read_plain
-from reference_keys import Reader, aes_key
-from samples import BLOCK, KEY, READERS, data_of, encode
 
 import streamxf
 from streamxf import Checksum, Encrypt
 from streamxf.chain import StreamCoder
 from streamxf.errors import AuthenticationError, StreamxfError
+from tests.forge import identity_of, prefix_of, take_apart
+from tests.reference_codecs import Refused
+from tests.reference_decoder import read_plain
+from tests.reference_keys import Reader, aes_key
+from tests.samples import BLOCK, KEY, READERS, data_of, encode
 
 SIZE = 3 * BLOCK + 100
 DATA = data_of(SIZE)

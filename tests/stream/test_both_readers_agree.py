@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from forge import prefix_of, take_apart
-from samples import READERS, data_of, encode
 
 from streamxf import LZ4, Checksum, ZStandard
 from streamxf.errors import CodecError, ContainerError
+from tests.forge import prefix_of, take_apart
+from tests.samples import READERS, data_of, encode
 
 readers = pytest.mark.parametrize("read", READERS)
 

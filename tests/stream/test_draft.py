@@ -11,12 +11,12 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from samples import KEY, data_of, encode
 
 import streamxf
 from streamxf.chain import DEFAULT_CHAIN
 from streamxf.errors import ContainerError, ParameterError
 from streamxf.storage.files import Draft, replacing
+from tests.samples import KEY, data_of, encode
 
 
 def write(path: str | Path) -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 from crc32c import crc32c
-from forge import prefix_of
-from samples import data_of, encode
 
 import streamxf
 from streamxf.errors import ContainerError
@@ -19,6 +17,8 @@ from streamxf.format.header import Header
 from streamxf.storage.reading import READ_WHOLE, FileSlice
 from streamxf.stream import container
 from streamxf.stream.container import BlockReader, CheckSize, read_header
+from tests.forge import prefix_of
+from tests.samples import data_of, encode
 
 BLOCK = 2**16
 HEADER = Header(16, (), bytes(16))

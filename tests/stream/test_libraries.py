@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load, save
-from samples import BLOCK, FULL, KEY
 
 import streamxf
+from tests.samples import BLOCK, FULL, KEY
 
 CHAINS = pytest.mark.parametrize("chain", [(), "zstd+checksum", "lz4:level=9", FULL], ids=str)
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forge import prefix_of
-from samples import BLOCK, FULL, KEY, data_of, encode
 
 import streamxf
 from streamxf.buffers import Scratch
 from streamxf.errors import ContainerError
 from streamxf.storage.reading import READ_WHOLE, FileSlice, Timed, access_to
 from streamxf.stream.container import BlockReader, read_header
+from tests.forge import prefix_of
+from tests.samples import BLOCK, FULL, KEY, data_of, encode
 
 DATA = data_of(9 * BLOCK + 77)
 FILE = encode(DATA, FULL)

@@ -7,14 +7,14 @@ import mmap
 
 import fsspec
 import pytest
-from forge import take_apart
-from samples import BLOCK, FULL, KEY, OneWay, data_of, encode
 
 import streamxf
 from streamxf.errors import AbortedError, ContainerError, KeyMissingError, PolicyError, StreamxfError
 from streamxf.keys import KeyRing
 from streamxf.registry import CodecRegistry
 from streamxf.stream.plain import read_file
+from tests.forge import take_apart
+from tests.samples import BLOCK, FULL, KEY, OneWay, data_of, encode
 
 DATA = data_of(3 * BLOCK + 9)
 FILE = encode(DATA, FULL)

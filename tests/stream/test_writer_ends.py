@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from polling import wait_until
-from samples import BLOCK, FULL, KEY, READERS, data_of, encode
 
 import streamxf
 from streamxf import Codec, engine
@@ -23,6 +21,8 @@ from streamxf.chain import Chain
 from streamxf.errors import AbortedError, CodecError, ContainerError, ParameterError, StreamxfError
 from streamxf.stream.encoder import ContainerEncoder
 from streamxf.stream.writer import StreamWriter
+from tests.polling import wait_until
+from tests.samples import BLOCK, FULL, KEY, READERS, data_of, encode
 
 DATA = data_of(5 * BLOCK + 7)
 

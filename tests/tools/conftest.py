@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dcp.helpers import small_state
+
+from tests.dcp.helpers import small_state
 
 
 @pytest.fixture

@@ -11,8 +11,6 @@ import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, load, save, sections_of
-from dcp.test_publishing import LEFTOVERS, NOT_OURS, plant, state_of
 
 import streamxf
 from streamxf.errors import (
@@ -24,6 +22,8 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.storage.storage import LOCK
+from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, load, save, sections_of
+from tests.dcp.test_publishing import LEFTOVERS, NOT_OURS, plant, state_of
 
 CHAINS: dict[str, Callable[[], list[Any]]] = {"no chain": list, "full chain": full_chain}
 

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, Xor, load, refused, save
-from objects.pickles import saved
-from objects.test_policy import Colour, Hostile, Plain, Point
 
 import streamxf
 from streamxf import Encrypt, FloatZip
 from streamxf.errors import KeyMissingError, PolicyError
 from streamxf.torchsave.objects import Objects
+from tests.dcp.helpers import KEY, Xor, load, refused, save
+from tests.objects.pickles import saved
+from tests.objects.test_policy import Colour, Hostile, Plain, Point
 
 STATE = {
     "step": 3,

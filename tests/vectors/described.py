@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import zstandard
-from reference_codecs import TRANSFORMS
-from reference_decoder import Tensor, load, read_container, read_note, read_plain
-from reference_keys import Key as ReferenceKey
-from reference_keys import Reader, aes_key, hpke_key
 
 import streamxf
 from streamxf.checkpoint.access import Access
@@ -28,6 +24,10 @@ from streamxf.registry import CodecRegistry
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
+from tests.reference_codecs import TRANSFORMS
+from tests.reference_decoder import Tensor, load, read_container, read_note, read_plain
+from tests.reference_keys import Key as ReferenceKey
+from tests.reference_keys import Reader, aes_key, hpke_key
 
 V1 = Path(__file__).parent / "v1"
 SUBJECTS = ("plain", "container", "checkpoint", "note", "key")

@@ -8,8 +8,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
-from reference_codecs import Refused, check, matched, refusing, unbase64
-from reference_keys import B64, KEY_ID, aes_key, hpke_key, public_id
+
+from tests.reference_codecs import Refused, check, matched, refusing, unbase64
+from tests.reference_keys import B64, KEY_ID, aes_key, hpke_key, public_id
 
 
 def read_key_file(data: bytes, passphrase: str | None = None) -> tuple[str, str, bytes]:

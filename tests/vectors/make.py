@@ -1,6 +1,6 @@
 """Makes the files in v1. A file that is there is never made again: later versions must read these very bytes.
 
-``PYTHONPATH=tests python tests/vectors/make.py tests/vectors/v1`` makes what the folder lacks. In an empty one that
+``python -m tests.vectors.make tests/vectors/v1`` makes what the folder lacks. In an empty one that
 shows how such files come about. What streamxf wrote, and what HPKE wrapped, differs from run to run, because some of it
 is drawn at random; what the files hold does not.
 """
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from recipes import (
+from tests.vectors.recipes import (
     chains,
     checkpoints,
     codecs,
@@ -27,7 +27,7 @@ from recipes import (
     saved,
     written,
 )
-from recipes.vector import Vector
+from tests.vectors.recipes.vector import Vector
 
 MAX_INLINE = 4096  # bytes
 

@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from described import (
+
+from streamxf.errors import StreamxfError
+from tests.forge import Places
+from tests.reference_codecs import Refused
+from tests.vectors.described import (
     Entry,
     bytes_of,
     checkpoint_by_reference,
@@ -26,10 +30,6 @@ from described import (
     unpack,
     vectors,
 )
-from forge import Places
-from reference_codecs import Refused
-
-from streamxf.errors import StreamxfError
 
 SMALL = 4096  # bytes; all bits of larger files would take too long
 FEW, MANY = 2, 200  # flips of each file, where not all of its bits are tried

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import make
-from described import V1, vectors
+from tests.vectors import make
+from tests.vectors.described import V1, vectors
 
 
 def contents(root: Path) -> dict[str, bytes]:

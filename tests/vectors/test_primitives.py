@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, Suite
-from reference_keys import hkdf, hpke_key
 
 from streamxf.chain import stage_limit
 from streamxf.codec import BlockInfo, StreamInfo
@@ -25,6 +24,7 @@ from streamxf.errors import AuthenticationError, ParameterError, WrongKeyError
 from streamxf.keys import Key, PrivateKey, PublicKey, VerifyKey
 from streamxf.keys.derive import HYBRID, X25519, derive
 from streamxf.keys.kem import KEMS
+from tests.reference_keys import hkdf, hpke_key
 
 FOLDER = Path(__file__).parent
 BLOCK = 1 << 16

@@ -12,7 +12,21 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from described import (
+
+import streamxf
+from streamxf import errors
+from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.errors import StreamxfError
+from streamxf.format.items import TensorItem
+from streamxf.keys import Key, PrivateKey, PublicKey, SigningKey, VerifyKey
+from streamxf.keys.file import read_key
+from streamxf.storage.reading import FileSlice
+from streamxf.stream.container import read_header
+from tests.floatzip_forge import features
+from tests.forge import take_apart
+from tests.reference_codecs import Refused
+from tests.samples import OneWay
+from tests.vectors.described import (
     SUBJECTS,
     V1,
     Entry,
@@ -29,21 +43,7 @@ from described import (
     unpack,
     vectors,
 )
-from floatzip_forge import features
-from forge import take_apart
-from key_files import read_key_file
-from reference_codecs import Refused
-from samples import OneWay
-
-import streamxf
-from streamxf import errors
-from streamxf.checkpoint.checkpoint import Checkpoint
-from streamxf.errors import StreamxfError
-from streamxf.format.items import TensorItem
-from streamxf.keys import Key, PrivateKey, PublicKey, SigningKey, VerifyKey
-from streamxf.keys.file import read_key
-from streamxf.storage.reading import FileSlice
-from streamxf.stream.container import read_header
+from tests.vectors.key_files import read_key_file
 
 PAGES = Path(__file__).parents[2] / "docs" / "format"
 

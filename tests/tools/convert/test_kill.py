@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.shards import rows, save_shards
 from safetensors.torch import save_file
-from tools.convert.child import STEPS, kills
-from tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
 from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
@@ -20,6 +17,9 @@ from streamxf.storage.local import LocalStorage
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.transcode import transcode
 from streamxf.tools.convert.unpack import unpack
+from tests.dcp.shards import rows, save_shards
+from tests.tools.convert.child import STEPS, kills
+from tests.tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 

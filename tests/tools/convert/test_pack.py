@@ -14,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from tools.convert.states import CHAINS, NAMES, NESTED, TENSORS, assert_same, assert_whole, data_files, loaded, trained
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
@@ -27,6 +26,17 @@ from streamxf.keys import Key
 from streamxf.tools.convert.origin import ITEM
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
+from tests.tools.convert.states import (
+    CHAINS,
+    NAMES,
+    NESTED,
+    TENSORS,
+    assert_same,
+    assert_whole,
+    data_files,
+    loaded,
+    trained,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tools.convert.folders import LEFT_OUT, folder_of_all_kinds
 
 from streamxf import diff
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
+from tests.tools.convert.folders import LEFT_OUT, folder_of_all_kinds
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 

@@ -10,14 +10,9 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from dcp.s3_server import storage
-from dcp.shards import rows, save_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recordings.session import weights
 from safetensors.torch import load_file, save_file
-from tools.convert.folders import LEFT_OUT, contents, folder_of_all_kinds
-from tools.convert.states import CHAINS, assert_same, assert_whole, data_files, loaded, trained
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
@@ -30,6 +25,11 @@ from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.tree import FileTree
 from streamxf.tools.convert.unpack import unpack
+from tests.dcp.s3_server import storage
+from tests.dcp.shards import rows, save_shards
+from tests.recordings.session import weights
+from tests.tools.convert.folders import LEFT_OUT, contents, folder_of_all_kinds
+from tests.tools.convert.states import CHAINS, assert_same, assert_whole, data_files, loaded, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import save as dcp_save
 
@@ -18,6 +17,7 @@ import streamxf
 from streamxf.errors import AbortedError, ContainerError, MetadataError
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.transcode import transcode
+from tests.tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
 from torch.distributed.checkpoint import load as dcp_load
 from torch.distributed.checkpoint import save as dcp_save
 from torch.distributed.checkpoint.api import CheckpointException
@@ -25,6 +24,7 @@ from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.transcode import transcode
+from tests.tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 

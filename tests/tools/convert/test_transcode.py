@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.shards import rows, save_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tools.convert.states import CHAINS, NESTED, assert_same, assert_whole, data_files, loaded, trained
 from torch.distributed.checkpoint import FileSystemReader as StockReader
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import load as dcp_load
@@ -32,6 +30,8 @@ from streamxf.errors import (
 )
 from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey
 from streamxf.tools.convert.transcode import transcode
+from tests.dcp.shards import rows, save_shards
+from tests.tools.convert.states import CHAINS, NESTED, assert_same, assert_whole, data_files, loaded, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 

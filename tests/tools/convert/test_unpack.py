@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dcp.s3_server import storage
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -25,6 +24,7 @@ import streamxf
 from streamxf.errors import ContainerError, KeyMissingError, ParameterError, UnsupportedError
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
+from tests.dcp.s3_server import storage
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64]
 DTYPES += [torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]

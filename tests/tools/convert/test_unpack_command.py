@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli.command import Run, runner
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import save
 
 import streamxf
+from tests.cli.command import Run, runner
 
 
 @pytest.fixture

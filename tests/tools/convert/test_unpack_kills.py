@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tools.convert.child import STEPS, Child, kills
 from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
@@ -18,6 +17,7 @@ from streamxf.errors import AbortedError, ContainerError, NoSpaceError
 from streamxf.storage.local import LocalStorage
 from streamxf.tools.convert import writing
 from streamxf.tools.convert.unpack import unpack
+from tests.tools.convert.child import STEPS, Child, kills
 
 TOUCHES = [(LocalStorage, "create"), (writing, "write_all"), (writing, "sync_folder"), (shutil, "rmtree")]
 TOUCHES += [(Path, name) for name in ("mkdir", "rename", "replace")]

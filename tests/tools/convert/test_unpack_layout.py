@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.elements import Memory, elements_of
 
 from streamxf.checkpoint.reading import boxes_of
 from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
 from streamxf.tools.convert import plan
 from streamxf.tools.convert.plan import NewFile, Stretch, fresh, pieces
+from tests.tools.elements import Memory, elements_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex128, torch.float8_e4m3fn]
 

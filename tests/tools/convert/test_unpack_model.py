@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from saved_by import FOLDERS, MODEL, dcp, torchtitan, trainer
 
 import streamxf
 from streamxf.errors import ParameterError
 from streamxf.keys import Key
+from tests.saved_by import FOLDERS, MODEL, dcp, torchtitan, trainer
 
 
 def assert_model(found: dict[str, torch.Tensor]) -> None:

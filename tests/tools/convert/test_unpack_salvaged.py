@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tools.convert.folders import contents, folder_of_all_kinds
-from tools.convert.states import data_files
 
 from streamxf.errors import MetadataError
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
 from streamxf.tools.salvage.salvage import salvage
+from tests.tools.convert.folders import contents, folder_of_all_kinds
+from tests.tools.convert.states import data_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 

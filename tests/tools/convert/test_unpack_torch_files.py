@@ -11,7 +11,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tools.convert.states import loaded
 from torch.distributed.checkpoint import DefaultSavePlanner, save
 
 import streamxf
@@ -21,6 +20,7 @@ from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.origin import ITEM
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
+from tests.tools.convert.states import loaded
 
 REST = f"{ITEM}/a.pt"
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from cli.command import Run, runner
-from dcp.shards import rows, save_shards
 from safetensors.torch import save_file
 from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import save
@@ -19,6 +17,8 @@ from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, P
 from streamxf.keys.file import write_key
 from streamxf.tools.convert.origin import ITEM
 from streamxf.tools.diff.diff import diff
+from tests.cli.command import Run, runner
+from tests.dcp.shards import rows, save_shards
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.elements import Memory
 
 from streamxf.errors import BlockError, ParameterError, PolicyError, UnknownCodecError
 from streamxf.tools.convert.origin import ITEM
 from streamxf.tools.diff import diff as comparison
 from streamxf.tools.diff.difference import Difference
+from tests.tools.elements import Memory
 
 
 class Bar:

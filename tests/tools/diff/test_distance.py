@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tools.elements import dtype_name, elements_of
 
 from streamxf.tools.diff import distance as distance_module
 from streamxf.tools.diff.difference import distance_text
 from streamxf.tools.diff.distance import Distance, DistanceCounter
 from streamxf.tools.values.numbers import is_number
+from tests.tools.elements import dtype_name, elements_of
 
 INTEGERS = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.int64]
 INTEGERS.append(torch.uint64)

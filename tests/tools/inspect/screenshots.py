@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from selenium.webdriver import Chrome
-from tools.inspect.browser import browser, show
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
 from benchmarks.data.training import Training, training_state
 from streamxf.cli.__main__ import main as command
+from tests.tools.inspect.browser import browser, show
 
 IMAGES = Path(__file__).parents[3] / "docs" / "images"
 WIDTH, SCALE = 1280, 1.5

@@ -11,8 +11,6 @@ from statistics import fmean, pstdev
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.inspect.made import contents, statistics, tensor, thing, transformer, values
-from tools.inspect.parsed import Page
 
 from streamxf.format.items import Item
 from streamxf.formats.contents import Format
@@ -20,6 +18,8 @@ from streamxf.tools.inspect.page.data import MAX_LAYERS, MAX_ROLES, page_data, s
 from streamxf.tools.inspect.page.page import html_page
 from streamxf.tools.inspect.summary import Summary, TensorStatistics
 from streamxf.tools.values.statistics import Statistics
+from tests.tools.inspect.made import contents, statistics, tensor, thing, transformer, values
+from tests.tools.inspect.parsed import Page
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x00\x1b\u202e\udc80<!--"
 

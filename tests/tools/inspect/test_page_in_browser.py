@@ -17,13 +17,13 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
-from tools.inspect.browser import HOW_TO, browser, installed, requests, show
-from tools.inspect.made import contents, statistics, tensor, thing, transformer, values
 
 from streamxf.format.items import Item
 from streamxf.formats.contents import Format
 from streamxf.tools.inspect.page.page import html_page
 from streamxf.tools.inspect.summary import Summary, TensorStatistics
+from tests.tools.inspect.browser import HOW_TO, browser, installed, requests, show
+from tests.tools.inspect.made import contents, statistics, tensor, thing, transformer, values
 
 pytestmark = pytest.mark.skipif(installed() is None, reason=HOW_TO)
 

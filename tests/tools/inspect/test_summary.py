@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from dcp.shards import save_shards
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.inspect.made import CHAIN, chunk, contents, tensor, thing, transformer
 
 from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
 from streamxf.tools.inspect.inspect import inspect
 from streamxf.tools.inspect.summary import ItemTotals, Summary, chain_text
+from tests.dcp.shards import save_shards
+from tests.tools.inspect.made import CHAIN, chunk, contents, tensor, thing, transformer
 
 PLAIN = ("streamxf.zstd/1",)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tools.inspect.made import tensor, thing, transformer
-
 from streamxf.tools.inspect.tree import stacks_of
+from tests.tools.inspect.made import tensor, thing, transformer
 
 
 def test_a_transformer() -> None:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.inspect.made import tensor, thing, transformer
 
 from streamxf.format.items import Item
 from streamxf.tools.inspect.summary import ItemTotals
 from streamxf.tools.inspect.tree import MAX_DEPTH, Module, tree_of, walk
+from tests.tools.inspect.made import tensor, thing, transformer
 
 
 def lines(items: list[Item], depth: int | None = None) -> list[str]:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dcp.helpers import refused, sections_of
-
 from streamxf import Key, PrivateKey, SigningKey
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import metadata_in
@@ -17,6 +15,7 @@ from streamxf.format.index import pack, pack_keys
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.vouchers import Vouchers
+from tests.dcp.helpers import refused, sections_of
 
 KEY = Key(bytes(range(32)))
 OTHER_KEY = Key(bytes(range(1, 33)))

@@ -18,27 +18,6 @@ import fsspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.fsspec_checks import load_from, save_to
-from dcp.helpers import assert_same, full_chain, index_of, load, load_with, refused, save, sections_of
-from dcp.writers import save_as_ranks
-from rekeying import (
-    KEY,
-    OTHER_KEY,
-    PRIVATE,
-    SHORT,
-    SIGNER,
-    STRANGER,
-    THIRD,
-    apart,
-    contents,
-    envelopes,
-    forge,
-    lines,
-    opens,
-    reforge,
-    untouched,
-    vouchers,
-)
 from torch.distributed.checkpoint import filesystem
 
 import streamxf
@@ -59,6 +38,27 @@ from streamxf.keys.envelope import MAX_RECIPIENTS, Entry
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
 from streamxf.tools.rekey import Recipient, holders
+from tests.dcp.fsspec_checks import load_from, save_to
+from tests.dcp.helpers import assert_same, full_chain, index_of, load, load_with, refused, save, sections_of
+from tests.dcp.writers import save_as_ranks
+from tests.tools.rekey.rekeying import (
+    KEY,
+    OTHER_KEY,
+    PRIVATE,
+    SHORT,
+    SIGNER,
+    STRANGER,
+    THIRD,
+    apart,
+    contents,
+    envelopes,
+    forge,
+    lines,
+    opens,
+    reforge,
+    untouched,
+    vouchers,
+)
 
 
 @pytest.fixture

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dcp.helpers import assert_same, load
-from dcp.writers import save_as_ranks
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from rekeying import opens
 
 import streamxf
 from streamxf import Encrypt, Key, PrivateKey, SigningKey
 from streamxf.errors import KeyMissingError, ParameterError, PolicyError, UnsupportedError
 from streamxf.keys import KeyRing
 from streamxf.tools.rekey import Recipient
+from tests.dcp.helpers import assert_same, load
+from tests.dcp.writers import save_as_ranks
+from tests.tools.rekey.rekeying import opens
 
 SIGNERS = [SigningKey(bytes(range(number, number + 32))) for number in range(2)]
 POOL: list[Any] = [Key(bytes(range(number, number + 32))) for number in range(1, 4)]

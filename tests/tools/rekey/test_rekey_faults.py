@@ -10,11 +10,6 @@ from typing import Any
 
 import fsspec
 import pytest
-from dcp.fsspec_checks import load_from, save_to
-from dcp.helpers import assert_same, load, refused, save
-from dcp.writers import save_as_ranks
-from rekeying import KEY, OTHER_KEY, untouched
-from rekeying import opens as opens_one
 
 import streamxf
 from streamxf.errors import MetadataError, StreamxfError
@@ -22,6 +17,11 @@ from streamxf.format.index import pack_keys
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import LOCK
+from tests.dcp.fsspec_checks import load_from, save_to
+from tests.dcp.helpers import assert_same, load, refused, save
+from tests.dcp.writers import save_as_ranks
+from tests.tools.rekey.rekeying import KEY, OTHER_KEY, untouched
+from tests.tools.rekey.rekeying import opens as opens_one
 
 # without lstat, whose failures os.path.realpath ignores
 CALLS = [(os, name) for name in ("open", "stat", "fstat", "fsync", "fchmod", "fchown", "close", "scandir", "replace")]

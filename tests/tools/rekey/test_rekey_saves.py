@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import index_of, save
-from dcp.writers import save_as_ranks
-from rekeying import KEY, OTHER_KEY
 
 import streamxf
 from streamxf import Encrypt
 from streamxf.errors import IdentityError, ParameterError
+from tests.dcp.helpers import index_of, save
+from tests.dcp.writers import save_as_ranks
+from tests.tools.rekey.rekeying import KEY, OTHER_KEY
 
 CALLS: dict[str, Callable[..., Any]] = {
     "rekey": lambda path, **options: streamxf.rekey(path, keys=KEY, recipients=OTHER_KEY, **options),

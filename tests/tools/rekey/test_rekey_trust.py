@@ -10,10 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from dcp.helpers import assert_same, load, refused, save, sections_of
-from dcp.writers import save_as_ranks
-from rekeying import KEY, OTHER_KEY, SIGNER, STRANGER, envelopes, forge, lines, reforge, untouched
-from rekeying import SHORT as PRIVATE
 
 import streamxf
 from streamxf import Encrypt
@@ -31,6 +27,10 @@ from streamxf.keys.vouchers import Vouchers
 from streamxf.storage.opening import open_storage
 from streamxf.tools.rekey import Recipients
 from streamxf.tools.rekey.holders import MetadataFiles
+from tests.dcp.helpers import assert_same, load, refused, save, sections_of
+from tests.dcp.writers import save_as_ranks
+from tests.tools.rekey.rekeying import KEY, OTHER_KEY, SIGNER, STRANGER, envelopes, forge, lines, reforge, untouched
+from tests.tools.rekey.rekeying import SHORT as PRIVATE
 
 
 @pytest.fixture

@@ -12,21 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import (
-    KEY,
-    OTHER_KEY,
-    Xor,
-    assert_same,
-    blank,
-    data_files,
-    full_chain,
-    raw_bytes,
-    refused,
-    rewrite_index,
-    rewrite_pickle,
-    save,
-)
-from dcp.shards import rows, save_shards
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard as TensorShard
@@ -40,6 +25,21 @@ from streamxf.format.items import Item, TensorItem
 from streamxf.format.limits import MAX_STEP
 from streamxf.storage.opening import open_storage
 from streamxf.tools.salvage import Salvaged
+from tests.dcp.helpers import (
+    KEY,
+    OTHER_KEY,
+    Xor,
+    assert_same,
+    blank,
+    data_files,
+    full_chain,
+    raw_bytes,
+    refused,
+    rewrite_index,
+    rewrite_pickle,
+    save,
+)
+from tests.dcp.shards import rows, save_shards
 
 Chain = Callable[[], list[Any]]
 CHAINS: dict[str, Chain] = {

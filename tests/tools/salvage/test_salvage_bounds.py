@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import KEY, assert_same, data_files, full_chain, refused, rewrite_index, save, sections_of
-from forge import BOUND, PUBLISHED, Parts, crc_of, identity_of, with_crc
 
 from streamxf import Checksum, load_intact
 from streamxf.checkpoint import scan as scanning
@@ -25,6 +23,8 @@ from streamxf.format import container
 from streamxf.format.limits import BLOCK_HEAD_BYTES
 from streamxf.storage.reading import FileSlice, access_to
 from streamxf.tools.salvage import rebuild
+from tests.dcp.helpers import KEY, assert_same, data_files, full_chain, refused, rewrite_index, save, sections_of
+from tests.forge import BOUND, PUBLISHED, Parts, crc_of, identity_of, with_crc
 
 from .test_salvage import flip
 

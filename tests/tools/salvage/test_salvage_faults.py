@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import assert_same, blank
-from dcp.shards import rows, save_shards
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamxf import load_intact
 from streamxf.errors import StreamxfError
+from tests.dcp.helpers import assert_same, blank
+from tests.dcp.shards import rows, save_shards
 
 from .test_salvage import CHAINS, flat, keys_of
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import zstandard
-from dcp.helpers import assert_same, blank, load
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
 from streamxf.tools.diff.diff import diff
 from streamxf.tools.salvage.salvage import salvage
+from tests.dcp.helpers import assert_same, blank, load
 
 STATE = {f"w{number}": torch.arange(200.0) + number for number in range(4)} | {"x": torch.eye(4), "step": 7}
 OTHERS = {name: value for name, value in STATE.items() if name != "x"}

@@ -11,19 +11,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from dcp.helpers import (
-    KEY,
-    OTHER_KEY,
-    assert_same,
-    blank,
-    data_files,
-    full_chain,
-    refused,
-    save,
-    sections_of,
-    small_state,
-)
-from dcp.shards import Shard, rows, save_shards
 
 import streamxf
 from streamxf import Encrypt, PrivateKey, SigningKey, load_intact
@@ -36,6 +23,19 @@ from streamxf.errors import (
 )
 from streamxf.format.limits import CONTAINER_MAGIC
 from streamxf.keys import KeyProvider
+from tests.dcp.helpers import (
+    KEY,
+    OTHER_KEY,
+    assert_same,
+    blank,
+    data_files,
+    full_chain,
+    refused,
+    save,
+    sections_of,
+    small_state,
+)
+from tests.dcp.shards import Shard, rows, save_shards
 
 from .test_salvage import CHAINS, Chain, check, check_filled, flat, flip, keys_of, places
 

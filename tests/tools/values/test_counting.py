@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tools.elements import Memory, dtype_name, elements_of
 
 from streamxf import engine
 from streamxf.errors import BlockError
 from streamxf.tools.values import counting
 from streamxf.tools.values.statistics import Statistics, ValueCounter
+from tests.tools.elements import Memory, dtype_name, elements_of
 
 
 class Bar:

@@ -13,11 +13,11 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tools.elements import dtype_name, elements_of
 
 from streamxf.tools.values.histogram import SHOWN
 from streamxf.tools.values.numbers import has_numbers
 from streamxf.tools.values.statistics import SLICE, Statistics, ValueCounter
+from tests.tools.elements import dtype_name, elements_of
 
 INTEGERS = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32]
 INTEGERS += [torch.uint64, torch.int64]

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import KEY, data_files, full_chain, index_of, save
-from forge import Places
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip
 from streamxf.tools.verify import VerifyReport
+from tests.dcp.helpers import KEY, data_files, full_chain, index_of, save
+from tests.forge import Places
 
 from .remote import url_of
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from crc32c import crc32c
-from dcp.helpers import data_files, index_of, rewrite_index, save
 
 import streamxf
 from streamxf.torchsave import writing
+from tests.dcp.helpers import data_files, index_of, rewrite_index, save
 
 
 @pytest.mark.parametrize("elements", [100, 300_000])

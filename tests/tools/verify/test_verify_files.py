@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from sealing import container, zstd
-from sealing import plain as plain_of
 from torch._C import PyTorchFileReader
 
 import streamxf
@@ -28,6 +26,8 @@ from streamxf.errors import (
     UnknownCodecError,
     UnsupportedError,
 )
+from tests.sealing import container, zstd
+from tests.sealing import plain as plain_of
 
 KEY = Key(bytes(range(32)))
 OTHER = Key(bytes(range(1, 33)))

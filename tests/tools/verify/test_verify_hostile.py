@@ -15,9 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import data_files, index_of, rewrite_index, rewrite_pickle, save, sections_of
-from dcp.writers import save_as_ranks
-from forge import CONTAINER_MAGIC, LAST, Parts, with_crc
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 import streamxf
@@ -25,6 +22,9 @@ from streamxf import Checksum
 from streamxf.errors import MetadataError
 from streamxf.tools.verify.reading import GuardedAccess
 from streamxf.torchsave.framed import check_records
+from tests.dcp.helpers import data_files, index_of, rewrite_index, rewrite_pickle, save, sections_of
+from tests.dcp.writers import save_as_ranks
+from tests.forge import CONTAINER_MAGIC, LAST, Parts, with_crc
 
 FILE = "__0_0_" + "ab" * 16 + ".distcp"
 SIZE = 2**18

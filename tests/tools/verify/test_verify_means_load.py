@@ -10,10 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, OTHER_KEY, error_of, full_chain, rewrite_index, rewrite_pickle, save
-from dcp.writers import save_as_ranks
-from forge import split_metadata
-from hostile.targets import BLOCK, Checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
@@ -31,6 +27,10 @@ from streamxf.errors import (
 )
 from streamxf.tools.verify import VerifyReport
 from streamxf.torchsave.framed import check_records
+from tests.dcp.helpers import KEY, OTHER_KEY, error_of, full_chain, rewrite_index, rewrite_pickle, save
+from tests.dcp.writers import save_as_ranks
+from tests.forge import split_metadata
+from tests.hostile.targets import BLOCK, Checkpoint
 
 
 def state() -> dict[str, Any]:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import KEY, data_files, full_chain, index_of, save
-from forge import Places
 
 import streamxf
 from streamxf import Checksum, engine
 from streamxf.tools.verify.reading import GuardedAccess
+from tests.dcp.helpers import KEY, data_files, full_chain, index_of, save
+from tests.forge import Places
 
 MIB = 2**20
 CHAINS: dict[str, Any] = {"none": list, "checksum": lambda: [Checksum()], "full": full_chain}

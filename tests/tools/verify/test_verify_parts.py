@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from saved_by import FOLDERS, MODEL, dcp, lightning_with_fsdp, torchtitan, trainer, trainer_with_fsdp
 
 import streamxf
 from streamxf.errors import NoCheckpointError, PolicyError
 from streamxf.formats.opening import open_source, parts_of
 from streamxf.keys import Key
 from streamxf.storage.opening import open_storage
+from tests.saved_by import FOLDERS, MODEL, dcp, lightning_with_fsdp, torchtitan, trainer, trainer_with_fsdp
 
 
 def flip(path: Path) -> None:

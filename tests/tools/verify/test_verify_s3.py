@@ -9,10 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.fsspec_checks import fsspec_files
-from dcp.helpers import KEY
-from dcp.s3_server import serving, storage
-from forge import Places
 
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip
@@ -23,6 +19,10 @@ from streamxf.format.items import Place
 from streamxf.storage.opening import open_storage
 from streamxf.tools.verify import VerifyReport
 from streamxf.tools.verify.reading import GuardedAccess
+from tests.dcp.fsspec_checks import fsspec_files
+from tests.dcp.helpers import KEY
+from tests.dcp.s3_server import serving, storage
+from tests.forge import Places
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 

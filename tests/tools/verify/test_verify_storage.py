@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from dcp.helpers import KEY, data_files, full_chain, save
 
 import streamxf
 from streamxf import Checksum, FloatZip
 from streamxf.errors import ForeignError
+from tests.dcp.helpers import KEY, data_files, full_chain, save
 
 from .remote import Meeting, Remote, StoreError, url_of
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from dcp.helpers import KEY, OTHER_KEY, save, sections_of
 
 import streamxf
 from streamxf.errors import KeyMissingError, StreamxfError, WrongKeyError
 from streamxf.format.index import pack, pack_keys
+from tests.dcp.helpers import KEY, OTHER_KEY, save, sections_of
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from dcp.helpers import data_files, save
 
 import streamxf
 from streamxf import Checksum
+from tests.dcp.helpers import data_files, save
 
 HEADER = 300  # more than a header has, less than the first block
 

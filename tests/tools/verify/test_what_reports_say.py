@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp.helpers import KEY, OTHER_KEY, data_files, full_chain, save
 
 import streamxf
 from streamxf.wording import listed, many, size_text
+from tests.dcp.helpers import KEY, OTHER_KEY, data_files, full_chain, save
 
 MANY = 500
 

@@ -6,10 +6,10 @@ import struct
 from collections.abc import Sequence
 
 from crc32c import crc32c
-from sealing import ENCRYPT, container, keyed, plain, zstd
 
-from recipes.data import payload
-from recipes.vector import HELD, Vector, breaks, holds
+from tests.sealing import ENCRYPT, container, keyed, plain, zstd
+from tests.vectors.recipes.data import payload
+from tests.vectors.recipes.vector import HELD, Vector, breaks, holds
 
 DATA = payload(100)
 ZSTD, LZ4, CHECKSUM = "streamxf.zstd/1", "streamxf.lz4/1", "streamxf.checksum/1"

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import zstandard
-from forge import BOUND, HASHED, KEYED, PUBLISHED, MetadataParts, Parts, identity_of
-from sealing import (
+
+from tests.forge import BOUND, HASHED, KEYED, PUBLISHED, MetadataParts, Parts, identity_of
+from tests.sealing import (
     ENCRYPT,
     HYBRID,
     KEY,
@@ -31,11 +32,10 @@ from sealing import (
     wrapped,
     zstd,
 )
-
-from recipes.data import payload
-from recipes.runs import RUN
-from recipes.vector import HELD, NOTHING, OTHERS, Reader, Vector, holding
-from recipes.world import (
+from tests.vectors.recipes.data import payload
+from tests.vectors.recipes.runs import RUN
+from tests.vectors.recipes.vector import HELD, NOTHING, OTHERS, Reader, Vector, holding
+from tests.vectors.recipes.world import (
     BASE,
     CHECKSUM,
     FILE,

@@ -6,14 +6,14 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
-import floatzip_forge as fz
 import lz4.block
 import zstandard
 from crc32c import crc32c
-from sealing import container, plain, zstd
 
-from recipes.data import BLOCK, lines, numbers, payload
-from recipes.vector import Vector, breaks, holds
+from tests import floatzip_forge as fz
+from tests.sealing import container, plain, zstd
+from tests.vectors.recipes.data import BLOCK, lines, numbers, payload
+from tests.vectors.recipes.vector import Vector, breaks, holds
 
 TEXT = b"some text, some text, some text. " * 20
 LIMIT = BLOCK + BLOCK // 16 + 1024

@@ -5,11 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from forge import BOUND, HASHED, KEYED, PUBLISHED, Parts, identity_of
-from sealing import DEK, ENCRYPT, container, encrypted, zstd
-
-from recipes.data import BLOCK, lines, payload
-from recipes.vector import Vector, digest_of
+from tests.forge import BOUND, HASHED, KEYED, PUBLISHED, Parts, identity_of
+from tests.sealing import DEK, ENCRYPT, container, encrypted, zstd
+from tests.vectors.recipes.data import BLOCK, lines, payload
+from tests.vectors.recipes.vector import Vector, digest_of
 
 ZSTD = "streamxf.zstd/1"
 ITEM = BOUND | PUBLISHED

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 
-from forge import HASHED, Parts, prefix_of, seal_of
-from sealing import (
+from tests.forge import HASHED, Parts, prefix_of, seal_of
+from tests.sealing import (
     DEK,
     ENCRYPT,
     KEY,
@@ -30,9 +30,8 @@ from sealing import (
     wrapped,
     zstd,
 )
-
-from recipes.data import BLOCK, lines, payload
-from recipes.vector import HELD, NOTHING, OTHERS, Reader, Vector, breaks, holds
+from tests.vectors.recipes.data import BLOCK, lines, payload
+from tests.vectors.recipes.vector import HELD, NOTHING, OTHERS, Reader, Vector, breaks, holds
 
 CHAIN = ["streamxf.zstd/1", ENCRYPT]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import struct
 
-from forge import HASHED, Places, crc_of, identity_of, prefix_of, seal_of, with_crc
-from sealing import ENCRYPT, Vouching, container, encrypted, keyed, plain, plain_digest, wrapped, zstd
-
-from recipes.data import BLOCK, lines, payload
-from recipes.vector import HELD, Vector, breaks, holds
+from tests.forge import HASHED, Places, crc_of, identity_of, prefix_of, seal_of, with_crc
+from tests.sealing import ENCRYPT, Vouching, container, encrypted, keyed, plain, plain_digest, wrapped, zstd
+from tests.vectors.recipes.data import BLOCK, lines, payload
+from tests.vectors.recipes.vector import HELD, Vector, breaks, holds
 
 ZSTD = "streamxf.zstd/1"
 LIMIT = BLOCK + BLOCK // 16 + 1024

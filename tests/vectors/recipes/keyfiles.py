@@ -8,9 +8,9 @@ import unicodedata
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
-from sealing import HYBRID, READER, SIGNER, TRUSTED, X25519, b64url, hpke_wrap, key_id, secret
 
-from recipes.vector import Vector
+from tests.sealing import HYBRID, READER, SIGNER, TRUSTED, X25519, b64url, hpke_wrap, key_id, secret
+from tests.vectors.recipes.vector import Vector
 
 KEY = secret("a key in a file")
 ID = key_id(KEY)

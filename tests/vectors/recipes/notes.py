@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import zstandard
-from forge import MetadataParts, frame_of
-from sealing import (
+
+from tests.forge import MetadataParts, frame_of
+from tests.sealing import (
     HYBRID,
     KEY,
     OTHER_SIGNER,
@@ -23,9 +24,8 @@ from sealing import (
     wrapped,
     zstd,
 )
-
-from recipes.runs import RUN
-from recipes.vector import HELD, NOTHING, OTHERS, Reader, Vector, holding
+from tests.vectors.recipes.runs import RUN
+from tests.vectors.recipes.vector import HELD, NOTHING, OTHERS, Reader, Vector, holding
 
 RECORD = {
     "save_id": secret("save id").hex()[:32],

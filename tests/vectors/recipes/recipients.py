@@ -8,8 +8,9 @@ from __future__ import annotations
 from functools import partial
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from forge import HASHED, Parts, prefix_of, seal_of
-from sealing import (
+
+from tests.forge import HASHED, Parts, prefix_of, seal_of
+from tests.sealing import (
     ENCRYPT,
     HYBRID,
     KEY,
@@ -38,9 +39,8 @@ from sealing import (
     voucher,
     wrapped,
 )
-
-from recipes.data import payload
-from recipes.vector import Reader, Vector, breaks, holding, holds
+from tests.vectors.recipes.data import payload
+from tests.vectors.recipes.vector import Reader, Vector, breaks, holding, holds
 
 _SMALL = payload(100)
 

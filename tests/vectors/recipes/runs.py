@@ -6,10 +6,9 @@ import copy
 import json
 from typing import Any
 
-from sealing import secret
-
-from recipes.vector import NOTHING, Reader, Vector, holding
-from recipes.world import BASE, PIECES, SIGNED, World, content_of, put
+from tests.sealing import secret
+from tests.vectors.recipes.vector import NOTHING, Reader, Vector, holding
+from tests.vectors.recipes.world import BASE, PIECES, SIGNED, World, content_of, put
 
 RUN = {
     "run": secret("run").hex()[:32],

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from sealing import HYBRID, KEY, READER, SIGNER
 
 import streamxf
-from recipes.data import numbers
-from recipes.vector import HELD, NOTHING, Reader, Vector, digest_of, holding
 from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
+from tests.sealing import HYBRID, KEY, READER, SIGNER
+from tests.vectors.recipes.data import numbers
+from tests.vectors.recipes.vector import HELD, NOTHING, Reader, Vector, digest_of, holding
 
 _BF16 = torch.frombuffer(bytearray(numbers(2 * 128 * 64, 2, 7)), dtype=torch.bfloat16).reshape(128, 64)
 STATE: dict[str, Any] = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sealing import KEY, OTHER_KEY, READER, TRUSTED
+from tests.sealing import KEY, OTHER_KEY, READER, TRUSTED
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crc32c import crc32c
-from forge import BOUND, HASHED, KEYED, PUBLISHED, MetadataParts, Parts, frame_of, identity_of, pack_index
-from sealing import (
+
+from tests.forge import BOUND, HASHED, KEYED, PUBLISHED, MetadataParts, Parts, frame_of, identity_of, pack_index
+from tests.sealing import (
     DEK,
     ENCRYPT,
     OTHER_DEK,
@@ -25,9 +26,8 @@ from sealing import (
     wrapped,
     zstd,
 )
-
-from recipes.data import payload
-from recipes.vector import digest_of
+from tests.vectors.recipes.data import payload
+from tests.vectors.recipes.vector import digest_of
 
 ZSTD, CHECKSUM = "streamxf.zstd/1", "streamxf.checksum/1"
 FILE = "__0_0.distcp"

@@ -7,13 +7,12 @@ import io
 from functools import partial
 from typing import ClassVar
 
-from sealing import KEY, OTHER_KEY
-
 import streamxf
-from recipes.data import BLOCK, integers, noise, numbers, payload, rows_of_zeros
-from recipes.vector import HELD, NOTHING, OTHERS, Reader, Vector, holds
 from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.codec import BlockInfo
+from tests.sealing import KEY, OTHER_KEY
+from tests.vectors.recipes.data import BLOCK, integers, noise, numbers, payload, rows_of_zeros
+from tests.vectors.recipes.vector import HELD, NOTHING, OTHERS, Reader, Vector, holds
 
 
 class Told(FloatZip):
