@@ -34,12 +34,18 @@ _BLOCKED = ("sys.", "os.", "posix.", "nt.")  # as by torch, whoever allows them
 
 def chosen() -> dict[str, Any]:
     """What was passed to ``torch.serialization.add_safe_globals``, by name. What torch put there itself does not count:
-    importing DCP makes it allow DeviceMesh, for instance, which opens sockets when it is made.
+    importing DCP makes it allow DeviceMesh, for instance, which opens sockets when it is made; from torch 2.14 on it
+    allows Python's exceptions, and the frames of their tracebacks.
     """
     torch: Any = sys.modules.get("torch")
     found = torch.serialization.get_safe_globals() if torch is not None else ()
     homes = {entry: getattr(entry[0] if isinstance(entry, tuple) else entry, "__module__", "") for entry in found}
-    return by_name(entry for entry, home in homes.items() if not f"{home}.".startswith("torch."))
+    return by_name(entry for entry, home in homes.items() if not _of_torch(entry, f"{home}."))
+
+
+def _of_torch(entry: Any, home: str) -> bool:
+    is_error = home == "builtins." and isinstance(entry, type) and issubclass(entry, BaseException)
+    return is_error or home.startswith(("torch.", "traceback."))
 
 
 def by_name(entries: Iterable[Any]) -> dict[str, Any]:

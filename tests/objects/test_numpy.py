@@ -9,6 +9,7 @@ import io
 import os
 import pickle
 import random
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,12 @@ def test_what_is_chosen() -> None:
     with torch.serialization.safe_globals([core, (os.getcwd, "a.name")]):
         assert chosen() == {"numpy._core.multiarray.scalar": core, "a.name": os.getcwd}
     assert chosen() == {}
+
+
+def test_what_torch_allows_by_itself_is_not_chosen() -> None:
+    """From version 2.14 on it allows Python's exceptions, for instance."""
+    with torch.serialization.safe_globals([ValueError, traceback.FrameSummary, set]):
+        assert chosen() == {"builtins.set": set}
 
 
 def test_numbers_alone_do_not_need_torch(monkeypatch: pytest.MonkeyPatch) -> None:
