@@ -110,7 +110,7 @@ class ChecksumError(CodecError):
 
 
 class ContainerError(StreamxfError):
-    """The framing of a container, a plain file or its index is damaged, truncated or continued."""
+    """The framing of a container, a plain file or its index is damaged, truncated or appended to."""
 
 
 class BlockError(ContainerError):

@@ -201,7 +201,7 @@ class ItemOpener:
             known = self.metadata.files.get(place.file)
             if known is not None and known.size != file.size:
                 raise ContainerError(
-                    f"the file has {file.size} bytes, the metadata says {known.size}: it was cut or continued",
+                    f"the file has {file.size} bytes, the metadata says {known.size}: it was truncated or appended to",
                     file=file.name,
                 )
             self._checked.add(place.file)

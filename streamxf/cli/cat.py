@@ -67,4 +67,4 @@ def _opened(path: str, stack: ExitStack) -> IO[bytes] | Any:
 def _refuse_others(beginning: bytes) -> None:
     """Raise UnsupportedError for another format: nothing is damaged then."""
     if beginning and not PLAIN_MAGIC.startswith(beginning[: len(PLAIN_MAGIC)]):
-        raise UnsupportedError("this is not a file that streamxf.open wrote: its first bytes are others")
+        raise UnsupportedError("this is not a file that streamxf.open wrote: it begins with other bytes")

@@ -60,7 +60,7 @@ def decompress(frame: memoryview, size: int) -> bytes:
     except zstandard.ZstdError as error:
         raise CodecError(f"zstd frame is damaged: {error}") from error
     if data or not stream.eof or stream.unused_data:
-        raise CodecError("zstd frame without content is truncated or continued")
+        raise CodecError("zstd frame without content is truncated, or data follows it")
     return data
 
 

@@ -76,7 +76,7 @@ class Footer(NamedTuple):
             raise ContainerError("the container is truncated: it is too short for its footer")
         raw_size, crc, magic = _FOOTER.unpack(data)
         if magic != limits.FOOTER_MAGIC:
-            raise ContainerError("the container has no valid end: it is truncated or continued")
+            raise ContainerError("the container has no valid end: it was truncated or appended to")
         if raw_size > limits.MAX_RAW_SIZE:
             raise ContainerError(f"the footer says {raw_size} bytes, {limits.MAX_RAW_SIZE} are allowed")
         return cls(raw_size, crc)
@@ -148,7 +148,7 @@ class Table:
         if len(self.ends) != blocks or container_size != size:
             raise ContainerError(
                 f"the footer says {blocks} blocks, and the table a container of {size} bytes; this one has "
-                f"{len(self.ends)} in {container_size}: it is truncated or continued"
+                f"{len(self.ends)} in {container_size}: it was truncated or appended to"
             )
         sizes = struct.pack("<Q", footer.raw_size)
         if crc32c.crc32c(sizes, self._crc) != footer.crc:

@@ -270,7 +270,7 @@ def header_size(start: bytes) -> int:
         raise ContainerError("this is not a streamxf container, or it is truncated inside its header")
     magic, format_bytes, _, chain_len, ident_len, _ = _FIXED.unpack_from(start)
     if magic != limits.CONTAINER_MAGIC:
-        raise ContainerError("this is not a streamxf container: its first bytes are others")
+        raise ContainerError("this is not a streamxf container: it begins with other bytes")
     if fault := format_fault(format_bytes, KEYED | BOUND | PUBLISHED | HASHED):
         raise ContainerError(f"the container {fault}")
     flags = format_bytes[2]

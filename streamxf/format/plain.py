@@ -32,7 +32,7 @@ def pack_prefix(wrapped: str, format_bytes: bytes = FORMAT) -> bytes:
 def prefix_size(start: bytes) -> int:
     """The whole prefix's size in bytes, from its first 16; raises ContainerError if they begin no such file."""
     if len(start) < PREFIX_START_BYTES or start[:8] != PLAIN_MAGIC:
-        raise ContainerError("this is not a file that streamxf.open wrote: its first bytes are others")
+        raise ContainerError("this is not a file that streamxf.open wrote: it begins with other bytes")
     if fault := format_fault(start[8:12]):
         raise ContainerError(f"the file {fault}")
     size = int(_WORD.unpack_from(start, 12)[0])
@@ -59,7 +59,7 @@ def seal_size(end: bytes) -> int:
     file.
     """
     if len(end) != SEAL_END_BYTES or end[8:] != SEAL_MAGIC:
-        raise ContainerError("the file has no valid seal at its end: it is truncated or continued")
+        raise ContainerError("the file has no valid seal at its end: it was truncated or appended to")
     size = int(_WORD.unpack_from(end)[0])
     if not 1 <= size <= MAX_KEY_LINE:
         raise ContainerError(f"the file's seal says it has {size} bytes of vouchers, 1 to {MAX_KEY_LINE} are allowed")

@@ -153,5 +153,5 @@ def _check_cover(tensors: dict[str, TensorItem], start: int, size: int) -> None:
         raise ContainerError(f"the file has {size} bytes, its tensors end at {at}: it was cut")
     if at < size:
         raise ContainerError(
-            f"{size - at} bytes follow the last tensor: the file was continued, or its header is wrong"
+            f"{size - at} bytes follow the last tensor: data was appended to the file, or its header is wrong"
         )

@@ -76,10 +76,10 @@ class ChainHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # orbax i
                 return _whole(checkpoint)
             wanted, structure = _named(target)
             if lacking := wanted.keys() - {*checkpoint}:
-                raise ParameterError(f"the target has leaves that the checkpoint has not: {some(sorted(lacking))}")
+                raise ParameterError(f"the target has leaves that the checkpoint lacks: {some(sorted(lacking))}")
             if not partial and (left := {*checkpoint} - wanted.keys()):
                 raise ParameterError(
-                    f"the checkpoint has leaves that the target has not: {some(sorted(left))}; if that is meant, "
+                    f"the checkpoint has leaves that the target lacks: {some(sorted(left))}; if that is meant, "
                     "restore with PyTreeRestore(target, partial_restore=True)"
                 )
             return structure.unflatten([_restored(checkpoint[name], leaf) for name, leaf in wanted.items()])

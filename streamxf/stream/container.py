@@ -50,7 +50,7 @@ def read_tail(source: FileSlice, header: Header, check_size: CheckSize | None = 
         check_size(footer.raw_size)
     tail_size = footer.tail_size(header)
     if header.size + tail_size > length:
-        raise ContainerError(f"the table has no room in a container of {length} bytes: it is truncated or continued")
+        raise ContainerError(f"the table has no room in a container of {length} bytes: it was truncated or appended to")
     table = Table(header)
     if tail_size <= len(end):
         table.feed(end[-tail_size:-FOOTER_BYTES])

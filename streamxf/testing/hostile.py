@@ -1,4 +1,4 @@
-"""What a codec may give at most, what hostile bytes may cost, and stored blocks that were cut or continued.
+"""What a codec may give at most, what hostile bytes may cost, and stored blocks that were truncated or appended to.
 
 A codec whose output has the length of its input cannot see that its input was cut: its honest answer is data of
 another length, and the container, which knows the length, refuses that. So a decoder may raise, or return data of any

@@ -62,7 +62,7 @@ def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
             raise MetadataError(f"the metadata is not a pickle of DCP: {error}") from None
         if not unpickler.at_end:
             raise MetadataError(
-                "something follows the metadata that is not a trailer: the file is damaged, or was cut or continued"
+                "something follows the metadata that is not a trailer: the file is damaged, truncated or appended to"
             )
         return _Items(_state(content, "Metadata"), rank, Steps(len(pickled) // 8)).convert()
 

@@ -85,7 +85,7 @@ def test_cat_that_cannot_begin(run: Run, open_file: Path, sealed_file: Path, pla
     assert run("cat", foreign).code == 2
     assert piped("cat", "-", given=foreign.read_bytes())[::2] == (
         2,
-        "streamxf cat: this is not a file that streamxf.open wrote: its first bytes are others\n",
+        "streamxf cat: this is not a file that streamxf.open wrote: it begins with other bytes\n",
     )
 
 

@@ -136,7 +136,7 @@ def parse_table(block: memoryview, limit: int) -> PlaneTable:
         raise CodecError("FloatZip table does not end with zeros")
     edges = size - count * layout.width
     if end + sum(size for _, size in planes) + edges != len(block):
-        raise CodecError("FloatZip block is not as long as its table says: it was cut or continued")
+        raise CodecError("FloatZip block is not as long as its table says: it was truncated or appended to")
     return PlaneTable(layout, size, planes, end)
 
 

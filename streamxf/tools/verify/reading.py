@@ -267,7 +267,7 @@ class FileCheck:
     def _check(self, file: StoredFile) -> None:
         facts = self._opener.metadata.files.get(self.findings.file)
         if facts is not None and facts.size != file.size:
-            text = f"the file has {file.size} bytes, the metadata says {facts.size}: it was cut or continued"
+            text = f"the file has {file.size} bytes, the metadata says {facts.size}: it was truncated or appended to"
             self.findings.damage(ContainerError(text))
         later = [
             (wanted, notes)
@@ -308,7 +308,9 @@ class FileCheck:
             self.findings.bytes_read += min(place.size, size - place.at)
             yield wanted
         if at < size:
-            text = f"{size - at} bytes follow the last item, and nothing accounts for them: the file was continued"
+            text = (
+                f"{size - at} bytes follow the last item, and nothing accounts for them: they were appended"
+            )
             self.findings.damage(ContainerError(text))
 
     def _lose(self, wanted: ItemPart, text: str) -> None:
