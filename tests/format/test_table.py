@@ -114,7 +114,7 @@ def test_sizes_that_cannot_be(raw_size: int) -> None:
 
 @pytest.mark.parametrize("size", [SIZE - 1, SIZE + 1, 0])
 def test_a_container_of_another_size(size: int) -> None:
-    with pytest.raises(ContainerError, match="it is truncated, or data follows it"):
+    with pytest.raises(ContainerError, match="it was truncated or appended to"):
         read_tail(tail_of(LENGTHS, RAW), size)
 
 
