@@ -308,9 +308,7 @@ class FileCheck:
             self.findings.bytes_read += min(place.size, size - place.at)
             yield wanted
         if at < size:
-            text = (
-                f"{size - at} bytes follow the last item, and nothing accounts for them: they were appended"
-            )
+            text = f"{size - at} bytes follow the last item, and nothing accounts for them: they were appended"
             self.findings.damage(ContainerError(text))
 
     def _lose(self, wanted: ItemPart, text: str) -> None:
