@@ -257,7 +257,7 @@ def creating(filesystem: Any, path: str) -> Iterator[IO[bytes]]:
 
 def _discard(filesystem: Any, path: str, stream: Any, error: BaseException) -> None:
     """Closing a file would store it, by an error that leaves ``with``, too: half of a data file."""
-    uploads = hasattr(stream, "forced")  # one of fsspec's buffered files, which appear when they are closed
+    uploads = hasattr(stream, "autocommit")  # one of fsspec's buffered files, which appear when they are closed
     try:
         if uploads:
             stream.discard()

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from datetime import datetime
 from functools import cached_property
 from itertools import accumulate
@@ -154,12 +154,9 @@ class RemoteStorage(Storage):
                 raise FileNotFoundError(errno.ENOENT, "there is no such regular file", self.full(path))
         place, filesystem = self.inner(path), self.filesystem
         try:
-            data: bytes
             if is_asynchronous(filesystem):
-                data = made(filesystem, lambda: filesystem._cat_file(place, start=start, end=stop))
-            else:
-                data = filesystem.cat_file(place, start=start, end=stop)
-            return data
+                return bytes(made(filesystem, lambda: filesystem._cat_file(place, start=start, end=stop)))
+            return bytes(filesystem.cat_file(place, start=start, end=stop))
         except (FileNotFoundError, IsADirectoryError):
             raise
         except Exception:
@@ -183,7 +180,9 @@ class RemoteStorage(Storage):
                     raise NotADirectoryError(errno.ENOTDIR, f"{above} is a link", self.full(path))
             self.make_folder(path.rpartition("/")[0])
         if self.protocol in _RENAMES and check is not None:
-            self._put_renamed(self.inner(path), data, check)
+            with self._renamed(self.inner(path)) as draft:
+                self.filesystem.pipe_file(draft, data)
+                check()
         else:
             super().put(path, data, check=check, **how)
 
@@ -191,7 +190,8 @@ class RemoteStorage(Storage):
         place = self.inner(path)
         try:
             if self.protocol in _RENAMES:
-                self._put_renamed(place, data)
+                with self._renamed(place) as draft:
+                    self.filesystem.pipe_file(draft, data)
             elif over is None:
                 self.filesystem.pipe_file(place, data)
             else:
@@ -199,14 +199,14 @@ class RemoteStorage(Storage):
         finally:
             self.forget_listings()  # adlfs keeps those that lack what it has put
 
-    def _put_renamed(self, target: str, data: bytes, check: Check = lambda: None) -> None:
-        """Where a file system renames in one step."""
+    @contextmanager
+    def _renamed(self, target: str) -> Iterator[str]:
+        """A name beside `target`, for a file that takes its place in the end: in one step where there is one."""
         folder, _, name = target.rpartition("/")
         draft = f"{folder}/{draft_of(name)}"
         try:
-            self.filesystem.pipe_file(draft, data)
-            check()
-            self.filesystem.mv(draft, target)  # a rename there, of literal paths, unlike most that are called so
+            yield draft
+            self.filesystem.mv(draft, target)  # which may expand patterns: those of a draft match no other
         except BaseException as error:
             with noted(error, draft):
                 if self.filesystem.exists(draft):
@@ -216,12 +216,12 @@ class RemoteStorage(Storage):
     def create(self, path: str = "") -> AbstractContextManager[IO[bytes]]:
         return creating(self.filesystem, self.inner(path))
 
-    def replacing(self) -> AbstractContextManager[IO[bytes]]:
-        return self.create() if self.conditional else self._in_transaction()
-
     @contextmanager
-    def _in_transaction(self) -> Iterator[IO[bytes]]:
-        with self.filesystem.transaction, self.filesystem.open(self.path, "wb") as file:  # dropped after an error
+    def replacing(self) -> Iterator[IO[bytes]]:
+        """Without a transaction of fsspec's, which takes in all that any thread writes to the file system meanwhile."""
+        at_once = self.has_links or self.protocol == "memory"  # a file is there when it is opened
+        place = self._renamed(self.path) if at_once else nullcontext(self.path)
+        with place as path, creating(self.filesystem, path) as file:
             yield file
 
     def make_folder(self, path: str = "", *, durable: bool = True) -> list[Path]:

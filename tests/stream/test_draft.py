@@ -6,7 +6,9 @@ import errno
 import io
 import os
 import stat
+from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import fsspec
 import numpy as np
@@ -16,6 +18,9 @@ import streamxf
 from streamxf.chain import DEFAULT_CHAIN
 from streamxf.errors import ContainerError, ParameterError
 from streamxf.storage.files import Draft, replacing
+from streamxf.storage.multipart import creating
+from streamxf.storage.opening import open_storage
+from streamxf.storage.remote import RemoteStorage
 from tests.samples import KEY, data_of, encode
 
 
@@ -152,6 +157,37 @@ def test_a_url_has_the_whole_file_or_none() -> None:
     assert streamxf.decode(files.cat_file(url)) == b"data"
     with pytest.raises(FileNotFoundError):
         streamxf.open("memory://drafts/nothing")
+
+
+def test_files_at_urls_know_nothing_of_each_other() -> None:
+    """Transactions of fsspec are those of a whole file system, whoever writes there."""
+    storage = open_storage(f"memory://{uuid4().hex}")
+    one, two = (streamxf.open(storage.child(name), "wb") for name in ("one", "two"))
+    one.write(b"1" * 3_000_000)
+    two.write(b"2" * 3_000_000)
+    storage.put("beside", b"data")
+    assert storage.names().keys() == {"beside", *(name for name in storage.names() if name.endswith(".tmp"))}
+    one.close()
+    assert streamxf.open(storage.child("one")).read() == b"1" * 3_000_000
+    assert not storage.exists("two")
+    two.abort()
+    assert storage.names().keys() == {"beside", "one"}
+
+
+@pytest.mark.parametrize("layers", ["", "simplecache::"])
+def test_a_file_that_was_not_written_to_its_end_replaces_none(layers: str) -> None:
+    url = f"{layers}memory://{uuid4().hex}/file"
+    storage = open_storage(url)
+    assert isinstance(storage, RemoteStorage)
+    with streamxf.open(url, "wb") as file:
+        file.write(b"old")
+    for writing in (storage.replacing, partial(creating, storage.filesystem, f"{storage.path}.other")):
+        with pytest.raises(ZeroDivisionError), writing() as raw:
+            raw.write(b"new")
+            raise ZeroDivisionError
+    assert storage.parent()[0].names().keys() == {"file"}
+    with streamxf.open(url) as file:
+        assert file.read() == b"old"
 
 
 def test_storage_options_reach_fsspec(tmp_path: Path) -> None:
