@@ -316,15 +316,15 @@ def _read_capped(stream: Any, limit: int, budget: Budget | None) -> bytearray:
         except (StreamxfError, MemoryError):
             raise
         except Exception as error:  # whatever a third party's transform raises
-            raise ContainerError(
-                f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}"
-            ) from error
+            if getattr(error, "errno", None):  # the file below it cannot be read
+                raise
+            text = f"a stream transform cannot be undone: {type(error).__name__}: {error!s:.200}"
+            raise ContainerError(text) from error
         if not part:
             return data
         data += part
         if len(data) > limit:
-            raise ContainerError(
-                f"a stream transform makes more than {limit} bytes of the item, which is all that it can hold"
-            )
+            text = f"a stream transform makes more than {limit} bytes of the item, which is all that it can hold"
+            raise ContainerError(text)
         if budget is not None:
             budget.spend(len(part), "what a stream transform makes of the item")

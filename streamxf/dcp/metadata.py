@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.datafile import Extensions, FileRecord, SavedFile
 from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, descriptors_of, members_of, plain_members
-from streamxf.errors import MetadataError, StreamxfError, UnsupportedError, redacted
+from streamxf.errors import MetadataError, UnsupportedError, redacted
 from streamxf.format.header import Kind
 from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, is_path
@@ -227,7 +227,7 @@ class UnreadableMetadata(Metadata):
     the reason would be lost. This gets past that point and raises the reason where DCP hands it to all ranks.
     """
 
-    def __init__(self, error: StreamxfError) -> None:
+    def __init__(self, error: Exception) -> None:
         object.__setattr__(self, "_error", error)
 
     def __repr__(self) -> str:

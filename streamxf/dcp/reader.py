@@ -39,7 +39,7 @@ from streamxf.format.names import metadata_name
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.report import LoadReport
 from streamxf.storage.opening import Location
-from streamxf.storage.storage import Storage
+from streamxf.storage.storage import Storage, storage_errors
 from streamxf.torch_private import ExtensionRegistry
 from streamxf.wording import some
 
@@ -125,9 +125,10 @@ class ChainReaderMixin(StorageMixin):
         name = metadata_name(rank)
         path = storage.full(name)
         try:
-            found = read_metadata(storage, name, self._access)
-            self.save_id = found.index.save_id if found.index is not None else None
-            content = metadata_of(found.items.values(), found.index.extra if found.index is not None else {})
+            with storage_errors(path):
+                found = read_metadata(storage, name, self._access)
+                self.save_id = found.index.save_id if found.index is not None else None
+                content = metadata_of(found.items.values(), found.index.extra if found.index is not None else {})
             content.storage_meta = StorageMeta(self.path, load_id=self.load_id, modules=[*found.modules])
         except FileNotFoundError:  # one more in its chain would only make DCP's warnings longer
             raise FileNotFoundError(errno.ENOENT, _why_missing(storage, rank), path) from None
@@ -140,10 +141,9 @@ class ChainReaderMixin(StorageMixin):
             if self.save_id is not None:
                 note_damage(error, storage, self.save_id)
             return UnreadableMetadata(error.locate(file=path))
-        except Exception as error:  # whatever a file system or a key provider raises
-            made = MetadataError(f"the metadata cannot be used: {type(error).__name__}: {error}", file=path)
-            made.__cause__ = error
-            return UnreadableMetadata(made)
+        except (OSError, MemoryError) as error:  # which says nothing about the checkpoint
+            error.add_note(f"while {path!r} was read")
+            return UnreadableMetadata(error)
         setattr(content, _METADATA, found)
         if self.save_id is not None:
             content.storage_meta.save_id = self.save_id

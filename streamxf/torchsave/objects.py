@@ -78,7 +78,7 @@ class Objects:
                 "safe_globals=[...] (streamxf.unsafe_globals lists those of a whole checkpoint); weights_only=False "
                 "unpickles everything, which lets whoever wrote the checkpoint run code here"
             ) from None
-        except StreamxfError:
+        except (StreamxfError, MemoryError):
             raise
         except Exception as error:  # a pickle that torch allows may still fail in any way
             raise MetadataError(

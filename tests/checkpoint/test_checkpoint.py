@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib.util
 import os
@@ -416,3 +417,16 @@ def test_torch_need_not_be_there(writer: str, keyed: bool, tmp_path: Path) -> No
         "step 17",
         "text x",
     ]
+
+
+def test_a_file_that_cannot_be_read_is_not_damaged_below_a_stream_transform(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dcp.save({"w": torch.randn(100_000)}, storage_writer=dcp.FileSystemWriter(tmp_path, _extensions=[TorchZStandard()]))
+
+    def failing(*_: Any) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("streamxf.storage.reading._LocalFile.read_into", failing)
+    with streamxf.Checkpoint(tmp_path) as checkpoint, pytest.raises(OSError, match="Input/output error"):
+        checkpoint["w"].read()

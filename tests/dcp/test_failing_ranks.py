@@ -56,7 +56,7 @@ def test_every_rank_is_told_what_failed_on_which(tmp_path: Path) -> None:
 
         loads = report["failing_loads"]
         assert list(loads["metadata"]) == ["1"]
-        assert loads["metadata"]["1"].startswith("MetadataError: ")
+        assert loads["metadata"]["1"].startswith("ForeignError: the storage failed: ")
         assert "get failed with 1" in loads["metadata"]["1"]
         assert list(loads["data"]) == ["2"]
         assert "NeedsTwo: get failed with 2" in loads["data"]["2"]
