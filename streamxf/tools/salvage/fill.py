@@ -35,14 +35,14 @@ class Noted(Exception):
 
 
 class Filler:
-    """Reads what a catalog has; with `partial` also tensors of which only a part verified."""
+    """Reads what a catalog has; with `partial` also tensors of which a part verified. `damaged` is what did not."""
 
     def __init__(self, catalog: DamagedCheckpoint, partial: bool, progress: Progress | None = None) -> None:
         self._catalog = catalog
         self._partial = partial
         self._progress = progress
         self._budget = catalog.budget.renewed()
-        self._damaged = list(catalog.damaged)
+        self.damaged = list(catalog.damaged)
         self._in_part: list[str] = []
 
     def whole(self) -> Salvaged:
@@ -99,7 +99,7 @@ class Filler:
                 check_tiles(lengths, [chunk[:2] for chunk in chunks])
             except MetadataError:
                 complete = False
-                self._damaged.append(Damage.of(MetadataError(_INCOMPLETE), item.name))
+                self.damaged.append(Damage.of(MetadataError(_INCOMPLETE), item.name))
         if not complete and not self._partial:
             raise Noted
         # what is lost of one that is returned in part takes no memory, whatever the metadata says of its size
@@ -156,10 +156,10 @@ class Filler:
                 data = read(copy, bool(found))
             except Exception as error:  # torch and foreign transforms raise anything
                 file = self._catalog.full(copy[1].place.file)
-                self._damaged.append(Damage.of(error, item.name, file, offset, shape))
+                self.damaged.append(Damage.of(error, item.name, file, offset, shape))
                 continue
             if found and not same(found[0], data):
-                self._damaged.append(Damage.of(IdentityError(_DIFFERING), item.name, None, offset, shape))
+                self.damaged.append(Damage.of(IdentityError(_DIFFERING), item.name, None, offset, shape))
                 raise Noted
             found = [data]
         if not found:
@@ -179,14 +179,14 @@ class Filler:
             except Noted:
                 """The others are read all the same."""
             except Exception as error:  # torch, foreign transforms and pickles raise anything
-                self._damaged.append(Damage.of(error, item.name))
+                self.damaged.append(Damage.of(error, item.name))
         return {name: made[name] for name in names if name in made}
 
     def _result(self, state_dict: dict[str, Any], loaded: Iterable[str], missing: Iterable[str] = ()) -> Salvaged:
         self._catalog.finish()
         found = tuple(loaded)
         classes = {cls.__name__: cls for cls in NOT_AT_HAND}
-        missed = [entry for entry in self._damaged if entry.error in classes]
+        missed = [entry for entry in self.damaged if entry.error in classes]
         if missed and not found:  # the caller can install it
             reasons = "; ".join(dict.fromkeys(entry.message for entry in missed))
             raise classes[missed[0].error](
@@ -196,7 +196,7 @@ class Filler:
         return Salvaged(
             state_dict=state_dict,
             loaded=found,
-            damaged=tuple(self._damaged),
+            damaged=tuple(self.damaged),
             partial=tuple(self._in_part),
             missing=tuple(missing),
             unchecked=tuple(self._catalog.unchecked),

@@ -212,22 +212,21 @@ def _conversion(source: str, catalog: DamagedCheckpoint, found: Salvaged, partia
         for name, item in sorted(metadata.items.items())
     ]
     identity = hashlib.sha256()
-    for fact in (source, partial, *found.partial, *places):
+    for fact in (source, partial, *found.partial, *found.damaged, *places):
         identity.update(repr(fact).encode("ascii", "backslashreplace"))
-    filler = Filler(catalog, partial)
+    filler, known = Filler(catalog, partial), {*found.damaged}
 
     def read(wanted: ItemPart) -> Content:
+        before = len(filler.damaged)
         data = filler.read(wanted.item.name)
-        if data is None:
+        if data is None or not known.issuperset(filler.damaged[before:]):
             raise MetadataError(
                 "the item verified a moment ago, and no longer does: the storage is failing, or another process writes "
                 "to it. Copy the files to a sound disk, and salvage the copy",
                 item=wanted.item.name,
             )
-        return Content(
-            MemorySource(flat_view(data if isinstance(data, bytes) else data.data)),
-            Kind.OBJECT if isinstance(data, bytes) else Kind.TENSOR,
-        )
+        memory, kind = (data, Kind.OBJECT) if isinstance(data, bytes) else (data.data, Kind.TENSOR)
+        return Content(MemorySource(flat_view(memory)), kind)
 
     run = next((metadata.index.run for metadata in catalog.metadata if metadata.index is not None), None)
     items = [_in_one_piece(catalog, name) for name in found.loaded]

@@ -27,7 +27,7 @@ class StateDictFiller(Filler):
         planner = DefaultLoadPlanner(allow_partial_load=True)
         planner.set_up_planner(plain, Metadata({}), True)
         items = self._catalog.stored
-        missing = planner.state_dict.keys() - items.keys() - {entry.item for entry in self._damaged}
+        missing = planner.state_dict.keys() - items.keys() - {entry.item for entry in self.damaged}
 
         def load(item: Item) -> None:
             if isinstance(item, TensorItem):

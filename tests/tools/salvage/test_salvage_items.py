@@ -16,9 +16,14 @@ import zstandard
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
 import streamxf
+from streamxf.errors import MetadataError
+from streamxf.format.items import Place
+from streamxf.tools.convert import conversion
 from streamxf.tools.diff.diff import diff
+from streamxf.tools.salvage.fill import Filler
 from streamxf.tools.salvage.salvage import salvage
 from tests.dcp.helpers import assert_same, blank, load
+from tests.dcp.shards import rows, save_shards
 
 STATE = {f"w{number}": torch.arange(200.0) + number for number in range(4)} | {"x": torch.eye(4), "step": 7}
 OTHERS = {name: value for name, value in STATE.items() if name != "x"}
@@ -122,3 +127,55 @@ def test_a_quantized_tensor(tmp_path: Path) -> None:
         assert "dcp.load" in found.damaged[0].message
     found = diff(tmp_path / "a", tmp_path / "b")
     assert (list(found.incomparable), found.equal) == (["x"], 1)
+
+
+def in_three_parts(path: Path) -> tuple[torch.Tensor, list[Place]]:
+    whole = torch.randn(9, 5)
+    save_shards(path, [{"x": rows(whole, rank, 3)} for rank in range(3)], lambda: [streamxf.ZStandard()])
+    with streamxf.Checkpoint(path) as checkpoint:
+        return whole, [chunk.place for chunk in sorted(checkpoint.stored["x"].chunks)]
+
+
+def flip(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_copy_that_is_resumed_has_what_its_report_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not what an earlier call found of a tensor that was damaged elsewhere then."""
+    path, copied = tmp_path / "checkpoint", tmp_path / "copied"
+    whole, (first, _, last) = in_three_parts(path)
+    flip(path / first.file, first.at + first.size - 50)
+    with monkeypatch.context() as patched:
+        patched.setattr(conversion, "publish", None)
+        with pytest.raises(TypeError):
+            salvage(path, copied, partial=True)
+    flip(path / first.file, first.at + first.size - 50)
+    flip(path / last.file, last.at + last.size - 50)
+    salvaged, written = salvage(path, copied, partial=True)
+    assert written is not None
+    assert [entry.offset for entry in salvaged.damaged] == [(6, 0)]
+    with streamxf.Checkpoint(copied) as checkpoint:
+        found = checkpoint["x"].read()
+    assert torch.equal(found[:6], whole[:6])
+    assert not found[6:].any()
+
+
+def test_a_part_that_is_lost_after_the_report_is_no_zero_in_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, copied = tmp_path / "checkpoint", tmp_path / "copied"
+    _, (first, middle, _) = in_three_parts(path)
+    flip(path / first.file, first.at + first.size - 50)
+    check = Filler.check
+
+    def check_and_lose(filler: Filler) -> Any:
+        found = check(filler)
+        flip(path / middle.file, middle.at + middle.size - 50)
+        return found
+
+    monkeypatch.setattr(Filler, "check", check_and_lose)
+    with pytest.raises(MetadataError, match=r"verified a moment ago, and no longer does.*item x"):
+        salvage(path, copied, partial=True)
+    assert not (copied / ".metadata").exists()
