@@ -109,8 +109,7 @@ def choose(
                 run.settle_id(records)
             choice.run_id = run.run_id
             wanted = [each for each in reversed(complete) if name in (None, each.name)]
-            if best is not None:
-                wanted = by_metric(wanted, *best)
+            wanted = wanted if best is None else by_metric(wanted, *best)
             fit = _fit(run, wanted, verify, choice.skipped, foreign=foreign and name is not None)
             choice.record, choice.check = next(fit, (None, "none"))
             if choice.record is None:
@@ -145,8 +144,9 @@ def _none(run: Run, found: Choice, name: str | None) -> NoCheckpointError:
 
 
 def by_metric(records: Sequence[Record], metric: str, mode: str) -> list[Record]:
-    """Those with a value of a metric, the best first; ties go to the newer."""
-    return list(Retention(best=-1, metric=metric, mode="max" if mode == "max" else "min").ranked(records))
+    """Those with a value of a metric, the best first, after those that cannot be read; ties go to the newer."""
+    ranked = Retention(best=-1, metric=metric, mode="max" if mode == "max" else "min").ranked(records)
+    return [*(each for each in records if ranked and each.metrics is None and each.note), *ranked]
 
 
 def newest(

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
+from streamxf.dcp import reader
 from streamxf.errors import ForeignError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.manager import folder
 from streamxf.manager.latest import is_complete
@@ -331,6 +332,29 @@ def test_data_that_cannot_be_read_is_not_damage(tmp_path: Path, monkeypatch: pyt
     assert resumed(tmp_path, verify=verify) == 2
 
 
+class Throttled(Exception):
+    """Of a client of an object store."""
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "not now"), Throttled("not now")])
+def test_metadata_that_only_one_rank_cannot_read_is_not_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    saved_run(tmp_path, 1, 2)
+    read = reader.read_metadata
+
+    def failing(place: Storage, *arguments: Any, **options: Any) -> Any:
+        if place.name == "step-2":
+            raise error
+        return read(place, *arguments, **options)
+
+    monkeypatch.setattr(reader, "read_metadata", failing)
+    with pytest.raises(CheckpointException, match="not now"):
+        resumed(tmp_path)
+    monkeypatch.undo()
+    assert resumed(tmp_path) == 2
+
+
 def test_an_old_checkpoint_that_cannot_be_read_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest one does: who fell back from it for a disk's bad moment, or a permission, would lose work."""
     saved_run(tmp_path, 1, 2, 3)
@@ -351,3 +375,29 @@ def test_an_old_checkpoint_that_cannot_be_read_stops_nothing(tmp_path: Path, mon
     bad.add("step-3")
     with pytest.raises(OSError, match="Input/output error"):
         resumed(tmp_path)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_one_that_cannot_be_read_may_have_been_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damaged: bool
+) -> None:
+    saved_run(tmp_path, 1, 2, 3)
+    shutil.rmtree(tmp_path / ".streamxf")
+    read = folder.read_metadata
+
+    def failing(place: Storage, *arguments: Any, **options: Any) -> Any:
+        if place.name == "step-1":
+            raise OSError(errno.EIO, "Input/output error", place.given)
+        return read(place, *arguments, **options)
+
+    if damaged:
+        cut(tmp_path / "step-1" / ".metadata")
+    else:
+        monkeypatch.setattr(folder, "read_metadata", failing)
+    keep = streamxf.Retention(best=3, metric="loss", mode="max")
+    with streamxf.CheckpointManager(tmp_path, keep=keep) as manager:
+        assert manager.best() == str(tmp_path / "step-2")
+        assert manager.skipped.keys() == {"step-1"}
+    assert "step-1 is passed over" in caplog.text
+    assert streamxf.latest(tmp_path, best="loss", mode="max") == str(tmp_path / "step-2")
+    assert streamxf.latest(tmp_path, best="accuracy") is None
