@@ -427,6 +427,7 @@ def test_a_file_that_cannot_be_read_is_not_damaged_below_a_stream_transform(
     def failing(*_: Any) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("streamxf.storage.reading._LocalFile.read_into", failing)
-    with streamxf.Checkpoint(tmp_path) as checkpoint, pytest.raises(OSError, match="Input/output error"):
-        checkpoint["w"].read()
+    with streamxf.Checkpoint(tmp_path) as checkpoint:
+        monkeypatch.setattr("streamxf.storage.reading._LocalFile.read_into", failing)
+        with pytest.raises(OSError, match="Input/output error"):
+            checkpoint["w"].read()
