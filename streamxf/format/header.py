@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -201,13 +201,12 @@ class Header:
         except ContainerError:  # of which `parse` says what it is
             return None
 
-    def sealed(self, seal: bytes | None) -> Header:
-        return replace(self, seal=seal) if seal is not None else self
-
-    def pack(self) -> bytes:
-        if self.keyed != (self.seal is not None):
+    def pack(self, seal: bytes | None = None) -> bytes:
+        """The whole header; `seal` stands in place of its own, which follows from the digest."""
+        seal = self.seal if seal is None else seal
+        if self.keyed != (seal is not None):
             raise ContainerError("a header has a seal exactly if its chain encrypts")
-        data = self.body + (self.seal or b"")
+        data = self.body + (seal or b"")
         return data + _CRC.pack(crc32c.crc32c(data))
 
     @classmethod

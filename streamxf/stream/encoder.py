@@ -104,7 +104,7 @@ class ContainerEncoder:
         header = Header(block_log2, transforms + chain.bound, os.urandom(SALT_BYTES), identity, published, hashed)
         info = StreamInfo(header.block_size, header.salt, header.digest, *encoding_facts(identity))
         self._coder = StreamCoder(chain, info, meter=meter)
-        self._header = header.sealed(self._coder.seal)
+        self._header = header
         self._lengths: list[int] = []
         self._hashes: list[bytes] = []
         self._blocks = 0
@@ -130,7 +130,7 @@ class ContainerEncoder:
 
     def framed(self, block: Encoded) -> list[bytes | memoryview]:
         """The bytes that have to be written for a block; called in the order of the blocks."""
-        start = block.head if block.index else self._header.pack() + block.head
+        start = block.head if block.index else self._header.pack(self._coder.seal) + block.head
         self.stored_size += len(start) + len(block.payload)
         self._lengths.append(len(block.payload))
         if block.digest is not None:

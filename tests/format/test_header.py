@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_round_trip(header: Header) -> None:
     before_seal = data[: len(data) - 4 - (32 if header.keyed else 0)]
     assert parsed.digest == hashlib.sha256(before_seal).digest()
     assert parsed.block_chain == tuple(text for text in header.chain if not text.startswith("!"))
-    assert parsed.sealed(header.seal) == header
+    assert dataclasses.replace(header, seal=None).pack(header.seal) == data
 
 
 @given(header=headers(), junk=st.binary(max_size=60))
