@@ -161,7 +161,10 @@ def make_up(path: Path, ranks: int, items: int, gib: int) -> int:
         name = f"model.layers.{number // 8}.block.{number % 8}.weight"
         chunks = [
             Chunk(
-                (rank * rows, 0), (rows, 4096), Place(record.path, number * stored, stored, chains[0].recorded), False
+                (rank * rows, 0),
+                (rows, 4096),
+                Place(record.path, number * stored, stored, chains[0].recorded, None, number),
+                False,
             )
             for rank, record in enumerate(records)
         ]
