@@ -418,8 +418,7 @@ def side_by_side(calls: Iterable[Callable[[], object]], threads: int, failures: 
     - `failures`: in the order of time. Once there is one no call begins, and those that were begun should end soon.
     """
     waiting = deque(calls)
-    begun: list[None] = []
-    over: list[None] = []
+    begun, over = list[None](), list[None]()
     news: SimpleQueue[None] = SimpleQueue()
 
     def work() -> None:
@@ -459,6 +458,7 @@ def side_by_side(calls: Iterable[Callable[[], object]], threads: int, failures: 
     if failures:
         # what only stopped because something else failed says so; the cause is what people need
         cause = next((error for error in failures if not isinstance(error, AbortedError)), failures[0])
+        waiting.clear()  # for a thread that begins only now
         failures.clear()
         try:
             raise cause

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from streamxf.engine import Engine, Job
+from streamxf.engine import Engine, Job, side_by_side
 
 CODEC = """
 import gc, io, os, signal, threading, time
@@ -104,3 +104,19 @@ def test_jobs_run_at_once_where_there_are_no_threads_at_all(monkeypatch: pytest.
     engine = Engine(2)
     monkeypatch.setattr(threading.Thread, "start", never)
     assert engine.submit(Job(threading.current_thread)).result(timeout=60) is threading.current_thread()
+
+
+def test_a_thread_that_begins_when_all_is_over_makes_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was started, and then had to wait for its turn until another thread's failure had been raised."""
+    late: list[threading.Thread] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
+    made: list[str] = []
+
+    def fail() -> None:
+        raise OSError("the first call failed")
+
+    with pytest.raises(OSError, match="the first call failed"):
+        side_by_side([fail, lambda: made.append("after the end")], 2, [])
+    (thread,) = late
+    thread.run()
+    assert made == []
