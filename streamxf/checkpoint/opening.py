@@ -161,28 +161,28 @@ class ItemOpener:
                 raise self._access.not_encrypted("the item")
             if not place.descriptors:
                 check_size(source.length)
-                return BareBlocks(source), ()
             return BareBlocks(source), [text.removeprefix("!") for text in place.descriptors]
         header = self._header(source, wanted)
         transforms = [text[1:] for text in header.chain if text.startswith("!")]
-        coder = self.coder(header, place, meter)
-        blocks = BlockReader(source, header, coder, place.sha256, None if transforms else check_size)
+        known = place.sha256, None if transforms else check_size
+        coder = self.coder(header, place, meter, lambda: BlockReader(source, header, None, *known))
+        blocks = BlockReader(source, header, coder, *known)
         whole = blocks.decode_ends()
         return blocks if whole is None else MemoryBlocks(whole), transforms
 
-    def coder(self, header: Header, place: Place, meter: Meter | None = None) -> StreamCoder:
-        """What decodes the blocks of a container; its chain is rebuilt once. Raises as `open`."""
+    def coder(
+        self, header: Header, place: Place, meter: Meter | None = None, check: Callable[[], object] = lambda: None
+    ) -> StreamCoder:
+        """What decodes the blocks of a container; its chain is rebuilt once. `check` as in `ChainOpener.coder`."""
         writer = self._writer_of(place)
         dek = writer.dek if writer is not None else None
         known = self._openers.get((place.descriptors, dek))
         if known is None:
-            codecs = place.descriptors[len(header.chain) - len(header.block_chain) :]
-            descriptors = [Descriptor.parse(text) for text in codecs]
+            descriptors = [*map(Descriptor.parse, place.descriptors[len(header.chain) - len(header.block_chain) :])]
             data_key = self._data_key(descriptors, dek) if header.keyed else None
-            providers = tuple(providers_in(self.metadata.modules))
-            known = ChainOpener(descriptors, self._access.codecs, data_key, providers)
-            self._openers[place.descriptors, dek] = known
-        return known.coder(header, meter)
+            about = descriptors, self._access.codecs, data_key, providers_in(self.metadata.modules)
+            known = self._openers[place.descriptors, dek] = ChainOpener(*about)
+        return known.coder(header, meter, check)
 
     def size_check(self, wanted: ItemPart) -> Callable[[int], None]:
         """What raises ContainerError for more bytes than an item's stream may have."""

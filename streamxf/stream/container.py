@@ -20,6 +20,7 @@ from streamxf.keys.envelope import DataKey
 from streamxf.registry import CodecRegistry, Provider
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice
+from streamxf.storage.storage import Check
 from streamxf.stream.reader import Blocks
 
 CheckSize = Callable[[int], None]
@@ -55,10 +56,9 @@ def read_tail(source: FileSlice, header: Header, check_size: CheckSize | None = 
     if tail_size <= len(end):
         table.feed(end[-tail_size:-FOOTER_BYTES])
     else:
-        at, stop = length - tail_size, length - FOOTER_BYTES
-        while at < stop:
+        stop = length - FOOTER_BYTES
+        for at in range(length - tail_size, stop, _TABLE_STEP):
             table.feed(source.read_at(at, min(_TABLE_STEP, stop - at)))
-            at += _TABLE_STEP
     table.finish(footer, length)
     return footer, table
 
@@ -175,15 +175,16 @@ class ChainOpener:
         self._providers = tuple(providers)
         self._chain: Chain | None = None
 
-    def coder(self, header: Header, meter: Meter | None = None) -> StreamCoder:
+    def coder(self, header: Header, meter: Meter | None = None, check: Check = lambda: None) -> StreamCoder:
         """Make the chain ready for the stream of a header. Raises AuthenticationError if the header's seal does not
         match; UnknownCodecError, KeyMissingError, WrongKeyError, DescriptorError, ChainError if the chain cannot be
-        built.
+        built. `check` is called once the seal has matched, before codecs are looked up; it may raise, too.
         """
         info = stream_info(header)
         if self._chain is None:
             key = self._data_key() if self._data_key is not None else None
             StreamCoder.open(Chain([Encrypt.reading(key)] if key is not None else []), info, header.seal)
+            check()
             self._chain = Chain(self._build(item, key) for item in self._descriptors)
         return StreamCoder.open(self._chain, info, header.seal, meter=meter)
 

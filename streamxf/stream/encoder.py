@@ -107,7 +107,6 @@ class ContainerEncoder:
         self._header = header
         self._lengths: list[int] = []
         self._hashes: list[bytes] = []
-        self._blocks = 0
         self.block_size = header.block_size
         self.raw_size = 0
         self.stored_size = 0
@@ -121,10 +120,9 @@ class ContainerEncoder:
 
     def job(self, load: Load, size: int, last: bool) -> Callable[[], Encoded]:
         """The call that encodes the next block; raises ContainerError if the container is full."""
-        index = self._blocks
+        index = self.raw_size // self.block_size  # all but the last are full
         if self.raw_size + size > MAX_RAW_SIZE:
             raise ContainerError("the stream has more bytes than a container may hold")
-        self._blocks += 1
         self.raw_size += size
         return partial(_encode, self._coder, load, index, last, self._header.hashed)
 

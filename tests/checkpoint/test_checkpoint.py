@@ -431,3 +431,27 @@ def test_a_file_that_cannot_be_read_is_not_damaged_below_a_stream_transform(
         monkeypatch.setattr("streamxf.storage.reading._LocalFile.read_into", failing)
         with pytest.raises(OSError, match="Input/output error"):
             checkpoint["w"].read()
+
+
+@pytest.mark.parametrize("chain", [[ZStandard()], [ZStandard(), Encrypt(KEY)]], ids=["plain", "keyed"])
+def test_no_codec_is_looked_up_before_the_table_has_passed(tmp_path: Path, chain: list[Any]) -> None:
+    """R5 of the format: code of third parties is imported only then."""
+    with streamxf.CheckpointWriter(tmp_path, chain) as writer:
+        writer["weight"] = np.arange(100.0)
+    (file,) = data_files(tmp_path)
+    data = bytearray(file.read_bytes())
+    data[-10] ^= 1  # in the CRC of table and footer
+    file.write_bytes(data)
+    built: list[str] = []
+
+    class Watched(streamxf.CodecRegistry):
+        def build(self, descriptor: Any, *arguments: Any, **more: Any) -> Any:
+            built.append(descriptor.name)
+            return super().build(descriptor, *arguments, **more)
+
+    with (
+        Checkpoint(tmp_path, keys=KEY if len(chain) > 1 else None, codecs=Watched()) as checkpoint,
+        pytest.raises(ContainerError, match="table and footer"),
+    ):
+        checkpoint["weight"].read()
+    assert built == []
