@@ -270,13 +270,7 @@ class LocalStorage(Storage):
 
     def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
         """Folders stay: they are not what was asked for."""
-        failed: dict[str, Exception] = {}
-        for path in paths:
-            try:
-                _unlink(self.place, path)
-            except Exception as error:  # the others are removed all the same
-                failed[path] = error
-        return failed
+        return _unlink_each(self.place, paths)
 
     def make_folder(self, path: str = "", *, durable: bool = True) -> list[Path]:
         folder = self.inner(path)
@@ -298,17 +292,13 @@ class LocalStorage(Storage):
                     os.unlink(name, dir_fd=run)
                     return []
                 with opened(run, [name]) as folder:
-                    _unlink_all(folder, first)
-                    failed: list[OSError] = []
+                    for reason in _unlink_each(folder, first).values():
+                        raise reason
                     others = list(rest)
-                    try:
-                        _unlink_all(folder, others[:-1])
-                        _unlink_all(folder, others[-1:])
-                    except OSError as error:
-                        failed.append(error)
+                    failed = _unlink_each(folder, others[:-1]) or _unlink_each(folder, others[-1:])
                     left = _prune(folder)
-                    if failed:
-                        raise failed[0]
+                    for reason in failed.values():
+                        raise reason
                     if left:
                         return left
                     _unlink(folder, LOCK)
@@ -393,15 +383,14 @@ def _missing_files() -> Iterator[None]:
         raise FileNotFoundError(errno.ENOENT, error.strerror, error.filename) from None
 
 
-def _unlink_all(folder: int, paths: Collection[str]) -> None:
-    failed: list[OSError] = []
+def _unlink_each(folder: str | int, paths: Iterable[str]) -> dict[str, Exception]:
+    failed: dict[str, Exception] = {}
     for path in paths:
         try:
             _unlink(folder, path)
-        except OSError as error:
-            failed.append(error)
-    if failed:
-        raise failed[0]
+        except Exception as error:  # the others are removed all the same
+            failed[path] = error
+    return failed
 
 
 def _unlink(folder: str | int, path: str) -> None:

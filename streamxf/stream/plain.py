@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from builtins import open as _builtin_open
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -229,8 +230,8 @@ _being_written: dict[int, Any] = {}
 
 def _end(place: AbstractContextManager[Any], complete: bool) -> None:
     _being_written.pop(id(place), None)
-    error = None if complete else AbortedError("the file was given up")
-    place.__exit__(type(error) if error is not None else None, error, None)
+    error: Any = None if complete else sys.exc_info()[1] or AbortedError("the file was given up")
+    place.__exit__(error and type(error), error, error and error.__traceback__)  # may add a note to it
 
 
 # -- reading ---------------------------------------------------------------------------------------

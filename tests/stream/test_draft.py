@@ -8,6 +8,7 @@ import os
 import stat
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import fsspec
@@ -210,6 +211,43 @@ def test_storage_options_reach_fsspec(tmp_path: Path) -> None:
     with streamxf.open("memory://drafts/one", "wb") as file:  # what failed before left no transaction open
         file.write(b"data")
     assert fsspec.filesystem("memory").exists("memory://drafts/one")
+
+
+def test_a_draft_that_cannot_be_removed_is_named_by_what_ended_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = os.unlink
+
+    def fail(path: str, **how: Any) -> None:
+        if str(path).endswith(".tmp"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        unlink(path, **how)
+
+    monkeypatch.setattr(os, "unlink", fail)
+    with pytest.raises(ZeroDivisionError) as caught, streamxf.open(tmp_path / "file", "wb") as file:
+        file.write(b"data")
+        raise ZeroDivisionError
+    assert [".tmp could not be removed: OSError" in note for note in caught.value.__notes__] == [True]
+
+
+def test_files_of_one_store_are_written_at_the_same_time() -> None:
+    files = fsspec.filesystem("memory")
+    urls = [f"memory://together/{name}" for name in ("one", "two", "three")]
+    for url in urls:
+        files.pipe_file(url, b"as it was")
+    one, two, three = (streamxf.open(url, "wb") for url in urls)
+    for file in (one, two, three):
+        file.write(b"data")
+    one.close()
+    assert [files.cat_file(url) for url in urls[1:]] == [b"as it was"] * 2
+    two.abort()
+    assert [files.cat_file(url) for url in urls[1:]] == [b"as it was"] * 2
+    three.write(b" and more")
+    three.close()
+    assert streamxf.decode(files.cat_file(urls[0])) == b"data"
+    assert files.cat_file(urls[1]) == b"as it was"
+    assert streamxf.decode(files.cat_file(urls[2])) == b"data and more"
+    assert not files._intrans
 
 
 def test_the_chain_by_default_is_the_same_everywhere() -> None:
