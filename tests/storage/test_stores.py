@@ -127,10 +127,22 @@ class _KeepsHalves(MemoryStorage):
         return created()
 
 
+class _RefusesOtherwise(MemoryStorage):
+    def put(self, path: str, data: bytes, **how: Any) -> None:
+        if how.get("once"):
+            raise NotADirectoryError(path)
+        super().put(path, data, **how)
+
+
 @pytest.mark.parametrize("wrong", [_Forgets, _Globs, _Overwrites, _Invents, _KeepsHalves])
 def test_what_is_wrong_is_found(wrong: type[MemoryStorage]) -> None:
     with pytest.raises(ConformanceError):
         check_storage(wrong())
+
+
+def test_an_error_of_another_kind_is_not_taken_for_a_refusal() -> None:
+    with pytest.raises(NotADirectoryError):
+        check_storage(_RefusesOtherwise())
 
 
 # -- where it can be given ---------------------------------------------------------------------------
