@@ -114,7 +114,7 @@ def jobs(share: int = 1) -> Iterator[dict[str, Any]]:
             yield job("killed_s3", layout, chain, every=part)
             points = {"saves": max(2 * count // part, 4), "loads": max(count // part, 4)}
             yield job("faulty_s3", layout, chain, **points)
-    for mode, kills in (("in the foreground", 70), ("in a thread", 70), ("in two threads", 60)):
+    for mode, kills in (("in the foreground", 100), ("in a thread", 100), ("in two threads", 80)):
         yield job("managed", mode, "floatzip+checksum", kills=max(kills // share, 3))
     yield job("managed_s3", "in a thread", "floatzip+checksum", kills=max(20 // share, 3))
 
