@@ -1,4 +1,12 @@
-"""A small training that resumes by itself, for ckpt-chaos to kill: python docs/examples/ckpt_chaos.py FOLDER"""
+r"""A small training that resumes by itself, for ckpt-chaos to kill: python docs/examples/ckpt_chaos.py FOLDER
+
+    pip install ckpt-chaos==0.1.8
+    ckpt-chaos run --modes before,torn --max-points 40 \
+        --checkpoint-glob "{out}/run/step-*" --ckpt-ignore-size \
+        --step-regex "resumed from step (\d+)" --result-file "{out}/weights" \
+        --fail-on HARD_FAIL,SILENT_DIVERGENCE,LOST_WORK \
+        -- python docs/examples/ckpt_chaos.py {out}
+"""
 
 import hashlib
 import itertools
