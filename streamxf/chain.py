@@ -73,12 +73,12 @@ class Chain:
 
     @cached_property
     def implementations(self) -> dict[str, str]:
-        """Which one runs of the codecs that have several, by the codec's name."""
+        """The implementations in use, by the codec's name, of codecs that have several."""
         return {codec.name: kind for codec in self.codecs if (kind := codec.implementation())}
 
     @classmethod
     def of(cls, chain: ChainLike, *, keys: KeysLike = None, codecs: CodecRegistry | None = None) -> Chain:
-        """Make a chain of whatever a ``chain=`` argument takes: a Chain, codecs, one codec, or the text form.
+        """Make a chain from the value of a ``chain=`` argument: a Chain, codecs, one codec, or the text form.
 
         `keys` is used for ``encrypt`` in the text form only; it must then hold exactly one key.
         """

@@ -54,7 +54,7 @@ class BlockInfo:
 
     - `index`, `last`: the block's number in its stream, from 0, and whether it is the last one.
     - `limit`: the most bytes that the codec may return. On decoding a codec must refuse to produce more *before* it
-      takes memory for it.
+      allocates memory for it.
     - `state`: the result of the codec's own `Codec.start` for this stream.
     - `scratch`: ``scratch(size)`` returns `size` bytes of reused writable memory, valid until the block has left the
       chain. A codec that returns (a part of) it saves an allocation; using it is optional. A second call may return the
@@ -89,16 +89,16 @@ class Codec(TorchExtension, abc.ABC):
     """One reversible transform of a block: the class that a codec's author derives from.
 
     A subclass is a frozen dataclass with a `name`, and it implements `encode` and `decode`. Its fields are its
-    parameters, of type int, str or bool; a field made with ``field(metadata={"encode_only": True})`` matters to
-    encoding only and is never bound to the data. Check parameters in ``__post_init__`` and raise
+    parameters, of type int, str or bool; a field made with ``field(metadata={"encode_only": True})`` affects encoding
+    only and is never bound to the data. Check parameters in ``__post_init__`` and raise
     `streamxf.errors.ParameterError` with the allowed range.
 
     ``streamxf.testing`` holds the suite that every codec must pass; docs/writing-a-codec.md walks through an example.
 
     - `name`: the name in descriptors and of the entry point, such as ``acme.delta``.
     - `version`: increased whenever the meaning of the encoded bytes changes.
-    - `role`: ``"transform"``, ``"compression"``, ``"checksum"`` or ``"encryption"``: which rules of order hold for the
-      codec. Only a checksum may follow encryption.
+    - `role`: ``"transform"``, ``"compression"``, ``"checksum"`` or ``"encryption"``: which determines its place in a
+      chain. Only a checksum may follow encryption.
     """
 
     name: ClassVar[str]
@@ -107,7 +107,7 @@ class Codec(TorchExtension, abc.ABC):
 
     @classmethod
     def implementation(cls) -> str | None:
-        """Which of several implementations runs in this process, in a word for reports; None if there is only one."""
+        """The name, for reports, of the implementation that runs in this process; None if there is only one."""
         return None
 
     @abc.abstractmethod
@@ -118,8 +118,8 @@ class Codec(TorchExtension, abc.ABC):
     def decode(self, block: memoryview, info: BlockInfo) -> Buffer:
         """Undo `encode`.
 
-        `block` comes from storage and may hold anything. Raise `streamxf.errors.CodecError` (or any exception) for
-        whatever `encode` cannot have made, trailing bytes included, and never produce more than ``info.limit`` bytes.
+        `block` comes from storage and may contain anything. Raise `streamxf.errors.CodecError` (or any exception) for
+        bytes that `encode` cannot have made, including trailing ones, and never produce more than ``info.limit`` bytes.
         """
 
     def start(self, stream: StreamInfo) -> Any:
@@ -127,7 +127,7 @@ class Codec(TorchExtension, abc.ABC):
         return None
 
     def renew(self) -> Self:
-        """Return the codec for one save: another object only if it draws something at random for each save."""
+        """Return the codec for one save: a new object only if it draws random values for each save."""
         return self
 
     # -- descriptor --------------------------------------------------------------------------------

@@ -86,8 +86,8 @@ class Report:
       may exceed `wall_seconds`.
     - `io_seconds`: seconds spent in calls of the file system, summed over all threads.
     - `peak_blocks`: the most blocks that one file of a save, or a load, had in flight at a time. Items that are so
-      small that they are done on the spot do not count.
-    - `implementations`: of the codecs that have several, which one ran, by the codec's name: of `FloatZip`
+      small that the calling thread does them do not count.
+    - `implementations`: the implementation that ran, by the codec's name, of codecs that have several: of `FloatZip`
       ``"compiled"`` or ``"numpy"``.
     """
 
@@ -167,8 +167,7 @@ class SaveReport(Report):
 class LoadReport(Report):
     """Report of a load in this process; the attributes are those of `Report`, and one more.
 
-    - `left`: the names of the checkpoint's items that this rank's plan did not ask for, and its state does not have.
-      Another rank may have loaded them.
+    - `left`: the names of items that neither this rank's plan nor its state has. Another rank may have loaded them.
     """
 
     left: tuple[str, ...] = ()

@@ -44,16 +44,16 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
     path : path, str or Storage
         The checkpoint's folder, or its URL.
     keys : Key, bytes, location, several of them or a KeyRing, optional
-        For what is encrypted. With keys, what is not encrypted is refused.
+        To decrypt. With keys, unencrypted checkpoints are refused.
     trust, allow_unsigned, require, expect_save_id, weights_only, safe_globals
         As in `FileSystemReader`; a `require` of None is the default here.
     framework : {"torch", "numpy"}
-        What tensors are read as. With ``"numpy"`` torch is not imported, unless an object is loaded.
+        The type of tensors. With ``"numpy"`` torch is not imported, unless an object is loaded.
     rank : int, optional
         Whose metadata to use where each rank has its own; None takes those of all ranks together.
     max_expansion : int
-        How many times what is stored may be decoded where blocks do not bound it: of objects, tensors whose strides
-        repeat elements, and stream transforms. 256 MiB is always allowed.
+        Limit, as a multiple of the stored size, on data that blocks do not bound: objects, tensors whose strides repeat
+        elements, and stream transforms. 256 MiB is always allowed.
     codecs : CodecRegistry or Registry, optional
         Where codecs are looked up, and in a `Registry` stream extensions of other packages.
     storage_options : mapping, optional
@@ -64,18 +64,18 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
     stored : mapping of str to TensorItem or ObjectItem
         By name, in the order of the metadata: dtypes, shapes, and where each chunk is stored.
     metadata : tuple of Metadata
-        What each metadata file says; one, or one for each rank.
+        The contents of each metadata file; one, or one for each rank.
 
     Raises
     ------
     NoCheckpointError, MetadataError
         If there is none, or its metadata is damaged, hostile or inconsistent.
     AuthenticationError, IdentityError
-        If it was altered, or is another save than the expected one.
+        If it was altered, or is not the expected save.
     KeyMissingError, WrongKeyError, KeyServiceError
         If it is encrypted and none of the keys opens it.
     PolicyError
-        If it is weaker than what is required.
+        If its protection is weaker than required.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class TensorHandle:
         IndexError
             If the part is not inside the tensor.
         StreamxfError
-            With file, item and block, if something is not as it was stored.
+            With file, item and block, if it is damaged or was altered.
         """
         parts = _parts(key, self.shape)
         spans = [part if isinstance(part, range) else range(part, part + 1) for part in parts]
@@ -310,7 +310,7 @@ class ObjectHandle:
 
     def read(self) -> Any:
         """The object, unpickled with ``weights_only``; imports torch. Raises PolicyError if it needs a class that is
-        not allowed, StreamxfError if it is not as it was stored.
+        not allowed, StreamxfError if it is damaged or was altered.
         """
         return self._reader.load_object(self.name)
 

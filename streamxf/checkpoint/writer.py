@@ -39,25 +39,26 @@ class CheckpointWriter:
             writer["step"] = 100
 
     It is published in one step when the ``with`` block is left. If that ends by an exception, nothing is published, and
-    what was written is removed. `Checkpoint` reads it, and ``dcp.load``, as if ``dcp.save`` had written it.
+    the written files are removed. `Checkpoint` and ``dcp.load`` read it as if ``dcp.save`` had written it.
 
-    Each item is written when it is given, and encoded in parallel. Memory holds a few blocks, however large an item is.
+    Items are written as they come, and encoded in parallel. Memory holds a few blocks, however large an item is.
 
     Parameters
     ----------
     path : path or str
         The checkpoint's folder, which is made if there is none, or its URL.
     chain : Chain, str or codecs, optional
-        What the data flows through; by default `FloatZip`, and `Encrypt` if there are recipients.
+        The codecs, in the order in which data passes them; by default `FloatZip`, and `Encrypt` if there are
+        recipients.
     recipients : Key, bytes, location or several, optional
         Who may read it, for the word ``encrypt`` in the chain's text form, or for the default chain.
     signer : SigningKey or location, optional
         Signs it, as in `Encrypt`.
     overwrite : bool
-        Whether a checkpoint that is there is replaced.
+        Whether an existing checkpoint is replaced.
     extra : mapping, optional
-        Plain data that is stored with the items: `Checkpoint` has it in ``metadata[0].index.extra``, torch's readers as
-        attributes of DCP's metadata, so its names are those of Python.
+        Plain data stored with the items: `Checkpoint` has it in ``metadata[0].index.extra``, torch's readers as
+        attributes of DCP's metadata, so names must be Python identifiers.
     block_size : int
         As in `FileSystemWriter`.
     progress : Progress, optional
@@ -67,9 +68,9 @@ class CheckpointWriter:
     Attributes
     ----------
     save_id : str or None
-        Which save it is, once it is published.
+        Identifies the save, once it is published.
     report : SaveReport or None
-        What was written, once it is published.
+        Sizes and times, once it is published.
 
     Raises
     ------
@@ -139,9 +140,9 @@ class CheckpointWriter:
     ) -> None:
         """Write an item.
 
-        NumPy arrays and torch tensors are stored as tensors, and so is whatever has ``__dlpack__``,
-        ``__array_interface__`` or the buffer protocol, such as arrays of JAX or a memoryview. Anything else, bytes
-        among it, is stored as an object, as ``torch.save`` writes it.
+        NumPy arrays and torch tensors are stored as tensors, and so is anything with ``__dlpack__``,
+        ``__array_interface__`` or the buffer protocol, such as arrays of JAX or a memoryview. Anything else, including
+        bytes, is stored as an object, as ``torch.save`` writes it.
 
         Parameters
         ----------
@@ -149,25 +150,25 @@ class CheckpointWriter:
             Each item has a name of its own.
         value
             The item; with `shape` the bytes of its elements, row-major and little-endian: a bytes-like object, an
-            iterable of such, each of which may be changed when the next one is asked for, or a file that is read from
-            where it stands to its end.
+            iterable of these, each of which may be changed once the next one is requested, or a file that is read from
+            its current position to its end.
         dtype : str or dtype, optional
-            What the elements are, as torch names it: ``"bfloat16"``. Of an array it is known, unless its elements stand
-            for others of the same size, such as ``uint8`` for ``float8_e4m3fn``.
+            Of the elements, as torch names it: ``"bfloat16"``. By default that of the array; pass it for arrays whose
+            elements stand for others of the same size, such as ``uint8`` for ``float8_e4m3fn``.
         shape : sequence of int, optional
             Of a tensor whose elements come as bytes.
         copy : bool
-            Whether the memory of `value` may be changed when this returns. If not, it must stay as it is until the
-            ``with`` block is left, and less time is spent on waiting.
+            Whether the memory of `value` may be changed when this returns. If not, it must stay unchanged until the
+            ``with`` block is left, and the call waits less.
         path : sequence of str and int, optional
-            Where the item stands in a nested state dict: keys of dicts and indices of lists; by default the name alone.
+            The item's place in a nested state dict: keys of dicts and indices of lists; by default the name alone.
 
         Raises
         ------
         ParameterError
-            If the name or an argument cannot be, or after an error, or outside of the ``with`` block.
+            If the name or an argument is invalid, or after an error, or outside of the ``with`` block.
         UnsupportedError
-            If the checkpoint has no place for it.
+            If a checkpoint cannot hold it.
         OSError, StreamxfError
             If it could not be written. After any error nothing is published.
         """

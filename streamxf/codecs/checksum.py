@@ -31,8 +31,8 @@ class Checksum(Codec):
     Parameters
     ----------
     algorithm : str
-        ``"crc32c"`` finds faults of storage, memory and other codecs; ``"sha256"`` is the strong choice. Neither
-        replaces `Encrypt` against an attacker, who can compute both.
+        ``"crc32c"`` finds faults of storage, memory and other codecs; ``"sha256"`` is a cryptographic hash. Neither
+        protects against an attacker, who can compute both; `Encrypt` does.
 
     Raises ParameterError if the algorithm is unknown.
     """

@@ -80,8 +80,8 @@ class Encrypt(Uncopied, Codec):
 
     The keys given here wrap a random data key, which is drawn for every save and process and never leaves it unwrapped.
     The process that publishes also vouches for the contents, with the keys that can, and signs them. A pickle of the
-    codec carries no secret: the copy needs its keys again before it can write (only `multiprocessing`'s own pipes to
-    child processes carry them).
+    codec contains no secret: the copy needs its keys again before it can write (only `multiprocessing`'s own pipes to
+    child processes pass them on).
 
     Parameters
     ----------
@@ -89,8 +89,8 @@ class Encrypt(Uncopied, Codec):
         Who may read, at most 16: a `Key` or its 32 bytes, a `PublicKey`, a key service, ``"file:/run/secrets/key"``.
         Any one of them suffices.
     signer : SigningKey or location, optional
-        Signs published contents. Readers with a private key require a signature, so there is a warning if there is no
-        signer and no recipient's key vouches.
+        Signs published contents. Readers with a private key require a signature, so without a signer there is a warning
+        unless a recipient's key vouches.
 
     Raises ParameterError for an unusable key, such as one that is not 32 bytes, and for no or too many recipients.
     """

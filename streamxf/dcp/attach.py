@@ -59,16 +59,15 @@ def attach(
     target : torch ``FileSystemWriter`` or ``FileSystemReader``, or a subclass
         Changed in place.
     extensions : sequence of Codec, or Chain
-        For a writer: what its data flows through.
+        For a writer: the codecs, in the order in which data passes them.
     codecs : CodecRegistry, Registry or torch ``ExtensionRegistry``, optional
         For a reader: where codecs and stream extensions are looked up.
     keys, require
         For a reader: as in `streamxf.FileSystemReader`; `require` is ``"bound"`` once there are keys, and cannot be
         ``"published"``.
     weights_only, safe_globals, max_expansion
-        For a reader: as in `streamxf.FileSystemReader`, for non-tensor objects. Tensors are unpickled by the
-        reader itself; torch's does that with ``weights_only`` and knows what was given to
-        ``torch.serialization.add_safe_globals``.
+        For a reader: as in `streamxf.FileSystemReader`, for non-tensor objects. Tensors are unpickled by the reader
+        itself; torch's does that with ``weights_only`` and the classes of ``torch.serialization.add_safe_globals``.
 
     Raises
     ------

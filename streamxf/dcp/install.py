@@ -51,14 +51,14 @@ def install(
     writer: Mapping[str, Any] | None = None,
     reader: Mapping[str, Any] | None = None,
 ) -> Installation:
-    """Give a chain to every DCP writer and reader that is made from now on in this process, whoever makes it.
+    """Give a chain to every DCP writer and reader that is made from now on in this process, by any code.
 
-    That goes for torch's ``FileSystemWriter``, ``FileSystemReader``, ``FsspecWriter`` and ``FsspecReader``, for
-    ``checkpoint_id=`` of ``save``, ``async_save`` and ``load``, and for tools such as ``dcp_to_torch_save``. Megatron
-    Core's are given it by `attach`. Other classes derived from torch's are left alone, as are streamxf's own, and what
-    was made before.
+    This includes torch's ``FileSystemWriter``, ``FileSystemReader``, ``FsspecWriter`` and ``FsspecReader``,
+    ``checkpoint_id=`` of ``save``, ``async_save`` and ``load``, and tools such as ``dcp_to_torch_save``. Megatron
+    Core's classes get it by `attach`. Other classes derived from torch's, streamxf's own, and earlier objects are left
+    alone.
 
-    An installation inside another shadows it. Use the result in a ``with`` statement, or call its `uninstall`.
+    An inner installation overrides an outer one. Use the result in a ``with`` statement, or call its `uninstall`.
 
     Parameters
     ----------
@@ -66,19 +66,20 @@ def install(
         As in `FileSystemWriter`. Extensions that a writer is made with come before it; a writer that is made with
         codecs keeps those.
     keys : Key, location, several of them or a KeyRing
-        The key for ``encrypt`` in a chain's text form, and what readers open. By default these are the keys of the
-        chain that can read. If the chain encrypts, readers refuse what is not encrypted, whatever keys there are; an
-        explicit ``streamxf.FileSystemReader(path, require=None)`` loads that.
+        The key for ``encrypt`` in a chain's text form, and the readers' keys. By default these are the keys of the
+        chain that can read. If the chain encrypts, readers refuse unencrypted checkpoints, regardless of their keys; an
+        explicit ``streamxf.FileSystemReader(path, require=None)`` loads them.
     writer, reader : dict, optional
-        More arguments for writers and readers, such as ``{"thread_count": 2}`` and ``{"safe_globals": [...]}``. What a
-        framework passes itself comes first. Without ``trust``, readers trust the signer of the chain.
+        More arguments for writers and readers, such as ``{"thread_count": 2}`` and ``{"safe_globals": [...]}``.
+        Arguments that a framework passes itself take precedence. Without ``trust``, readers trust the signer of the
+        chain.
 
     Raises
     ------
     ChainError, ParameterError
         If the arguments do not fit. Nothing is changed then.
     UnsupportedError
-        If this torch lacks a part that is relied on; the message says which.
+        If this torch lacks a required part; the message says which.
     """
     given = dict(reader or {})
     trust, unsigned = given.pop("trust", None), given.pop("allow_unsigned", False)
@@ -136,8 +137,8 @@ def chain_and_access(
 
 
 def installed() -> Installation | None:
-    """The installation that is in force in this process, or None. Raises StreamxfError if the environment asks for one,
-    and its variables cannot be used.
+    """The installation in force in this process, or None. Raises StreamxfError if the environment asks for one, and its
+    variables cannot be used.
     """
     found = _stack[-1] if _stack else None
     if found is not None and found._error is not None:
@@ -156,9 +157,9 @@ class Installation:
     Attributes
     ----------
     chain : Chain or None
-        What writers use; None if ``STREAMXF_KEYS`` alone was set, so that only readers are changed.
+        The writers' chain; None if ``STREAMXF_KEYS`` alone was set, so that only readers are changed.
     keys : KeyRing
-        What readers open.
+        The readers' keys.
     left_alone : set of str
         The classes of torch's writers, and of those derived from them, whose objects saved without any codec meanwhile.
     """
@@ -180,8 +181,8 @@ class Installation:
         self._attached = keys  # a writer of `attach` cannot sign, so nobody waits there for the chain's own signer
 
     def uninstall(self) -> None:
-        """Undo it: torch's classes are as before, unless there is an outer installation. What was made meanwhile keeps
-        its chain.
+        """Undo it: torch's classes are as before, unless there is an outer installation. Objects that were made
+        meanwhile keep their chain.
 
         Raises UnsupportedError if an inner installation has to be undone first, this one has been undone already, or
         somebody else has changed the same parts of torch since.

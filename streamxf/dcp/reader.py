@@ -228,8 +228,8 @@ def _why_missing(storage: Storage, rank: int | None) -> str:
 
 
 class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
-    """Loads a checkpoint from a local or mounted file system: streamxf's, stock uncompressed and stock ``ZStandard``
-    ones.
+    """Loads a checkpoint of streamxf or of stock DCP, with or without ``ZStandard``, from a local or mounted file
+    system.
 
     Parameters
     ----------
@@ -238,37 +238,35 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
     _extension_registry : ExtensionRegistry, optional
         A `Registry` with an allow-list, or a torch registry that knows foreign extensions.
     keys : Key, bytes, several of them or a KeyRing, optional
-        For what is encrypted. With keys, what is not encrypted is refused, so that nothing unencrypted can be slipped
-        in.
+        To decrypt. With keys, unencrypted checkpoints are refused, since anyone could have put them there.
     trust : VerifyKey or location, or several
-        Who may have written the checkpoint. What a `PrivateKey` opens must be signed by one of them; once there is one
-        here, so must everything else.
+        Trusted signers. A checkpoint that a `PrivateKey` opens must be signed by one of them; if any are given, so must
+        all others.
     allow_unsigned : bool
         Whether a checkpoint that a `PrivateKey` opens may lack that signature.
     require : {"default", "published", "bound", "encrypted"} or None
-        The weakest item that is acceptable when keys are given. ``"published"``, the default, is what streamxf's writer
-        makes; ``"bound"`` accepts what `attach` made of another writer, ``"encrypted"`` what torch's own writer made.
-        An explicit None accepts anything, encrypted or not: with it, whoever can write to the storage decides what is
-        loaded.
+        Minimum protection to accept with keys. ``"published"``, the default, is that of streamxf's writers; ``"bound"``
+        also accepts checkpoints of attached writers, ``"encrypted"`` those of torch's own. An explicit None accepts
+        anything, encrypted or not: with it, anyone who writes to the storage decides what is loaded.
     weights_only : bool
-        Whether non-tensor objects are limited to what ``torch.load(weights_only=True)`` allows. False lets
-        whoever wrote the checkpoint run code in this process.
+        Whether non-tensor objects load as by ``torch.load(weights_only=True)``. False lets the checkpoint's writer run
+        code in this process.
     safe_globals : sequence
         Classes and functions that such items, and tensors of subclasses, may use as well.
     max_expansion : int
-        How many times what is stored such items may take, all together; 256 MiB is always allowed.
+        Limit on what such items may expand to, all together, as a multiple of their stored size; 256 MiB is always
+        allowed.
     expect_save_id : str or several, optional
-        The only save that is acceptable, as ``writer.save_id`` gave it, or those of all ranks where each has metadata
-        of its own. Without it, an older checkpoint that was put back as a whole loads.
+        The only acceptable save, as ``writer.save_id`` gave it, or those of all ranks where each has metadata of its
+        own. Without it, an older checkpoint that was put back as a whole loads.
     progress : bool or Progress
         True shows a bar while data is read, on rank 0 and where stderr is a terminal; it needs the extra ``cli``. A
-        `Progress` is told how many stored bytes this process has to read, and as they are read, by any thread; what it
-        raises fails the load.
+        `Progress` receives the stored bytes that this process reads, from any thread; its exceptions fail the load.
 
     Raises
     ------
     ParameterError
-        If a key is not 32 bytes, `require` is given without keys, or another argument is not what it should be.
+        If a key is not 32 bytes, `require` is given without keys, or another argument is invalid.
     """
 
     for_urls = "FsspecReader"

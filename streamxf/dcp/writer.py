@@ -297,7 +297,7 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
     Parameters
     ----------
     path : path or Storage
-        The checkpoint's folder. For URLs there is `FsspecWriter`.
+        The checkpoint's folder. `FsspecWriter` takes URLs.
     single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead, cache_staged_state_dict, overwrite
         As in torch, the last two by name. All threads share the process's workers.
     _extensions : sequence of Codec and StreamTransformExtension, or Chain
@@ -305,7 +305,7 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
     serialization_format : SerializationFormat, optional
         Only ``TORCH_SAVE``.
     chain : Chain, codecs or str
-        What data flows through, in this order, as in `streamxf.open`: ``[FloatZip(), Encrypt(key)]`` or
+        The codecs, in the order in which data passes them, as in `streamxf.open`: ``[FloatZip(), Encrypt(key)]`` or
         ``"floatzip+encrypt"``. The default is ``[FloatZip()]``; an empty list means no chain.
     keys : Key, location, several of them or a KeyRing
         The key for ``encrypt`` in a chain's text form.
@@ -313,9 +313,8 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         Bytes, a power of two from 64 KiB to 16 MiB: the unit of parallel work, of random access and of authentication.
     progress : bool or Progress
         True shows a bar while data is written, on rank 0 and where stderr is a terminal; it needs the extra ``cli``. A
-        `Progress` is told the bytes of this process's tensors and objects, and as they are written, by any thread; what
-        it raises fails the save. Copies of the writer, such as that of a save in another process, show the bar too, but
-        have no `Progress`.
+        `Progress` receives the bytes of this process's tensors and objects, from any thread; its exceptions fail the
+        save. Copies of the writer, such as that of a save in another process, show the bar too, but have no `Progress`.
 
     Raises
     ------

@@ -47,16 +47,16 @@ _REASONS = {
 
 @dataclass(frozen=True, repr=False)
 class AwsKms(KeyProvider):
-    """A symmetric key in AWS KMS. Whoever may call ``kms:Encrypt`` with it can write, ``kms:Decrypt`` read.
+    """A symmetric key in AWS KMS: ``kms:Encrypt`` lets its callers write, ``kms:Decrypt`` read.
 
-    It vouches for contents, so a checkpoint that it opens needs no signature. **Whoever may call Encrypt can forge
+    It vouches for contents, so a checkpoint that it opens needs no signature. **Anyone who may call Encrypt can forge
     checkpoints**; if more people may call it than should write, have checkpoints signed and name the signers in
     ``trust=``.
 
-    The service sees data keys and digests, and nothing else: a save calls it once for each process and once to publish,
-    a load once for each data key and once for the checkpoint. boto3 finds the credentials as usual (environment,
-    profile, role). None are held here, so this object can be pickled; each process makes its own client. Needs the
-    extra: ``pip install 'streamxf[kms]'``.
+    The service sees only data keys and digests: a save calls it once for each process and once to publish, a load once
+    for each data key and once for the checkpoint. boto3 finds the credentials as usual (environment, profile, role).
+    None are held here, so this object can be pickled; each process makes its own client. Needs the extra:
+    ``pip install 'streamxf[kms]'``.
 
     Parameters
     ----------
@@ -67,8 +67,8 @@ class AwsKms(KeyProvider):
     profile : str, optional
         In boto3's configuration files.
     endpoint_url : str, optional
-        Of the service, if it is not that of the ARN's region; boto3 also reads ``AWS_ENDPOINT_URL_KMS``. Data keys are
-        sent there, so it must be https.
+        Instead of that of the ARN's region; boto3 also reads ``AWS_ENDPOINT_URL_KMS``. Data keys are sent there, so it
+        must be https.
     allow_http : bool
         Whether it may be http on this machine's loopback address, as a stand-in for tests is. Data keys are then sent
         unprotected, and never through a proxy.

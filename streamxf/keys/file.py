@@ -100,7 +100,7 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
     KeyFileError
         If the path exists, its folder does not, or the file cannot be written.
     ParameterError
-        If the passphrase cannot be used, or `key` is something else.
+        If the passphrase cannot be used, or `key` is not a key.
     """
     place = os.fspath(path)
     public = isinstance(key, PublicKey | VerifyKey)

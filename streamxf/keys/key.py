@@ -103,9 +103,9 @@ class Secret(Uncopied):
 class Key(Secret, KeyProvider):
     """A 256-bit key-encryption key (KEK): it wraps data keys and never encrypts data itself.
 
-    Whoever has it can read and write. Its `id`, 16 hexadecimal digits derived from it, is public: checkpoints name keys
-    by it. Its material never appears in a repr, an error, a log, a descriptor or an ordinary pickle. Only a process
-    that ``multiprocessing`` starts from this one may receive it (``dcp.async_save`` by process needs that).
+    Its holders can read and write. Its `id`, 16 hexadecimal digits derived from it, is public: checkpoints name keys by
+    it. Its material never appears in a repr, an error, a log, a descriptor or an ordinary pickle. Only a process that
+    ``multiprocessing`` starts from this one may receive it (``dcp.async_save`` by process needs that).
 
     `material` is exactly 32 bytes, from a cryptographic random source (`Key.generate`). A passphrase, or other text, is
     refused.

@@ -44,7 +44,7 @@ class PublicKey(KeyProvider):
     data : bytes-like
         32 bytes for ``hpke-x25519``, 1216 for ``hpke-mlkem768-x25519``.
     kind : str
-        ``"hpke-mlkem768-x25519"``, the default, which also holds against quantum computers, or ``"hpke-x25519"``.
+        ``"hpke-mlkem768-x25519"``, the default, which also resists quantum computers, or ``"hpke-x25519"``.
 
     Raises UnsupportedError if the cryptography package here has no ML-KEM.
     """

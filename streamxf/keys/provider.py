@@ -25,8 +25,8 @@ class KeyProvider(ABC):
     unwraps : bool
         Whether it can unwrap; a public key cannot.
     vouches : bool
-        Whether only someone who was entrusted with the key can vouch with it. Readers accept contents that it vouches
-        for; for the others they require a signature.
+        Whether only holders of the key can vouch with it. Readers accept contents that it vouches for; otherwise they
+        require a signature.
     portable : bool
         Whether it may be pickled: it holds nothing secret.
     """
@@ -44,8 +44,8 @@ class KeyProvider(ABC):
     def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
         """Wrap a data key: 32 secret bytes; the default of `vouch` passes 64. Returns 1 to 6144 bytes.
 
-        `dek_id` is its public id, 32 bytes, which `unwrap` is given again. Bind it to the result, so that the result is
-        of no use with another id. Raises KeyServiceError if a service that holds the key cannot be reached.
+        `dek_id` is its public id, 32 bytes, which `unwrap` is given again. Bind it to the result, so that it cannot be
+        unwrapped with another id. Raises KeyServiceError if a service that holds the key cannot be reached.
         """
 
     def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:

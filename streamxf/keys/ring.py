@@ -54,13 +54,13 @@ class KeyRing(Uncopied):
     keys : KeyProvider, bytes or location, or several
         As in the ``keys=`` of every reader.
     trust : VerifyKey or location, or several
-        Whose signatures count. Contents for a `PrivateKey` must be signed by one of them, since anyone may have its
-        public key; if any are given, all contents must.
+        Trusted signers. Contents for a `PrivateKey` must be signed by one of them, since anyone may have its public
+        key; if any are given, all contents must.
     allow_unsigned : bool
-        Whether that signature may be missing: a private key then shows that a checkpoint is meant for you, but not who
-        wrote it.
+        Whether that signature may be missing: a private key then shows for whom a checkpoint was written, but not by
+        whom.
 
-    Raises ParameterError if a key or signer is something else, or signers are given without keys.
+    Raises ParameterError if a key or signer cannot be used, or signers are given without keys.
     """
 
     def __init__(self, keys: KeysLike = None, *, trust: TrustLike = None, allow_unsigned: bool = False) -> None:
@@ -76,7 +76,7 @@ class KeyRing(Uncopied):
 
     @property
     def trust(self) -> tuple[VerifyKey, ...]:
-        """Whose signatures count."""
+        """The trusted signers."""
         return self._trust
 
     @property
@@ -86,7 +86,7 @@ class KeyRing(Uncopied):
 
     @classmethod
     def of(cls, keys: KeysLike, trust: TrustLike = None, allow_unsigned: bool = False) -> KeyRing:
-        """Make a ring of whatever a ``keys=`` argument takes: nothing, one key, several, or a ring.
+        """Make a ring from the value of a ``keys=`` argument: None, one key, several, or a ring.
 
         Raises ParameterError as the constructor, and if `trust` or `allow_unsigned` is given with a ring.
         """

@@ -150,8 +150,8 @@ def open(
     chain : Chain, codecs or str
         For writing, such as ``[ZStandard(), Encrypt(key)]`` or ``"zstd+encrypt"``. The default is ``"floatzip"``.
     keys : Key, bytes, several of them or a KeyRing
-        For reading encrypted files, and for ``encrypt`` in a chain's text form. With keys, a file that is not encrypted
-        is refused, so that nobody can slip one in.
+        For reading encrypted files, and for ``encrypt`` in a chain's text form. With keys, unencrypted files are
+        refused, since anyone could have put them there.
     block_size : int
         Bytes, a power of two from 64 KiB to 16 MiB. For writing.
     codecs : CodecRegistry, optional

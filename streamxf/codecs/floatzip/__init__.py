@@ -38,10 +38,10 @@ _LITTLE = 4096  # bytes
 
 @dataclass(frozen=True)
 class FloatZip(Codec):
-    """Compress floating-point data near the entropy of its bytes; lossless, whatever the bytes are.
+    """Compress floating-point data near the entropy of its bytes; lossless for any bytes.
 
-    Floats of 2, 4 and 8 bytes are split into exponents and the rest. If the dtype is unknown or another one, a sample
-    of each block decides. A block grows by at most one byte.
+    Floats of 2, 4 and 8 bytes are split into exponents and the rest. For other and unknown dtypes a sample of each
+    block decides. A block grows by at most one byte.
     """
 
     name: ClassVar[str] = "streamxf.floatzip"
