@@ -97,8 +97,8 @@ class Codec(TorchExtension, abc.ABC):
 
     - `name`: the name in descriptors and of the entry point, such as ``acme.delta``.
     - `version`: increased whenever the meaning of the encoded bytes changes.
-    - `role`: ``"transform"``, ``"compression"``, ``"checksum"`` or ``"encryption"``: which determines its place in a
-      chain. Only a checksum may follow encryption.
+    - `role`: ``"transform"``, ``"compression"``, ``"checksum"`` or ``"encryption"``; it determines the codec's place in
+      a chain. Only a checksum may follow encryption.
     """
 
     name: ClassVar[str]

@@ -45,7 +45,7 @@ class CheckpointWriter:
 
     Parameters
     ----------
-    path : path or str
+    path : path, str or Storage
         The checkpoint's folder, which is made if there is none, or its URL.
     chain : Chain, str or codecs, optional
         The codecs, in the order in which data passes them; by default `FloatZip`, and `Encrypt` if there are

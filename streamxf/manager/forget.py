@@ -30,16 +30,16 @@ class ForgetReport:
     Attributes
     ----------
     kept : mapping of str to tuple of str
-        The complete checkpoints that stay, the oldest first, each with the reasons. Foreign ones are among them, and
-        with keys those that the keys do not verify: no rule applies to these.
+        The complete checkpoints that stay, the oldest first, each with the reasons. They include foreign ones, and with
+        keys those that the keys do not verify: no rule applies to these.
     removed : tuple of str
         Those that were removed; with `dry_run`, those that would be.
     bytes : int
-        What they took, as far as it is known.
+        Their size, as far as it is known.
     failed : mapping of str to str
         Those that could not be removed, each with the reason. The next call tries again.
     in_use : mapping of str to str
-        Those that stay for now although no rule keeps them, since someone reads them, each with who does.
+        Those that no rule keeps, but someone is reading, each with the reader.
     dry_run : bool
     """
 
@@ -76,31 +76,30 @@ def forget(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ForgetReport:
-    """Remove those complete checkpoints of a run that no rule of `keep` keeps, each with the files that it consists of.
+    """Remove the complete checkpoints of a run, with their files, that no rule of `keep` keeps.
 
-    The rules are applied to each series of names by itself: ``step-100`` and ``step-200`` are of one, and a model
-    beside them in ``llama-7b`` is of another.
+    The rules are applied to each series of names separately: ``step-100`` and ``step-200`` are one, and a model beside
+    them in ``llama-7b`` is another.
 
-    Whatever the rules say, these stay: the newest one; the newest one that verifies; those that someone reads through a
-    `CheckpointManager` or `hold`; those that links in the run's folder lead to; those that are being saved; those of
-    another run, or under another name than they were saved; and with keys, those that these do not verify. If none
-    verifies, none is removed. A call that is killed leaves no half checkpoint that could be resumed from, and the next
-    call goes on with it.
+    These always stay: the newest; the newest that verifies; those being read through a `CheckpointManager` or `hold`;
+    targets of links in the run's folder; those being saved; those of another run, or saved under another name; and with
+    keys, those that the keys do not verify. If none verifies, none is removed. A killed call leaves no half checkpoint
+    that could be resumed from, and the next call finishes it.
 
     Parameters
     ----------
     run : path, str or Storage
         The folder that holds the checkpoints' folders, or its URL.
     keep : Retention or int, optional
-        A number means the last N. By default the rules that the newest checkpoint that verifies has recorded of its
-        job; they are only followed if keys authenticate them, or with `dry_run`.
+        A number means the last N. By default the job's own rules, as recorded in the newest checkpoint that verifies;
+        they are only applied if keys authenticate them, or with `dry_run`.
     keys, trust, allow_unsigned
         As in `FileSystemReader`, to verify.
     verify : {"sample", "whole", "none"}
         How the newest one that stays is verified first: by its metadata and blocks spread over its tensors, by reading
-        all of it, or by its metadata and the sizes of its files. Of less than a GiB, a sample is all.
+        all of it, or by its metadata and the sizes of its files. A sample of less than 1 GiB is everything.
     unverified : bool
-        Whether checkpoints count, and are removed, that the keys do not verify.
+        Whether to count and remove checkpoints that the keys do not verify.
     run_id : str, optional
         Which run, if the folder holds checkpoints of several.
     dry_run : bool
@@ -113,7 +112,7 @@ def forget(
     NoCheckpointError, UnsupportedError
         If there is no such folder; if it is a file, or a checkpoint.
     ParameterError
-        If no rules are given or recorded, or recorded ones are to be followed that nothing authenticates.
+        If no rules are given or recorded, or the recorded ones are not authenticated.
     KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, UnknownCodecError
         If a checkpoint cannot be verified for lack of a key or codec, or is weaker than keys require.
     OSError, ForeignError

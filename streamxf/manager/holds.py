@@ -54,7 +54,7 @@ def hold(path: Location, *, storage_options: Mapping[str, Any] | None = None) ->
         with streamxf.hold("run/step-1000"):
             dcp.load(state, storage_reader=streamxf.FileSystemReader("run/step-1000"))
 
-    `CheckpointManager.resume` does it by itself. A hold whose process was killed counts for a day.
+    `CheckpointManager.resume` does the same. A hold whose process was killed counts for a day.
 
     Parameters
     ----------

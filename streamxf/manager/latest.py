@@ -33,29 +33,28 @@ def latest(
     """The path of the newest checkpoint of a run that can be resumed from, or its `Storage` if the run is one; None if
     none was ever complete.
 
-    It is *complete* if its metadata can be read, or what a framework wrote has been committed to a `CheckpointManager`,
-    and all files have the sizes that are recorded. The numbers in the folders' names say which is the newest, compared
-    one after the other: ``step-1000`` is newer than ``step-900``, and ``epoch-2-step-100`` than ``epoch-1-step-900``.
-    Names without a number, such as ``best``, are passed over, and so are hidden ones, and checkpoints that say that
-    they belong to another run, or were saved under another name. Where there are no checkpoints of DCP and none that
-    were committed, folders of other formats count, such as Hugging Face's.
+    It is *complete* if its metadata can be read, or a framework's save was committed to a `CheckpointManager`, and all
+    files have their recorded sizes. The numbers in the folders' names say which is the newest, compared one after the
+    other: ``step-1000`` is newer than ``step-900``, and ``epoch-2-step-100`` than ``epoch-1-step-900``. Names without a
+    number, such as ``best``, hidden ones, and checkpoints of another run or saved under another name are passed over.
+    If there are no DCP checkpoints and no committed ones, folders of other formats count, such as Hugging Face's.
 
     Parameters
     ----------
     folder : path, str or Storage
         The folder that holds the checkpoints' folders, or its URL.
     verify : {"none", "sample", "whole"}
-        What else has to be intact: nothing, which needs no keys; a sample of the tensors; or all of it. As in
-        `CheckpointManager`.
+        How much of it must be intact as well: nothing, which needs no keys; a sample of the tensors; or everything. As
+        in `CheckpointManager`.
     best : str, optional
-        A metric: not the newest, but the one with the best value. None is returned if no checkpoint has it.
+        A metric: return the checkpoint with its best value instead of the newest, or None if no checkpoint has it.
     mode : {"min", "max"}
         Whether lower or higher values are better.
     keys, trust, allow_unsigned
         As in `FileSystemReader`. With keys, only what they authenticate counts.
     ranks : int, optional
-        How many ranks saved, where each has metadata of its own (``use_collectives=False``). Without it such a
-        checkpoint does not count as complete, since some rank's metadata may be missing.
+        How many ranks saved, if each has its own metadata (``use_collectives=False``). Without it such a checkpoint
+        does not count as complete, since some rank's metadata may be missing.
     run_id : str, optional
         Which run, if the folder holds checkpoints of several.
     storage_options : mapping, optional
@@ -67,7 +66,7 @@ def latest(
         If there are complete checkpoints, and none of them can be resumed from. A job that took this for a fresh start
         would overwrite them.
     ParameterError
-        If checkpoints of several runs lie in the folder, and `run_id` does not say which is meant.
+        If the folder has checkpoints of several runs, and `run_id` is not given.
     UnsupportedError
         If `folder` is a file, or a checkpoint.
     KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, UnknownCodecError

@@ -244,19 +244,19 @@ def listing_mark(files: Entries) -> str | None:
 def list_checkpoints(
     run: Location, *, run_id: str | None = None, storage_options: Mapping[str, Any] | None = None
 ) -> list[Record]:
-    """The checkpoints in a run's folder, the oldest first: those that are complete, and those that are not.
+    """The checkpoints in a run's folder, complete or not, the oldest first.
 
-    Nothing is verified, and no key is needed: each is what it says of itself. Hidden folders, and those without a
-    number in their names, are left out. Folders of other formats, such as Hugging Face's, are listed where there are no
-    complete checkpoints of DCP and none that were committed to a `CheckpointManager`.
+    No key is needed, and nothing is verified: records are the checkpoints' own claims. Hidden folders, and those
+    without a number in their names, are left out. Folders of other formats, such as Hugging Face's, are listed if there
+    are no complete DCP checkpoints, and none committed to a `CheckpointManager`.
 
     Parameters
     ----------
     run : path, str or Storage
         The folder that holds the checkpoints' folders, or its URL.
     run_id : str, optional
-        Which run this is, if the folder holds checkpoints of several. By default that of the newest checkpoint, in each
-        series of names by itself.
+        Which run this is, if the folder holds checkpoints of several. By default that of the newest checkpoint, for
+        each series of names separately.
     storage_options : mapping, optional
         fsspec's, for the URL.
 

@@ -61,7 +61,7 @@ class _Saving:
 
 
 class CheckpointManager:
-    """The checkpoints of a training job: it says when to save, saves, removes what need not be kept, and finds what to
+    """The checkpoints of a training job: decides when to save, saves, removes old checkpoints, and finds the one to
     resume from.
 
     Every rank makes one, with the same arguments, and calls the same methods in the same order::
@@ -81,30 +81,30 @@ class CheckpointManager:
     ----------
     run : path, str or Storage
         The folder, or the URL, under which each checkpoint has a folder of its own. If it is a `Storage`, `path`,
-        `latest` and `best` return storages, too; frameworks' plug-ins need a path or a URL.
+        `latest` and `best` return storages; frameworks' plug-ins need a path or a URL.
     chain, keys
-        As in `FileSystemWriter`: `FloatZip` by default, or what `install` has been given. Readers use `keys`, by
-        default those of the chain that can read, and trust the chain's signer, unless ``reader={"trust": ...}`` says
-        otherwise. If the chain encrypts, nothing else is resumed from.
+        As in `FileSystemWriter`: `FloatZip` by default, or the chain of `install`. Readers use `keys`, by default those
+        of the chain that can read, and trust the chain's signer, unless ``reader={"trust": ...}`` names others. If the
+        chain encrypts, only encrypted checkpoints are resumed from.
     save : Schedule or int
-        When `should_save` says yes; a number means every so many steps.
+        When `should_save` is true; a number means every N steps.
     keep : Retention or int
-        What stays after each save; a number means the last so many. By default everything stays.
+        Which checkpoints stay after each save; a number means the last N. By default all stay.
     async_save : bool or {"thread", "process"}
-        Whether saves go on in the background, after a copy was made; True means a thread.
+        Whether to save in the background, after making a copy; True means a thread.
     in_flight : int
         How many saves may be in the background at a time.
     when_busy : {"wait", "skip"}
-        Whether a save that is due waits for those in the background if there are too many, or is left out. The last
-        one, and one before the job ends, are never left out.
+        Whether a save that is due while too many are in the background waits for them, or is left out. The last one,
+        and one before the job ends, are never left out.
     verify : {"sample", "whole", "none"}
         How a checkpoint is verified before it is resumed from: by its metadata and blocks spread over its tensors, by
         reading all of it, or by its metadata and the sizes of its files. Loading checks all that it reads in any case.
     name : str
         The checkpoints' folders: ``{}`` stands for the step.
     run_id : str, optional
-        Which run this is, 32 hexadecimal digits, where the folder holds checkpoints of several. By default that which
-        the checkpoints there name, and otherwise a new one.
+        Which run this is, 32 hexadecimal digits, if the folder holds checkpoints of several. By default the one that
+        the checkpoints there name, or a new one.
     writer, reader : dict, optional
         More arguments for streamxf's writers and readers, such as ``{"thread_count": 2}`` and
         ``{"safe_globals": [...]}``.
@@ -116,10 +116,10 @@ class CheckpointManager:
     Attributes
     ----------
     stopping : bool
-        Whether a rank got a signal that the job will end; the same on all ranks after `should_save`, which has asked
-        for one more save.
+        Whether a rank got a signal that the job will end; the same on all ranks after `should_save`, which asks for one
+        more save.
     skipped : dict of str to str
-        The checkpoints that the last `resume`, `latest` or `best` has passed over, each with the reason.
+        The checkpoints that the last `resume`, `latest` or `best` passed over, each with the reason.
 
     Raises
     ------
@@ -196,8 +196,7 @@ class CheckpointManager:
     def should_save(self, step: int, *, last: bool = False) -> bool:
         """Whether to save after this step; every rank calls it once after each step, and gets the same answer.
 
-        What is due by the clock, or because a rank was told that the job will end, is agreed while the next step is
-        computed, so that no step waits for it.
+        Saves by the clock or after a signal are agreed while the next step is computed, so that no step waits.
 
         Parameters
         ----------
@@ -210,8 +209,8 @@ class CheckpointManager:
         ParameterError
             If ranks ask for different steps.
         CheckpointException, Exception
-            What a save in the background failed with; it is raised once, on every rank. Training may go on. torch's
-            ``CheckpointException`` is a ``BaseException``, and ``except Exception`` does not catch it.
+            The error of a save in the background; it is raised once, on every rank. Training may go on. torch's
+            ``CheckpointException`` is a ``BaseException``, which ``except Exception`` does not catch.
         """
         self._check_open()
         _named(self._name, step)
@@ -236,18 +235,17 @@ class CheckpointManager:
 
     @property
     def interval(self) -> Interval | None:
-        """How often ``Schedule(optimal=True)`` saves by now, and why; on rank 0, after the first save."""
+        """How often ``Schedule(optimal=True)`` saves at present, and why; on rank 0, after the first save."""
         return self._timer.interval
 
     # -- saving --------------------------------------------------------------------------------------
 
     def path(self, step: int) -> str | Storage:
-        """The folder of a step's checkpoint, or its URL, whether there is one or not."""
+        """The folder of a step's checkpoint, or its URL, even if there is no checkpoint."""
         return self._place(_named(self._name, step))
 
     def save(self, step: int, state: dict[str, Any], *, metrics: Mapping[str, float] | None = None) -> None:
-        """Save under the step's name, over what is there, if anything is; then remove what need not be kept, in the
-        background.
+        """Save under the step's name, replacing an earlier checkpoint; then remove old checkpoints in the background.
 
         Parameters
         ----------
@@ -260,7 +258,8 @@ class CheckpointManager:
         Raises
         ------
         CheckpointException
-            If the save failed on any rank; with `async_save`, if an earlier one did. What was there before still loads.
+            If the save failed on any rank; with `async_save`, if an earlier one did. The checkpoint to be replaced
+            still loads.
         """
         began = time.monotonic()
         self._check_open()
@@ -307,14 +306,14 @@ class CheckpointManager:
             dcp_save(state, **given)  # into the room that old checkpoints have left
 
     def begin(self, step: int) -> str | Storage:
-        """Announce a save that a framework makes by itself; returns the folder to save to. It is complete once
-        `commit` is called, and what was there before is no longer.
+        """Announce a save by a framework; returns the folder to save to. It is complete once `commit` is called. An
+        earlier checkpoint there is removed at once.
 
         Raises
         ------
         AbortedError, ParameterError, OSError, ForeignError
-            If another job saves to this run, or its checkpoints are of several; if that cannot be noted in the run's
-            folder. Do not save then.
+            If another job saves to this run, its checkpoints are of several runs, or the run's folder cannot be written
+            to. Do not save then.
         """
         self._check_open()
         self._announced = time.monotonic()
@@ -329,25 +328,25 @@ class CheckpointManager:
         after: Future[Any] | None = None,
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Say that this rank's part of the save is complete that was announced by `begin`.
+        """Declare this rank's part of the save that `begin` announced complete.
 
         Parameters
         ----------
         step : int
         metrics : mapping of str to float, optional
-            As in `save`. Those that are known later, such as a validation's, can be added by another call.
+            As in `save`. Later ones, such as a validation's, can be added by another call.
         after : Future, optional
-            What ``dcp.async_save`` returned: the save is complete when it is done on all ranks. The manager looks after
-            it as it does after its own: `should_save` raises what it failed with.
+            The result of ``dcp.async_save``: the save is complete when it is done on all ranks. `should_save` raises
+            its error, as for the manager's own saves.
         digests : mapping of str to str, optional
-            SHA-256 of files that this rank wrote, in hexadecimal, by paths in the step's folder. Those of others are
-            computed in the background; an object store's own checksums serve there.
+            SHA-256 of files that this rank wrote, in hexadecimal, by paths in the step's folder. Those of other files
+            are computed in the background; in object stores the store's own checksums serve.
 
         Raises
         ------
         NoCheckpointError, OSError, ForeignError
-            If nothing was saved, or that cannot be noted in the run's folder; of a save in the background, this is
-            logged instead.
+            If nothing was saved, or the commit record cannot be written; for a save in the background, this is logged
+            instead.
         """
         name, numbers = _named(self._name, step), _floats(metrics)
         began, self._announced = self._announced, None
@@ -366,7 +365,7 @@ class CheckpointManager:
             self._blocked(began)
 
     def wait(self) -> None:
-        """Wait for all saves in the background, and for removals. Raises what a save failed with."""
+        """Wait for all saves in the background, and for removals. Raises the error of a save."""
         self._check_open()
         self._collect(len(self._saving))
         if self._keeper is not None:
@@ -377,10 +376,10 @@ class CheckpointManager:
     def resume(
         self, state: dict[str, Any], *, step: int | None = None, foreign: bool = False, plaintext: bool = False
     ) -> int | None:
-        """Load the newest checkpoint that is as it was saved, and return its step; None if there is none yet.
+        """Load the newest intact checkpoint, and return its step; None if there is none yet.
 
         All ranks load the same one. Damage that any of them finds makes all of them fall back to the one before; rank 0
-        logs the reasons, and `skipped` has them. Meanwhile nobody removes it.
+        logs the reasons, and `skipped` has them. The checkpoint is not removed meanwhile.
 
         Parameters
         ----------
@@ -391,7 +390,7 @@ class CheckpointManager:
         foreign : bool
             Whether the checkpoint of `step` may be of another run, or saved under another name.
         plaintext : bool
-            Whether a job whose chain encrypts may load what is not encrypted: once, to begin encrypting a run.
+            Whether a job whose chain encrypts may load an unencrypted checkpoint: once, to begin encrypting a run.
 
         Raises
         ------
@@ -399,13 +398,13 @@ class CheckpointManager:
             If there are complete checkpoints, and none of them can be resumed from, or there is none of `step`. A job
             that took this for a fresh start would overwrite them.
         ParameterError
-            If checkpoints of several runs lie in the folder; pass ``run_id=`` to the manager.
+            If the folder has checkpoints of several runs; pass ``run_id=`` to the manager.
         CheckpointException
-            If loading fails for a reason that has nothing to do with damage, such as another shape.
+            If loading fails for another reason than damage, such as another shape.
         KeyMissingError, WrongKeyError, KeyServiceError, UnknownCodecError
             If the newest one needs other keys or codecs.
         OSError, ForeignError
-            If the storage cannot be reached.
+            If the storage cannot be reached, or the newest checkpoint cannot be read, as with ``EIO``.
         """
         self.wait()
         run = self._run
@@ -435,18 +434,18 @@ class CheckpointManager:
         """The path of the newest checkpoint that verifies, the same on all ranks, for frameworks that load by
         themselves; None if there is none yet. It is not removed before the next save. Raises as `resume`.
 
-        What a framework wrote is compared with its digests in full, unless ``verify="none"``, since few frameworks can
+        All files of a framework are compared with their digests, unless ``verify="none"``, since few frameworks can
         fall back to the one before.
 
         Parameters
         ----------
         skip : mapping of str to str, optional
-            The names of checkpoints that are passed over, such as those that could not be loaded, each with the reason.
+            The names of checkpoints to pass over, such as those that could not be loaded, each with the reason.
         """
         return self._path_of(best=None, skip=skip)
 
     def newest_step(self) -> int:
-        """The newest step of which this run has a checkpoint, by a look at the folder alone; 0 if there is none."""
+        """The newest step of which this run has a checkpoint, judged by the folder alone; 0 if there is none."""
         return max((record.step for record in self._run.records(series=self._series) if record.counts), default=0)
 
     def best(self) -> str | Storage | None:
@@ -469,7 +468,7 @@ class CheckpointManager:
     # -- the end -------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait for all that is in the background. Raises what a save failed with."""
+        """Wait for everything in the background. Raises the error of a save."""
         self._close(None)
 
     def __enter__(self) -> Self:

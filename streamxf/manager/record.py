@@ -28,28 +28,28 @@ class Record:
         When its save began, in seconds since 1970, by the clock of the machine that saved; of a checkpoint that no
         manager saved, when its metadata was written. None if that is unknown.
     bytes : int, optional
-        What its files take; None where nobody has counted them.
+        Size of its files; None if unknown.
     metrics : mapping of str to float, optional
-        What was given to the save, and later; None if nobody knows them.
+        Those given to the save, and later ones; None if unknown.
     kind : str
-        ``"own"``: it says that it belongs to this run, and was saved under this name. ``"unclaimed"``: it names no run,
-        as checkpoints that no manager saved. ``"foreign"``: it names another run or another folder, since it was copied
-        or renamed; it is never resumed from by itself, and never a reason to remove anything. These three are complete.
-        ``"unfinished"``: its save is under way or was killed. ``"removing"``: its removal was killed.
+        ``"own"``: it names this run and this folder. ``"unclaimed"``: it names no run, because no manager saved it.
+        ``"foreign"``: it names another run or folder, because it was copied or renamed; it is never resumed from
+        automatically, and never a reason to remove anything. These three are complete. ``"unfinished"``: its save is
+        under way or was killed. ``"removing"``: its removal was killed.
     save_id : str, optional
-        Identifies the save, wherever the checkpoint is copied; None of other writers.
+        Identifies the save, wherever the checkpoint is copied; None for other writers.
     run : str, optional
         The id of the run that it names.
     verified : bool
-        Whether it may count: with keys, or `Encrypt` in the chain, only what they authenticate does.
+        Whether it may count: with keys, or `Encrypt` in the chain, only authenticated checkpoints do.
     copy_of : str
         The folder that it was saved to, if that had another name.
     rules : mapping
-        The rules of retention of the job that saved it, as it recorded them.
+        The retention rules of the job that saved it, as recorded.
     link : str
         Where it leads, if it is a link in the place of a folder.
     note : str
-        What else is to be said of it: why it is foreign or not verified, what is wrong with its metadata.
+        More in words: why it is foreign or not verified, or the error in its metadata.
     """
 
     name: str

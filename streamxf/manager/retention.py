@@ -40,36 +40,36 @@ class Retention:
     last : int, optional
         Keep the newest N, by step.
     every : int, optional
-        Keep steps that this number divides, for ever.
+        Keep steps that this number divides, permanently.
     best : int, optional
         Keep the N with the best values of `metric`; ties go to the newer. NaN and infinite values are never among the
-        best, and neither is a checkpoint without the metric. One whose metrics are unknown stays, since it may be.
+        best, and neither is a checkpoint without the metric. One whose metrics are unknown stays, in case it is.
     metric : str, optional
-        A name among the metrics given to the save.
+        The name of a metric given to the save.
     mode : str
         Whether the best value is the smallest, ``"min"``, or the largest, ``"max"``.
     hourly, daily, weekly, monthly, yearly : int, optional
-        The newest of each of the last so many hours, days and so on that have checkpoints, in UTC, as restic's
-        ``--keep-hourly`` and the others do. While there are fewer of them than asked for, the oldest checkpoint stays,
-        too: the history then goes back as far as it can.
+        Keep the newest of each of the last N hours, days and so on that have checkpoints, in UTC, as restic's
+        ``--keep-hourly`` and others do. While there are fewer, the oldest checkpoint stays too, so that the history
+        goes back as far as possible.
     within : float or str, optional
         Keep those saved at most this long before the newest: seconds, or ``"90m"``, ``"12h"``, ``"7d"``.
     steps : sequence of int
-        Keep these steps, for ever.
+        Keep these steps, permanently.
     max_bytes : int, optional
-        Let all of them together take at most this. If the other rules keep more, the oldest go first; those among the
-        best go last, the worst of them first. The newest stays, and so does what `every` and `steps` keep for ever. A
+        Limit on the size of all together. If the other rules keep more, the oldest go first; those among the best go
+        last, the worst of them first. The newest stays, and so do the permanent ones of `every` and `steps`. A
         checkpoint whose size is unknown counts as 0.
     max_age : float or str, optional
-        Let those go that were saved longer than this before the newest, with the same exceptions.
+        Remove those saved longer than this before the newest, with the same exceptions. A checkpoint whose time is
+        unknown, or contradicts those of later steps, stays under all rules of time.
     extras : {"keep", "remove"}
-        What happens to other regular files in the folder of a checkpoint that is removed, if only the manager saved
-        there. A checkpoint whose time is unknown, or contradicts those of later steps, stays under all rules of time.
+        What happens to other regular files in the folder of a removed checkpoint, if only the manager saved there.
 
     Raises
     ------
     ParameterError
-        If a rule cannot be meant.
+        If a rule is invalid.
     """
 
     last: int | None = None
@@ -113,7 +113,7 @@ class Retention:
 
     @classmethod
     def of(cls, keep: Retention | int | None) -> Retention:
-        """What ``keep=`` stands for: a number is that of the newest."""
+        """The meaning of ``keep=``: a number N keeps the newest N."""
         if isinstance(keep, int) and not isinstance(keep, bool):
             return cls(last=keep)
         if keep is not None and not isinstance(keep, cls):
@@ -148,9 +148,9 @@ class Retention:
             raise ParameterError(f"the recorded rules cannot be used: {error}") from None
 
     def decide(self, records: Sequence[Record]) -> dict[str, tuple[str, ...]]:
-        """Say of each complete checkpoint, from the oldest to the newest, why it stays; nothing if it may go.
+        """The reasons for which each complete checkpoint stays, from the oldest to the newest; none if it may go.
 
-        Reads no clock and no storage: the answer depends on nothing but the records.
+        Reads no clock and no storage: the answer depends on the records alone.
         """
         complete = sorted((each for each in records if each.complete), key=lambda each: each.order)
         reasons: dict[str, tuple[str, ...]] = {each.name: () for each in complete}
@@ -173,8 +173,8 @@ class Retention:
         return reasons
 
     def replay(self, records: Iterable[Record]) -> Iterator[tuple[str, list[str]]]:
-        """What these rules would have done while a run saved these checkpoints: of each, from the oldest to the newest,
-        its name, and the names of those that would have been removed once it was saved.
+        """The effect of these rules while a run saved these checkpoints: for each, from the oldest to the newest, its
+        name, and the names of those that would have been removed once it was saved.
         """
         there: list[Record] = []
         for record in sorted((each for each in records if each.complete), key=lambda each: each.order):

@@ -30,30 +30,30 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a run saves. Without any of these, it saves at its end, on signals, and when it is told to.
+    """When a run saves. By default only at its end, on signals, and by your own calls.
 
     Parameters
     ----------
     steps : int, optional
-        At every multiple of so many steps, from the first on.
+        At every multiple of this number of steps.
     seconds : float, optional
-        When so many seconds have passed since the last save began.
+        When this many seconds have passed since the last save began.
     at : collection of int
         At these steps.
     optimal : bool
-        Compute the seconds instead: from what saves cost, which is measured, and how often the job fails. The first
-        step that asks saves, too, which measures the cost and shows early that saving works.
+        Compute the seconds instead, from the measured cost of saves and how often the job fails. The first step saves
+        too, which measures the cost and shows early that saving works.
     mtbf : float, optional
-        For `optimal`: seconds between two failures of the whole job on average. By default they are estimated from the
+        For `optimal`: mean time between failures of the whole job, in seconds. By default it is estimated from the
         run's own sessions.
     signals : tuple of int
-        Signals by which the job is told that it will end soon. Each of them leads to a save, after which
-        `CheckpointManager.stopping` is true.
+        Signals that announce the end of the job. Each leads to a save, after which `CheckpointManager.stopping` is
+        true.
 
     Raises
     ------
     ParameterError
-        If one of these has a value that it does not take.
+        If a value is invalid.
     """
 
     steps: int | None = None
