@@ -1,4 +1,4 @@
-"""Everything streamxf raises on purpose: one class for each layer that can fail.
+"""streamxf's own errors: one class for each layer that can fail.
 
 Every error can say where it happened: ``file``, ``item`` and ``block`` are filled in by the layer that knows them while
 the error travels outwards. Names come from checkpoints and messages may quote them, so the text of an error has every
@@ -28,7 +28,7 @@ def redacted(text: str) -> str:
 
 
 class StreamxfError(Exception):
-    """Base class of everything streamxf raises on purpose; messages say what is wrong, and what to do about it.
+    """Base class of streamxf's own errors; messages say what is wrong, and what to do about it.
 
     - `file`, `item`, `block`: the place, as far as it is known: the file's path, the item's name in the state dict, and
       the number of the block inside the item's stream, from 0.
@@ -86,7 +86,7 @@ class ChainError(StreamxfError, ValueError):
 
 
 class DescriptorError(StreamxfError, ValueError):
-    """A codec's descriptor is not well formed, or has parameters that the codec does not know."""
+    """A codec's descriptor is malformed, or has parameters that the codec does not know."""
 
 
 class UnknownCodecError(StreamxfError):
@@ -142,7 +142,7 @@ class AuthenticationError(StreamxfError):
 
 
 class MetadataError(StreamxfError):
-    """``.metadata`` is damaged or inconsistent, or is not metadata."""
+    """``.metadata`` is damaged or inconsistent, or not metadata at all."""
 
 
 class NoCheckpointError(MetadataError):
@@ -174,8 +174,8 @@ class AbortedError(StreamxfError):
 
 
 class ForeignError(StreamxfError):
-    """An error from elsewhere, such as a storage package, that cannot be sent to other ranks as it is. The message has
-    its class and text.
+    """An error of another package, such as a storage's, that cannot be sent to other ranks. The message has its class
+    and text.
     """
 
 

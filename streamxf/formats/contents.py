@@ -46,8 +46,8 @@ class Contents:
         As it was given.
     format : Format
     items : dict of str to Item
-        By name, in the order of the checkpoint's own metadata. Where ranks have metadata of their own, the names of
-        copies end with the rank.
+        By name, in the order of the checkpoint's own metadata. If ranks have their own metadata, the names of copies
+        end with the rank.
     files : dict of str to int
         Sizes in bytes of the files that belong to it, metadata among them, by their relative paths.
     packages : dict of str to str
@@ -59,7 +59,7 @@ class Contents:
     signers : tuple of str
         Ids of the keys that signed it; these signatures were not checked.
     notes : tuple of str
-        What a reader should know, in sentences: that the metadata is not authenticated, say.
+        Remarks, in sentences, such as that the metadata is not authenticated.
     extra : mapping
         Metadata of the format's own, as safetensors' ``__metadata__``.
     incomplete : tuple of str

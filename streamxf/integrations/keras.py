@@ -19,7 +19,7 @@ _FILE = "model.keras.sxf"
 
 
 class ManagedModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]  # keras is not there when types are checked
-    """The manager decides after which epochs the model is saved, and what is kept, in place of ``ModelCheckpoint``::
+    """The manager decides after which epochs to save and what to keep, in place of ``ModelCheckpoint``::
 
         with streamxf.CheckpointManager("run", save=1, keep=3) as manager:
             managed = ManagedModelCheckpoint(manager, "floatzip+checksum")
@@ -27,9 +27,9 @@ class ManagedModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]  #
             model.fit(data, epochs=12, initial_epoch=managed.epoch, callbacks=[managed])
 
     A checkpoint is a ``.keras`` file in a chain, ``model.keras.sxf`` in the folder of its epoch; its metrics are those
-    of the epoch. The end of training is saved in any case; told to end, Keras saves and stops. Add it last, since other
-    callbacks may stop training. `chain` and `keys` are those of `ChainCheckpointIO`, and so is what they refuse; the
-    default is ``[FloatZip()]``. `epoch` is how many epochs the model of `load` was trained.
+    of the epoch. The end of training is always saved; after a signal Keras saves and stops. Add it last, since other
+    callbacks may stop training. `chain` and `keys` are those of `ChainCheckpointIO`, with the same refusals; the
+    default is ``[FloatZip()]``. `epoch` is the number of epochs that the model of `load` was trained.
     """
 
     def __init__(self, manager: CheckpointManager, chain: ChainLike | None = None, *, keys: KeysLike = None) -> None:

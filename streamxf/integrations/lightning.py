@@ -37,7 +37,7 @@ def packages(*names: str) -> list[str]:
 class ChainCheckpointIO:
     """Lightning's ``CheckpointIO``: ``Trainer(plugins=[ChainCheckpointIO(chain="zstd+encrypt", keys=key)])``.
 
-    It can stand inside ``AsyncCheckpointIO``. Files have the format of `streamxf.open`, so a model is loaded by
+    ``AsyncCheckpointIO`` can wrap it. Files have the format of `streamxf.open`, so a model is loaded by
     ``Model.load_from_checkpoint(streamxf.open(path, keys=key))``.
 
     Parameters
@@ -46,7 +46,7 @@ class ChainCheckpointIO:
         As in `streamxf.open`.
     keys : Key, location, several of them or a KeyRing
         The key for ``encrypt`` in a chain's text form, and for loading; by default those of the chain that can read. If
-        the chain encrypts, nothing else loads; otherwise Lightning's own checkpoints load, too.
+        the chain encrypts, only encrypted files load; otherwise Lightning's own checkpoints load, too.
 
     Attributes
     ----------

@@ -18,14 +18,14 @@ _BASES: Any = [import_module(f"{name}.callbacks").Checkpoint for name in package
 
 
 class ManagedCheckpoint(*_BASES):  # type: ignore[misc]
-    """The manager decides when the Trainer saves, and what is kept, in place of ``ModelCheckpoint``::
+    """The manager decides when the Trainer saves and what it keeps, in place of ``ModelCheckpoint``::
 
         with streamxf.CheckpointManager("run", save=500, keep=3) as manager:
             managed = ManagedCheckpoint(manager)
             Trainer(callbacks=[managed]).fit(model, ckpt_path=managed.latest())
 
     A checkpoint is the Trainer's, ``lightning.ckpt`` in the step's folder. Its metrics are those that the model has
-    logged for its step; if validation follows while it fits, its metrics are added. Told to end, the Trainer saves and
+    logged for its step; those of a later validation during ``fit`` are added. After a signal the Trainer saves and
     stops. Inside the manager's block, ``ckpt_path="best"`` means the best by the manager's rules.
 
     With several ranks initialize torch.distributed before the manager is made.

@@ -96,7 +96,7 @@ class ChainRestore(ocp.args.StandardRestore):  # type: ignore[misc]
 
 
 def chain_handlers(chain: ChainLike | None = None, *, keys: KeysLike = None) -> Any:
-    """What makes orbax store PyTrees through a chain: ``CheckpointManager(folder, handler_registry=chain_handlers())``.
+    """Handlers by which orbax stores PyTrees through a chain: ``CheckpointManager(folder, handler_registry=...)``.
 
     Saves and restores by ``StandardSave``, ``StandardRestore``, ``PyTreeSave`` and ``PyTreeRestore`` need no change. An
     item's folder then holds a checkpoint that `streamxf.Checkpoint` and all tools read.
@@ -107,7 +107,7 @@ def chain_handlers(chain: ChainLike | None = None, *, keys: KeysLike = None) -> 
         As in `FileSystemWriter`; the default is ``[FloatZip()]``.
     keys : Key, location, several of them or a KeyRing
         The key for ``encrypt`` in a chain's text form, and for restoring; by default those of the chain that can read.
-        If the chain encrypts, what is not encrypted is refused.
+        If the chain encrypts, unencrypted checkpoints are refused.
 
     Raises
     ------

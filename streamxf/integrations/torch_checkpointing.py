@@ -28,8 +28,8 @@ def _local() -> Any:
 class ChainStorageConfig(StorageConfig):  # type: ignore[misc]  # torch_checkpointing is not there when types are checked
     """A storage for ``CheckpointManager.Config(storage_config=ChainStorageConfig("zstd+encrypt", keys=key))``.
 
-    Each file has the format of `streamxf.open`. If the chain encrypts, nothing else loads; otherwise files that were
-    saved without a chain load, too.
+    Each file has the format of `streamxf.open`. If the chain encrypts, only encrypted files load; otherwise files saved
+    without a chain load, too.
 
     Parameters
     ----------

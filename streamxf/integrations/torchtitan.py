@@ -18,11 +18,12 @@ from streamxf.manager.record import numbers_in
 
 
 class ManagedCheckpointer(TorchtitanManager):  # type: ignore[misc]  # torchtitan is not there when types are checked
-    """Stands in for torchtitan's ``CheckpointManager``, with all its options and modes::
+    """Replaces torchtitan's ``CheckpointManager``, with all its options and modes::
 
         checkpoint = ManagedCheckpointer.Config(enable=True, manager={"save": Schedule(seconds=1800), "keep": 3})
 
-    `manager` has arguments for `streamxf.CheckpointManager`; without them, `interval` and `keep_latest_k` count.
+    `manager` has arguments for `streamxf.CheckpointManager`; `interval` and `keep_latest_k` are the defaults of `save`
+    and `keep`.
 
     Attributes
     ----------

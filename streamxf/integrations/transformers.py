@@ -13,18 +13,17 @@ from streamxf.manager.manager import CheckpointManager
 
 
 class ManagerCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not there when types are checked
-    """The manager decides when the Trainer saves, and what is kept::
+    """The manager decides when the Trainer saves and what it keeps::
 
         trainer = Trainer(model, TrainingArguments("run", save_strategy="no"), ...)
         with streamxf.CheckpointManager("run", name="checkpoint-{}", save=500, keep=3) as manager:
             trainer.add_callback(ManagerCallback(manager))
             trainer.train(resume_from_checkpoint=manager.latest())
 
-    The metrics of a checkpoint are what the Trainer logs at its step, evaluation included. Each step that is saved is
-    logged, so that its loss is known. Told to end, the Trainer saves and stops.
+    The metrics of a checkpoint are those that the Trainer logs at its step, including evaluation. Each saved step is
+    logged, so that its loss is known. After a signal the Trainer saves and stops.
 
-    Add it after all other callbacks, since a checkpoint is complete once it has been called, and training may be
-    stopped by them.
+    Add it after all other callbacks, which may stop training, since a checkpoint is complete once it has been called.
 
     Parameters
     ----------

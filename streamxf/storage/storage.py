@@ -60,12 +60,12 @@ Kind = Literal["file", "folder", "link", "other"]
 
 
 class StorageEntry(NamedTuple):
-    """What a storage says of something in a folder.
+    """An entry of a folder.
 
     - `name`: its name there, or its path below.
-    - `size`: bytes; None of what is not a file, and where the storage does not say.
-    - `written`: when it was last written, in seconds since 1970; None where the storage does not say.
-    - `tag`: changes with the contents, such as an ETag; None where the storage has none.
+    - `size`: bytes of a file; None for anything else, and if the storage does not report it.
+    - `written`: when it was last written, in seconds since 1970; None if the storage does not report it.
+    - `tag`: changes with the contents, such as an ETag; None if the storage has none.
     """
 
     name: str
@@ -84,19 +84,19 @@ class Storage(ABC):
 
     Derive from it to keep checkpoints where neither the local file system nor fsspec reaches. `info`, `entries` and
     `read` are enough for reading; `write`, `create` and `remove` are needed for writing. Everything else is made of
-    these, and may be overridden where a storage has a better way. `streamxf.testing.check_storage` tests an
+    these, and may be overridden if a storage has a better way. `streamxf.testing.check_storage` tests an
     implementation.
 
-    Each method takes a path below this place, "" being the place itself. Its parts are separated by ``/`` and stand for
-    themselves: ``*``, ``?`` and ``..`` have no meaning. `inner` turns it into a path from the storage's root. Any
-    method may be called in several threads at once.
+    Each method takes a path below this place, "" being the place itself. Its parts are separated by ``/`` and taken
+    literally: ``*``, ``?`` and ``..`` have no meaning. `inner` turns it into a path from the storage's root. Any method
+    may be called in several threads at once.
 
     Parameters
     ----------
     path : str
         From the storage's root, ``/`` between its parts; "" is the root.
     given : str, optional
-        What errors and reports call this place.
+        The name of this place in errors and reports.
     """
 
     near: ClassVar[bool] = False
@@ -123,40 +123,38 @@ class Storage(ABC):
 
     @abstractmethod
     def info(self, path: str = "") -> StorageEntry:
-        """What is there; a folder is there if anything is below it. Raises FileNotFoundError."""
+        """The entry at a path; a folder exists if anything is below it. Raises FileNotFoundError."""
 
     @abstractmethod
     def entries(self, path: str = "") -> Iterable[StorageEntry]:
-        """What is directly in a folder. Raises FileNotFoundError if there is no such folder."""
+        """The entries directly in a folder. Raises FileNotFoundError if there is no such folder."""
 
     @abstractmethod
     def read(self, path: str, start: int, stop: int) -> bytes:
         """The bytes of a file from `start` to `stop`, fewer only at its end. Raises FileNotFoundError."""
 
     def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
-        """Store a whole file, in one step: readers see what was there before, or all of `data`.
+        """Store a whole file, in one step: readers see the previous contents, or all of `data`.
 
-        - `over`: only if `conditional`: the `stamp` of what may be replaced; raises ReplacedMeanwhile if something else
-          is there by now.
+        - `over`: only if `conditional`: the `stamp` of the file that may be replaced; raises ReplacedMeanwhile if there
+          is another one by now.
         """
         raise self._read_only()
 
     def create(self, path: str = "") -> AbstractContextManager[IO[bytes]]:
         """Open a new file to write it once and in order; ``write`` takes any bytes-like object. After an error within
-        the block nothing of the file is left.
+        the block nothing of the file remains.
         """
         raise self._read_only()
 
     def replacing(self) -> AbstractContextManager[IO[bytes]]:
-        """Open this file to write it anew, once and in order: what was there before is replaced when the block ends
-        without an error, as far as `create` leaves it until then.
+        """Open this file to write it again, once and in order: the previous contents are replaced when the block ends
+        without an error, if `create` leaves them until then.
         """
         return self.create()
 
     def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
-        """Remove files. Returns those that could not be removed, each with the reason. It is no error if a file is not
-        there.
-        """
+        """Remove files. Returns those that could not be removed, each with the reason. A missing file is not an error."""
         raise self._read_only()
 
     def _read_only(self) -> Exception:
@@ -182,7 +180,7 @@ class Storage(ABC):
         return f"{self._given.rstrip('/')}/{name}" if name else self._given
 
     def inner(self, name: str) -> str:
-        """The path from the storage's root of what has this path here."""
+        """The path from the storage's root, for a path below this place."""
         return "/".join(filter(None, (self.path.rstrip("/"), name)))
 
     def child(self, name: str) -> Storage:

@@ -1,4 +1,4 @@
-"""The conformance suites for codecs and for storages: what those of streamxf pass, and those from elsewhere should.
+"""Conformance suites for codecs and storages, which streamxf's own pass.
 
 For codecs as a test class, which names each property in the report::
 

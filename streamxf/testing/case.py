@@ -26,7 +26,7 @@ Data = bytes | bytearray | memoryview
 
 
 class ConformanceError(AssertionError):
-    """A codec or a storage lacks a property that it must have; the message names it, and what was seen."""
+    """A codec or a storage lacks a required property; the message has the property and the observation."""
 
 
 def require(condition: bool, message: str | Callable[[], str]) -> None:

@@ -29,15 +29,15 @@ def check_codec(
     properties: Iterable[str] | None = None,
     patience: float = 60.0,
 ) -> None:
-    """Check that a codec has every property that streamxf relies on. Raises ConformanceError, which names those that do
-    not hold.
+    """Check that a codec has every property that streamxf relies on. Raises ConformanceError, which names those that it
+    lacks.
 
     Parameters
     ----------
     codec : Codec
         With the parameters to test; call this once for each set of parameters that matters.
     keys : Key, bytes, several of them or a KeyRing, optional
-        What a reader needs, for a codec that encrypts.
+        The reader's keys, for a codec that encrypts.
     examples : int, optional
         Examples that hypothesis draws for a property; by default as many as the loaded hypothesis profile says.
     properties : iterable of str, optional

@@ -59,7 +59,7 @@ def decoded_size(case: Case) -> None:
 
 
 def hostile_bytes(case: Case) -> None:
-    """Whatever bytes decode is given, it raises or returns at most info.limit bytes, takes bounded memory, and ends."""
+    """For any bytes, decode raises or returns at most info.limit bytes, takes bounded memory, and ends."""
     stream = Stream(case.codec)
     stored = [bytes(stream.encode(block)) for block in contents(200).values()]
     altered = st.builds(_overwrite, st.sampled_from(stored), st.integers(0, 300), st.binary(min_size=1, max_size=8))

@@ -13,7 +13,7 @@ from streamxf.testing.data import EDGE_SIZES, MEBIBYTE, blocks, contents
 
 
 def round_trip(case: Case) -> None:
-    """decode(encode(block)) is the block, whatever it holds and wherever in its stream it stands."""
+    """decode(encode(block)) is the block, for any contents and any place in its stream."""
     stream = Stream(case.codec)
 
     def check(block: bytes, index: int, last: bool) -> None:

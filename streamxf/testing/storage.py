@@ -22,15 +22,14 @@ FILES = {
 
 
 def check_storage(storage: Storage, files: Mapping[str, bytes] | None = None) -> None:
-    """Check that a storage does what streamxf relies on. Raises ConformanceError, which says what it does not.
+    """Check that a storage behaves as streamxf requires. Raises ConformanceError, which says where it does not.
 
     Parameters
     ----------
     storage : Storage
         An empty place. The suite leaves nothing there.
     files : mapping, optional
-        All that a storage has which is only read: contents by path, such as `streamxf.testing.FILES`. Nothing is
-        written then.
+        For a read-only storage: all its contents by path, such as `streamxf.testing.FILES`. Then nothing is written.
     """
     if files is not None:
         _check_reading(storage, files)

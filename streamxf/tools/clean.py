@@ -24,7 +24,7 @@ from streamxf.wording import listed, many, size_text
 
 @dataclass(frozen=True)
 class CleanReport:
-    """What `clean` did, or would do.
+    """The result of `clean`.
 
     Attributes
     ----------
@@ -35,11 +35,11 @@ class CleanReport:
     failed : mapping of str to str
         Leftovers that could not be removed, each with the reason.
     uploads : tuple of str
-        The files whose uploads were begun and not finished: the parts in the store were dropped, or would be.
+        Files with unfinished uploads: their parts in the store were dropped, or would be.
     kept : tuple of str
-        Files that no writer makes, and data files of ranks that have no metadata there. Only you know their purpose.
+        Files that no writer makes, and data files of ranks without metadata. Only you know their purpose.
     recent : tuple of str
-        Files written to, or whose upload was begun, less than `min_age` ago: leftovers, or those of a save under way.
+        Files written to, or whose upload began, less than `min_age` ago: leftovers, or those of a save under way.
     dry_run : bool
     """
 
@@ -75,12 +75,12 @@ def clean(
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> CleanReport:
-    """Remove data files and drafts that the checkpoint does not name, and parts of uploads that were never finished:
-    what failed and killed saves left.
+    """Remove leftovers of failed and killed saves: data files and drafts that the checkpoint does not name, and parts
+    of unfinished uploads.
 
     The next save does the same, once it is published. Files that no writer makes stay. Call it when no save to the
-    folder is under way. On a local disk, a save under way fails, and what is published stays intact. Elsewhere no lock
-    keeps the two apart, and the save might be published without its files; so files younger than a day stay there.
+    folder is under way. On a local disk, such a save fails, and the published checkpoint stays intact. Elsewhere no
+    lock keeps the two apart, and the save might be published without its files; so files younger than a day stay there.
 
     Parameters
     ----------
@@ -89,9 +89,9 @@ def clean(
     keys, trust, allow_unsigned
         As in `FileSystemReader`, to authenticate the metadata. Without keys, its digest must match.
     min_age : float, optional
-        Seconds since a file was last written to, for it to be a leftover. By default 0 where a lock of the folder keeps
-        saves from being published meanwhile, and a day elsewhere: in object stores and on network file
-        systems. 0 there says that you know of no save under way.
+        Minimum age of a leftover: seconds since it was last written to. By default 0 where a lock of the folder keeps
+        saves from being published meanwhile, and a day in object stores and on network file systems. 0 there says that
+        you know of no save under way.
     dry_run : bool
         Whether to remove nothing, and only report what would be removed.
     storage_options : mapping, optional
@@ -100,10 +100,10 @@ def clean(
     Raises
     ------
     MetadataError
-        If there is no metadata, or it is damaged, or names files that are not there or have another size. Nothing is
-        removed then: it may be all that is left of a checkpoint.
+        If there is no metadata, or it is damaged, or names files that are missing or have another size. Then nothing is
+        removed: it may be all that is left of a checkpoint.
     AuthenticationError, KeyMissingError, WrongKeyError, PolicyError
-        If keys are given, and the metadata is not authentic, or not encrypted.
+        If keys are given, and the metadata is not authentic or not encrypted.
     ParameterError
         If `min_age` is not a number of seconds.
     UnsupportedError

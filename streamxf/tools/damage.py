@@ -12,12 +12,12 @@ _TEXT = 600  # characters of a message, which may quote a damaged file
 
 @dataclass(frozen=True)
 class Damage:
-    """Something that is not as it was saved.
+    """One place that is damaged, or was altered.
 
     Attributes
     ----------
     file : str or None
-        The file's path, which `verify` gives relative to the checkpoint; None where it is in several, or in none.
+        The file's path, which `verify` gives relative to the checkpoint; None for several files, or none.
     item : str or None
         The item's name in the state dict; None if it concerns the file.
     offset, size : tuple of int or None
@@ -27,7 +27,7 @@ class Damage:
     error : str
         The class of `streamxf.errors` that a reader would raise, or of another error.
     message : str
-        What is wrong, without its place.
+        The error's message, without the place.
     """
 
     file: str | None

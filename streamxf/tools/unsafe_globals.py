@@ -67,7 +67,7 @@ def unsafe_globals(
     Returns
     -------
     UnsafeGlobals
-        What neither torch, nor ``torch.serialization.add_safe_globals`` in this process, nor streamxf allows.
+        Names that neither torch, nor ``torch.serialization.add_safe_globals`` in this process, nor streamxf allows.
     """
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, codecs=codecs)
     names: dict[str, list[str]] = {}

@@ -125,7 +125,7 @@ def reason(estimates: Sequence[Estimate], chosen: int) -> str:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What `streamxf.tune` found. ``str()`` is a table for a terminal.
+    """The result of `streamxf.tune`. ``str()`` is a table for a terminal.
 
     - `chain`: the candidate to use: ``FileSystemWriter(path, chain=recommendation.chain)``.
     - `estimates`: one for each candidate, in the order in which they were given.

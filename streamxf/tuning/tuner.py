@@ -40,27 +40,26 @@ def tune(
 ) -> Recommendation:
     """Try chains on a sample of the data, and recommend one for storage of a given bandwidth.
 
-    About 24 blocks of 1 MiB, spread evenly over the data, are encoded and decoded in one thread, and each has to
-    come back bit for bit. Save and load of the whole are estimated from that: coding is shared by `workers` and
-    overlaps writing and reading, so the slower one of the two counts. The recommended chain is the smallest of
-    those whose save is within 5 % of the fastest. That takes a few seconds, and a fixed amount of memory, except that
-    tensors which passed a stream transform are decoded whole, one at a time.
+    About 24 blocks of 1 MiB, spread evenly over the data, are encoded and decoded in one thread, and compared bit for
+    bit. Save and load of the whole are estimated from that: coding is shared by `workers` and overlaps writing and
+    reading, so the slower one of the two counts. The recommended chain is the smallest of those whose save is within 5%
+    of the fastest. That takes a few seconds, and a fixed amount of memory, except that tensors which went through a
+    stream transform are decoded whole, one at a time.
 
     Parameters
     ----------
     source : mapping, path, str or Storage
-        A state dict: the tensors in it, however deep, on any device; of sharded ones the shards on this rank. Or a
-        checkpoint of any format that `streamxf.inspect` knows: a folder, a file, or the URL of one. Or any other file,
-        taken as bytes.
+        A state dict: all tensors in it, on any device; of sharded ones the shards on this rank. Or a checkpoint of any
+        format that `streamxf.inspect` knows: a folder, a file, or the URL of one. Or any other file, as bytes.
     bandwidth : float
         Of the storage, in bytes per second, for this process: ``2e9`` is 2 GB/s. docs/tuning.md says how to measure it.
     chains : iterable of chain, optional
         The candidates, each a Chain, codecs, one codec or a string. The default is no chain, `LZ4`, `ZStandard` at
         levels -1, 1, 3 and 9, and `FloatZip`, each followed by `Encrypt` if there is a key. Either all of them encrypt
-        or none does: encryption is not a matter of cost.
+        or none does.
     keys : Key, bytes, several of them or a KeyRing
-        For a checkpoint that is encrypted, and for `Encrypt` in the default candidates and ``encrypt`` in strings,
-        where it has to be a single one.
+        For an encrypted checkpoint, and for `Encrypt` in the default candidates and ``encrypt`` in strings, where it
+        must be a single one.
     workers : int, optional
         Threads that share the coding; by default the CPUs that this process may run on.
     storage_options : mapping, optional

@@ -61,19 +61,19 @@ def pack(
     Memory does not depend on the size of the model. A call that failed or was killed can be made again, and resumes, as
     with `transcode`.
 
-    Of a folder, all regular files are packed, also in the folders below it: tensors as tensors, whatever file holds
-    them, and everything else as bytes. The tensors of a model in Hugging Face's format keep their names; those of other
-    files have the path of the file before them, as in ``optimizer.pt/state.0.exp_avg``. A link to a file is packed as
-    that file, wherever it leads. Anything else, such as other links and empty folders, is left out; notes name it, and
-    links that lead out of the folder. Permissions are not packed.
+    Of a folder, all regular files are packed, including those in subfolders: tensors of any file as tensors, and
+    everything else as bytes. The tensors of a model in Hugging Face's format keep their names; those of other files are
+    prefixed by the file's path, as in ``optimizer.pt/state.0.exp_avg``. A link to a file is packed as that file, even
+    if it leads out of the folder; notes name such links. Anything else, such as other links and empty folders, is left
+    out and named. Permissions are not packed.
 
-    What files hold besides tensors is in items whose names begin with ``streamxf.source``, and `unpack` writes the same
+    The bytes besides tensors are in items whose names begin with ``streamxf.source``, and `unpack` writes the same
     files again, byte for byte. The names of a nested state dict are those that ``dcp.save`` gives.
 
     Parameters
     ----------
     source, target : path, str or Storage
-        Or URLs. The target is a folder that does not exist yet, or has no checkpoint in it.
+        Or URLs. The target is a folder that does not exist yet, or contains no checkpoint.
     chain, overwrite, recipients, signer, storage_options, target_options, block_size, file_size, progress
         As in `transcode`; `max_expansion` as well.
     keys, trust, allow_unsigned, require

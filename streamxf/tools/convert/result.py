@@ -12,7 +12,7 @@ _ADDED_UP = ("save_ids", "items", "files", "kept_files", "discarded_files", "raw
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written.
+    """The result of `pack` and `transcode`.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class Converted:
         Of the items that this call wrote, before the chain; of all items, in storage.
     seconds : float
     notes : tuple of str
-        What else a caller should know, in sentences.
+        Remarks, in sentences.
     """
 
     chain: str
@@ -76,7 +76,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What `unpack` wrote.
+    """The result of `unpack`.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Unpacked:
     restored : bool
         Whether these are the files that were packed, byte for byte.
     left_out : tuple of str
-        Objects for which the format has no place; and files that were packed beside the model that was written.
+        Objects that the format cannot hold, and files that were packed beside the written model.
     seconds : float
     notes : tuple of str
         As in `Converted`.

@@ -56,22 +56,22 @@ def transcode(
 ) -> Converted:
     """Copy a DCP checkpoint, streamxf's or another's, through another chain.
 
-    Items are copied block by block, with all checks of a load; no tensor is held whole, except one that a stream
-    transform made, such as torch's ``ZStandard``. Objects are not unpickled. Names, shards, what planners recorded
-    and the run stay as they are; where ranks have metadata of their own, each keeps its own.
+    Items are copied block by block, with all checks of a load; only a tensor that went through a stream transform, such
+    as torch's ``ZStandard``, is held whole. Objects are not unpickled. Names, shards, planners' records and the run
+    stay as they are; if ranks have their own metadata, each keeps it.
 
-    When the call fails or the process is killed, finished data files stay, and the same call resumes from there. If
-    the chain encrypts, that takes a recipient's key that also decrypts: with public keys alone the call starts over.
+    If the call fails or the process is killed, finished data files stay, and the same call resumes from there. If the
+    chain encrypts, that needs a recipient's key that also decrypts: with public keys alone the call starts over.
 
     Parameters
     ----------
     source, target : path, str or Storage
-        Folders, or URLs. The target does not exist yet, or has no checkpoint in it.
+        Folders, or URLs. The target does not exist yet, or contains no checkpoint.
     chain : Chain, str or codecs, optional
         As in `streamxf.open`; by default that of `FileSystemWriter`. If it is empty, torch's own reader loads the copy.
     in_place : bool
-        Replace the source, in one step for each metadata file. Whenever the process is killed, the old checkpoint
-        loads, or the new one. Takes room for both.
+        Replace the source, in one step for each metadata file. If the process is killed, the old checkpoint or the new
+        one loads. Needs space for both.
     overwrite : bool
         Whether a checkpoint in the target may be replaced.
     recipients : Key, bytes, location or several, optional
@@ -85,7 +85,7 @@ def transcode(
     file_size : int
         Bytes of items, before the chain, in one data file; more if there would be too many files.
     max_expansion : int
-        As in `diff`: how many times what is stored may be copied.
+        As in `diff`, for the copied bytes.
     progress : Progress, optional
 
     Raises
@@ -99,7 +99,7 @@ def transcode(
     MetadataError
         If the source was replaced while it was read, with `in_place`.
     StreamxfError
-        If the source is damaged or was altered. Nothing was published then.
+        If the source is damaged or was altered. Then nothing is published.
     """
     if in_place == (target is not None):
         raise ParameterError("give either a target, or replace the source (in_place)")

@@ -50,12 +50,12 @@ def unpack(
     max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> Unpacked | Converted:
-    """Write a checkpoint of DCP, streamxf's or stock, as a file or folder of another format.
+    """Write a DCP checkpoint, streamxf's or stock, as a file or folder of another format.
 
-    Tensors are read and written box by box, so that memory does not depend on the size of the model. What `pack` made
-    of a file or a folder becomes the same file or folder again, byte for byte, unless another format is asked for.
-    Otherwise ``.safetensors`` files are written as the safetensors library writes them, ``torch.save`` files have the
-    state dict nested as it was saved, and of a packed folder with a model only the model is written.
+    Tensors are read and written box by box, so that memory does not depend on the size of the model. A packed file or
+    folder becomes the same file or folder again, byte for byte, unless another format is requested. Otherwise
+    ``.safetensors`` files are written as the safetensors library writes them, ``torch.save`` files have the state dict
+    nested as it was saved, and of a packed folder with a model only the model is written.
 
     A local target appears when all of it is written; until then it is in a hidden folder next to it, which only you
     can read. When the call fails or the process is killed, the same call starts over.
@@ -63,7 +63,7 @@ def unpack(
     Parameters
     ----------
     source, target : path, str or Storage
-        The checkpoint's folder, and what is to be written; or URLs.
+        The checkpoint's folder, and the file or folder to write; or URLs.
     format : str, optional
         By default that of the target's suffix: ``.safetensors``; ``.pt``, ``.pth``, ``.bin`` and ``.ckpt`` for
         ``torch.save``; with any other name the format that was packed, or else a Hugging Face folder. ``"dcp"`` is a
@@ -71,18 +71,17 @@ def unpack(
     only : sequence of str
         Shell patterns; only items whose names match one of them are written.
     prefix : str
-        Only items whose names begin with it are written, without it: ``"model."`` takes the model out of a training
+        Only items whose names begin with it are written, without it: ``"model."`` extracts the model from a training
         checkpoint.
     shard_size : int
-        Bytes of tensors in one file of a Hugging Face folder; no other target may have it.
+        Bytes of tensors in one file of a Hugging Face folder; an error for any other target.
     skip_objects : bool
-        Whether non-tensor objects may be left out if the format has no place for them.
+        Whether to leave out non-tensor objects if the format cannot hold them.
     model : bool
-        Write the tensors of the model alone, by the names that ``load_state_dict`` and ``from_pretrained`` know,
-        whatever framework saved it: `source` may also be a Trainer's or Lightning's folder, or a file that
-        `streamxf.open` wrote with a ``torch.save`` file in it.
+        Write only the model's tensors, by the names that ``load_state_dict`` and ``from_pretrained`` know: `source` may
+        also be the folder of a Trainer or Lightning, or a file of `streamxf.open` that contains a ``torch.save`` file.
     overwrite : bool
-        Whether the target may be replaced. A folder has to be a Hugging Face one, and files in it that are not weights
+        Whether the target may be replaced. A folder must be a Hugging Face one, and files in it that are not weights
         stay.
     keys, trust, allow_unsigned, require
         As in `FileSystemReader`.
@@ -94,19 +93,19 @@ def unpack(
     Returns
     -------
     Unpacked
-        Or, of ``"dcp"``, what `transcode` gives.
+        Or, for ``"dcp"``, the result of `transcode`.
 
     Raises
     ------
     FileExistsError, IsADirectoryError, NotADirectoryError
-        If there is something at the target that may not, or cannot, be replaced.
+        If the target exists and may not, or cannot, be replaced.
     FileNotFoundError, NoCheckpointError
         If there is no checkpoint.
     ParameterError
-        If no item is chosen, several may be the model, or the arguments do not go together.
+        If no item is chosen, several may be the model, or the arguments contradict each other.
     UnsupportedError
-        If the format has no place for something, which it names, or the target's suffix is one of a format that is not
-        written here.
+        If the format cannot hold something, which the message names, or the target's suffix is that of a format which
+        is not written here.
     AbortedError
         If another process is writing to the target.
     NoSpaceError

@@ -57,13 +57,13 @@ def diff(
     max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> Difference:
-    """Compare two checkpoints: which items are not the same, and how far apart they are.
+    """Compare two checkpoints: which items differ, and by how much.
 
-    Either may have any of the formats that streamxf reads, and be sharded in any way; tensors are read in parts. See
-    `streamxf.tools.diff.distance` for what counts as the same.
+    Either may have any of the formats that streamxf reads, and be sharded in any way; tensors are read in parts, and
+    `streamxf.tools.diff.distance` defines equality.
 
     A folder that was packed is compared with a folder, or with another packed one, file by file. Otherwise only tensors
-    and objects are compared; `Difference.not_compared` says what was not.
+    and objects are compared; `Difference.not_compared` lists the rest.
 
     Parameters
     ----------
@@ -79,20 +79,20 @@ def diff(
         One for each: only items whose names begin with it are compared, without it; ``("model.", "")`` compares a model
         that was saved as ``{"model": ...}`` with the model alone.
     values : bool
-        Whether to compute `Distance.statistics`: what `inspect` shows of tensors, of the second minus the first.
+        Whether to compute `Distance.statistics`: as `inspect` shows them, of the second minus the first.
     storage_options : mapping, optional
         fsspec's, for both.
     max_expansion : int
-        How many times what a checkpoint's storage holds may be compared of it; 256 MiB is always allowed. What lies in
-        blocks counts as it is stored. More is not comparable, such as tensors whose strides repeat elements.
+        Limit on the compared bytes of a checkpoint, as a multiple of its stored size; 256 MiB is always allowed. Blocks
+        count by their stored bytes. Items beyond it, such as tensors whose strides repeat elements, are incomparable.
     progress : Progress, optional
         Receives the bytes of the compared tensors, of both checkpoints.
 
     Raises
     ------
     StreamxfError, OSError
-        If one is not a checkpoint that streamxf can read, its metadata is damaged or needs another key, or nothing in
-        it can be read. A single item that cannot be read is not comparable, and the others are compared.
+        If one is not a checkpoint that streamxf can read, its metadata is damaged or needs another key, or none of its
+        items can be read. A single unreadable item is incomparable, and the others are compared.
     """
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     plain = Access.of(max_expansion=max_expansion)

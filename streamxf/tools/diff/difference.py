@@ -11,7 +11,7 @@ from streamxf.wording import SHOWN, listed, many
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An item that both checkpoints have, and that is not the same.
+    """An item of both checkpoints that differs.
 
     - `dtypes`, `shapes`: of both; the dtypes as torch names them, None for an object.
     - `distance`: how far their values are apart. None where the shapes differ, where one is an object, and where the
@@ -45,7 +45,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """What `diff` found.
+    """The result of `diff`.
 
     - `first`, `second`: the paths.
     - `removed`, `added`: items that only the first has, and only the second.
@@ -53,7 +53,7 @@ class Difference:
     - `equal`: how many items are the same: tensors bit for bit, objects by their value.
     - `elements`, `differing`: of all tensors of both that were compared; how many elements there are, and how many are
       not the same.
-    - `notes`: what a reader should know, in sentences.
+    - `notes`: remarks, in sentences.
     - `not_compared`: other contents of the two paths, such as files beside tensors.
     """
 

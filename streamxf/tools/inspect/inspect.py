@@ -36,7 +36,7 @@ def inspect(
         A checkpoint of streamxf or of stock DCP, a ``.safetensors`` or ``torch.save`` file, or a Hugging Face folder;
         or the URL of one.
     keys, trust, allow_unsigned, require
-        As in `FileSystemReader`. An encrypted checkpoint is shown without keys, too; with them its metadata has to be
+        As in `FileSystemReader`. An encrypted checkpoint is shown without keys, too; with keys its metadata must be
         authentic.
     values : bool
         Whether to read all tensors as well, for `Summary.values`. That takes about as long as a load, and little

@@ -98,7 +98,7 @@ class TensorStatistics:
 
     @cached_property
     def zeros(self) -> tuple[str, ...]:
-        """Tensors of nothing but zeros."""
+        """Tensors of zeros only."""
         return self._with(lambda found: found.all_zero)
 
     @cached_property
@@ -166,7 +166,7 @@ class Summary:
         return nlargest(count, self.contents.tensors.values(), key=lambda item: (item.stored_bytes, item.size))
 
     def as_dict(self, *, largest: int = LARGEST, items: bool = False) -> dict[str, Any]:
-        """For JSON: with so many of the `largest` tensors, and every item if `items`."""
+        """For JSON: with this number of the `largest` tensors, and every item if `items`."""
         contents = self.contents
         found: dict[str, Any] = {
             "path": contents.path,

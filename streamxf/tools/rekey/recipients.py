@@ -117,17 +117,17 @@ class Recipients:
         Those for whom every data key is wrapped.
     part : tuple of Recipient
         Those for whom only some are: a change of rank-local metadata was interrupted, or the storage altered the lists
-        of writers that did not publish, which nothing authenticates.
+        of writers that did not publish, which are not authenticated.
     signers : tuple of str or None
-        Ids of the signers, according to the metadata; None where it is not signed.
+        Ids of the signers, according to the metadata; None if it is not signed.
     authenticated : bool
-        Whether a key has authenticated this. Otherwise it is what the storage says, which may be false.
+        Whether a key has authenticated this. Otherwise it is the storage's claim, which may be false.
     verified : tuple of str
         Those among `signers` whose signature was verified with their `VerifyKey`. Without it a signature is only a
         claim.
     save_ids : tuple of str
-        Which save the checkpoint is, as ``writer.save_id`` gave it; where ranks have metadata of their own, one for
-        each file. Empty unless `authenticated`, and for a plain file.
+        Which save the checkpoint is, as ``writer.save_id`` gave it; if ranks have their own metadata, one for each
+        file. Empty unless `authenticated`, and for a plain file.
     """
 
     whole: tuple[Recipient, ...]

@@ -38,9 +38,9 @@ def recipients(
 ) -> Recipients:
     """List who may read a checkpoint or a plain file. Nothing is unpickled, and no data file is touched.
 
-    With `keys`, any of a reader's kinds, the list is checked to be authentic; without them it is what the storage says.
-    A signature is only a claim without the `VerifyKey` of its signer in `trust`. The other arguments, and what is
-    raised, are as in `rekey`; `expect_save_id` needs keys.
+    With `keys`, as in a reader, the list is authenticated; without them it is the storage's claim. A signature is only
+    a claim without the `VerifyKey` of its signer in `trust`. The other arguments and errors are as in `rekey`;
+    `expect_save_id` needs keys.
     """
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
     if not len(access.keys) and access.expected_saves is not None:
@@ -63,9 +63,9 @@ def rekey(
     """Wrap the data keys of a checkpoint or a plain file for `recipients`, and for no one else.
 
     Of a checkpoint only metadata files are rewritten, each in one step; data files keep their bytes. Nothing is written
-    until all data keys are unwrapped, all vouchers and signatures are verified, and all new metadata is made. Where
-    ranks have metadata of their own, each file is replaced by itself: after a failure in between, call this again with
-    the same arguments, which also accepts files that are for `recipients` already.
+    until all data keys are unwrapped, all vouchers and signatures are verified, and all new metadata is made. If ranks
+    have their own metadata, files are replaced one by one: after a failure in between, call this again with the same
+    arguments, which also accepts files that are for `recipients` already.
 
     Parameters
     ----------
@@ -73,46 +73,46 @@ def rekey(
         The checkpoint's folder, or its URL; or a local file that `streamxf.open` wrote. Such a file is copied without
         being decrypted, and replaced in one step.
     keys : Key, bytes, location, several of them or a KeyRing
-        What opens it now.
+        The keys that open it now.
     recipients : KeyProvider, bytes or location, or several
         Who may read from now on, as in `Encrypt`.
     signer : SigningKey or location, optional
-        Signs the contents, in place of the previous signer. Without it, a signature stays as it is. What was saved
+        Signs the contents, in place of the previous signer. Without it, a signature stays as it is. A checkpoint saved
         without a signer cannot be signed afterwards.
     trust : VerifyKey or location, or several
-        Whose signature counts when `keys` open it, as in `KeyRing`.
+        Trusted signers, as in `KeyRing`.
     allow_unsigned : bool
-        Whether a signature may be missing that readers require: the present ones, and `recipients`.
+        Whether a signature may be missing that readers require, present ones or `recipients`.
     vouch : bool
-        Whether you answer for contents that anyone can have written: without a signature that `trust` verifies, and
-        under a `PublicKey` alone. Recipients with a `Key` or a key service will take them for authentic.
+        Whether you vouch for contents that anyone can have written: under a `PublicKey` alone, without a signature that
+        `trust` verifies. Recipients with a `Key` or a key service will take them for authentic.
     expect_save_id : str or several, optional
-        The only save whose data keys are handed on, as ``writer.save_id`` gave it; where ranks have metadata of their
-        own, the ids of all of them. Without it, whoever can write to the folder may have put the metadata of another
+        The only save whose data keys are passed on, as ``writer.save_id`` gave it; if ranks have their own metadata,
+        the ids of all of them. Without it, anyone who can write to the folder may have put the metadata of another
         checkpoint there that `keys` open, and `recipients` then read that one.
     storage_options : mapping, optional
         fsspec's, for a URL.
 
-    Returns the names of the files that were rewritten. ``()`` means that nothing had to change; where everything is
-    wrapped for `recipients` already, and for no one else, one of these opens it, and `keys` are not needed.
+    Returns the names of the rewritten files. ``()`` means that nothing had to change; if everything is wrapped for
+    exactly `recipients` already, and one of these opens it, `keys` are not needed.
 
     Raises
     ------
     KeyMissingError, WrongKeyError, AuthenticationError, KeyServiceError
         If `keys` do not open it, or it was altered.
     IdentityError
-        If it is another save than `expect_save_id`.
+        If it is not the save of `expect_save_id`.
     PolicyError
-        If it is not encrypted, lacks a signature that `keys`, `trust` or `recipients` require, or nothing shows who
-        wrote it, and `recipients` would take it for authentic.
+        If it is not encrypted, lacks a signature that `keys`, `trust` or `recipients` require, or can have been written
+        by anyone, and `recipients` would take it for authentic.
     ParameterError
         If `recipients` or `signer` cannot be used, or there are too many recipients.
     MetadataError, ContainerError, DescriptorError
         If it is missing or damaged, or was replaced meanwhile.
     UnsupportedError
-        If another writer made it, or there is a signer now and was none when it was saved.
+        If another writer made it, or `signer` is given and it was saved without one.
     OSError
-        If it cannot be written. The old file is then still there.
+        If it cannot be written. Then the old file is still there.
     """
     chosen = as_recipients(recipients)
     access, terms = _terms(keys, signer, trust, allow_unsigned, vouch, expect_save_id)

@@ -22,26 +22,26 @@ def _line(alike: Sequence[Damage]) -> str:
 
 @dataclass(frozen=True)
 class Salvaged:
-    """What `salvage` recovered.
+    """The result of `load_intact` and `salvage`.
 
     Attributes
     ----------
     state_dict : dict
-        The one that was given, filled in as far as its items verified. Without one, a new one of whole tensors on the
-        CPU and objects, nested as it was saved: what is lost is not in its dicts, and None in its lists. It is flat if
-        the metadata could not be used, which says how it was nested.
+        The given one, filled in as far as its items verified. Without one, a new one of whole tensors on the CPU and
+        objects, nested as it was saved: lost items are missing from its dicts, and None in its lists. It is flat if the
+        metadata, which records the nesting, was unusable.
     loaded : tuple of str
-        The names of the items that are in it, in the flat form that DCP gives them (``optimizer.state.0.step``).
+        The names of its items, in the flat form that DCP gives them (``optimizer.state.0.step``).
     damaged : tuple of Damage
-        Everything that did not verify: a lost item has one entry for each of its chunks that is lost.
+        Everything that did not verify: a lost item has one entry for each lost chunk.
     partial : tuple of str
         Tensors of which only a part verified, with `partial`.
     missing : tuple of str
-        What the given state dict asks for and the checkpoint does not have.
+        Items that the given state dict has and the checkpoint does not.
     unchecked : tuple of str
-        What could not be checked, in words; empty for a checkpoint of streamxf's writers whose metadata is intact.
+        The skipped checks, in words; empty for a checkpoint of streamxf's writers whose metadata is intact.
     save_ids : dict of str to str
-        The save that each metadata file belongs to, as ``writer.save_id`` gave it; none for other writers'.
+        The save that each metadata file belongs to, as ``writer.save_id`` gave it; none for other writers.
     """
 
     state_dict: dict[str, Any]

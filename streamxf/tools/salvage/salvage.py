@@ -51,7 +51,7 @@ def load_intact(
 ) -> Salvaged:
     """Load the items of a damaged checkpoint that verify, in one process, and list the others.
 
-    All checks of the reader apply to each item by itself. An item that does not verify is not in the result, and its
+    All checks of the reader apply to each item separately. An item that does not verify is not in the result, and its
     target keeps its values.
 
     Parameters
@@ -59,8 +59,8 @@ def load_intact(
     path : path, str or Storage
         The checkpoint's folder, or its URL.
     state_dict : dict, optional
-        Is filled in place, as by ``dcp.load``. Without it everything is loaded into a new one: whole tensors on the
-        CPU, and objects.
+        Filled in place, as by ``dcp.load``. Without it everything is loaded into a new one: whole tensors on the CPU,
+        and objects.
     keys, trust, allow_unsigned, require, weights_only, safe_globals
         As in `FileSystemReader`.
     codecs : CodecRegistry or Registry, optional
@@ -68,40 +68,39 @@ def load_intact(
     storage_options : mapping, optional
         fsspec's, for a URL.
     expect_save_id : str or several, optional
-        The only saves that are acceptable, as ``writer.save_id`` gave them: one, or those of the ranks whose metadata
-        is their own.
+        The only acceptable saves, as ``writer.save_id`` gave them: one, or those of all ranks if each has its own
+        metadata.
     partial : bool
-        Whether tensors of which only some chunks verified are taken: the rest is zero, or keeps what the state dict
-        had. `Salvaged.partial` names them, and `Salvaged.damaged` the boxes that are lost.
+        Whether to return tensors of which only some chunks verified: the rest is zero, or keeps the values of the state
+        dict. `Salvaged.partial` names them, and `Salvaged.damaged` the lost boxes.
     rank : int, optional
-        Whose metadata to use, where each rank has its own.
+        Whose metadata to use, if each rank has its own.
     merge_ranks : bool
-        Where each rank has metadata of its own, nothing shows that all belong to one save. True says that you know it,
+        If each rank has its own metadata, nothing shows that all belong to one save. True says that you know they do,
         and merges them; so does `expect_save_id`.
     without_metadata : bool or collection of str
-        Where the metadata cannot be used, look for the items in the data files of streamxf's writers. You then vouch
-        that no data file of the save is missing, and that no one else could add others: nothing else can show it.
-        For a private key that needs ``allow_unsigned=True``, since the signature was in the metadata.
-        Files of several processes are taken together only if what is left of the metadata names them all; if not, name
-        the writer ids (the 32 digits in their names) that belong to one save.
+        If the metadata is unusable, look for the items in the data files of streamxf's writers. You then vouch that no
+        data file of the save is missing, and that no one else could add others: nothing else can show it. For a private
+        key that needs ``allow_unsigned=True``, since the signature was in the metadata. Files of several processes are
+        used together only if the rest of the metadata names them all; if not, pass the writer ids (the 32 digits in
+        their names) that belong to one save.
     max_expansion : int
-        How many times what the checkpoint's storage holds may be made of it; 256 MiB may be in any case. More counts as
-        damage: a checkpoint that is nearly all zeros may need a larger factor. Tensors of `state_dict`, for which there
-        is memory, do not count.
+        Limit on what the checkpoint may expand to, as a multiple of its stored size; 256 MiB is always allowed. More
+        counts as damage: a checkpoint that is nearly all zeros may need a larger factor. Tensors of `state_dict`, which
+        have their memory, do not count.
     progress : Progress, optional
-        Is told how many stored bytes there are to read, and as they are read, by any thread. Without metadata all files
-        are read twice.
+        Receives the stored bytes as they are read, from any thread. Without metadata all files are read twice.
 
     Raises
     ------
     FileNotFoundError
         If there is no checkpoint.
     MetadataError, AuthenticationError, KeyMissingError, WrongKeyError, PolicyError
-        If no metadata can be used, and `without_metadata` is not given or does not help either.
+        If no metadata is usable, and `without_metadata` is not given or does not help either.
     UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
         If a codec is not installed, and nothing can be loaded without it.
     ParameterError
-        If an argument is not what it should be.
+        If an argument is invalid.
     """
     from streamxf.tools.salvage.state_dict import StateDictFiller
 
@@ -143,28 +142,29 @@ def salvage(
     max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
 ) -> tuple[Salvaged, Converted | None]:
-    """Save what verifies of a checkpoint that may be damaged as a new checkpoint, and list what does not.
+    """Save the intact items of a damaged checkpoint as a new checkpoint, and list the others.
 
-    The source is read twice: once to find out what is intact, and once to copy it. One or two items are in memory at a
+    The source is read twice: once to find the intact items, and once to copy them. One or two items are in memory at a
     time. Objects are not unpickled. The new checkpoint has one metadata file, and each tensor in one piece.
 
     Parameters
     ----------
     source, target : path, str or Storage
-        The checkpoint's folder and that of the new one, which has none yet; or URLs, each with options for fsspec.
+        The checkpoint's folder and that of the new one, which must have none yet; or URLs, each with options for
+        fsspec.
     chain, recipients, signer
         As in `transcode`.
     progress : Progress, optional
-        Is told of stored bytes while the source is checked, and of those of items while these are copied.
+        Receives stored bytes while the source is checked, and bytes of items while these are copied.
     keys, trust, allow_unsigned, require, expect_save_id, partial, rank, merge_ranks, without_metadata, max_expansion
         As in `load_intact`.
 
     Returns
     -------
     salvaged : Salvaged
-        Its state dict is empty; `loaded` names what is in the new checkpoint.
+        Its state dict is empty; `loaded` names the items of the new checkpoint.
     converted : Converted or None
-        What was written; None if there was nothing to write.
+        The result of writing; None if there was nothing to write.
 
     Raises
     ------
@@ -173,7 +173,7 @@ def salvage(
     ParameterError, ChainError, KeyMissingError
         If the arguments cannot work together.
     StreamxfError, OSError
-        As `load_intact`; or if an item no longer verified when it was copied. Nothing was published then.
+        As `load_intact`; or if an item no longer verified when it was copied. Then nothing is published.
     """
     refuse_same(source, target, ": a salvaged checkpoint is written to another folder")
     access = Access.of(

@@ -25,7 +25,7 @@ _EASY = 1000  # 2.0 ** exponent, and a number times it, are float64 up to here a
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """Counts of numbers by value, one for each bin; the first bin goes from `start` up to, and not including,
-    ``start + width``. The width is a power of two. Of the numbers so many are `below` and `above` all bins.
+    ``start + width``. The width is a power of two. `below` and `above` count the numbers outside of all bins.
     """
 
     start: float

@@ -18,13 +18,13 @@ MAX_DAMAGED = 1000  # recorded for each file: a file full of zeros may hold a hu
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What `verify` has found.
+    """The result of `verify`.
 
     Attributes
     ----------
     save_ids : tuple of str
-        Which save this is, as ``writer.save_id`` gave it; where ranks have metadata of their own, one for each file.
-        It is not authenticated where `unchecked` says that the vouchers were not checked.
+        Which save this is, as ``writer.save_id`` gave it; if ranks have their own metadata, one for each file. Not
+        authenticated if `unchecked` says that the vouchers were not checked.
     files, items, blocks : int
         Data files, items and blocks that were checked.
     bytes_read : int
@@ -35,8 +35,8 @@ class VerifyReport:
     unlisted : int
         How many more there were.
     unchecked : tuple of str
-        What could not be checked, and why; empty for a checkpoint of streamxf's writers, if there are keys for what is
-        encrypted.
+        The skipped checks, with reasons; empty for a checkpoint of streamxf's writers, if it is not encrypted or the
+        keys open it.
     leftovers : tuple of str
         Files of other saves in the folder. They do no harm, and `clean` removes them.
     """

@@ -64,35 +64,35 @@ def verify(
     """Read every byte of a checkpoint, and report which items and blocks are damaged.
 
     Damage is reported, and does not raise. Workers decode blocks as in a load, and fsspec reads four files at a time.
-    Besides the metadata, verify takes about 20 MiB on 2 CPUs with blocks of 1 MiB, whatever the size of the checkpoint:
-    more for larger blocks in proportion, some MiB for each further CPU, 16 MiB for each file that fsspec reads, and one
-    item where only torch can tell which tensor it is (those of subclasses), or where it passed a stream transform.
+    Besides the metadata, verify takes about 20 MiB on 2 CPUs with blocks of 1 MiB, for checkpoints of any size: more
+    for larger blocks in proportion, some MiB for each further CPU, 16 MiB for each file that fsspec reads, and one
+    whole item for tensor subclasses and stream transforms.
 
-    A file that `streamxf.open` wrote is checked like a checkpoint. Other formats are checked as far as they go: of a
-    ``torch.save`` file the directory, the pickle and each record's CRC-32; of a ``.safetensors`` file the header alone,
-    since its tensors have no checksums; of a Hugging Face folder the index and each shard. In a folder with several of
-    these, such as a Trainer's checkpoint or a run, each is checked as what it is.
+    A file that `streamxf.open` wrote is checked like a checkpoint. Other formats allow less: of a ``torch.save`` file
+    the directory, the pickle and each record's CRC-32 are checked; of a ``.safetensors`` file the header alone, since
+    its tensors have no checksums; of a Hugging Face folder the index and each shard. In a folder with several of these,
+    such as a Trainer's checkpoint or a run, each is checked according to its format.
 
     Parameters
     ----------
     path : path, str or Storage
         The checkpoint's folder or file, or its URL.
     keys : Key, bytes, location, several of them or a KeyRing, optional
-        For what is encrypted. Without them everything is checked that needs no key: sizes, digests, structure and the
-        CRC of each block, which find accidents, but not deliberate changes.
+        To decrypt. Without them all checks are made that need no key: sizes, digests, structure and the CRC of each
+        block, which find accidents, but not deliberate changes.
     trust, allow_unsigned, require
         As in `FileSystemReader`.
     expect_save_id : str or several, optional
-        The only save that this may be; where ranks have metadata of their own, the ids of all of them.
+        The only acceptable save; if ranks have their own metadata, the ids of all of them.
     codecs : CodecRegistry or Registry, optional
         Where codecs are looked up, and in a `Registry` stream extensions of other packages.
     storage_options : mapping, optional
         fsspec's, for a URL.
     max_expansion : int
-        How many times what a data file's storage holds may be read of it, since holes are not stored, and made of it by
-        stream transforms; 256 MiB may be in any case. More is reported as damage.
+        Limit, as a multiple of a data file's stored bytes (holes are not stored), on the bytes read from it and made by
+        stream transforms; 256 MiB is always allowed. More is reported as damage.
     progress : Progress, optional
-        Is told how many bytes the data files have, and as they are read, by any thread.
+        Receives the bytes of the data files as they are read, from any thread.
 
     Raises
     ------
@@ -101,13 +101,13 @@ def verify(
     KeyMissingError, WrongKeyError, KeyServiceError
         If there are keys, and none of them opens it.
     PolicyError, IdentityError
-        If it is weaker than the caller requires, or another save.
+        If its protection is weaker than required, or it is another save.
     UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
-        If a codec is not installed, and nothing is damaged as far as that can be told without it.
+        If a codec is not installed, and no damage was found without it.
     ParameterError
-        If an argument is not what it should be.
+        If an argument is invalid.
     OSError, ForeignError
-        If the storage cannot be listed. A file that cannot be read is damage.
+        If the storage cannot be listed. A file that cannot be read is reported as damage.
     """
     access = Access.of(
         keys,
