@@ -25,8 +25,8 @@ def cat(
 ) -> int:
     """Decode a file that streamxf.open wrote, to the standard output.
 
-    Each block is checked before it is written. At a damaged block the command ends with exit code 1, and what was
-    written so far is intact.
+    Each block is checked before it is written. At a damaged block the command ends with exit code 1, and the output so
+    far is intact.
 
     Examples:
     streamxf cat weights.pt.sxf --key file:team.key > weights.pt

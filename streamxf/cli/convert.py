@@ -21,10 +21,9 @@ def pack(
 ) -> int:
     """Write a .safetensors or torch.save file, a folder or a stock DCP checkpoint as a checkpoint of streamxf.
 
-    All regular files of a folder are packed, including those in subfolders: tensors as tensors, whatever file holds
-    them, everything else as bytes; unpack writes them again, byte for byte. A link to a file is packed as that file;
-    anything else is left out and named. Workers read and encode block by block, so memory does not depend on the size
-    of the model.
+    All regular files of a folder are packed, including those in subfolders: tensors of any file as tensors, everything
+    else as bytes; unpack writes the files again, byte for byte. A link to a file is packed as that file; anything else
+    is left out and named. Workers read and encode block by block, so memory does not depend on the size of the model.
 
     If the command fails or is killed, the same command resumes.
 
@@ -44,7 +43,7 @@ def pack(
 
 def unpack(
     source: str = options.PATH,
-    target: str = options.argument("TARGET", "What to write, or its URL."),
+    target: str = options.argument("TARGET", "The file or folder to write, or its URL."),
     format: Literal["safetensors", "torch", "huggingface", "dcp"] | None = options.value(
         "FORMAT",
         "safetensors, torch, huggingface, or dcp, a checkpoint that torch's own reader loads. By default what TARGET "
@@ -55,8 +54,8 @@ def unpack(
     prefix: str = options.value("TEXT", "Only items with this prefix, which is removed from their names.", ""),
     shard_size: str = options.value("SIZE", "Bytes of tensors in one file of a Hugging Face folder.", "5GB"),
     model: bool = options.flag(
-        "Only the model's tensors, by the names that the module and from_pretrained know. PATH may be what a Trainer, "
-        "Lightning or torchtitan saved."
+        "Only the model's tensors, by the names that the module and from_pretrained know. PATH may be a checkpoint of "
+        "a Trainer, Lightning or torchtitan."
     ),
     skip_objects: bool = options.flag("Leave out non-tensor objects if the format has no place for them."),
     overwrite: bool = options.flag("Replace an existing file or Hugging Face folder."),
@@ -66,9 +65,8 @@ def unpack(
 ) -> int:
     """Write a checkpoint as a .safetensors or torch.save file, a Hugging Face folder or a stock DCP checkpoint.
 
-    What pack made of a file or a folder becomes the same file or folder again, byte for byte. In another format, only
-    the model of a packed folder is written. Tensors are written block by block, so memory does not depend on the size
-    of the model.
+    A packed file or folder becomes the same file or folder again, byte for byte. In another format, only the model of a
+    packed folder is written. Tensors are written block by block, so memory does not depend on the size of the model.
 
     A local TARGET appears only once it is complete. If the command fails or is killed, the same command starts
     over.

@@ -30,7 +30,7 @@ def diff(
     access: options.Access,
     out: show.Output,
 ) -> int:
-    """Compare two checkpoints of any formats: what was added, removed or changed, and how far.
+    """Compare two checkpoints of any formats: what was added, removed or changed, and by how much.
 
     Tensors are the same if all their bits are. An element that became NaN, or is NaN with other bits, has no distance
     and is counted separately. A packed folder is compared with a folder, or with another packed one, file by file.

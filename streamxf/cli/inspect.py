@@ -45,8 +45,8 @@ def inspect(
     ),
     fail_on: str | None = options.value(
         "WHAT",
-        "Exit with 1 if a tensor contains NaN (nan), infinities (inf) or nothing but zeros (zeros); separate several "
-        "with commas. Implies --values.",
+        "Exit with 1 if a tensor contains NaN (nan), infinities (inf) or only zeros (zeros); separate several with "
+        "commas. Implies --values.",
         callback=_chosen,
     ),
     *,

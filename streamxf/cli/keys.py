@@ -89,7 +89,7 @@ def rekey(
     terms: options.Terms,
     out: Output,
 ) -> int:
-    """Change who can read a checkpoint or a file: exactly the given keys.
+    """Change who can read a checkpoint or a file: the holders of exactly these keys.
 
     Only a checkpoint's metadata is rewritten, in one step; data files keep their bytes. A file that streamxf.open wrote
     is copied without being decrypted, and replaced in one step. Whoever could read before may have kept the data key.

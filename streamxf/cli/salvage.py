@@ -31,8 +31,8 @@ def salvage(
 ) -> int:
     """Save the intact items of a damaged checkpoint as a new one, and list the lost ones.
 
-    Each item is checked as in a load, so the new checkpoint holds only what was saved. One or two items are in memory
-    at a time. The damaged checkpoint is read twice and not changed. The exit code is 1 if anything is lost.
+    Each item is checked as in a load, so the new checkpoint contains only intact items. One or two of them are in
+    memory at a time. The damaged checkpoint is read twice and not changed. The exit code is 1 if anything is lost.
 
     Examples:
     streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged

@@ -58,7 +58,7 @@ def tune(
     keys: options.Keys,
     out: Output,
 ) -> int:
-    """Find out which chain suits this data and this storage.
+    """Find the best chain for this data and this storage.
 
     Each chain codes a sample of the data, a few MiB. The times of a save and a load of all of it are estimated from
     that and the bandwidth.

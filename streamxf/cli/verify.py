@@ -20,7 +20,7 @@ def verify(
     compared; a .safetensors file has none, so only its header is checked. A Hugging Face folder is checked shard by
     shard. In any other folder, such as a Trainer's checkpoint or a run, each checkpoint and file is checked.
 
-    Without keys, verify finds accidental damage, and not deliberate changes.
+    Without keys, verify finds accidental damage, but not deliberate changes.
 
     Examples:
     streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key

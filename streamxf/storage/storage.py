@@ -154,7 +154,7 @@ class Storage(ABC):
         return self.create()
 
     def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
-        """Remove files. Returns those that could not be removed, each with the reason. A missing file is not an error."""
+        """Remove files. Returns those that could not be removed, each with the reason; missing files are no error."""
         raise self._read_only()
 
     def _read_only(self) -> Exception:
