@@ -121,7 +121,7 @@ class Steps:
         """Raises TooMuch."""
         self._left -= count
         if self._left < 0:
-            raise TooMuch("its pickle makes something out of proportion to what is stored")
+            raise TooMuch("its pickle makes something out of proportion to its stored size")
 
     def charge(self, value: Any, depth: int = 0) -> None:
         """Count what hashing or copying a value takes; each part of a tuple or frozenset as often as it is there."""

@@ -105,7 +105,7 @@ class Access:
         if require is not None and require not in REQUIREMENTS:
             raise ParameterError(f"require={require!r}: it is one of {', '.join(map(repr, REQUIREMENTS))}")
         if require is not None and not len(ring):
-            raise ParameterError(f"require={require!r} needs keys: only what is encrypted can be {require}")
+            raise ParameterError(f"require={require!r} needs keys: only encrypted checkpoints can be {require}")
         required = require or ("published" if len(ring) else None)
         saves, objects = _save_ids(expect_save_id), Objects(weights_only, safe_globals, max_expansion)
         return cls(ring, required, saves, codecs or CodecRegistry(), transform, objects, trust=ring.trust)

@@ -267,8 +267,8 @@ def check_present(
     if missing:
         raise AbortedError(
             f"data files of this save are gone ({len(missing)} of {len(files)}, {missing[0]} first): another save to "
-            "this folder was published meanwhile, or the folder was cleaned up. This save was not published, and what "
-            "is there stays as it is. Save into a folder of its own",
+            "this folder was published meanwhile, or the folder was cleaned up. This save was not published, and the "
+            "folder's checkpoint is unchanged. Save into a folder of its own",
             file=storage.full(missing[0]),
         )
     for path, facts in files.items():
@@ -278,8 +278,8 @@ def check_present(
         if size != facts.size and (storage.has_links or size is not None):
             raise ContainerError(
                 f"{facts.size} bytes were written to the file, and now it has {'none' if size is None else size}: the "
-                "storage lost some of them, or another program writes to it. The save was not published, and what is "
-                "there stays as it is",
+                "storage lost some of them, or another program writes to it. The save was not published, and the "
+                "folder's checkpoint is unchanged",
                 file=storage.full(path),
             )
 

@@ -185,7 +185,7 @@ def _chain_of(chain: ChainLike | None, recipients: KeysLike, signer: SignerLike 
     the word ``encrypt`` of a chain in text form.
     """
     if recipients is None and signer is not None:
-        raise ParameterError("signer= signs what is encrypted: give the keys of those who may read, too (recipients)")
+        raise ParameterError("signer= signs encrypted data: also give the keys of those who may read (recipients)")
     if chain is None:
         if recipients is not None:
             return Chain([*Chain.parse(DEFAULT_CHAIN), Encrypt(recipients, signer=signer)])

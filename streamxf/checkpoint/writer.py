@@ -173,7 +173,7 @@ class CheckpointWriter:
             If it could not be written. After any error nothing is published.
         """
         if not self._use.acquire(blocking=False):
-            raise ParameterError("the writer is in use: by another thread, or by what is just being written")
+            raise ParameterError("the writer is in use: by another thread, or by the item that is being written")
         try:
             self._check_open()
             self._state = "failed"  # unless all goes well

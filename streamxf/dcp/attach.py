@@ -104,7 +104,7 @@ def attach(
             )
         if require == "published":
             raise ParameterError(
-                "an attached reader does not see the index, so it cannot tell what was published: use "
+                "an attached reader does not see the index, so it cannot check publication: use "
                 "streamxf.FileSystemReader, or require='bound'"
             )
         known = Registry.of(codecs)

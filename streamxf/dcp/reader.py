@@ -103,7 +103,7 @@ class ChainReaderMixin(StorageMixin):
         """
         if chain.encryption is not None and len(self._access.keys) and self._access.require is None:
             raise ParameterError(
-                "require=None accepts what is not encrypted, and the chain encrypts; make a FileSystemReader of your "
+                "require=None accepts unencrypted checkpoints, and the chain encrypts; make a FileSystemReader of your "
                 "own for that"
             )
         self._access = self._access.under(chain)

@@ -191,8 +191,7 @@ def _check(name: str, size: Sequence[int], parts: list[Span]) -> None:
         check_tiles(size, parts)
     except MetadataError as error:
         raise MetadataError(
-            "this rank's own metadata has only a part of what is to be loaded: the shards of other ranks are missing. "
-            "Load with the ranks and the sharding of the save, or save with collectives, so that there is metadata of "
-            "all",
+            "this rank's own metadata has only a part of the item: the shards of other ranks are missing. Load with "
+            "the ranks and the sharding of the save, or save with collectives, which writes metadata of all ranks",
             item=name,
         ) from error

@@ -60,7 +60,7 @@ class Authority:
         if self.strict and not self.reads:
             raise KeyMissingError(
                 f"{what} is there, and this job holds no key that reads it: it only encrypts. Give the key by keys=, "
-                "or begin in an empty folder; what is not encrypted is loaded by resume(state, plaintext=True)"
+                "or begin in an empty folder; resume(state, plaintext=True) loads an unencrypted checkpoint"
             )
 
     def doubt(self, check: Callable[[Access], object], signed_by: Callable[[Iterable[VerifyKey]], bool]) -> str:

@@ -133,11 +133,11 @@ def _none(run: Run, found: Choice, name: str | None) -> NoCheckpointError:
     what = "no checkpoint" if name is None else f"no checkpoint of step {numbers_in(name)[-1]}"
     advice = ["`streamxf list` shows which there are"]
     if any(_FOREIGN in reason for reason in found.skipped.values()):
-        advice.append("resume(state, step=N, foreign=True) loads one that is foreign")
+        advice.append("resume(state, step=N, foreign=True) loads a foreign one")
     if any("is not encrypted" in reason for reason in found.skipped.values()):
-        advice.append("to begin encrypting a run, resume(state, plaintext=True) loads what is not encrypted")
+        advice.append("to begin encrypting a run, resume(state, plaintext=True) loads an unencrypted one")
     if found.skipped:
-        advice.append("`streamxf salvage` shows what is left of a damaged one; to start over, use an empty folder")
+        advice.append("`streamxf salvage` saves the intact items of a damaged one; to start over, use an empty folder")
     why = f" ({found.why})" if found.skipped else ""
     text = f"{what} can be resumed from{why}. Nothing was removed; {'; '.join(advice)}"
     return NoCheckpointError(text, file=run.storage.given)
@@ -259,7 +259,7 @@ def _check_commit(folder: Folder, check: Verify, part: Part) -> None:
     commit, place, authority = folder.committed(), folder.place, folder.authority
     check_alone(folder, commit)
     if authority.strict and (bare := commit.without_digests()):
-        raise MetadataError(f"its commit record has no digest of {some(bare)}, so nothing authenticates what is there")
+        raise MetadataError(f"its commit record has no digest of {some(bare)}, so nothing authenticates that")
     digests = {path: file.sha256 for path, file in commit.files.items() if file.sha256 is not None}
     for each in folder.supplements(commit.save_id)[0]:
         digests |= each.sha256
@@ -282,7 +282,7 @@ def check_alone(folder: Folder, commit: Commit) -> None:
     if folder.place.has_links:
         found = {each.name for each in folder.place.below() if each.kind != "folder"}
     if others := sorted(path for path in found - commit.files.keys() if is_framework_file(path)):
-        text = f"{', '.join(others[:3])} {'is' if len(others) == 1 else 'are'} not of what was committed there"
+        text = f"{', '.join(others[:3])} {'is' if len(others) == 1 else 'are'} not among the committed files"
         if folder.authority.strict:
             raise MetadataError(f"{text}, and might be loaded: nothing authenticates it. Look at it, and move it away")
         _warn_once(f"{folder.place.given}: {text}, and might be loaded")
@@ -299,7 +299,7 @@ def check_ranks(files: Collection[str], ranks: int | None) -> None:
     if not found or ranks == ANY:
         return
     if ranks is None:
-        raise MetadataError("each rank has metadata of its own, and only ranks= says how many there were")
+        raise MetadataError("each rank has its own metadata, and only ranks= says how many there were")
     if missing := sorted(set(range(ranks)) - found):
         raise MetadataError(f"the metadata of rank {missing[0]} is missing")
 

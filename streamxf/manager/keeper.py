@@ -172,8 +172,8 @@ class Keeper:
         self._size = next((record.bytes for record in reversed(records) if record.counts and record.bytes), 0)
         if self._run.authority.blind and (older := [record for record in records if record.complete]):
             _log.warning(
-                "%s: %s of earlier jobs, %s, stay whatever the rules say: this job can verify none but its own. Give "
-                "the chain's Encrypt a signer",
+                "%s: %s of earlier jobs, %s, stay regardless of the rules: this job can verify only its own. Give the "
+                "chain's Encrypt a signer",
                 self._storage.given,
                 many(len(older), "checkpoint"),
                 size_text(sum(record.bytes or 0 for record in older)),
@@ -188,7 +188,7 @@ class Keeper:
         tidy = partial(finish, self._run, self._series, session=self._sessions.own.id, saves=True, extras=extras)
         _logging("what killed saves left could not be removed", tidy)
         _logging("older checkpoints could not be removed", self._forget, {})
-        _logging("what was found could not be remembered", self._run.remember)
+        _logging("the listing could not be cached", self._run.remember)
 
     def _note(self, name: str, save: _Save) -> None:
         storage, run = self._storage, self._run

@@ -60,7 +60,7 @@ def _check_reading(storage: Storage, files: Mapping[str, bytes]) -> None:
         folder, _, name = path.rpartition("/")
         place = storage.child(folder) if folder else storage
         require(place.read(name, 0, size) == data, f"child({folder!r}).read({name!r}) gave something else")
-        require(place.child(name).info().size == size, f"{path!r} is not found as a place of its own")
+        require(place.child(name).info().size == size, f"{path!r} is not found as a separate place")
     folders = {path.rpartition("/")[0] for path in files}
     for folder in folders | {""}:
         _check_listing(storage, folder, files)

@@ -196,7 +196,7 @@ def _metadata_files(storage: Storage) -> list[str]:
         reason = "Nothing was removed"
         if not isinstance(error, NoCheckpointError):
             reason += (
-                ": its files may be what is left of a checkpoint. If you know that no save to it was ever published, "
+                ": its files may be the rest of a checkpoint. If you know that no save to it was ever published, "
                 "save to it again, which removes them in time, or delete the folder"
             )
         raise type(error)(f"{error.message}. {reason}", file=error.file) from error
@@ -218,11 +218,10 @@ def _named_files(checkpoint: Checkpoint) -> set[str]:
         size = contents.files.get(name)
         reason = f"it names {name}, which is missing"
         if size is not None:
-            reason = f"{name} has {size} bytes, which is not what it says"
+            reason = f"{name} has {size} bytes, not the recorded size"
         raise MetadataError(
-            f"the checkpoint is not whole, or its metadata is damaged: {reason}. Nothing was removed, since what looks "
-            "like a leftover may belong to it. `streamxf verify` says what is wrong, `streamxf salvage` saves what is "
-            "left",
+            f"the checkpoint is incomplete, or its metadata is damaged: {reason}. Nothing was removed, since an "
+            "apparent leftover may belong to it. `streamxf verify` lists the damage, `streamxf salvage` saves the rest",
             file=checkpoint.storage.given,
         )
     return {*contents.files}

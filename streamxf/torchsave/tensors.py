@@ -137,7 +137,7 @@ def _view(
     start = offset * itemsize
     extent = _extent(sizes, strides, itemsize)
     if extent and start + extent > storage.nbytes:
-        raise NotSavedByTorch("its pickle makes a tensor that is larger than what is stored")
+        raise NotSavedByTorch("its pickle makes a tensor larger than its storage")
     if dtype in ITEMSIZES and not any(rest):  # which would be a conj or neg bit, or say that it is something else
         return StoredTensor(dtype, tuple(sizes), tuple(strides), storage.record, start)
     return OtherTensor(_within(math.prod(sizes), itemsize, storage.nbytes))

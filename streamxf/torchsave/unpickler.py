@@ -125,7 +125,7 @@ class Unpickler(_Unpickler):  # type: ignore[misc]
 
     def call(self, function: Any, arguments: Any) -> Any:
         if type(function) is not Name or type(arguments) is not tuple:
-            raise NotSavedByTorch("its pickle calls something that has no name, or with what is not a tuple")
+            raise NotSavedByTorch("its pickle calls something without a name, or without a tuple of arguments")
         self.steps.charge(arguments)
         made = Foreign(function.name, *arguments) if function.make is None else function.make(*arguments)
         return self.refuse(function.name, arguments) if made is None else made

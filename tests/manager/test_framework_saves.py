@@ -297,7 +297,7 @@ def test_what_lies_beside_a_frameworks_files_is_not_loaded(
         plant(tmp_path / "step-6")
         assert manager.latest() == str(tmp_path / "step-3")
         named = "/d" if plant is far_below else "optimizer.pt"
-        assert f"{named} is not of what was committed" in manager.skipped["step-6"]
+        assert f"{named} is not among the committed files" in manager.skipped["step-6"]
     assert streamxf.latest(tmp_path, keys=key) == str(tmp_path / "step-3")
 
 
@@ -309,7 +309,7 @@ def test_without_keys_what_lies_beside_a_frameworks_files_is_named(
         link_beside(tmp_path / "step-3")
         for _ in range(2):
             assert manager.latest() == str(tmp_path / "step-3")
-    assert caplog.text.count("parts/optimizer.pt is not of what was committed") == 1
+    assert caplog.text.count("parts/optimizer.pt is not among the committed files") == 1
 
 
 def test_a_save_over_what_a_framework_wrote_leaves_nothing_of_it(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_who_saves_beside_what_nobody_wrote_is_told_at_once(
     beside(tmp_path / "step-3")
     with CheckpointManager(tmp_path, keys=key, chain=[streamxf.Encrypt(key)]) as manager:
         save(manager, 3)
-        assert "step-3 will not be resumed from as it is: optimizer.pt is not of what was committed" in caplog.text
+        assert "step-3 will not be resumed from as it is: optimizer.pt is not among the committed files" in caplog.text
         with pytest.raises(NoCheckpointError, match="move it away"):
             manager.latest()
         (tmp_path / "step-3" / "optimizer.pt").rename(tmp_path / "optimizer.pt")

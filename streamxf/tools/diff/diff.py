@@ -135,7 +135,7 @@ def _not_compared(storage: Storage, side: BoxReader, origin: PackManifest | None
         if origin.is_folder and not files:
             return f"{storage.given}: what {many(len(origin.files), 'file')} of the folder that was packed hold besides"
         if origin.left_out and not isinstance(side, PackedReader):
-            return f"{storage.given}: what was left out when it was packed, {some(origin.left_out)}"
+            return f"{storage.given}: entries left out when it was packed, {some(origin.left_out)}"
     elif isinstance(side, FileReader) and storage.is_folder():
         tree = FileTree.of(storage)
         others = (path for path in (*tree.files, *tree.left_out) if path not in side.shards)

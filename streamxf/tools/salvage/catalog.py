@@ -249,8 +249,8 @@ def open_catalog(
         errors += [MetadataError(_FOREIGN, file=storage.full(each.name)) for each in strange]
     if len(read) > 1 and not merge_ranks and access.expected_saves is None:
         raise PolicyError(
-            "each rank has metadata of its own here, and nothing says that all of them are of one save: after a crash "
-            "some may be older. Choose one of them (rank), name the save ids of all ranks (expect_save_id), "
+            "each rank has its own metadata here, and nothing shows that all of it is of one save: after a crash some "
+            "may be older. Choose one of them (rank), name the save ids of all ranks (expect_save_id), "
             "or say that they belong together (merge_ranks)",
             file=storage.given,
         )

@@ -172,7 +172,7 @@ def _check_torch(file: StoredFile, findings: Findings) -> None:
     findings.items += len(items)
     if not any(crc for _, crc, _ in places.values()):
         _crc32_of(file, 0, file.size)
-        findings.unchecked.append("the bytes of all records: torch was told to write no checksums")
+        findings.unchecked.append("the bytes of all records: they were saved without checksums")
         return
     for record, (begin, crc, size) in places.items():
         if _crc32_of(file, begin, size) != crc:

@@ -411,8 +411,7 @@ class FileCheck:
                 check_blocks(source, header, coder, notes, self._pipeline)
             elif found.size == file.size:
                 findings.unchecked.append(
-                    f"the content of {findings.file}, which has no containers, so that without metadata nothing tells "
-                    "what it holds"
+                    f"the content of {findings.file}, which has no containers, so that it is unknown without metadata"
                 )
             else:
                 text = f"bytes {found.at} to {found.at + found.size} are not a container"

@@ -42,8 +42,8 @@ from streamxf.tools.verify.report import FileReport, Findings, VerifyReport, rep
 from streamxf.wording import many, some
 
 _NO_METADATA = (
-    "the metadata is missing, so it is not known what was saved: it was lost, or no save to this folder was published "
-    "yet"
+    "the metadata is missing, so the checkpoint's contents are unknown: it was lost, or no save to this folder was "
+    "published yet"
 )
 _AT_ONCE = 4  # files that fsspec reads: each by one thread, which waits for each request
 
@@ -274,7 +274,7 @@ def _read(call: Verification, findings: Findings) -> Metadata | None:
     try:
         if not _check_pickle(call, findings) and call.access.require == "published":
             raise MetadataError(
-                "the metadata does not end in an index: it was cut, as far as can be told. If torch's own writer saved "
+                "the metadata does not end in an index: it seems to have been cut. If torch's own writer saved "
                 f"it, {call.access.way_out}"
             )
         with call.storage_errors(call.storage.full(name)):
