@@ -238,7 +238,7 @@ def test_torch_without_checksums(tmp_path: Path) -> None:
         torch.serialization.set_crc32_options(before)
     report = streamxf.verify(tmp_path / "model.pt")
     assert report.ok
-    assert "write no checksums" in " ".join(report.unchecked)
+    assert "saved without checksums" in " ".join(report.unchecked)
 
 
 class Own:
