@@ -48,8 +48,7 @@ class CheckpointWriter:
     path : path, str or Storage
         The checkpoint's folder, which is made if there is none, or its URL.
     chain : Chain, str or codecs, optional
-        The codecs, in the order in which data passes them; by default `FloatZip`, and `Encrypt` if there are
-        recipients.
+        The codecs, in the order of a save; by default `FloatZip`, and `Encrypt` if there are recipients.
     recipients : Key, bytes, location or several, optional
         Who may read it, for the word ``encrypt`` in the chain's text form, or for the default chain.
     signer : SigningKey or location, optional
