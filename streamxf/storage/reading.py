@@ -296,7 +296,7 @@ class RangedFile(io.RawIOBase):
 
     parallel = True
 
-    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+    def __init__(self, read: Callable[[int, int], bytes | memoryview], size: int) -> None:
         self._read = read
         self._size = size
         self._at = 0

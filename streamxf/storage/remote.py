@@ -239,8 +239,7 @@ class RemoteStorage(Storage):
     def check_literal(self, name: str) -> None:
         check_component(name)
         if _NOT_LITERAL.search(name):
-            text = "cannot be removed: not every client of a store takes it literally"
-            raise ParameterError(f"{ascii(name)[:80]} {text}")
+            raise ParameterError(f"{ascii(name)[:80]} cannot be removed: not all clients of stores take it literally")
 
     def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
         places = {self.inner(path): path for path in paths}

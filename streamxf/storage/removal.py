@@ -123,8 +123,7 @@ def _remove_batch(
     wanted: dict[str, list[list[str]]] = {}
     for name, (first, rest) in orders.items():
         if storage.is_link(name):
-            text = "this is a link, which cannot be removed from here"
-            done[name] = OSError(errno.ELOOP, text, storage.full(name))
+            done[name] = OSError(errno.ELOOP, "this is a link, which cannot be removed from here", storage.full(name))
             continue
         wanted[name] = [[*first], [*rest][:-1], [*rest][-1:]]
         if storage.has_links:  # which a listing does not enter

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, ClassVar, Literal, NamedTuple
 
@@ -208,8 +207,7 @@ class Storage(ABC):
         try:
             kind = self.info().kind
         except FileNotFoundError as error:
-            text = "there is no such file or folder"
-            raise FileNotFoundError(errno.ENOENT, text, self.given) from error.__cause__
+            raise FileNotFoundError(errno.ENOENT, "there is no such file or folder", self.given) from error.__cause__
         if kind not in ("folder", "file"):
             raise UnsupportedError("this is neither a file nor a folder, so it holds no checkpoint", file=self.given)
         return kind == "folder"
@@ -262,15 +260,15 @@ class Storage(ABC):
                 inside.append((f"{name}/", iter(self.entries(f"{path}/{name}".lstrip("/")))))
 
     def _listed(self, path: str = "") -> Iterator[StorageEntry]:
-        """The entries; raises ForeignError if there is no end to them."""
-        for number, entry in enumerate(self.entries(path)):
-            if number == MOST:
-                raise self._endless(path)
-            yield entry
+        """The entries; raises ForeignError for what is none, and if there is no end to them."""
+        with storage_errors(self.full(path)):
+            for number, entry in enumerate(self.entries(path)):
+                if number == MOST:
+                    raise self._endless(path)
+                yield entry._replace()  # which only an entry has
 
     def _endless(self, path: str) -> ForeignError:
-        text = f"the storage lists more than {MOST:,} names, which no checkpoint has"
-        return ForeignError(text, file=self.full(path))
+        return ForeignError(f"it lists more than {MOST:,} names, which no checkpoint has", file=self.full(path))
 
     def written(self, names: Collection[str]) -> dict[str, float | None]:
         """When files were last written, in seconds since 1970; None if one has gone, or the storage does not say."""
@@ -291,10 +289,9 @@ class Storage(ABC):
 
     def version(self, name: str = "") -> object:
         """A value, plain JSON, that changes when a file is written to or replaced. None where there is no file."""
-        try:
+        with suppress(FileNotFoundError):
             return [*self.info(name)[2:]]
-        except FileNotFoundError:
-            return None
+        return None
 
     def forget_listings(self) -> None:  # noqa: B027 - nothing is remembered
         """Ask again from now on, where names and sizes are remembered that other processes may change."""
@@ -312,13 +309,18 @@ class Storage(ABC):
         entry = self.info("/".join(components(name)) if name else "")
         if entry.kind != "file":
             raise MetadataError(NOT_REGULAR, file=self.full(name))
-        if entry.size is None:
+        if type(entry.size) is not int or entry.size < 0:
             raise self._no_size(name)
         yield self.sized(name, entry.size)
 
     def sized(self, name: str, size: int) -> StoredFile:
         """The same of a file that has been listed with its size."""
-        access = RangedFile(partial(self.read, name), size)
+
+        def read(start: int, stop: int) -> memoryview:
+            with storage_errors(self.full(name)):
+                return memoryview(self.read(name, start, stop)).cast("B")
+
+        access = RangedFile(read, size)
         return StoredFile(self.full(name), size, io.BufferedReader(access), access)
 
     def _no_size(self, name: str) -> UnsupportedError:

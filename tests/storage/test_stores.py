@@ -425,3 +425,44 @@ def test_keys_of_a_checkpoint_in_memory(tmp_path: Path) -> None:
 def test_options_are_for_urls() -> None:
     with pytest.raises(ParameterError, match="has its own"):
         streamxf.verify(MemoryStorage(), storage_options={"anon": True})
+
+
+class _Says(MemoryStorage):
+    """Anything, in place of what it has."""
+
+    said: Any = None
+    entry: dict[str, Any] | None = None
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        if isinstance(self.said, Exception):
+            raise self.said
+        return super().read(path, start, stop) if self.said is None else self.said
+
+    def entries(self, path: str = "") -> Iterator[StorageEntry]:
+        for each in super().entries(path):
+            yield each if self.entry is None else each._replace(**self.entry)
+
+    def info(self, path: str = "") -> StorageEntry:
+        found = super().info(path)
+        return found if self.entry is None or found.kind == "folder" else found._replace(**self.entry)
+
+
+@pytest.mark.parametrize("said", [Broken("no such luck"), KeyError("key"), "text", 5, [1, 2]])
+def test_what_a_storage_reads_is_said_to_be_its(saved: Path, said: Any) -> None:
+    storage = copied(saved, _Says("step"))
+    with streamxf.Checkpoint(storage) as checkpoint:
+        storage.said = said
+        with pytest.raises(ForeignError, match=r"the storage failed.*MemoryStorage|the storage failed.*step"):
+            checkpoint["step"].read()
+
+
+@pytest.mark.parametrize("entry", [None, {"size": -1}, {"size": "7"}, {"size": 7.5}])
+def test_what_a_storage_lists_is_looked_at(
+    saved: Path, entry: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = copied(saved, _Says("step"))
+    storage.entry = entry
+    if entry is None:
+        monkeypatch.setattr(_Says, "entries", lambda *_: [None])
+    with pytest.raises((ForeignError, UnsupportedError), match="step"):
+        streamxf.Checkpoint(storage)
