@@ -202,11 +202,13 @@ class RemoteStorage(Storage):
     @contextmanager
     def _renamed(self, target: str) -> Iterator[str]:
         """A name beside `target`, for a file that takes its place in the end: in one step where there is one."""
-        folder, _, name = target.rpartition("/")
-        draft = f"{folder}/{draft_of(name)}"
+        draft = draft_of(target)
         try:
             yield draft
-            self.filesystem.mv(draft, target)  # which may expand patterns: those of a draft match no other
+            if self.has_links:
+                self.filesystem.mv(draft, target)  # which may expand patterns: those of a draft match no other
+            else:
+                self.filesystem.cp_file(draft, target), self.filesystem.rm_file(draft)
         except BaseException as error:
             with noted(error, draft):
                 if self.filesystem.exists(draft):
@@ -219,8 +221,7 @@ class RemoteStorage(Storage):
     @contextmanager
     def replacing(self) -> Iterator[IO[bytes]]:
         """Without a transaction of fsspec's, which takes in all that any thread writes to the file system meanwhile."""
-        at_once = self.has_links or self.protocol == "memory"  # a file is there when it is opened
-        place = self._renamed(self.path) if at_once else nullcontext(self.path)
+        place = self._renamed(self.path) if self.has_links or self.protocol == "memory" else nullcontext(self.path)
         with place as path, creating(self.filesystem, path) as file:
             yield file
 
