@@ -199,8 +199,8 @@ class Keeper:
         files, ours = folder.files, folder.contents()
         if files:
             run.change(name)
-        gone = {*leftovers(run, folder, self._sessions.own.id, again=True)} - {SAVING}
-        gone |= files.keys() & {COMMIT, REMOVED}  # which would go on to tell of what is replaced
+        left = {*leftovers(run, folder, self._sessions.own.id, again=True)} - {SAVING}
+        gone = left | (files.keys() & {COMMIT, REMOVED})  # which would go on to tell of what is replaced
         published = {path for path in folder.top if is_metadata_name(path)}
         if save.framework:
             gone |= published
@@ -221,6 +221,8 @@ class Keeper:
             *(save.facts.run, name, int(time.time() * 1000), self._sessions.own.id),
             *(save.before if save.framework else {}, save.framework),
         )
+        if left & published:  # only the note that is replaced says that these were never committed
+            remove_tree(storage, name, sorted(left), [])
         put_small(storage, f"{name}/{SAVING}", run.authority.seal(saving.to_json()), sync=False)
         if gone:  # not before: what cannot be noted does not begin, and leaves what is there
             remove_tree(storage, name, sorted(gone), [])

@@ -436,3 +436,15 @@ def test_histories(histories: int, keys: str):
     run_state_machine_as_test(
         kind, settings=settings(max_examples=histories, derandomize=histories == 8, stateful_step_count=30)
     )
+
+
+@pytest.mark.parametrize("point", range(10))
+def test_a_killed_save_over_what_was_never_committed_does_not_complete_it(point: int):
+    history = type("History", (Histories,), {"keys": "none"})()
+    try:
+        history.begins(rules={"last": 1}, named=False, locks=False, check="sample", where=0)
+        history.a_framework_saves(below="", end=5, loss=None, step=39)
+        history.kill_at_the_first_save(point=point, step=39)
+        history.what_counts_is_listed()
+    finally:
+        history.teardown()
