@@ -26,6 +26,7 @@ from streamxf.errors import (
     StreamxfError,
 )
 from streamxf.format.container import stage_limit
+from streamxf.format.limits import MAX_CODECS
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import BUILTINS, CodecRegistry, short_name
 from streamxf.report import Meter
@@ -33,7 +34,6 @@ from streamxf.report import Meter
 if TYPE_CHECKING:
     from streamxf.codecs.encrypt import Encrypt
 
-MAX_CODECS = 8
 
 DEFAULT_CHAIN = "floatzip"
 """Where no chain is given; for bytes, too: most are files of floats, and what is not goes through zstd."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
-from streamxf.chain import MAX_CODECS, Chain
+from streamxf.chain import Chain
 from streamxf.checkpoint.access import known_transform
 from streamxf.checkpoint.datafile import Extensions
 from streamxf.codec import Codec
 from streamxf.descriptor import Descriptor, shorten
 from streamxf.errors import ChainError, DescriptorError, UnsupportedError
+from streamxf.format.limits import MAX_CODECS
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
 from streamxf.torch_private import Extension, ExtensionRegistry, StreamTransformExtension

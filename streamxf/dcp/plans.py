@@ -109,10 +109,11 @@ def index_bound(plans: Sequence[SavePlan], files: int | None, hashed: bool) -> i
         paths |= plan.planner_data if isinstance(plan.planner_data, dict) else {}
     seen: set[str] = set()
     for plan in plans:
-        at = len(str(sum(map(_most_stored, plan.items)))) + len(str(len(plan.items)))
-        for item in plan.items:
+        stored = [*map(_most_stored, plan.items)]
+        at = len(str(sum(stored))) + len(str(len(stored)))
+        for item, most in zip(plan.items, stored, strict=True):
             name, data = item.index.fqn, item.tensor_data
-            size += chunk + at + len(str(_most_stored(item)))
+            size += chunk + at + len(str(most))
             if data is not None:
                 size += len(str([*data.chunk.offsets])) + len(str([*data.chunk.sizes]))
             if name in seen:

@@ -223,6 +223,7 @@ class Keeper:
         )
         if left & published:  # only the note that is replaced says that these were never committed
             remove_tree(storage, name, sorted(left), [])
+            gone -= left
         put_small(storage, f"{name}/{SAVING}", run.authority.seal(saving.to_json()), sync=False)
         if gone:  # not before: what cannot be noted does not begin, and leaves what is there
             remove_tree(storage, name, sorted(gone), [])

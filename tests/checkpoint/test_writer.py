@@ -29,6 +29,7 @@ from streamxf.format.items import ITEMSIZES, ObjectItem, TensorItem
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.torchsave.stock import read_stock
 from tests.dcp.helpers import KEY, assert_same, blank, data_files, raw_bytes
+from tests.progress.recorder import Recorder
 from tests.reference_decoder import load as reference_load
 from tests.reference_keys import Reader, aes_key
 
@@ -517,20 +518,9 @@ def test_readers_that_would_refuse_an_object_are_a_warning(tmp_path: Path) -> No
     assert not (tmp_path / "b").exists()
 
 
-class Counting:
-    def __init__(self) -> None:
-        self.expected = self.done = 0
-
-    def expect(self, count: int) -> None:
-        self.expected += count
-
-    def advance(self, count: int) -> None:
-        self.done += count
-
-
 @pytest.mark.parametrize("chain", ["", "zstd"])
 def test_progress_and_report(tmp_path: Path, chain: str) -> None:
-    progress = Counting()
+    progress = Recorder()
     items = {"w": np.zeros(10**5), "step": 1, "q": torch.zeros(3)}
     writer = written(tmp_path, items, chain=chain, progress=progress, block_size=BLOCK)
     assert progress.expected == progress.done >= 8 * 10**5

@@ -13,18 +13,8 @@ from streamxf.errors import BlockError, ParameterError, PolicyError, UnknownCode
 from streamxf.tools.convert.origin import ITEM
 from streamxf.tools.diff import diff as comparison
 from streamxf.tools.diff.difference import Difference
+from tests.progress.recorder import Recorder
 from tests.tools.elements import Memory
-
-
-class Bar:
-    def __init__(self) -> None:
-        self.expected = self.done = 0
-
-    def expect(self, count: int) -> None:
-        self.expected += count
-
-    def advance(self, count: int) -> None:
-        self.done += count
 
 
 def compare(first: Memory, second: Memory, **options: Any) -> Difference:
@@ -100,7 +90,7 @@ def test_boxes_do_not_show(data):
     place = data.draw(st.integers(0, one.numel() - 1))
     other.view(-1)[place] += 3
     limit = data.draw(st.integers(1, 64))
-    bar = Bar()
+    bar = Recorder()
     first, second = Memory({"x": one}), Memory({"x": other})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison, "BOX_BYTES", limit)
@@ -152,7 +142,7 @@ def test_what_cannot_be_read_does_not_keep_the_others_from_being_compared(torn, 
     for number in torn:
         (first if number % 2 else second).refused[f"w{number}"] = error
     second.refused["step"] = error
-    bar = Bar()
+    bar = Recorder()
     found = compare(first, second, progress=bar)
     assert set(found.incomparable) == {f"w{number}" for number in torn} | {"step"}
     assert all(f"{type(error).__name__}: " in reason and "torn" in reason for reason in found.incomparable.values())

@@ -13,18 +13,8 @@ from streamxf import engine
 from streamxf.errors import BlockError
 from streamxf.tools.values import counting
 from streamxf.tools.values.statistics import Statistics, ValueCounter
+from tests.progress.recorder import Recorder
 from tests.tools.elements import Memory, dtype_name, elements_of
-
-
-class Bar:
-    def __init__(self) -> None:
-        self.expected = self.done = 0
-
-    def expect(self, count: int) -> None:
-        self.expected += count
-
-    def advance(self, count: int) -> None:
-        self.done += count
 
 
 def whole_of(tensor: torch.Tensor) -> Statistics:
@@ -41,7 +31,7 @@ def test_every_tensor_and_nothing_else():
         "bits": torch.zeros(3, dtype=torch.bits8),
         "step": 4,
     }
-    source, bar = Memory(state), Bar()
+    source, bar = Memory(state), Recorder()
     found = counting.statistics_of(source, bar)
     assert list(found) == ["w", "empty", "scalar", "bits"]
     assert found["bits"] is None
