@@ -262,22 +262,22 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_727,
+    ".": 2_726,
     "checkpoint": 3_998,
-    "cli": 2_980,
+    "cli": 2_978,
     "codecs": 1_645,
-    "dcp": 3_082,
-    "format": 1_927,
+    "dcp": 3_080,
+    "format": 1_926,
     "formats": 991,
     "integrations": 816,
     "keys": 2_139,
     "manager": 4_068,
-    "storage": 3_220,
+    "storage": 3_208,
     "stream": 1_332,
-    "testing": 901,
-    "tools": 7_824,
+    "testing": 900,
+    "tools": 7_820,
     "torchsave": 1_864,
-    "tuning": 716,
+    "tuning": 715,
 }
 
 
