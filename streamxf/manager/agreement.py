@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -104,23 +104,33 @@ class Agreement:
         group = self._others()
         if group is None:
             return [make()]
+        made: Future[T] = Future()
+        # in this thread, where an interrupt arrives: it is raised on all, like any other error
         with ThreadPoolExecutor(1, "streamxf-agreement") as pool:
-            future = pool.submit(make)
-            waiting = torch.ones(1, dtype=torch.int64, device="cpu")
-            while waiting.item():
-                wait([future], _HEARTBEAT)
-                waiting.fill_(not future.done())
-                dist.all_reduce(waiting, op=dist.ReduceOp.MAX, group=group)
-        error = future.exception()
-        own = (None, sendable(error)) if error is not None else (future.result(), None)
+            told = pool.submit(self._tell, made, group)
+            try:
+                made.set_result(make())
+            except BaseException as error:
+                made.set_exception(error)
+            found = told.result()
+        made.result()
+        for _, failure in found:
+            if failure is not None:
+                raise failure
+        return [result for result, _ in found]
+
+    def _tell(self, made: Future[T], group: dist.ProcessGroup) -> list[Any]:
+        """What each rank made, and its error."""
+        waiting = torch.ones(1, dtype=torch.int64, device="cpu")
+        while waiting.item():
+            wait([made], _HEARTBEAT)
+            waiting.fill_(not made.done())
+            dist.all_reduce(waiting, op=dist.ReduceOp.MAX, group=group)
+        error = made.exception()
         found: list[Any] = [None] * self.size
+        own = (None, sendable(error)) if error is not None else (made.result(), None)
         dist.all_gather_object(found, own, group=group)
-        if error is not None:
-            raise error
-        for _, told in found:
-            if told is not None:
-                raise told
-        return [made for made, _ in found]
+        return found
 
     def close(self, failed: bool = False) -> None:
         """Wait for what is posted, and give the group back. If an error has ended training on this rank, it `failed`:

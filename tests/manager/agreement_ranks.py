@@ -148,6 +148,10 @@ def messages(folder: Path) -> Any:
         agreement.everywhere(fail if rank == 1 else answer)
     except WrongKeyError as error:
         got["error everywhere"] = str(error)
+    try:
+        agreement.broadcast(lambda: os.kill(os.getpid(), signal.SIGINT) or time.sleep(60))
+    except KeyboardInterrupt as error:
+        got["interrupted"] = type(error).__name__
     got["calls"] = calls
     got["finished"] = agreement.exchange(2).finished
     agreement.close()

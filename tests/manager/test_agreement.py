@@ -88,6 +88,7 @@ def check_messages(reports: list[Any]) -> None:
             "error": ["no key opens it [file step-7/.metadata]", "step-7/.metadata"],
             "everywhere": list(range(len(reports))),
             "error everywhere": "no key opens it [file step-7/.metadata]",
+            "interrupted": "KeyboardInterrupt",
             "calls": {0: [0, 0], 1: []}.get(rank, [rank]),
             "finished": 5,
         }
