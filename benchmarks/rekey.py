@@ -19,8 +19,9 @@ from benchmarks.memory import need_proc, peak_added
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.spread import Spread
 from streamxf.chain import Chain
-from streamxf.checkpoint.datafile import Extensions, FileRecord
+from streamxf.checkpoint.datafile import FileRecord
 from streamxf.checkpoint.publish import assemble
+from streamxf.checkpoint.saving import Extensions
 from streamxf.format.items import Chunk, Item, Place, TensorItem
 
 GIB = 1024 * MIB

@@ -79,19 +79,13 @@ def module_of(path: Path) -> str:
 
 
 def modules_imported(path: Path) -> set[str]:
-    """The modules of streamxf that a file imports anywhere but for its annotations."""
+    """The modules of streamxf that a file imports anywhere, for its annotations, too."""
     known = {module_of(each) for each in SOURCES}
     found = set()
-
-    def visit(node: ast.AST) -> None:
+    for node in ast.walk(ast.parse((PACKAGE / path).read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("streamxf"):
             named = {f"{node.module}.{alias.name}" for alias in node.names}
             found.update(name if name in known else str(node.module) for name in named)
-        for child in ast.iter_child_nodes(node):
-            if not is_type_checking(child):
-                visit(child)
-
-    visit(ast.parse((PACKAGE / path).read_text()))
     return found
 
 
@@ -263,15 +257,15 @@ def test_other_names_do_not():
 LINES = {
     # the modules at the top
     ".": 2_726,
-    "checkpoint": 3_998,
+    "checkpoint": 4_000,
     "cli": 2_978,
     "codecs": 1_645,
-    "dcp": 3_080,
+    "dcp": 3_078,
     "format": 1_926,
     "formats": 991,
     "integrations": 816,
     "keys": 2_139,
-    "manager": 4_068,
+    "manager": 4_078,
     "storage": 3_208,
     "stream": 1_332,
     "testing": 900,

@@ -1,128 +1,36 @@
-"""`DataFile`: items on their way into one file, and what they pass: stream transforms, then the codecs of a chain."""
+"""`DataFile`: items on their way into one file; and the data files of a save, written in parallel."""
 
 from __future__ import annotations
 
+import errno
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import crc32c
 from typing_extensions import Buffer
 
-from streamxf.buffers import Writable, flat_view, write_all
-from streamxf.chain import Chain
+from streamxf.buffers import flat_view, write_all
+from streamxf.checkpoint.saving import MAKE_ROOM, Entry, Save
 from streamxf.checkpoint.sources import Content
-from streamxf.codecs.encrypt import Encrypt
-from streamxf.engine import Pipeline
-from streamxf.errors import StreamxfError
+from streamxf.engine import Pipeline, side_by_side
+from streamxf.errors import AbortedError, StreamxfError, escaped, located
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ITEMSIZES, Place, elements_size
-from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.progress import Share
-from streamxf.registry import CodecRegistry
-from streamxf.report import Meter
 from streamxf.storage.disk import Mount
 from streamxf.storage.files import SyncedFile
 from streamxf.stream.encoder import ContainerEncoder, Encoded, MemorySource
-from streamxf.stream.writer import StreamWriter
 from streamxf.torchsave.writing import prefix_of, suffix_of
-
-if TYPE_CHECKING:
-    from streamxf.checkpoint.saving import Save
 
 # Bytes; a block below this is encoded on the spot: a worker would spend longer on waking up than on the block.
 ON_THE_SPOT = 64 * 1024
 
 _PIECE = 2**20  # bytes that a stream without blocks is given at a time
-
-
-@dataclass(frozen=True)
-class Extensions:
-    """What the data passes on save: foreign extensions as streams, then the codecs of the chain as blocks."""
-
-    foreign: tuple[Any, ...]  # torch's stream extensions, which have get_descriptor and transform_to
-    chain: Chain
-
-    def renew(self) -> Extensions:
-        return Extensions(self.foreign, self.chain.renew())
-
-    def providers(self) -> list[str]:
-        """The third-party packages that the codecs come from, as ``StorageMeta.modules`` records them."""
-        registry = CodecRegistry()
-        return [str(provider) for provider in map(registry.provider, self.chain) if provider is not None]
-
-    def summary(self) -> str:
-        """The extensions in save order, without what differs from process to process, and the ids of the keys."""
-        names = [extension.get_descriptor() for extension in self.foreign] + list(self.chain.bound)
-        text = " > ".join(names or ["no extension"])
-        if (encryption := self.encryption) is not None:
-            signer = [f"signed by {encryption.signer.id}"] if encryption.signer is not None else []
-            text += f" under key {', '.join([*encryption.key_ids, *signer])}"
-        return text
-
-    @property
-    def recorded(self) -> tuple[str, ...]:
-        """The descriptors of a `Place`, in save order."""
-        foreign = (f"!{extension.get_descriptor()}" for extension in self.foreign)
-        return (*foreign, *map(str, self.chain.descriptors))
-
-    @property
-    def in_blocks(self) -> bool:
-        """Whether data goes through codecs alone, so that it need not be a stream."""
-        return len(self.chain) > 0 and not self.foreign
-
-    @property
-    def encryption(self) -> Encrypt | None:
-        return self.chain.encryption
-
-    @property
-    def hashed(self) -> bool:
-        """Whether containers carry a SHA-256 of each block, because the save is signed."""
-        return self.encryption is not None and self.encryption.hashed
-
-    def open(
-        self,
-        raw: Writable,
-        identity: Identity,
-        *,
-        published: bool = False,
-        block_log2: int = DEFAULT_BLOCK_LOG2,
-        meter: Meter | None = None,
-    ) -> tuple[Any, StreamWriter | None]:
-        """Open the streams for one item: the one that takes its bytes, and the container by which blocks leave."""
-        container = None
-        if len(self.chain):
-            encoder = ContainerEncoder(
-                self.chain,
-                transforms=tuple(f"!{extension.get_descriptor()}" for extension in self.foreign),
-                identity=identity,
-                published=published,
-                hashed=self.hashed and published,
-                block_log2=block_log2,
-                meter=meter,
-            )
-            container = StreamWriter(raw, encoder, meter=meter)
-        stream: Any = container if container is not None else _Unclosable(raw)
-        for extension in reversed(self.foreign):
-            stream = extension.transform_to(stream)
-        return stream, container
-
-
-class _Unclosable:
-    """What a foreign stream writes to when no container follows: items share the file, which is flushed and closed once
-    all of them are written.
-    """
-
-    def __init__(self, raw: Writable) -> None:
-        self.write = raw.write
-
-    def flush(self) -> None:
-        """As the class says."""
-
-    close = flush
 
 
 class Written(NamedTuple):
@@ -352,3 +260,46 @@ def _pieces(part: Identity, content: Content) -> Iterator[bytes | memoryview]:
 
 def _own_memory(size: int) -> memoryview:
     return memoryview(bytearray(size))
+
+
+def write_files(save: Save, files: Mapping[str, Iterable[Entry]], threads: int) -> list[SavedFile]:
+    """Write files, each with its items, in up to `threads` threads, this one among them. Returns when all have
+    stopped, or raises the first failure in any; an interrupt of this thread is one, too.
+    """
+    stored: dict[str, SavedFile] = {}
+
+    def write(name: str, entries: Iterable[Entry]) -> None:
+        with save.storage.create(name) as raw:
+            stored[name] = write_file(save, raw, name, entries)
+            begin = perf_counter()
+        save.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
+
+    try:
+        writes = [partial(write, *file) for file in files.items()]
+        side_by_side(writes, min(threads, len(files)), save.failures)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            error.add_note(f"the disk is too full for this save. {MAKE_ROOM}, or save elsewhere")
+        raise
+    return [stored[name] for name in files]
+
+
+def write_file(save: Save, raw: IO[bytes], path: str, entries: Iterable[Entry]) -> SavedFile:
+    """Write items into one file; after any error all other files of this save stop, too."""
+    file = DataFile(raw, path, save)
+    place = "nothing yet"
+    try:
+        with located(file=path):
+            for part, content in entries:
+                if save.failures:
+                    raise AbortedError("another file of this save failed")
+                place = f"item {part.name}"
+                file.add(part, content())
+            place = "the end"
+            return file.finish()
+    except BaseException as error:
+        if not isinstance(error, StreamxfError):
+            error.add_note(escaped(f"while {place} was written to file {path}"))
+        save.failures.append(error)
+        file.cancel()
+        raise

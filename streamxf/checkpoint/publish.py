@@ -18,10 +18,10 @@ from typing import Any
 from streamxf.budget import Steps
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.datafile import Extensions, FileRecord, SavedFile
+from streamxf.checkpoint.datafile import FileRecord, SavedFile
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import pickled
-from streamxf.checkpoint.saving import Save
+from streamxf.checkpoint.saving import Extensions, Save
 from streamxf.errors import AbortedError, ChainError, ContainerError, MetadataError, StreamxfError, UnsupportedError
 from streamxf.format.header import Kind
 from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys, steps_of
@@ -197,9 +197,9 @@ def publish(
                     f"{_ATTEMPTS} times another process published to {storage.given} just when this save was about to "
                     "be; it was not published. Save into a folder of its own"
                 )
-        except BaseException:
+        except BaseException as error:
             if not keep and (not begun or _surely_unpublished(storage, name, data)):
-                storage.remove(record.path for record in records)
+                save.discard((record.path for record in records), error)
             raise
         try:
             remove_leftovers(storage, old, index.keyed)

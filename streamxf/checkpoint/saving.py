@@ -1,4 +1,4 @@
-"""`Save`: one save by one process, with the data files that it writes; where it goes, and whether it can fit there."""
+"""`Save`: one save by one process; what its data passes, where it goes, and whether it can fit there."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
-from time import perf_counter
-from typing import IO, Any, Self
+from typing import Any, Self
 
+from streamxf.buffers import Writable
 from streamxf.chain import DEFAULT_CHAIN, Chain, ChainLike
-from streamxf.checkpoint.datafile import DataFile, Extensions, SavedFile
 from streamxf.checkpoint.sources import Content
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.engine import side_by_side
-from streamxf.errors import AbortedError, KeyMissingError, NoSpaceError, ParameterError, StreamxfError, escaped, located
+from streamxf.errors import KeyMissingError, NoSpaceError, ParameterError, escaped
 from streamxf.format.header import Identity
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
 from streamxf.format.names import data_name, is_metadata_name
 from streamxf.keys import KeysLike, SignerLike
 from streamxf.progress import Progress
+from streamxf.registry import CodecRegistry
 from streamxf.report import Meter
 from streamxf.storage.disk import Mount
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
-from streamxf.stream.encoder import block_log2_of
+from streamxf.stream.encoder import ContainerEncoder, block_log2_of
+from streamxf.stream.writer import StreamWriter
 from streamxf.torchsave.check import quick_needs
 from streamxf.wording import size_text, some
 
@@ -38,6 +37,92 @@ Entry = tuple[Identity, Callable[[], Content]]
 """An item, or a shard of one, without its writer's id; and what gives its bytes when it is its turn."""
 
 _REASONS = 3  # in a warning
+
+
+@dataclass(frozen=True)
+class Extensions:
+    """What the data passes on save: foreign extensions as streams, then the codecs of the chain as blocks."""
+
+    foreign: tuple[Any, ...]  # torch's stream extensions, which have get_descriptor and transform_to
+    chain: Chain
+
+    def renew(self) -> Extensions:
+        return Extensions(self.foreign, self.chain.renew())
+
+    def providers(self) -> list[str]:
+        """The third-party packages that the codecs come from, as ``StorageMeta.modules`` records them."""
+        registry = CodecRegistry()
+        return [str(provider) for provider in map(registry.provider, self.chain) if provider is not None]
+
+    def summary(self) -> str:
+        """The extensions in save order, without what differs from process to process, and the ids of the keys."""
+        names = [extension.get_descriptor() for extension in self.foreign] + list(self.chain.bound)
+        text = " > ".join(names or ["no extension"])
+        if (encryption := self.encryption) is not None:
+            signer = [f"signed by {encryption.signer.id}"] if encryption.signer is not None else []
+            text += f" under key {', '.join([*encryption.key_ids, *signer])}"
+        return text
+
+    @property
+    def recorded(self) -> tuple[str, ...]:
+        """The descriptors of a `Place`, in save order."""
+        foreign = (f"!{extension.get_descriptor()}" for extension in self.foreign)
+        return (*foreign, *map(str, self.chain.descriptors))
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether data goes through codecs alone, so that it need not be a stream."""
+        return len(self.chain) > 0 and not self.foreign
+
+    @property
+    def encryption(self) -> Encrypt | None:
+        return self.chain.encryption
+
+    @property
+    def hashed(self) -> bool:
+        """Whether containers carry a SHA-256 of each block, because the save is signed."""
+        return self.encryption is not None and self.encryption.hashed
+
+    def open(
+        self,
+        raw: Writable,
+        identity: Identity,
+        *,
+        published: bool = False,
+        block_log2: int = DEFAULT_BLOCK_LOG2,
+        meter: Meter | None = None,
+    ) -> tuple[Any, StreamWriter | None]:
+        """Open the streams for one item: the one that takes its bytes, and the container by which blocks leave."""
+        container = None
+        if len(self.chain):
+            encoder = ContainerEncoder(
+                self.chain,
+                transforms=tuple(f"!{extension.get_descriptor()}" for extension in self.foreign),
+                identity=identity,
+                published=published,
+                hashed=self.hashed and published,
+                block_log2=block_log2,
+                meter=meter,
+            )
+            container = StreamWriter(raw, encoder, meter=meter)
+        stream: Any = container if container is not None else _Unclosable(raw)
+        for extension in reversed(self.foreign):
+            stream = extension.transform_to(stream)
+        return stream, container
+
+
+class _Unclosable:
+    """What a foreign stream writes to when no container follows: items share the file, which is flushed and closed once
+    all of them are written.
+    """
+
+    def __init__(self, raw: Writable) -> None:
+        self.write = raw.write
+
+    def flush(self) -> None:
+        """As the class says."""
+
+    close = flush
 
 
 @dataclass
@@ -54,6 +139,7 @@ class Save:
     - `place`: where the checkpoint's folder is, once it is there; None if it is not local.
     - `numbers`: of its containers, which any thread may draw.
     - `meter`: what all threads of the save count in.
+    - `failures`: of its files; after the first the others stop.
     """
 
     storage: Storage
@@ -70,7 +156,7 @@ class Save:
         self.numbers = count()
         self.meter = Meter()
         self._needs: dict[str, tuple[tuple[str, ...], str]] = {}
-        self._failures: list[BaseException] = []
+        self.failures: list[BaseException] = []
 
     @classmethod
     def to(
@@ -116,6 +202,14 @@ class Save:
         """A name that no other save or process uses."""
         return data_name(rank, number, self.writer_id)
 
+    def discard(self, files: Iterable[str], error: BaseException) -> bool:
+        """Remove files of this save, which `error` ended: notes name those that could not be. Whether all were."""
+        left = self.storage.remove(files)
+        for name, reason in left.items():
+            text = f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}"
+            error.add_note(escaped(text))
+        return not left
+
     def note_needs(self, item: str, data: memoryview) -> None:
         """Take note of what an object needs of its reader; `data` is what ``torch.save`` wrote of it."""
         names, reason = quick_needs(data)
@@ -137,47 +231,6 @@ class Save:
         for item, reason in list(reasons.items())[:_REASONS]:
             text += f" {some([item])} does not load then either: {reason}; store a list, a dict or a string instead."
         return frozenset([*names, *reasons.values()]), text
-
-    def write_files(self, files: Mapping[str, Iterable[Entry]], threads: int) -> list[SavedFile]:
-        """Write files, each with its items, in up to `threads` threads, this one among them. Returns when all have
-        stopped, or raises the first failure in any; an interrupt of this thread is one, too.
-        """
-        stored: dict[str, SavedFile] = {}
-
-        def write(name: str, entries: Iterable[Entry]) -> None:
-            with self.storage.create(name) as raw:
-                stored[name] = self.write_file(raw, name, entries)
-                begin = perf_counter()
-            self.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
-
-        try:
-            writes = [partial(write, *file) for file in files.items()]
-            side_by_side(writes, min(threads, len(files)), self._failures)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                error.add_note(f"the disk is too full for this save. {_ROOM}, or save elsewhere")
-            raise
-        return [stored[name] for name in files]
-
-    def write_file(self, raw: IO[bytes], path: str, entries: Iterable[Entry]) -> SavedFile:
-        """Write items into one file; after any error all other files of this save stop, too."""
-        file = DataFile(raw, path, self)
-        place = "nothing yet"
-        try:
-            with located(file=path):
-                for part, content in entries:
-                    if self._failures:
-                        raise AbortedError("another file of this save failed")
-                    place = f"item {part.name}"
-                    file.add(part, content())
-                place = "the end"
-                return file.finish()
-        except BaseException as error:
-            if not isinstance(error, StreamxfError):
-                error.add_note(escaped(f"while {place} was written to file {path}"))
-            self._failures.append(error)
-            file.cancel()
-            raise
 
 
 def _chain_of(chain: ChainLike | None, recipients: KeysLike, signer: SignerLike | None, was_encrypted: bool) -> Chain:
@@ -222,7 +275,7 @@ def warn_unless_in_one_step(storage: Storage, stacklevel: int) -> None:
 
 
 Shared = tuple[int, int, int]
-_ROOM = "Make room (`streamxf forget` removes checkpoints by rules, `streamxf clean` what failed saves left)"
+MAKE_ROOM = "Make room (`streamxf forget` removes checkpoints by rules, `streamxf clean` what failed saves left)"
 
 
 def check_space(
@@ -248,7 +301,7 @@ def check_space(
         raise NoSpaceError(
             f"the disk is too full for this save: at least {needed} are to be written to it"
             f"{f' by {ranks} ranks together' if together else ''}, and {left} are free. A checkpoint that is there "
-            f"stays until the new one is published, so both need space. Nothing was written. {_ROOM}, "
+            f"stays until the new one is published, so both need space. Nothing was written. {MAKE_ROOM}, "
             "or save elsewhere",
             file=storage.given,
         )

@@ -276,14 +276,12 @@ class CheckpointWriter:
 
     def _give_up(self, error: BaseException | None) -> None:
         """Remove what was written, after `error`."""
-        file, storage = self._file, self._save.storage
-        if file is not None:
+        if (file := self._file) is not None:
             file.cancel()
             reason = error or AbortedError("an item could not be written")
             with suppress(Exception):  # what is removed next need not be complete
                 self._opened.__exit__(type(reason), reason, reason.__traceback__)
-            for name, why in storage.remove([file.path]).items():
-                reason.add_note(f"{name} could not be removed: {type(why).__name__}: {why}")
+            self._save.discard([file.path], reason)
         self._remove_folders()
 
     def _remove_folders(self) -> None:

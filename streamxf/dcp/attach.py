@@ -15,9 +15,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteIt
 from streamxf.budget import MAX_EXPANSION
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access, Require
-from streamxf.checkpoint.datafile import Extensions
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
+from streamxf.checkpoint.saving import Extensions
 from streamxf.dcp.extensions import Registry, extensions_of
 from streamxf.dcp.plans import part_of
 from streamxf.dcp.reader import ChainReaderMixin

@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import known_transform
-from streamxf.checkpoint.datafile import Extensions
+from streamxf.checkpoint.saving import Extensions
 from streamxf.codec import Codec
 from streamxf.descriptor import Descriptor, shorten
 from streamxf.errors import ChainError, DescriptorError, UnsupportedError

@@ -19,8 +19,9 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.datafile import Extensions, FileRecord, SavedFile
+from streamxf.checkpoint.datafile import FileRecord, SavedFile
 from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, descriptors_of, members_of, plain_members
+from streamxf.checkpoint.saving import Extensions
 from streamxf.errors import MetadataError, UnsupportedError, redacted
 from streamxf.format.header import Kind
 from streamxf.format.index import Index

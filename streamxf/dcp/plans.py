@@ -21,8 +21,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
-from streamxf.checkpoint.datafile import Extensions
-from streamxf.checkpoint.saving import Entry, check_space
+from streamxf.checkpoint.saving import Entry, Extensions, check_space
 from streamxf.checkpoint.sources import Content, Staging, content_of, dtype_name, has_elements
 from streamxf.dcp.metadata import extra_of, stored_properties
 from streamxf.errors import MetadataError, UnsupportedError, located

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from streamxf.chain import Chain, ChainLike
+from streamxf.checkpoint.datafile import write_files
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Save, warn_unless_in_one_step
 from streamxf.dcp.background import Background, changed_text, give_way, tensor_versions, with_copies
@@ -207,7 +208,7 @@ class ChainWriterMixin(StorageMixin):
                     save.progress.expect(sum(map(planned_bytes, plan.items)))
                 size = 1 << self._block_log2
                 entries = {name: entries_of(items, planner.resolve_data, size) for name, items in files.items()}
-                stored = save.write_files(entries, self.thread_count)
+                stored = write_files(save, entries, self.thread_count)
             if self.sync_files:  # the process that publishes may be on another host
                 storage.sync()
             needed, text = save.refused_objects()
@@ -217,10 +218,8 @@ class ChainWriterMixin(StorageMixin):
             if text := changed_text(versions, tensor_versions(plan, planner)):
                 warnings.warn(text, stacklevel=2)
         except BaseException as error:
-            left = storage.remove(files)  # those that were finished, too
-            for name, reason in left.items():
-                error.add_note(f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}")
-            if save.alone and save.unpublished is not None and not left:  # nothing is left to remove later
+            gone = save.discard(files, error)  # those that were finished, too
+            if gone and save.alone and save.unpublished is not None:  # nothing is left to remove later
                 save.unpublished.detach()
                 save.leave()
             raise
@@ -245,20 +244,19 @@ class ChainWriterMixin(StorageMixin):
         save_id, self._coming = self._coming_id(), None
         flat = [result for rank_results in results for result in rank_results]
         rank, records = None if self.use_collectives else self.rank, records_in(flat)
-        storage = save.enter()
+        save.enter()
         try:
             try:
                 items, extra = items_of(metadata, flat, save.extensions), extra_of(metadata)
-            except BaseException:
-                storage.remove({result.storage_data.relative_path for result in flat})
+            except BaseException as error:
+                save.discard({result.storage_data.relative_path for result in flat}, error)
                 raise
             run = self.run_facts if rank is None else None
             index = publish(save, items, records, save_id, rank=rank, extra=extra, run=run)
         finally:
             save.leave()
+        self.save_id, self.report = save_id, save.report
         complete(metadata, flat, index, records, self._storage.location())
-        self.save_id = save_id
-        self.report = save.report
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the writer, in this process or another, begins its own saves. A `Progress` stays behind:

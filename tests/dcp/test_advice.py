@@ -12,8 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.chain import Chain
-from streamxf.checkpoint.datafile import Extensions
-from streamxf.checkpoint.saving import check_space
+from streamxf.checkpoint.saving import Extensions, check_space
 from streamxf.errors import NoSpaceError
 from streamxf.storage.disk import Volume
 from streamxf.storage.opening import open_storage

@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.datafile import FileRecord, SavedFile, Written, planned_size
+from streamxf.checkpoint.datafile import FileRecord, SavedFile, Written, planned_size, write_file
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.publish import assemble, placed, publish
@@ -178,13 +178,13 @@ class _Session:
         try:
             with self._storage.create(name) as raw:
                 entries = ((part.identity(b""), partial(self._conversion.read, part)) for part in parts)
-                file = save.write_file(raw, name, entries)
+                file = write_file(save, raw, name, entries)
             items = placed({part.item.name: part.item for part in parts}.values(), [file], save.extensions)
             _, slip = assemble(items, [file.record], save.extensions, self._job, None, rank=_NO_RANK)
             # not synced: one that a crash damages is ignored, and the data file is on the disk already
             self._storage.put(f"{name}{SLIP}", slip, sync=False)
-        except BaseException:
-            self._storage.remove([name])
+        except BaseException as error:
+            save.discard([name], error)
             raise
         self._done.append(file)
 

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from streamxf.buffers import write_all
 from streamxf.chain import Chain
-from streamxf.checkpoint.datafile import Extensions
 from streamxf.checkpoint.reading import BoxReader
-from streamxf.checkpoint.saving import check_space
+from streamxf.checkpoint.saving import Extensions, check_space
 from streamxf.formats.huggingface import INDEX, layout_of
 from streamxf.formats.opening import OF_DCP
 from streamxf.progress import Progress, Shares
