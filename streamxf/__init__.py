@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         rekey as rekey,
         remove_recipient as remove_recipient,
     )
+    from streamxf.tools.rekey.rename import rename as rename
     from streamxf.tools.salvage.salvage import load_intact as load_intact, salvage as salvage
     from streamxf.tools.unsafe_globals import unsafe_globals as unsafe_globals
     from streamxf.tools.verify.verify import verify as verify
@@ -103,6 +104,7 @@ _NAMES = {
     "tools.diff.diff": "diff",
     "tools.inspect.inspect": "inspect",
     "tools.rekey.rekey": "add_recipient recipients rekey remove_recipient",
+    "tools.rekey.rename": "rename",
     "tools.salvage.salvage": "load_intact salvage",
     "tools.unsafe_globals": "unsafe_globals",
     "tools.verify.verify": "verify",

@@ -256,20 +256,20 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_726,
-    "checkpoint": 4_000,
-    "cli": 2_978,
+    ".": 2_728,
+    "checkpoint": 4_128,
+    "cli": 3_018,
     "codecs": 1_645,
-    "dcp": 3_078,
+    "dcp": 3_088,
     "format": 1_926,
     "formats": 991,
     "integrations": 816,
     "keys": 2_139,
-    "manager": 4_078,
+    "manager": 4_087,
     "storage": 3_208,
     "stream": 1_332,
     "testing": 900,
-    "tools": 7_820,
+    "tools": 7_941,
     "torchsave": 1_864,
     "tuning": 715,
 }

@@ -12,6 +12,7 @@ import zstandard
 
 from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.chain import Chain, ChainLike
+from streamxf.checkpoint.renaming import Names, Renaming
 from streamxf.errors import IdentityError, ParameterError, PolicyError
 from streamxf.keys import KeyRing, KeysLike, SigningKey, TrustLike, VerifyKey
 from streamxf.keys.location import as_verify_key, several
@@ -63,6 +64,7 @@ class Access:
     - `refuses_plaintext`: the job that reads encrypts what it saves, so nothing else is acceptable, even without a key
       that could open it.
     - `trust`: whose signatures count, also where there is no key to open anything.
+    - `renaming`: the names under which items are shown.
     """
 
     keys: KeyRing = field(default_factory=KeyRing)
@@ -73,6 +75,7 @@ class Access:
     objects: Objects = field(default_factory=Objects)
     refuses_plaintext: bool = False
     trust: tuple[VerifyKey, ...] = ()
+    renaming: Renaming | None = None
 
     def __post_init__(self) -> None:
         if self.refuses_plaintext and self.require is None:
@@ -91,6 +94,7 @@ class Access:
         weights_only: bool = True,
         safe_globals: Sequence[Any] = (),
         max_expansion: int = MAX_EXPANSION,
+        rename: Names | None = None,
     ) -> Self:
         """From the keyword arguments of public functions; raises ParameterError."""
         transform = known_transform
@@ -108,7 +112,9 @@ class Access:
             raise ParameterError(f"require={require!r} needs keys: only encrypted checkpoints can be {require}")
         required = require or ("published" if len(ring) else None)
         saves, objects = _save_ids(expect_save_id), Objects(weights_only, safe_globals, max_expansion)
-        return cls(ring, required, saves, codecs or CodecRegistry(), transform, objects, trust=ring.trust)
+        renaming = None if rename is None else Renaming(rename)
+        about = codecs or CodecRegistry(), transform, objects
+        return cls(ring, required, saves, *about, trust=ring.trust, renaming=renaming)
 
     def under(self, chain: Chain) -> Self:
         """The same for a job that saves through `chain`: if that encrypts, nothing else is acceptable."""

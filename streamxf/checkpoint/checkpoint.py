@@ -13,6 +13,7 @@ from streamxf.checkpoint.elements import Array, Elements
 from streamxf.checkpoint.metadata import Metadata, merged, metadata_files, no_file, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.reading import Box, BoxReader, empty_array
+from streamxf.checkpoint.renaming import Names
 from streamxf.errors import ParameterError, UnsupportedError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.format.names import metadata_name
@@ -47,6 +48,8 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         To decrypt. With keys, unencrypted checkpoints are refused.
     trust, allow_unsigned, require, expect_save_id, weights_only, safe_globals
         As in `FileSystemReader`; a `require` of None is the default here.
+    rename : mapping of str to str, optional
+        As in `FileSystemReader`.
     framework : {"torch", "numpy"}
         The type of tensors. With ``"numpy"`` torch is not imported, unless an object is loaded.
     rank : int, optional
@@ -76,6 +79,8 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         If it is encrypted and none of the keys opens it.
     PolicyError
         If its protection is weaker than required.
+    ParameterError
+        If items cannot be renamed as `rename` says.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         allow_unsigned: bool = False,
         require: Require | None = None,
         expect_save_id: SaveIds = None,
+        rename: Names | None = None,
         framework: Framework = "torch",
         rank: int | None = None,
         weights_only: bool = True,
@@ -105,6 +111,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
             weights_only=weights_only,
             safe_globals=safe_globals,
             max_expansion=max_expansion,
+            rename=rename,
         )
         if framework not in ("torch", "numpy"):
             raise ParameterError(f"framework={framework!r:.80}: it is 'torch' or 'numpy'")

@@ -11,7 +11,8 @@ from typing import Any
 from streamxf.budget import check_whole
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
-from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, PolicyError, located
+from streamxf.checkpoint.renaming import Renaming, renamed
+from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, ParameterError, PolicyError, located
 from streamxf.format.index import File, Index, Sections, Trailer
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, overlap
 from streamxf.format.limits import MAX_METADATA
@@ -162,17 +163,26 @@ def read_metadata(
 
     Raises FileNotFoundError; MetadataError if the file is damaged, hostile or inconsistent; AuthenticationError if it
     was altered; KeyMissingError, WrongKeyError, KeyServiceError if none of the keys opens it; PolicyError if it is
-    weaker than what is required; IdentityError if it is another save than the expected one.
+    weaker than what is required; IdentityError if it is another save than the expected one; ParameterError if items
+    cannot be renamed as `access` says.
     """
     opened = storage.open(name) if size is None else nullcontext(storage.sized(name, size))
     with located(file=storage.full(name)), opened as file:
         try:
             sections = read_sections(file)
             if sections is None:
-                return _stock(file, name, access)
-            return metadata_in(sections, name, access, listing=listing, rank=rank)
+                return _renamed(_stock(file, name, access), access.renaming)
+            return _renamed(metadata_in(sections, name, access, listing=listing, rank=rank), access.renaming)
         except FileNotFoundError as error:  # of a key, say; only a metadata file that is not there may pass for one
             raise MetadataError(f"the metadata cannot be used: FileNotFoundError: {error}") from error
+
+
+def _renamed(metadata: Metadata, renaming: Renaming | None) -> Metadata:
+    if renaming is None:
+        return metadata
+    if metadata.rank is None and (unused := renaming.unused(metadata.items)):  # other ranks may have what one has not
+        raise ParameterError(f"the checkpoint has no items of these names, to be renamed: {some(unused)}")
+    return replace(metadata, items=renamed(metadata.items, renaming.of(metadata.items)))
 
 
 def read_sections(file: StoredFile) -> Sections | None:

@@ -18,7 +18,7 @@ PANELS = {
     "Look": ("inspect", "diff", "cat"),
     "Check and repair": ("verify", "salvage", "clean"),
     "Training runs": ("list", "latest", "forget"),
-    "Convert": ("pack", "unpack", "transcode"),
+    "Convert": ("pack", "unpack", "transcode", "rename"),
     "Keys": ("keygen", "rekey", "recipients"),
     "Choose a chain": ("tune", "codecs", "demo"),
 }

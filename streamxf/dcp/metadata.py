@@ -161,14 +161,15 @@ def complete(
 # -- to DCP ----------------------------------------------------------------------------------------------------
 
 
-def metadata_of(items: Iterable[Item], extra: Mapping[str, Any]) -> Metadata:
-    """DCP's metadata for items; `extra` as `extra_of` gives it. What torch's readers need beside that is not in it."""
+def metadata_of(items: Mapping[str, Item], extra: Mapping[str, Any]) -> Metadata:
+    """DCP's metadata for items by name; `extra` as `extra_of` gives it. What torch's readers need beside that is not in
+    it.
+    """
     entries: dict[str, Any] = {}
     stored: dict[MetadataIndex, StorageInfo] = {}
     paths: dict[str, Path] = {}
     size, index = _Sizes(), _metadata_index
-    for item in items:
-        name = item.name
+    for name, item in items.items():
         if item.path is not None:
             paths[name] = item.path
         if isinstance(item, ObjectItem):

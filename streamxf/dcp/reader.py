@@ -21,6 +21,7 @@ from streamxf.chain import Chain
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.metadata import no_metadata, read_metadata
+from streamxf.checkpoint.renaming import Names
 from streamxf.checkpoint.suspicion import note_damage
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
 from streamxf.dcp.extensions import Registry
@@ -71,6 +72,7 @@ class ChainReaderMixin(StorageMixin):
         safe_globals: Sequence[Any] = (),
         max_expansion: int = MAX_EXPANSION,
         expect_save_id: SaveIds = None,
+        rename: Names | None = None,
         progress: ProgressLike = False,
         **kwargs: Any,
     ) -> None:
@@ -90,6 +92,7 @@ class ChainReaderMixin(StorageMixin):
             weights_only=weights_only,
             safe_globals=safe_globals,
             max_expansion=max_expansion,
+            rename=rename,
         )
         self._access = access if require is not None else replace(access, require=None)
         self._metadata = None
@@ -128,7 +131,7 @@ class ChainReaderMixin(StorageMixin):
             with storage_errors(path):
                 found = read_metadata(storage, name, self._access)
                 self.save_id = found.index.save_id if found.index is not None else None
-                content = metadata_of(found.items.values(), found.index.extra if found.index is not None else {})
+                content = metadata_of(found.items, found.index.extra if found.index is not None else {})
             content.storage_meta = StorageMeta(self.path, load_id=self.load_id, modules=[*found.modules])
         except FileNotFoundError:  # one more in its chain would only make DCP's warnings longer
             raise FileNotFoundError(errno.ENOENT, _why_missing(storage, rank), path) from None
@@ -259,6 +262,11 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
     expect_save_id : str or several, optional
         The only acceptable save, as ``writer.save_id`` gave it, or those of all ranks where each has metadata of its
         own. Without it, an older checkpoint that was put back as a whole loads.
+    rename : mapping of str to str, optional
+        New names of items by their stored ones, for a state dict that has other names. One ``*`` in both stands for the
+        same text: ``{"module.*": "*"}`` removes a prefix, ``{"*": "module.*"}`` adds one. A whole name counts before a
+        pattern, the first pattern that fits before others. What no name fits keeps its own; a checkpoint that has the
+        new name already loads, too. Errors name items as they are stored.
     progress : bool or Progress
         True shows a bar while data is read, on rank 0 and where stderr is a terminal; it needs the extra ``cli``. A
         `Progress` receives the stored bytes that this process reads, from any thread; its exceptions fail the load.
@@ -266,7 +274,8 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
     Raises
     ------
     ParameterError
-        If a key is not 32 bytes, `require` is given without keys, or another argument is invalid.
+        If a key is not 32 bytes, `require` is given without keys, or another argument is invalid; when it loads, if
+        `rename` gives two items one name, or names one that is not there.
     """
 
     for_urls = "FsspecReader"

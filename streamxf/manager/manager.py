@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from streamxf.chain import ChainLike
+from streamxf.checkpoint.renaming import Names
 from streamxf.dcp.install import chain_and_access
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.writer import FileSystemWriter
@@ -374,7 +375,13 @@ class CheckpointManager:
     # -- resuming ------------------------------------------------------------------------------------
 
     def resume(
-        self, state: dict[str, Any], *, step: int | None = None, foreign: bool = False, plaintext: bool = False
+        self,
+        state: dict[str, Any],
+        *,
+        step: int | None = None,
+        foreign: bool = False,
+        plaintext: bool = False,
+        rename: Names | None = None,
     ) -> int | None:
         """Load the newest intact checkpoint, and return its step; None if there is none yet.
 
@@ -391,6 +398,8 @@ class CheckpointManager:
             Whether the checkpoint of `step` may be of another run, or saved under another name.
         plaintext : bool
             Whether a job whose chain encrypts may load an unencrypted checkpoint: once, to begin encrypting a run.
+        rename : mapping of str to str, optional
+            As in `FileSystemReader`. It may stay when the run goes on: later checkpoints have the new names.
 
         Raises
         ------
@@ -414,7 +423,7 @@ class CheckpointManager:
         while (record := self._chosen(run, step=step, foreign=foreign)) is not None:
             place = self._storage.child(record.name)
             # or ranks might load two saves, if one is replaced at this moment
-            reader = self._make_reader(place, plaintext=plaintext, expect_save_id=record.save_id)
+            reader = self._make_reader(place, plaintext=plaintext, expect_save_id=record.save_id, rename=rename)
             try:
                 dcp_load(state, storage_reader=reader, process_group=self._groups[0], no_dist=self._agreement.size == 1)
             except CheckpointException as error:

@@ -24,6 +24,7 @@ READING = (
     "clean",
     "recipients",
     "rekey",
+    "rename",
     "salvage",
     "diff",
     "pack",
@@ -64,6 +65,7 @@ def on(path: str, command: str) -> str:
     more = {
         "clean": "  --yes",
         "rekey": "  --key  file:right.key  --recipient  file:wrong.key",
+        "rename": "  *=x.*",
         "salvage": "  new",
         "diff": "  plain",
         "pack": "  new  --chain  zstd",

@@ -96,6 +96,7 @@ def test_every_field_is_used_and_every_name_is_a_field():
         "transcode plain new --chain zstd",
         "keygen new.key",
         "keygen new.key --kind hybrid",
+        "rename plain layer.*=block.*",
         "rekey encrypted --key file:test.key --recipient file:team.pub --allow-unsigned",
         "rekey file.sxf --key file:test.key --recipient file:test.key",
         "recipients encrypted",

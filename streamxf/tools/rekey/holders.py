@@ -41,8 +41,8 @@ _STEP = 16 * 2**20  # bytes of a plain file that are copied at a time
 
 
 _REPLACED = (
-    "the metadata was replaced meanwhile: another process saves to this folder, or changes its recipients. It was left "
-    "as it is; try again when that is over"
+    "the metadata was replaced meanwhile: another process saves to this folder, or changes its recipients or names. It "
+    "was left as it is; try again when that is over"
 )
 
 
@@ -70,6 +70,13 @@ class MetadataFiles:
 
     def read(self, name: str) -> tuple[KeySet, Sections]:
         """A file's keys, of which nothing is believed yet, and all else that `open` and `pack` need."""
+        sections = self.sections(name)
+        if (keys := key_set(sections)) is None:
+            raise PolicyError("the checkpoint is not encrypted, so it has no recipients; save it with Encrypt")
+        return keys, sections
+
+    def sections(self, name: str) -> Sections:
+        """Index and keys as they are stored. Raises UnsupportedError if there are none."""
         try:
             self._storage.forget_listings()
             with self._storage.open(name) as file:
@@ -82,9 +89,7 @@ class MetadataFiles:
                 "restore it. If another writer did, nothing vouches for which keys belong here: load the checkpoint, "
                 "and save it with streamxf's writer"
             )
-        if not sections.keys:
-            raise PolicyError("the checkpoint is not encrypted, so it has no recipients; save it with Encrypt")
-        return _key_set(sections), sections
+        return sections
 
     def open(self, access: Access, name: str, keys: KeySet, sections: Sections) -> Opened:
         """Unwrap all data keys, and check what vouches for them."""
@@ -96,13 +101,13 @@ class MetadataFiles:
         data_keys = (data_key, *map(access.keys.unwrap, others))
         return Opened(keys, data_keys, opener, index.hashed is not False, index.save_id)
 
-    def pack(self, sections: Sections, keys: KeySet) -> bytes:
-        """The file with other keys; raises MetadataError if it would not be as readers expect."""
+    def pack(self, sections: Sections, keys: KeySet | None) -> bytes:
+        """The file with other keys, if it has any; raises MetadataError if it would not be as readers expect."""
         index = Index.parse(sections.index)
-        wrapped = {envelope.dek_id: str(envelope) for envelope in keys.envelopes}
+        wrapped = {envelope.dek_id: str(envelope) for envelope in keys.envelopes} if keys is not None else {b"": ""}
         by_writer = {writer.id: wrapped[writer.dek or b""] for writer in index.writers}
         first, *others = wrapped.values()
-        lines = pack_keys(first, str(keys.vouchers), others)
+        lines = pack_keys(first, str(keys.vouchers), others) if keys is not None else b""
         head = pickled(index, by_writer, self._storage.given)
         data = pack(head, bytes(sections.index), lines, sections.format_bytes)
         if len(data) > MAX_METADATA:
@@ -110,12 +115,19 @@ class MetadataFiles:
                 f"the metadata would have {len(data)} bytes, {MAX_METADATA} are allowed; name fewer recipients"
             )
         trailer = Trailer.parse(data[-TRAILER_BYTES:], len(data))
-        if trailer is None or _key_set(trailer.split(data[-trailer.size :])) != keys:
+        if trailer is None or key_set(trailer.split(data[-trailer.size :])) != keys:
             raise MetadataError("the keys cannot be replaced; the metadata was left as it is")
         return data
 
     def write(self, name: str, before: KeySet, keys: KeySet) -> None:
         """Replace a file that has the keys `before` by one with other keys."""
+        found, sections = self.read(name)
+        if found != before:
+            raise MetadataError(_REPLACED)
+        self.replace(name, sections, sections, keys)
+
+    def replace(self, name: str, before: Sections, sections: Sections, keys: KeySet | None) -> None:
+        """Replace a file that is still `before` by what `pack` makes."""
         if self._storage.is_cached:
             raise UnsupportedError(
                 "this URL leads through a cache, which may remember the metadata of an older save; use that of the "
@@ -123,23 +135,23 @@ class MetadataFiles:
                 file=self._storage.given,
             )
 
-        def read_again() -> Sections:
-            found, sections = self.read(name)
-            if found != before:
+        def check() -> None:
+            if self.sections(name) != before:
                 raise MetadataError(_REPLACED)
-            return sections
 
-        data = self.pack(read_again(), keys)
+        data = self.pack(sections, keys)
         with locked(self._storage):
             try:
-                self._storage.put(name, data, check=read_again, over=self._storage.stamp(name))
+                self._storage.put(name, data, check=check, over=self._storage.stamp(name))
             except ReplacedMeanwhile:
                 raise MetadataError(_REPLACED) from None
 
 
-def _key_set(sections: Sections) -> KeySet:
+def key_set(sections: Sections) -> KeySet | None:
+    """The keys of a metadata file; None if it has none."""
     lines = sections.key_lines()
-    assert lines is not None
+    if lines is None:
+        return None
     envelopes = map(Envelope.parse, (lines[0], *sections.other_key_lines()))
     return KeySet(tuple(envelopes), Vouchers.parse(lines[1]), sections.digest)
 

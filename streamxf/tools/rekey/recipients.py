@@ -18,7 +18,7 @@ class KeySet:
 
     envelopes: tuple[Envelope, ...]  # that of the process that published, then those of other writers
     vouchers: Vouchers
-    digest: bytes  # D of the format, for which the vouchers are made; it never changes
+    digest: bytes  # D of the format, for which the vouchers are made; it changes with the index alone
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,12 @@ class Opened:
         kept: tuple[Entry, ...],
         vouching: Iterable[KeyProvider] = (),
         signer: SigningKey | None = None,
+        digest: bytes | None = None,
     ) -> KeySet:
         """The same data keys for other recipients.
 
         `wrap` gives the entries that are to be in an envelope. Vouchers that are `kept` stay, and keys that are
-        `vouching` make new ones, if they can.
+        `vouching` make new ones, if they can. A `digest` is that of other contents, for which none can stay.
         """
         if signer is not None and not self.hashed:
             raise UnsupportedError(
@@ -53,7 +54,7 @@ class Opened:
             )
         pairs = zip(self.keys.envelopes, self.data_keys, strict=True)
         envelopes = tuple(Envelope(envelope.dek_id, wrap(envelope, key)).checked() for envelope, key in pairs)
-        signature, digest = self.keys.vouchers.signature, self.keys.digest
+        signature, digest = None if digest else self.keys.vouchers.signature, digest or self.keys.digest
         made = Vouchers.make(
             digest, str(envelopes[0]), self.data_keys[0], vouching, signer, kept=kept, signature=signature
         )

@@ -1,0 +1,251 @@
+"""Items get other names in the index alone; whoever could read can read on, and swaps still show."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+import streamxf
+from streamxf import Checksum, Encrypt, ZStandard
+from streamxf.errors import (
+    AuthenticationError,
+    IdentityError,
+    KeyMissingError,
+    MetadataError,
+    ParameterError,
+    PolicyError,
+    UnsupportedError,
+)
+from streamxf.format.index import pack
+from streamxf.tools.rekey.holders import MetadataFiles
+from tests.dcp.helpers import assert_same, data_files, index_of, load, refused, save, sections_of, small_state
+from tests.dcp.writers import save_as_ranks
+from tests.tools.rekey.rekeying import KEY, OTHER_KEY, PRIVATE, SIGNER, STRANGER, contents, untouched
+
+STATE = {"model": {"module.a": torch.arange(6.0), "module.b": torch.ones(3)}, "step": 7}
+RENAMED = {"model": {"a": STATE["model"]["module.a"], "b": STATE["model"]["module.b"]}, "step": 7}
+NAMES = {"model.module.*": "model.*"}
+DONE = {"model.module.a": "model.a", "model.module.b": "model.b"}
+
+
+@pytest.mark.parametrize("chain", [[], [ZStandard(), Checksum()], [Encrypt(KEY)]], ids=["bare", "plain", "encrypted"])
+def test_names_paths_and_pickle_change_and_nothing_else(tmp_path: Path, chain: list[Any]) -> None:
+    save(STATE, tmp_path, chain)
+    before, keys = contents(tmp_path), KEY if chain and isinstance(chain[0], Encrypt) else None
+    assert streamxf.rename(tmp_path, NAMES, keys=keys) == DONE
+    after = contents(tmp_path)
+    assert {name for name in before if before[name] != after[name]} == {".metadata"}
+    assert_same(load(RENAMED, tmp_path, keys), RENAMED)
+    index = index_of(tmp_path)
+    assert {name: item.path for name, item in index.items.items()} == {
+        "model.a": ("model", "a"),
+        "model.b": ("model", "b"),
+        "step": ("step",),
+    }
+    assert pickle.loads(after[".metadata"]).planner_data == {
+        "model.a": ("model", "a"),
+        "model.b": ("model", "b"),
+        "step": ("step",),
+    }
+    assert streamxf.verify(tmp_path, keys=keys).ok
+    assert streamxf.rename(tmp_path, {"model.module.a": "model.a"}, keys=keys) == {}
+    with pytest.raises(ParameterError, match=r"no items of these names: model\.module\.\*"):
+        streamxf.rename(tmp_path, NAMES, keys=keys)
+
+
+def test_stock_torch_finds_the_new_names(tmp_path: Path) -> None:
+    save(STATE, tmp_path / "checkpoint", [])
+    streamxf.rename(tmp_path / "checkpoint", NAMES)
+    dcp_to_torch_save(tmp_path / "checkpoint", tmp_path / "whole.pt")
+    assert_same(torch.load(tmp_path / "whole.pt"), RENAMED)
+
+
+def test_it_stays_the_same_save(tmp_path: Path) -> None:
+    save(STATE, tmp_path, [Encrypt(KEY)])
+    save_id = index_of(tmp_path).save_id
+    with pytest.raises(IdentityError):
+        streamxf.rename(tmp_path, NAMES, keys=KEY, expect_save_id="0" * 32)
+    streamxf.rename(tmp_path, NAMES, keys=KEY, expect_save_id=save_id)
+    assert_same(load(RENAMED, tmp_path, expect_save_id=save_id), RENAMED)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"model.module.a": "model.module.b"}, ("'model.module.b'", "model.module.a, model.module.b")),
+        ({"model.module.a": "step"}, ("'step'",)),
+        ({"*": "x*", "step": "xmodel.module.a"}, ("several items",)),
+        ({"nothing": "else"}, ("no items", "nothing")),
+        ({"mudule.*": "*"}, ("no items", "mudule.*")),
+        ({"model.module.a": ""}, ("empty",)),
+        ({"model.module.a": "\ud800"}, ("not valid Unicode",)),
+        ({"model.module.*": "model"}, ("one '*'",)),
+        ({"a": 7}, ("mapping",)),
+        ({"step": "model"}, ("nested state dict", "'model'")),
+        ([("a", "b")], ("mapping",)),
+    ],
+)
+def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path, names: Any, words: tuple[str, ...]) -> None:
+    save(STATE, tmp_path, [Encrypt(KEY)])
+    untouched(lambda: streamxf.rename(tmp_path, names, keys=KEY), tmp_path, ParameterError, *words)
+
+
+def test_names_may_be_exchanged(tmp_path: Path) -> None:
+    state = {"a": torch.zeros(3), "b": torch.ones(3)}
+    save(state, tmp_path)
+    assert streamxf.rename(tmp_path, {"a": "b", "b": "a"}, keys=KEY) == {"a": "b", "b": "a"}
+    found = load(state, tmp_path)
+    assert_same(found, {"a": state["b"], "b": state["a"]})
+
+
+def test_a_key_is_needed(tmp_path: Path) -> None:
+    save(STATE, tmp_path, [Encrypt(KEY)])
+    untouched(lambda: streamxf.rename(tmp_path, NAMES), tmp_path, KeyMissingError)
+    untouched(lambda: streamxf.rename(tmp_path, NAMES, keys=OTHER_KEY), tmp_path, KeyMissingError)
+    untouched(lambda: streamxf.rename(tmp_path, NAMES, keys=KEY, signer=SIGNER), tmp_path, UnsupportedError, "signer")
+
+
+def test_all_who_vouched_vouch_anew(tmp_path: Path) -> None:
+    save(STATE, tmp_path, [Encrypt([KEY, OTHER_KEY])])
+    untouched(lambda: streamxf.rename(tmp_path, NAMES, keys=KEY), tmp_path, PolicyError, OTHER_KEY.id, "vouched")
+    streamxf.rename(tmp_path, NAMES, keys=[KEY, OTHER_KEY])
+    for key in (KEY, OTHER_KEY):
+        assert_same(load(RENAMED, tmp_path, key), RENAMED)
+
+
+def test_what_is_signed_is_signed_again(tmp_path: Path) -> None:
+    save(STATE, tmp_path, [Encrypt(PRIVATE.public, signer=SIGNER)])
+    trusted: Any = {"keys": PRIVATE, "trust": SIGNER.verify_key}
+    untouched(lambda: streamxf.rename(tmp_path, NAMES, **trusted), tmp_path, PolicyError, SIGNER.id)
+    untouched(lambda: streamxf.rename(tmp_path, NAMES, keys=PRIVATE, signer=SIGNER), tmp_path, PolicyError, "trust")
+    streamxf.rename(tmp_path, NAMES, **trusted, signer=SIGNER)
+    assert_same(load(RENAMED, tmp_path, PRIVATE, trust=SIGNER.verify_key), RENAMED)
+    assert streamxf.verify(tmp_path, **trusted).ok
+    with refused(PolicyError, "not trusted"):
+        load(RENAMED, tmp_path, PRIVATE, trust=STRANGER.verify_key)
+
+
+def test_vouchers_that_nobody_checked_are_no_reason_to_vouch(tmp_path: Path) -> None:
+    """Anyone may have written it who has the public key."""
+    with pytest.warns(UserWarning, match="no signer"):
+        save(STATE, tmp_path, [Encrypt(PRIVATE.public)])
+    untouched(lambda: streamxf.rename(tmp_path, NAMES, keys=PRIVATE), tmp_path, PolicyError)
+    assert streamxf.rename(tmp_path, NAMES, keys=PRIVATE, allow_unsigned=True) == DONE
+    assert_same(load(RENAMED, tmp_path, PRIVATE, allow_unsigned=True), RENAMED)
+
+
+@pytest.mark.parametrize("chain", [[], [Checksum()]], ids=["bare", "containers"])
+def test_stock_checkpoints_are_not_renamed(tmp_path: Path, chain: list[Any]) -> None:
+    dcp.save(dict(STATE), storage_writer=dcp.FileSystemWriter(tmp_path, _extensions=chain or None))
+    untouched(lambda: streamxf.rename(tmp_path, NAMES), tmp_path, UnsupportedError, "no index")
+
+
+def test_each_rank_has_its_own_metadata(tmp_path: Path) -> None:
+    state = save_as_ranks(2, tmp_path, lambda: [Encrypt(KEY)], items=2, use_collectives=False)
+    old = list(index_of(tmp_path, "__0.metadata").items)
+    done = streamxf.rename(tmp_path, {"*": "new.*"}, keys=KEY)
+    assert state
+    assert done.keys() >= set(old)
+    for rank in range(2):
+        assert all(name.startswith("new.") for name in index_of(tmp_path, f"__{rank}.metadata").items)
+    assert streamxf.verify(tmp_path, keys=KEY).ok
+
+
+def test_after_an_interruption_the_same_call_does_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_as_ranks(2, tmp_path, lambda: [Encrypt(KEY)], items=2, use_collectives=False)
+    put, calls = MetadataFiles.replace, []
+
+    def fail(self: MetadataFiles, *args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise OSError("no")
+        put(self, *args)
+
+    monkeypatch.setattr(MetadataFiles, "replace", fail)
+    with pytest.raises(OSError, match="no"):
+        streamxf.rename(tmp_path, {"rank.*": "new.*"}, keys=KEY)
+    assert streamxf.verify(tmp_path, keys=KEY).ok
+    assert streamxf.rename(tmp_path, {"rank.*": "new.*"}, keys=KEY) == {
+        "rank.1.0": "new.1.0",
+        "rank.1.1": "new.1.1",
+    }
+
+
+def test_a_save_that_is_published_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(STATE, tmp_path)
+    pack = MetadataFiles.pack
+
+    def late(*args: Any) -> bytes:
+        made = pack(*args)
+        save(small_state(), tmp_path)
+        return made
+
+    monkeypatch.setattr(MetadataFiles, "pack", late)
+    with pytest.raises(MetadataError, match="replaced meanwhile"):
+        streamxf.rename(tmp_path, NAMES, keys=KEY)
+    assert_same(load(small_state(), tmp_path), small_state())
+
+
+# -- swapped containers ------------------------------------------------------------------------------
+
+
+def swap(path: Path, one: str, other: str) -> None:
+    """Exchange the stored bytes of two items, which are of one size."""
+    places = [index_of(path).items[name].places[0] for name in (one, other)]
+    (file,) = data_files(path)
+    data = bytearray(file.read_bytes())
+    first, second = (data[place.at : place.at + place.size] for place in places)
+    assert len(first) == len(second)
+    for place, content in zip(places, (second, first), strict=True):
+        data[place.at : place.at + place.size] = content
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("chain", [[Checksum()], [Encrypt(KEY)]], ids=["plain", "encrypted"])
+def test_swapped_containers_show(tmp_path: Path, chain: list[Any]) -> None:
+    """Even under each other's names."""
+    keys = KEY if isinstance(chain[0], Encrypt) else None
+    state = {"a": torch.zeros(3), "b": torch.ones(3)}
+    save(state, tmp_path, chain)
+    streamxf.rename(tmp_path, {"a": "b", "b": "a"}, keys=keys)
+    swap(tmp_path, "a", "b")
+    with refused(IdentityError, "swapped"):
+        load(state, tmp_path, keys)
+    with refused(IdentityError, "swapped"):
+        load({"x.a": state["a"], "x.b": state["b"]}, tmp_path, keys, rename={"*": "x.*"})
+    assert not streamxf.verify(tmp_path, keys=keys).ok
+
+
+def test_salvage_without_metadata_has_the_names_of_the_save(tmp_path: Path) -> None:
+    save(STATE, tmp_path)
+    streamxf.rename(tmp_path, NAMES, keys=KEY)
+    assert sorted(streamxf.load_intact(tmp_path, keys=KEY).loaded) == ["model.a", "model.b", "step"]
+    (data,) = data_files(tmp_path)
+    (tmp_path / ".metadata").write_bytes((tmp_path / ".metadata").read_bytes()[:-9])
+    found = streamxf.load_intact(tmp_path, keys=KEY, without_metadata=True)
+    assert sorted(found.loaded) == ["model.module.a", "model.module.b", "step"], data
+
+
+def test_a_copy_of_the_old_metadata_still_opens(tmp_path: Path) -> None:
+    save(STATE, tmp_path)
+    shutil.copy(tmp_path / ".metadata", tmp_path / "kept")
+    streamxf.rename(tmp_path, NAMES, keys=KEY)
+    (tmp_path / "kept").replace(tmp_path / ".metadata")
+    assert_same(load(STATE, tmp_path), STATE)
+
+
+def test_the_mac_covers_the_names(tmp_path: Path) -> None:
+    save(STATE, tmp_path, [Encrypt(KEY)])
+    keys = bytes(sections_of(tmp_path)[1].keys)
+    streamxf.rename(tmp_path, NAMES, keys=KEY)
+    pickled, sections = sections_of(tmp_path)
+    (tmp_path / ".metadata").write_bytes(pack(pickled, bytes(sections.index), keys))
+    with refused(AuthenticationError, "MAC"):
+        load(RENAMED, tmp_path)
