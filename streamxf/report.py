@@ -158,9 +158,17 @@ class Report:
 
 @dataclass(frozen=True)
 class SaveReport(Report):
-    """Report of a save in this process; the attributes are those of `Report`."""
+    """Report of a save in this process; the attributes are those of `Report`, and one more.
+
+    - `stock`: whether torch's own readers can read the metadata that this process published; None if it published none.
+    """
+
+    stock: bool | None = None
 
     what: ClassVar[str] = "Save"
+
+    def _more_rows(self) -> list[tuple[str, str, str]]:
+        return [("torch's own readers", "no", "`streamxf stock` lets them")] if self.stock is False else []
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,7 @@ class MetadataParts:
     keys_size: int | None = None
     format_bytes: bytes = FORMAT
     reserved: bytes = bytes(4)
-    pickle_digest: bytes | None = None
+    head_digest: bytes | None = None
 
     def change(self, **fields: object) -> MetadataParts:
         return replace(self, **fields)
@@ -263,8 +263,8 @@ class MetadataParts:
             self.format_bytes,
             self.reserved,
         )
-        pickle_digest = hashlib.sha256(self.pickled).digest() if self.pickle_digest is None else self.pickle_digest
-        covered = index + self.keys + lengths + pickle_digest
+        head_digest = hashlib.sha256(self.pickled).digest() if self.head_digest is None else self.head_digest
+        covered = index + self.keys + lengths + head_digest
         return self.pickled + covered + hashlib.sha256(covered).digest() + METADATA_MAGIC
 
 

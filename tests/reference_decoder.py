@@ -281,7 +281,7 @@ def check_run(run: Any, rank: int | None) -> None:
 
 
 # The trailer's digest of the pickle; the pickle's size; the format bytes; the index or the content of a note; the keys.
-Sections = namedtuple("Sections", "pickle_digest pickle_size format_bytes packed lines")
+Sections = namedtuple("Sections", "head_digest pickle_size format_bytes packed lines")
 
 
 def split_metadata(data: bytes) -> Sections:
@@ -314,7 +314,7 @@ def read_note(data: bytes, reader: Reader) -> Any:
     """The content of a note, which a reader without keys reads, too."""
     check(len(data) <= 1 << 23, "N1: its size")
     found = split_metadata(data)
-    check(found.pickle_size == 0 and found.pickle_digest == sha256(b"").digest(), "N1: a pickle")
+    check(found.pickle_size == 0 and found.head_digest == sha256(b"").digest(), "N1: a pickle")
     check(len(found.lines) <= 2, "N3: more than two lines")
     check_keys(found, b"streamxf/1 note", reader)
     text = unzstd(found.packed, 64 * len(found.packed) + 65536)

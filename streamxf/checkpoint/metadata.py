@@ -117,6 +117,7 @@ class Metadata:
     - `wrapped`: the wrapped data keys by their ids, that of the process that published first.
     - `vouchers`: as text; empty if there are none.
     - `digest`: D of the format, what the vouchers are made for.
+    - `pickled`: whether torch's own readers can read the file.
     """
 
     name: str
@@ -128,6 +129,7 @@ class Metadata:
     wrapped: Mapping[bytes, str] = field(default_factory=dict)
     vouchers: str = ""
     digest: bytes = b""
+    pickled: bool = True
 
     @property
     def files(self) -> Mapping[str, File]:
@@ -221,7 +223,7 @@ def metadata_in(
     access.check_save(index.save_id)
     authenticated = opened or lines is None
     made = name, index.rank, index.items, index, index.modules, authenticated, wrapped, vouchers
-    return Metadata(*made, sections.digest if vouchers else b"")
+    return Metadata(*made, sections.digest if vouchers else b"", sections.pickled)
 
 
 def _open(sections: Sections, lines: tuple[str, str], access: Access) -> None:

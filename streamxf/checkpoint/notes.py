@@ -81,7 +81,7 @@ def parse_note(data: bytes, most: int = MAX_NOTE) -> Note:
     if len(data) > most:
         raise MetadataError(f"the note has {len(data)} bytes, {most} are allowed")
     trailer = Trailer.parse(data, len(data))
-    if trailer is None or trailer.size != len(data) or trailer.pickle_digest != hashlib.sha256().digest():
+    if trailer is None or trailer.size != len(data) or trailer.head_digest != hashlib.sha256().digest():
         raise MetadataError("this is not a note: it was cut, or something else was put in its place")
     sections = trailer.split(data, NOTE_LABEL)
     lines = sections.key_lines()

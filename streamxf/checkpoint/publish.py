@@ -26,6 +26,7 @@ from streamxf.errors import AbortedError, ChainError, ContainerError, MetadataEr
 from streamxf.format.header import Kind
 from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys, steps_of
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, check_apart, check_tiles
+from streamxf.format.limits import NO_PICKLE
 from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, made_by_saves, metadata_name, rank_of
 from streamxf.format.run import RunFacts
 from streamxf.keys.envelope import Envelope
@@ -84,7 +85,7 @@ def assemble(
     run: RunFacts | None = None,
 ) -> tuple[Index, bytes]:
     """The index and the bytes of a metadata file, of items whose places are known, in the files of `records`. Without
-    `checkpoint_id` it is what torch's readers never see, which needs no pickle. `extra` is as in `Index`.
+    `checkpoint_id`, where the checkpoint is, it has no pickle for torch's own readers. `extra` is as in `Index`.
 
     Raises ChainError if the ranks saved with different chains or keys, UnsupportedError if the checkpoint would not be
     whole, MetadataError if readers would refuse it, and KeyServiceError if a service that vouches for it cannot be
@@ -117,7 +118,7 @@ def assemble(
         digest = Sections(memoryview(packed), memoryview(b"")).digest
         others = [wrapped for wrapped in dict.fromkeys(writers.values()) if wrapped != own]
         keys = pack_keys(own, encryption.vouch(digest), others)
-    head = pickled(index, writers, checkpoint_id) if checkpoint_id is not None else b""
+    head = pickled(index, writers, checkpoint_id) if checkpoint_id is not None else NO_PICKLE
     return index, pack(head, packed, keys)
 
 
@@ -177,7 +178,8 @@ def publish(
     with ExitStack() as stack:
         try:
             about: Any = {"rank": rank, "extra": extra, "run": run}
-            index, data = assemble(items, records, save.extensions, save_id, storage.given, **about)
+            place = storage.given if save.decide_stock(sum(len(item.places) for item in items.values())) else None
+            index, data = assemble(items, records, save.extensions, save_id, place, **about)
             alone = stack.enter_context(locked(storage))
             for _ in range(_ATTEMPTS):
                 stamp = storage.stamp(name)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from streamxf.buffers import Writable
 from streamxf.chain import DEFAULT_CHAIN, Chain, ChainLike
@@ -32,6 +33,12 @@ from streamxf.torchsave.check import quick_needs
 from streamxf.wording import size_text, some
 
 _ENCRYPT = "encrypt"
+_log = logging.getLogger(__name__)
+
+Stock = bool | Literal["auto"]
+"""Whether torch's own readers are to read a checkpoint; ``"auto"``: if it has at most `STOCK_CHUNKS` chunks."""
+
+STOCK_CHUNKS = 65_536  # whose pickle has 10 MB, and takes torch some 3 s to read
 
 Entry = tuple[Identity, Callable[[], Content]]
 """An item, or a shard of one, without its writer's id; and what gives its bytes when it is its turn."""
@@ -136,6 +143,7 @@ class Save:
     - `extensions`: renewed for this save.
     - `sync`: whether each file must be on the disk before the save goes on.
     - `overwrite`: whether a checkpoint that is there may be replaced, even one that is published later.
+    - `stock`: whether torch's own readers get a pickle; once it is published, a truth value.
     - `place`: where the checkpoint's folder is, once it is there; None if it is not local.
     - `numbers`: of its containers, which any thread may draw.
     - `meter`: what all threads of the save count in.
@@ -147,11 +155,13 @@ class Save:
     block_log2: int
     sync: bool
     overwrite: bool
+    stock: Stock = "auto"
     writer_id: bytes = field(default_factory=lambda: os.urandom(WRITER_ID_BYTES))
     place: Mount | None = None
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
+        check_stock(self.stock)
         self.modules = tuple(self.extensions.providers())
         self.numbers = count()
         self.meter = Meter()
@@ -168,6 +178,7 @@ class Save:
         signer: SignerLike | None = None,
         was_encrypted: bool = False,
         overwrite: bool = False,
+        stock: Stock = "auto",
         block_size: int = 1 << DEFAULT_BLOCK_LOG2,
         storage_options: Mapping[str, Any] | None = None,
         cure: str = "name another target, or replace it (overwrite)",
@@ -178,7 +189,7 @@ class Save:
         made = _chain_of(chain, recipients, signer, was_encrypted)
         storage = open_storage(path, storage_options)
         warn_unless_in_one_step(storage, stacklevel=4)
-        save = cls(storage, Extensions((), made), block_log2_of(block_size), True, overwrite)
+        save = cls(storage, Extensions((), made), block_log2_of(block_size), True, overwrite, stock)
         if storage.near and os.path.lexists(storage.path) and not os.path.isdir(storage.path):
             text = "this is a file, and a checkpoint is a folder: name another target"
             raise NotADirectoryError(errno.ENOTDIR, text, storage.path)
@@ -210,6 +221,15 @@ class Save:
             error.add_note(escaped(text))
         return not left
 
+    def decide_stock(self, chunks: int) -> bool:
+        """Whether torch's own readers get a pickle for so many chunks and objects: always if they need no codec."""
+        if self.stock == "auto" or not self.extensions.chain:
+            self.stock = chunks <= STOCK_CHUNKS or not self.extensions.chain
+            if not self.stock:
+                text = "%s: without a pickle for torch's own readers, since it has %d chunks; `streamxf stock` adds it"
+                _log.warning(text, self.storage.given, chunks)
+        return self.stock is True
+
     def note_needs(self, item: str, data: memoryview) -> None:
         """Take note of what an object needs of its reader; `data` is what ``torch.save`` wrote of it."""
         names, reason = quick_needs(data)
@@ -231,6 +251,12 @@ class Save:
         for item, reason in list(reasons.items())[:_REASONS]:
             text += f" {some([item])} does not load then either: {reason}; store a list, a dict or a string instead."
         return frozenset([*names, *reasons.values()]), text
+
+
+def check_stock(stock: Stock) -> Stock:
+    if not isinstance(stock, bool) and stock != "auto":
+        raise ParameterError(f"stock={stock!r:.40}: it is True, False or 'auto'")
+    return stock
 
 
 def _chain_of(chain: ChainLike | None, recipients: KeysLike, signer: SignerLike | None, was_encrypted: bool) -> Chain:

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +16,7 @@ from streamxf.chain import ChainLike
 from streamxf.checkpoint.datafile import DataFile, SavedFile, planned_size
 from streamxf.checkpoint.pickled import PLANNER_DATA, plain_members
 from streamxf.checkpoint.publish import placed, publish
-from streamxf.checkpoint.saving import Save
+from streamxf.checkpoint.saving import Save, Stock
 from streamxf.checkpoint.sources import Content, Given, Staging, tensor_in, tensor_of
 from streamxf.errors import AbortedError, MetadataError, ParameterError, located
 from streamxf.format.header import Identity, Kind
@@ -58,7 +59,7 @@ class CheckpointWriter:
     extra : mapping, optional
         Plain data stored with the items: `Checkpoint` has it in ``metadata[0].index.extra``, torch's readers as
         attributes of DCP's metadata, so names must be Python identifiers.
-    block_size : int
+    stock, block_size
         As in `FileSystemWriter`.
     progress : Progress, optional
     storage_options : mapping, optional
@@ -88,6 +89,7 @@ class CheckpointWriter:
         signer: SignerLike | None = None,
         overwrite: bool = False,
         extra: Mapping[str, Any] | None = None,
+        stock: Stock = "auto",
         block_size: int = 1 << DEFAULT_BLOCK_LOG2,
         progress: Progress | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -98,6 +100,7 @@ class CheckpointWriter:
             recipients=recipients,
             signer=signer,
             overwrite=overwrite,
+            stock=stock,
             block_size=block_size,
             storage_options=storage_options,
         )
@@ -272,7 +275,8 @@ class CheckpointWriter:
         except BaseException:
             self._remove_folders()
             raise
-        self.save_id, self.report = save_id, SaveReport.of(save.meter, perf_counter() - self._begin)
+        report = SaveReport.of(save.meter, perf_counter() - self._begin)
+        self.save_id, self.report = save_id, replace(report, stock=save.stock is True)
 
     def _give_up(self, error: BaseException | None) -> None:
         """Remove what was written, after `error`."""

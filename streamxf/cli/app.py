@@ -18,14 +18,14 @@ PANELS = {
     "Look": ("inspect", "diff", "cat"),
     "Check and repair": ("verify", "salvage", "clean"),
     "Training runs": ("list", "latest", "forget"),
-    "Convert": ("pack", "unpack", "transcode", "rename"),
+    "Convert": ("pack", "unpack", "transcode", "rename", "stock"),
     "Keys": ("keygen", "rekey", "recipients"),
     "Choose a chain": ("tune", "codecs", "demo"),
 }
 COMMANDS = [name for panel in PANELS.values() for name in panel]
 _FRAMED = 70  # columns: in fewer, typer's tables of options cut words
 _TOGETHER = {
-    **dict.fromkeys(("pack", "unpack", "transcode"), "convert"),
+    **dict.fromkeys(("pack", "unpack", "transcode", "stock"), "convert"),
     **dict.fromkeys(("keygen", "rekey", "recipients"), "keys"),
 }
 

@@ -1,4 +1,4 @@
-"""``streamxf pack``, ``unpack`` and ``transcode``."""
+"""``streamxf pack``, ``unpack``, ``transcode`` and ``stock``."""
 
 from __future__ import annotations
 
@@ -133,3 +133,18 @@ def transcode(
             progress=bar,
         )
     return out.result({"target": source if target is None else target, **asdict(done)}, str(done))
+
+
+def stock(path: str = options.PATH, *, out: Output) -> int:
+    """Let torch's own readers read a checkpoint that was saved without the pickle that they need.
+
+    The pickle is put at the head of the checkpoint's metadata, in one step. No key is needed, and nothing else changes.
+
+    Examples:
+    streamxf stock /checkpoints/step-1000
+    """
+    from streamxf.tools.stock import stock as add
+
+    written = add(path)
+    said = f"rewritten: {', '.join(written)}" if written else "nothing changed: torch's own readers can read it"
+    return out.result({"path": path, "rewritten": written}, said)

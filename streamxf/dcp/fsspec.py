@@ -16,7 +16,7 @@ class FsspecWriter(ChainWriterMixin, torch_private.FsspecWriter):
         A URL such as ``s3://bucket/step-100``.
     single_file_per_rank, sync_files, thread_count, per_thread_copy_ahead, overwrite
         As in torch, the last by name.
-    _extensions, serialization_format, chain, keys, block_size, progress
+    _extensions, serialization_format, chain, keys, stock, block_size, progress
         As in `FileSystemWriter`.
     **kwargs
         fsspec's storage options, such as ``key``, ``secret`` and ``endpoint_url``.

@@ -6,7 +6,7 @@ import os
 import threading
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 from weakref import finalize
@@ -20,7 +20,7 @@ from torch.futures import Future
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.datafile import write_files
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
-from streamxf.checkpoint.saving import Save, warn_unless_in_one_step
+from streamxf.checkpoint.saving import Save, Stock, check_stock, warn_unless_in_one_step
 from streamxf.dcp.background import Background, changed_text, give_way, tensor_versions, with_copies
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
 from streamxf.dcp.extensions import extensions_of
@@ -85,6 +85,7 @@ class ChainWriterMixin(StorageMixin):
         serialization_format: Any = None,
         chain: ChainLike | None = None,
         keys: KeysLike = None,
+        stock: Stock = "auto",
         block_size: int = 1 << DEFAULT_BLOCK_LOG2,
         progress: ProgressLike = False,
         **kwargs: Any,
@@ -111,6 +112,7 @@ class ChainWriterMixin(StorageMixin):
         if type(thread_count) is not int or thread_count < 1:
             raise ParameterError(f"thread_count={thread_count!r}: it is a whole number from 1")
         self._extensions = extensions_of(_extensions)
+        self._stock = check_stock(stock)
         self._block_log2 = block_log2_of(block_size)
         self._save = None
         self._warned: set[frozenset[str]] = set()
@@ -153,7 +155,7 @@ class ChainWriterMixin(StorageMixin):
         self.use_collectives = kwargs.get("use_collectives", True)
         self._publishes = is_coordinator or not self.use_collectives
         self.report = None
-        how = self._block_log2, self.sync_files, self.overwrite
+        how = self._block_log2, self.sync_files, self.overwrite, self._stock
         self._save = _RankSave(self._storage, self._extensions.renew(), *how)
 
     @errors_reach_all_ranks
@@ -255,7 +257,8 @@ class ChainWriterMixin(StorageMixin):
             index = publish(save, items, records, save_id, rank=rank, extra=extra, run=run)
         finally:
             save.leave()
-        self.save_id, self.report = save_id, save.report
+        self.save_id, self._stock = save_id, save.stock  # so that checkpoints of a run are alike
+        self.report = save.report and replace(save.report, stock=save.stock is True)
         complete(metadata, flat, index, records, self._storage.location())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -307,6 +310,11 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         ``"floatzip+encrypt"``. The default is ``[FloatZip()]``; an empty list means no chain.
     keys : Key, location, several of them or a KeyRing
         The key for ``encrypt`` in a chain's text form.
+    stock : bool or "auto"
+        Whether torch's own readers can read the checkpoint, with `Registry` for the codecs: they need a pickle of all
+        chunks, which takes much time and memory to write and read where there are many. ``"auto"`` writes it up to
+        65,536 chunks and objects; the first save that is published decides for all by this writer. It is always written
+        where torch's readers need no codec. ``streamxf stock`` adds it later.
     block_size : int
         Bytes, a power of two from 64 KiB to 16 MiB: the unit of parallel work, of random access and of authentication.
     progress : bool or Progress

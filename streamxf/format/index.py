@@ -400,6 +400,7 @@ def _number(text: str) -> int | float:
 _LENGTHS = struct.Struct("<II4s4x")
 _TRAILER = struct.Struct("<II4sI32s32s8x")
 INDEX_LABEL, NOTE_LABEL = b"streamxf/1 index", b"streamxf/1 note"
+_NO_PICKLE_DIGEST = hashlib.sha256(limits.NO_PICKLE).digest()
 _SIGNED_BYTES = _LENGTHS.size + limits.DIGEST_BYTES  # of the trailer, covered by its second digest
 
 
@@ -410,7 +411,7 @@ class Trailer:
     index_size: int
     keys_size: int
     format_bytes: bytes
-    pickle_digest: bytes
+    head_digest: bytes
     digest: bytes
 
     @property
@@ -445,19 +446,22 @@ class Trailer:
         if not hmac.compare_digest(hashlib.sha256(signed).digest(), self.digest):
             raise MetadataError("the digest of the metadata does not match: the file is damaged")
         keys = view[self.index_size : self.index_size + self.keys_size]
-        return Sections(view[: self.index_size], keys, label, self.format_bytes)
+        pickled = self.head_digest != _NO_PICKLE_DIGEST
+        return Sections(view[: self.index_size], keys, label, self.format_bytes, pickled)
 
 
 @dataclass(frozen=True, slots=True)
 class Sections:
     """Index (a Zstandard frame) and keys (lines of ASCII, empty if not encrypted) of a metadata file, as they are
-    stored, and its format bytes; `label` separates kinds of vouched contents.
+    stored, and its format bytes; `label` separates kinds of vouched contents. `pickled` says that the file begins with
+    a pickle for torch's own readers.
     """
 
     index: memoryview
     keys: memoryview
     label: bytes = INDEX_LABEL
     format_bytes: bytes = limits.FORMAT
+    pickled: bool = False
 
     @property
     def digest(self) -> bytes:
@@ -482,7 +486,7 @@ class Sections:
         return [_text(line) for line in bytes(self.keys).split(b"\n")[2:]]
 
 
-def pack(pickled: bytes, index: bytes, keys: bytes, format_bytes: bytes = limits.FORMAT) -> bytes:
+def pack(head: bytes, index: bytes, keys: bytes, format_bytes: bytes = limits.FORMAT) -> bytes:
     """A metadata file; raises MetadataError if it would be too large to be read."""
     if len(index) > limits.MAX_INDEX or len(keys) > limits.MAX_KEYS:
         raise MetadataError(
@@ -490,8 +494,8 @@ def pack(pickled: bytes, index: bytes, keys: bytes, format_bytes: bytes = limits
             f"{len(keys)} of keys ({limits.MAX_KEYS}); save fewer items, or with fewer recipients"
         )
     lengths = _LENGTHS.pack(len(index), len(keys), format_bytes)
-    signed = index + keys + lengths + hashlib.sha256(pickled).digest()
-    return pickled + signed + hashlib.sha256(signed).digest() + limits.METADATA_MAGIC
+    signed = index + keys + lengths + hashlib.sha256(head).digest()
+    return head + signed + hashlib.sha256(signed).digest() + limits.METADATA_MAGIC
 
 
 def pack_keys(wrapped: str, vouchers: str, others: list[str]) -> bytes:

@@ -5,6 +5,7 @@ FOOTER_MAGIC = b"\n\x1a\r\nFXS\xd3"
 PLAIN_MAGIC = b"\xd3SXK\r\n\x1a\n"
 SEAL_MAGIC = b"\n\x1a\r\nKXS\xd3"
 METADATA_MAGIC = b"\n\x1a\r\nMXS\xd3"
+NO_PICKLE = b"\xd3SXM\r\n\x1a\n"  # the head of a metadata file that torch's own readers cannot read
 
 VERSION = SUITE = 1
 FORMAT = bytes([VERSION, SUITE, 0, 0])  # format bytes: version, suite, critical and informative flags

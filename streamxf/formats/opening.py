@@ -239,6 +239,8 @@ def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]
         yield "The signatures were not checked."
     if not indexed:
         yield "Its metadata names no versions, and nothing shows whether it was damaged or altered."
+    if not all(metadata.pickled for metadata in files):
+        yield "torch's own readers cannot read it, since it was saved without a pickle; `streamxf stock` adds it."
     if files[0].rank is not None:
         yield f"It was saved without collectives: {many(len(files), 'rank')}, each with its own metadata."
     if copies := sum(name != item.name for name, item in checkpoint.stored.items()):

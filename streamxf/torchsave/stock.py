@@ -1,7 +1,7 @@
 """DCP's own ``.metadata``, a pickle, read without running anything that it says.
 
 The names that DCP's writers use lead to records, which hold the state that the
-pickle gives them and do nothing; every other name is refused. docs/format.md, "Checkpoints of other writers".
+pickle gives them and do nothing; every other name is refused. docs/format/stock.md.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def test_round_trip(pickled: bytes, index: bytes, keys: bytes) -> None:
     assert flagged.digest == hashlib.sha256(b"streamxf/1 index\1\1\0\xff" + index).digest()
     trailer = Trailer.parse(data[-88:], len(data))
     assert trailer is not None
-    assert trailer.pickle_digest == hashlib.sha256(pickled).digest()
+    assert trailer.head_digest == hashlib.sha256(pickled).digest()
 
 
 def test_whatever_changes_behind_the_pickle_is_found() -> None:

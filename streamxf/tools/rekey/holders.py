@@ -22,7 +22,7 @@ from streamxf.errors import (
     UnsupportedError,
 )
 from streamxf.format.index import Index, Sections, Trailer, pack, pack_keys
-from streamxf.format.limits import MAX_METADATA, PLAIN_MAGIC, TRAILER_BYTES
+from streamxf.format.limits import MAX_METADATA, NO_PICKLE, PLAIN_MAGIC, TRAILER_BYTES
 from streamxf.format.names import GLOBAL, rank_metadata_among
 from streamxf.format.plain import pack_prefix, pack_seal
 from streamxf.keys.envelope import Envelope
@@ -108,7 +108,7 @@ class MetadataFiles:
         by_writer = {writer.id: wrapped[writer.dek or b""] for writer in index.writers}
         first, *others = wrapped.values()
         lines = pack_keys(first, str(keys.vouchers), others) if keys is not None else b""
-        head = pickled(index, by_writer, self._storage.given)
+        head = pickled(index, by_writer, self._storage.given) if sections.pickled else NO_PICKLE
         data = pack(head, bytes(sections.index), lines, sections.format_bytes)
         if len(data) > MAX_METADATA:
             raise MetadataError(

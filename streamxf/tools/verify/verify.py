@@ -272,7 +272,7 @@ def _read(call: Verification, findings: Findings) -> Metadata | None:
     """A metadata file as readers read it; None if it is damaged."""
     name = findings.file
     try:
-        if not _check_pickle(call, findings) and call.access.require == "published":
+        if not _check_head(call, findings) and call.access.require == "published":
             raise MetadataError(
                 "the metadata does not end in an index: it seems to have been cut. If torch's own writer saved "
                 f"it, {call.access.way_out}"
@@ -289,7 +289,7 @@ def _read(call: Verification, findings: Findings) -> Metadata | None:
     return metadata
 
 
-def _check_pickle(call: Verification, findings: Findings) -> bool:
+def _check_head(call: Verification, findings: Findings) -> bool:
     """Compare the digest of what torch's readers read, and streamxf's do not; whether there is one."""
     with call.open(findings.file, share=Share(None, 0)) as file:
         findings.bytes_read += file.size
@@ -301,9 +301,9 @@ def _check_pickle(call: Verification, findings: Findings) -> bool:
         try:
             for piece in pieces_of(file.slice(0, file.size - trailer.size)):
                 digest.update(piece)
-            if digest.digest() != trailer.pickle_digest:
+            if digest.digest() != trailer.head_digest:
                 raise MetadataError(
-                    "the digest of the pickle, which torch's own readers read, does not match: it is damaged"
+                    "the digest of the head, which is for torch's own readers, does not match: it is damaged"
                 )
         except (StreamxfError, OSError) as error:  # the index says what there is all the same
             findings.damage(error)

@@ -274,9 +274,15 @@ def _odd() -> list[Vector]:
             PIECES,
         ),
         (
+            "eight-bytes",
+            "the head of those that torch's readers are not to read",
+            BASE.files(around=lambda made: made.change(pickled=bytes.fromhex("D353584D0D0A1A0A"))),
+            PIECES,
+        ),
+        (
             "another-pickle",
             "a pickle with another digest",
-            BASE.files(around=lambda made: made.change(pickle_digest=bytes(32))),
+            BASE.files(around=lambda made: made.change(head_digest=bytes(32))),
             PIECES,
         ),
         ("unused-file", "a file that has no items", BASE.files(_unused), PIECES),

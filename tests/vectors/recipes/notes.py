@@ -153,7 +153,7 @@ def _around() -> list[Vector]:
         *(_breaks("trailer", name, about, data) for name, about, data in cases),
         _breaks("N1", "pickle", "a byte before the content", made.change(pickled=b"P").pack()),
         _breaks("N1", "byte-before", "the same, in no digest", b"P" + whole),
-        _breaks("N1", "pickle-digest", "a digest of something else", made.change(pickle_digest=bytes(32)).pack()),
+        _breaks("N1", "pickle-digest", "a digest of something else", made.change(head_digest=bytes(32)).pack()),
     ]
 
 
