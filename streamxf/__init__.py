@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     )
     from streamxf.tools.rekey.rename import rename as rename
     from streamxf.tools.salvage.salvage import load_intact as load_intact, salvage as salvage
-    from streamxf.tools.stock import stock as stock
     from streamxf.tools.unsafe_globals import unsafe_globals as unsafe_globals
     from streamxf.tools.verify.verify import verify as verify
     from streamxf.tuning.tuner import tune as tune
@@ -107,7 +106,6 @@ _NAMES = {
     "tools.rekey.rekey": "add_recipient recipients rekey remove_recipient",
     "tools.rekey.rename": "rename",
     "tools.salvage.salvage": "load_intact salvage",
-    "tools.stock": "stock",
     "tools.unsafe_globals": "unsafe_globals",
     "tools.verify.verify": "verify",
     "tuning.tuner": "tune",

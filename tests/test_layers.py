@@ -256,7 +256,7 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_738,
+    ".": 2_736,
     "checkpoint": 4_162,
     "cli": 3_033,
     "codecs": 1_645,

@@ -19,6 +19,7 @@ from streamxf.checkpoint import saving
 from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.format.limits import NO_PICKLE
 from streamxf.keys import KeyRing
+from streamxf.tools.stock import stock
 from tests.dcp.helpers import KEY, assert_same, blank, full_chain, load, save, sections_of
 from tests.storage.stores import MemoryStorage
 
@@ -209,7 +210,7 @@ def test_stock_adds_the_pickle_and_touches_nothing_else(checkpoint: Path, state:
     save(state, checkpoint, CHAINS[chain], stock=False)
     before = {file.name: file.read_bytes() for file in checkpoint.iterdir()}
     _, vouched = sections_of(checkpoint)
-    assert streamxf.stock(checkpoint) == (".metadata",)
+    assert stock(checkpoint) == (".metadata",)
     _, found = sections_of(checkpoint)
     assert (found.index, found.keys, found.format_bytes) == (vouched.index, vouched.keys, vouched.format_bytes)
     assert found.digest == vouched.digest
@@ -219,13 +220,13 @@ def test_stock_adds_the_pickle_and_touches_nothing_else(checkpoint: Path, state:
     assert_same(stock_load(state, checkpoint, keys["keys"] and KeyRing(keys["keys"], allow_unsigned=True)), state)
     assert_same(load(state, checkpoint, **keys), state)
     assert streamxf.verify(checkpoint, **keys).ok
-    assert streamxf.stock(checkpoint) == ()
+    assert stock(checkpoint) == ()
 
 
 def test_its_pickle_is_that_of_a_save(tmp_path: Path, state: dict[str, Any]) -> None:
     for name in "ab":
         save(state, tmp_path / name, CHAINS["zstd"], stock=name == "a")
-    streamxf.stock(tmp_path / "b")
+    stock(tmp_path / "b")
     first, second = (dcp.FileSystemReader(tmp_path / name).read_metadata() for name in "ab")
     assert first.state_dict_metadata == second.state_dict_metadata
     assert first.planner_data == second.planner_data
@@ -241,7 +242,7 @@ def test_rekey_leaves_the_head_as_it_is(checkpoint: Path, state: dict[str, Any])
     streamxf.rekey(checkpoint, keys=KEY, recipients=other)
     assert not pickled(checkpoint)
     assert streamxf.verify(checkpoint, keys=other).ok
-    streamxf.stock(checkpoint)
+    stock(checkpoint)
     assert_same(stock_load(state, checkpoint, other), state)
     streamxf.rekey(checkpoint, keys=other, recipients=KEY)
     assert_same(stock_load(state, checkpoint, KEY), state)
@@ -259,7 +260,7 @@ def test_of_ranks_each_metadata_file_gets_one(checkpoint: Path) -> None:
         writer.finish(metadata, [writer.write_data(planner.finish_plan(plan), planner).wait()])
     names = (".metadata", "__0.metadata", "__3.metadata")
     assert not any(pickled(checkpoint, name) for name in names[1:])
-    assert streamxf.stock(checkpoint) == names[1:]
+    assert stock(checkpoint) == names[1:]
     assert all(pickled(checkpoint, name) for name in names[1:])
     assert streamxf.verify(checkpoint).ok
 
@@ -269,7 +270,7 @@ def test_in_an_object_store(state: dict[str, Any]) -> None:
     with streamxf.CheckpointWriter(store.child("a"), "zstd", stock=False) as writer:
         writer["w"] = torch.ones(300)
     assert store.files["bucket/a/.metadata"][0][:8] == NO_PICKLE
-    assert streamxf.stock(store.child("a")) == (".metadata",)
+    assert stock(store.child("a")) == (".metadata",)
     assert store.files["bucket/a/.metadata"][0][:2] == b"\x80\x04"
     assert streamxf.verify(store.child("a")).ok
 
@@ -277,7 +278,7 @@ def test_in_an_object_store(state: dict[str, Any]) -> None:
 def test_what_stock_refuses(checkpoint: Path, tmp_path: Path, state: dict[str, Any]) -> None:
     dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path / "stock"), no_dist=True)
     with pytest.raises(UnsupportedError, match="another writer"):
-        streamxf.stock(tmp_path / "stock")
+        stock(tmp_path / "stock")
     save(state, checkpoint, CHAINS["full"], stock=False)
     metadata = checkpoint / ".metadata"
     whole = metadata.read_bytes()
@@ -285,11 +286,11 @@ def test_what_stock_refuses(checkpoint: Path, tmp_path: Path, state: dict[str, A
         broken = whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :]
         metadata.write_bytes(broken)
         with pytest.raises(StreamxfError):
-            streamxf.stock(checkpoint)
+            stock(checkpoint)
         assert metadata.read_bytes() == broken
     metadata.unlink()
     with pytest.raises(MetadataError):
-        streamxf.stock(checkpoint)
+        stock(checkpoint)
 
 
 def test_metadata_that_another_save_replaces_meanwhile_stays(
@@ -306,7 +307,7 @@ def test_metadata_that_another_save_replaces_meanwhile_stays(
 
     monkeypatch.setattr(holders, "pickled", slow)
     with pytest.raises(MetadataError, match="replaced meanwhile"):
-        streamxf.stock(checkpoint)
+        stock(checkpoint)
     assert not pickled(checkpoint)
     assert streamxf.verify(checkpoint).ok
 
