@@ -7,7 +7,7 @@ import random
 import zstandard
 from hypothesis import strategies as st
 
-from tests.floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape
+from tests.floatzip_forge import Shape, kinds
 
 FLOATS = {"bfloat16": (2, 7), "float16": (2, 10), "float32": (4, 23), "float64": (8, 52)}  # bytes, bits of the mantissa
 
@@ -45,8 +45,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     width = draw(st.sampled_from([1, 2, 4, 8]))
     planes: list[tuple[int, int]] = []
     while left := width - sum(lane for _, lane in planes):
-        lane = draw(st.sampled_from([lane for lane in (1, 2, 4) if lane <= left]))
-        planes.append((draw(st.sampled_from([RAW, ZSTD, PACKED, LEVELLED] if lane == 1 else [RAW, ZSTD])), lane))
+        planes.append(draw(st.sampled_from([kind for kind in kinds(width) if kind[1] <= left])))
     rotated = width > 1 and draw(st.booleans())
     phase, base = draw(st.integers(0, width - 1)), draw(st.integers(0, 255))
     period = draw(st.one_of(st.integers(1, 100), st.integers(1, 1 << 16)))

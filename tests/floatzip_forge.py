@@ -16,6 +16,13 @@ import zstandard
 RAW, ZSTD, PACKED, LEVELLED = 0, 1, 2, 3
 
 
+def kinds(width: int) -> list[tuple[int, int]]:
+    """The kinds of planes that elements of `width` bytes may have, as pairs (coding, lane)."""
+    if width == 1:
+        return [(ZSTD, 1), (PACKED, 1)]
+    return [(ZSTD, 1), (PACKED, 1), (LEVELLED, 1), *((RAW, lane) for lane in (1, 2, 4) if lane <= width)]
+
+
 @dataclass(frozen=True)
 class Shape:
     """How to lay a block out.

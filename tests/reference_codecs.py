@@ -189,9 +189,10 @@ def decode_floatzip(payload: bytes, params: list[list[str]], limit: int, block: 
     planes: list[tuple[int, int, int]] = []  # coding, lane, stored size
     while sum(lane for _, lane, _ in planes) < width:
         kind, size = f.unpack("BI")
-        check(kind >> 4 == 0 and kind >> 2 < 3, "floatzip: bits of an entry")
+        check(kind in (0, 1, 2, 3, 4, 8), "floatzip: a kind of plane")
         planes.append((kind & 3, 1 << (kind >> 2), size))
     check(sum(lane for _, lane, _ in planes) == width, "Z3")
+    check(width > 1 or planes[0][0] in (1, 2), "Z3: of one byte")
     check(not any(f.take(-f.at % 8)), "floatzip: zeros before the planes")
     raw_first = sorted(range(len(planes)), key=lambda i: planes[i][0] != 0)
     stored = {i: f.take(planes[i][2]) for i in raw_first}
@@ -214,8 +215,7 @@ def decode_plane(data: bytes, coding: int, lane: int, n: int) -> bytes:
         check(len(data) == n * lane, "floatzip: the stored size of a raw plane")
         return data
     if coding == 1:
-        return unzstd(data, n * lane, exact=True)
-    check(lane == 1, "floatzip: a lane that cannot be packed")
+        return unzstd(data, n, exact=True)
     if coding == 2:
         return decode_packed(data, n)
     f = Fields(data, "floatzip")

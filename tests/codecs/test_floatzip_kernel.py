@@ -27,7 +27,7 @@ from streamxf.format.container import stage_limit
 from tests.codecs.blocks import info
 from tests.codecs.implementations import IMPLEMENTATIONS, using
 from tests.floatzip_blocks import FLOATS, Change, by_zstd, changed, changes, floats, moments, shapes
-from tests.floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge
+from tests.floatzip_forge import LEVELLED, PACKED, RAW, ZSTD, Shape, features, forge, kinds
 from tests.fuzz.target import corpus_of, find
 
 if kernel is None:
@@ -291,19 +291,27 @@ def test_exceptions_out_of_place(width: int) -> None:
 
 
 @pytest.mark.parametrize("period", [1, 3, 64, 100, 1 << 16])
-@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("width", [2, 4, 8])
 def test_more_columns_than_elements(width: int, period: int) -> None:
     """They need more memory than the block has bytes."""
     block = floats("float32", 8 * width + 5, 1)
     for levels in (b"\1", b"\1\2\3", bytes(range(256))):
-        shape = Shape(width, width > 1, 0, [(LEVELLED, 1)] * width, 100, levels, period)
+        shape = Shape(width, True, 0, [(LEVELLED, 1)] * width, 100, levels, period)
         assert agreed(forge(block, shape, frame=kernel_compresses), len(block)) == block
 
 
-def test_every_kind_of_plane_that_does_not_exist() -> None:
-    payload = forge(floats("bfloat16", 60, 1), Shape(2, True, 0, [(RAW, 1), (ZSTD, 1)]))
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_every_kind_of_plane_that_does_not_exist(width: int) -> None:
+    """Among them what no encoder writes: wide planes that are compressed, and bytes as they are."""
+    block, levels = floats("float64", 96, 1), b"\1\2"
+    known = {coding | (lane // 2) << 2 for coding, lane in kinds(width)}
+    assert known == ({1, 2} if width == 1 else {0, 1, 2, 3, 4} if width == 2 else {0, 1, 2, 3, 4, 8})
     for kind in range(256):
-        agreed(payload[:5] + bytes([kind]) + payload[6:], 100)
+        lane = min(1 << (kind >> 2), width)
+        rest = [(ZSTD, 1)] * (width - lane)
+        payload = bytearray(forge(block, Shape(width, False, 0, [(kind & 3, lane), *rest], 100, levels)))
+        payload[5] = kind
+        assert (agreed(bytes(payload), 100) == block) == (kind in known), kind
 
 
 @pytest.mark.parametrize("seed", range(20))

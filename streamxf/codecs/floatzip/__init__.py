@@ -169,7 +169,7 @@ def _decode_planes(block: memoryview, table: PlaneTable, out: memoryview, work: 
         if plane.coding == Coding.RAW:
             planes.append(np.frombuffer(stored, f"<u{plane.lane}"))
         elif plane.coding == Coding.ZSTD:
-            planes.append(np.frombuffer(inflate(stored, count * plane.lane), f"<u{plane.lane}"))
+            planes.append(np.frombuffer(inflate(stored, count), np.uint8))
         else:
             planes.append(work.plane(number, count))
             (unlevel if plane.coding == Coding.LEVELLED else unpack)(stored, planes[-1], work)

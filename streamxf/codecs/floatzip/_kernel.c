@@ -1672,13 +1672,14 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
     for (size_t at = 5; covered < width; at += 5, number++) {
         if (size < at + 5)
             return 0;
-        int code = in[at];
-        if (code > (2 << 2 | LEVELLED)) /* lanes have 1, 2 or 4 bytes */
+        int kind = in[at]; /* raw planes have lanes of 1, 2 or 4 bytes, others one byte */
+        if (kind > LEVELLED && kind != 1 << 2 && kind != 2 << 2)
             return 0;
-        int lane = 1 << (code >> 2);
-        Plane plane = {.coding = code & 3, .lane = lane, .low = covered, .size = rd32(in + at + 1)};
-        if (covered + lane > width || (plane.coding >= PACKED && lane != 1) ||
-            (plane.coding == RAW && plane.size != n * (size_t)lane))
+        if (width == 1 && kind != ZSTD && kind != PACKED)
+            return 0;
+        int lane = 1 << (kind >> 2);
+        Plane plane = {.coding = kind & 3, .lane = lane, .low = covered, .size = rd32(in + at + 1)};
+        if (covered + lane > width || (plane.coding == RAW && plane.size != n * (size_t)lane))
             return 0;
         covered += lane;
         planes[number] = plane;
@@ -1707,30 +1708,26 @@ static int decode_block(const u8 *in, size_t size, u8 *out, size_t out_size, u8 
                 values[p] = stored;
                 continue;
             }
-            size_t bytes = n * (size_t)plane->lane;
             if (width > 1 && plane->coding == PACKED) { /* taken apart below, chunk by chunk */
                 if (!open_packed(stored, plane->size, n, work, &reader, &packed[p]))
                     return 0;
-                work += bytes;
+                work += n;
                 continue;
             }
-            u8 *target = width == 1 ? out + phase : work;
-            work += width == 1 ? 0 : bytes;
+            u8 *target = width == 1 ? out : work;
+            work += width == 1 ? 0 : n;
             values[p] = target;
-            if (!(plane->coding == ZSTD ? read_frame(stored, plane->size, target, bytes, &reader)
+            if (!(plane->coding == ZSTD ? read_frame(stored, plane->size, target, n, &reader)
                   : plane->coding == PACKED ? read_packed(stored, plane->size, target, n, work, &reader)
                                             : read_levelled(stored, plane->size, target, n, work, &reader)))
                 return 0;
         }
     if (size - position != edges)
         return 0;
+    if (width == 1)
+        return 1;
     memcpy(out, in + position, phase);
     memcpy(out + phase + n * (size_t)width, in + position + phase, edges - phase);
-    if (width == 1) {
-        if (values[0] != out + phase)
-            memcpy(out + phase, values[0], n);
-        return 1;
-    }
     u8 *x = out + phase;
     for (size_t start = 0; start < n; start += CHUNK) {
         size_t count = n - start < CHUNK ? n - start : CHUNK;

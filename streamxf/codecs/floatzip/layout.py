@@ -32,7 +32,7 @@ class Coding(IntEnum):
 class Plane(NamedTuple):
     """Some neighbouring bytes of every element.
 
-    - `lane`: how many bytes of each element: 1, 2 or 4.
+    - `lane`: how many bytes of each element: 1, 2 or 4 of a raw plane, else 1.
     """
 
     coding: Coding
@@ -64,10 +64,8 @@ _LAYOUTS = {
     for rotated in ((0, 1) if log2 else (0,))
 }
 """By the first byte of a block."""
-_KINDS = {
-    coding | log2 << 2: Plane(coding, 1 << log2)
-    for coding in Coding
-    for log2 in ((0, 1, 2) if coding < Coding.PACKED else (0,))  # planes of several bytes cannot be packed
+_KINDS = {log2 << 2: Plane(Coding.RAW, 1 << log2) for log2 in range(3)} | {
+    int(coding): Plane(coding, 1) for coding in (Coding.ZSTD, Coding.PACKED, Coding.LEVELLED)
 }
 """By the first byte of a plane's entry."""
 
@@ -148,7 +146,8 @@ def _parse_planes(block: memoryview, layout: Layout, count: int) -> tuple[list[t
             raise CodecError(f"FloatZip block of {len(block)} bytes ends within its table")
         code, size = _PLANE.unpack_from(block, position)
         plane = _KINDS.get(code)
-        if plane is None or covered + plane.lane > layout.width:
+        whole = layout.width == 1 and plane is not None and plane.coding not in (Coding.ZSTD, Coding.PACKED)
+        if plane is None or covered + plane.lane > layout.width or whole:
             raise CodecError(f"FloatZip plane of an unknown kind {code:#04x}")
         covered += plane.lane
         if code & 3 == Coding.RAW and size != count * plane.lane:

@@ -139,7 +139,7 @@ _RAW = fz.Shape(2, True, 0, [(fz.RAW, 2)])
 _RULES = {
     **dict.fromkeys(["bytes-rotated", "phase-2-of-2", "phase-7-of-1", "raw-size-above-block", "raw-size-2-32"], "Z1"),
     **dict.fromkeys(["no-element", "raw-size-0"], "Z2"),
-    **dict.fromkeys(["lanes-above-width"], "Z3"),
+    **dict.fromkeys(["lanes-above-width", "bytes-raw", "bytes-levelled"], "Z3"),
     **dict.fromkeys(["trailing-byte", "plane-too-small"], "Z4"),
     **dict.fromkeys(["plane-not-a-frame", "plane-of-two-frames"], "zstd"),
 }
@@ -165,6 +165,11 @@ def _bytes(coding: int, stored: bytes, count: int) -> bytes:
     return _payload(0x40, count, [(coding, len(stored))], stored)
 
 
+def _high(coding: int, stored: bytes, count: int) -> bytes:
+    """The same of elements of two bytes, whose low ones are stored as they are."""
+    return _payload(0x41, 2 * count, [(0, count), (coding, len(stored))], bytes(count) + stored)
+
+
 def _floatzip() -> list[Vector]:
     chain = ["streamxf.floatzip/1"]
     raw = fz.forge(_DATA, _RAW)
@@ -172,6 +177,7 @@ def _floatzip() -> list[Vector]:
     size = len(_DATA)
     five = bytes([0x21, 0x43, 0x05])  # of five elements of one byte
     tail = struct.pack("<I", len(_DATA))
+    ten, levels = zstd(bytes(10)), _levelled(6, 1, b"\1\2", _packed(9, [], b"", five))
     bad = [
         ("no-layout", "no payload, not even a layout", b"", 0),
         ("layout-without-bit-6", "bit 6 of the layout is 0", b"\x05" + raw[1:], size),
@@ -197,13 +203,13 @@ def _floatzip() -> list[Vector]:
         (
             "plane-too-small",
             "a raw plane lacks a byte, which stands behind it",
-            _payload(0x40, 5, [(0, 4)], b"abcde"),
-            5,
+            _payload(0x41, 6, [(4, 5)], b"abcdef"),
+            6,
         ),
         ("plane-of-another-size", "a frame of 4 bytes for 5 elements", _bytes(1, zstd(b"abcd"), 5), 5),
         ("plane-not-a-frame", "a plane that is no frame", _bytes(1, b"abcde", 5), 5),
         ("plane-of-two-frames", "a plane of two frames", _bytes(1, zstd(b"abc") + zstd(b"de"), 5), 5),
-        ("stored-size-2-32", "a plane of 2^32 - 1 bytes", _payload(0x40, 5, [(0, 2**32 - 1)], b"abcde"), 5),
+        ("stored-size-2-32", "a plane of 2^32 - 1 bytes", _payload(0x41, 6, [(4, 2**32 - 1)], b"abcdef"), 6),
         ("packed-cut", "a packed plane of 7 bytes", _bytes(2, bytes(7), 5), 5),
         (
             "packed-reserved",
@@ -228,34 +234,37 @@ def _floatzip() -> list[Vector]:
             _bytes(2, _packed(9, [], b"", five + b"\0"), 5),
             5,
         ),
-        ("levels-cut", "a levelled plane of 11 bytes", _bytes(3, b"\6" + bytes(10), 5), 5),
+        ("levels-cut", "a levelled plane of 11 bytes", _high(3, b"\6" + bytes(10), 5), 10),
         (
             "levels-of-rows-of-128",
             "rows of another length",
-            _bytes(3, _levelled(7, 1, b"\1\2", _packed(9, [], b"", five)), 5),
-            5,
+            _high(3, _levelled(7, 1, b"\1\2", _packed(9, [], b"", five)), 5),
+            10,
         ),
         (
             "levels-reserved",
             "reserved bytes of a levelled plane",
-            _bytes(3, _levelled(6, 1, b"\1\2", _packed(9, [], b"", five), zeros=b"\0\0\1"), 5),
-            5,
+            _high(3, _levelled(6, 1, b"\1\2", _packed(9, [], b"", five), zeros=b"\0\0\1"), 5),
+            10,
         ),
-        ("levels-of-no-column", "no column", _bytes(3, _levelled(6, 0, b"\1", _packed(9, [], b"", five)), 5), 5),
+        ("levels-of-no-column", "no column", _high(3, _levelled(6, 0, b"\1", _packed(9, [], b"", five)), 5), 10),
         (
             "levels-of-65537-columns",
             "a column too many",
-            _bytes(3, _levelled(6, 65537, bytes(65538), _packed(9, [], b"", five)), 5),
-            5,
+            _high(3, _levelled(6, 65537, bytes(65538), _packed(9, [], b"", five)), 5),
+            10,
         ),
-        ("levels-too-few", "levels for no column", _bytes(3, _levelled(6, 1, b"\1", _packed(9, [], b"", five)), 5), 5),
+        ("levels-too-few", "levels for no column", _high(3, _levelled(6, 1, b"\1", _packed(9, [], b"", five)), 5), 10),
         (
             "levels-beyond-plane",
             "levels that reach beyond",
-            _bytes(3, b"\6\0\0\0" + struct.pack("<II", 1, 99) + zstd(b"\1\2"), 5),
-            5,
+            _high(3, b"\6\0\0\0" + struct.pack("<II", 1, 99) + zstd(b"\1\2"), 5),
+            10,
         ),
-        ("levels-and-nothing", "nothing after the levels", _bytes(3, _levelled(6, 1, b"\1\2", b""), 5), 5),
+        ("levels-and-nothing", "nothing after the levels", _high(3, _levelled(6, 1, b"\1\2", b""), 5), 10),
+        ("zstd-lane-of-2", "a compressed plane of a wider lane", _payload(0x41, 10, [(5, len(ten))], ten), 10),
+        ("bytes-raw", "elements of one byte as they are", _bytes(0, b"abcde", 5), 5),
+        ("bytes-levelled", "levels of elements of one byte", _bytes(3, levels, 5), 5),
     ]
     outer = ["streamxf.floatzip/1", "streamxf.zstd/1"]
     above = _file(outer, zstd(b"\0" + bytes(BLOCK + 1)), BLOCK)
