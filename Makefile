@@ -18,7 +18,7 @@ ARGS ?=
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test compat frameworks exhaustive sanitize fuzz mutate torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
+.PHONY: help demo test compat frameworks exhaustive gpu sanitize fuzz mutate torture bench bench-smoke bench-publish lint format docs docs-session docs-screenshots clean
 
 help: ## Show this list
 	@echo "Targets:"
@@ -43,6 +43,10 @@ frameworks: $(STAMPS)/nox ## Run the examples of frameworks with their released 
 SHARE ?= 1
 exhaustive: $(STAMPS)/test ## Run the tests that try everything (an hour; SHARE=20 for a twentieth, another each day)
 	$(RUN) pytest -n 2 --exhaustive $(SHARE) $(ARGS)
+
+# Elsewhere they say in one line that they did not run.
+gpu: $(STAMPS)/test ## Run the tests that need a GPU
+	$(RUN) pytest -m gpu tests/gpu $(ARGS)
 
 # With the compiler that CC names, which must have the sanitizers.
 sanitize: $(STAMPS)/test ## Run the tests of FloatZip's kernel on one built with AddressSanitizer and UBSan (a minute)

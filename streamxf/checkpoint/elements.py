@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -102,6 +103,17 @@ INLINE_BYTES = 128 * 1024
 """Bytes; a box of no more is decoded in the calling thread, since handing it to a worker would cost more."""
 
 
+class BlockTarget(ABC):
+    """Memory without gaps that blocks are brought to, since they cannot be decoded into it."""
+
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @abstractmethod
+    def fill(self, decode: Callable[[memoryview], None], length: int, part: slice, at: int) -> None:
+        """Decode a block of `length` bytes, and bring a part of it to `at`; in any thread."""
+
+
 @dataclass(slots=True)
 class Elements:
     """The elements of a shard: a run of bytes of a stream, row-major.
@@ -114,25 +126,36 @@ class Elements:
     itemsize: int
     shape: tuple[int, ...]
 
+    def is_run(self, offset: tuple[int, ...], lengths: tuple[int, ...]) -> bool:
+        """Whether the elements of a box stand one after another in the stream."""
+        wanted = Selection.of(self.shape, offset, lengths)
+        return wanted is not None and wanted.is_run
+
     def jobs(
-        self, offset: tuple[int, ...], lengths: tuple[int, ...], out: Array
+        self, offset: tuple[int, ...], lengths: tuple[int, ...], out: Array | BlockTarget
     ) -> Iterator[tuple[Callable[[], None], int]]:
         """The calls that fill `out` with the box at `offset`, in elements of the shard, one for each block, and the
-        bytes that each decodes. `out` has the shape `lengths`, a dtype of `itemsize` bytes, and any strides.
+        bytes that each decodes. `out` has the shape `lengths`, a dtype of `itemsize` bytes, and any strides; a
+        `BlockTarget` takes a run only.
         """
         wanted = Selection.of(self.shape, offset, lengths)
         if wanted is None:  # it has no elements
             return
         begin = self.origin + wanted.start * self.itemsize
         end = self.origin + wanted.stop * self.itemsize
-        memory = out.reshape(-1).view("u1").data if wanted.is_run and out.flags.c_contiguous else None
+        memory = None
+        if not isinstance(out, BlockTarget) and wanted.is_run and out.flags.c_contiguous:
+            memory = out.reshape(-1).view("u1").data
         size = self.blocks.block_size
         first, stop = begin // size, -(-end // size)
         self.blocks.expect(first, stop)
         for index in range(first, stop):
             start, length = index * size, self.blocks.size_of(index)
             decode = self.blocks.decoder(index)
-            if memory is not None and begin <= start and start + length <= end:
+            if isinstance(out, BlockTarget):
+                part = slice(max(begin - start, 0), min(end - start, length))
+                yield partial(out.fill, decode, length, part, max(start - begin, 0)), length
+            elif memory is not None and begin <= start and start + length <= end:
                 yield partial(decode, memory[start - begin : start - begin + length]), length
             elif memory is not None:
                 yield partial(_fill_edge, decode, length, start, begin, end, memory), length

@@ -1,8 +1,7 @@
 """What is saved as sources of bytes: elements, row-major, block by block, and never a whole item at once.
 
-Torch is imported only by whoever has one of its tensors. Those on an accelerator are copied to pinned memory of the
-host block by block, on a stream of their own, while blocks before them are being encoded. Which buffer may be filled
-again, and when, is the business of `BufferPool`; only `CudaCopies` calls the device.
+Torch is imported only by whoever has one of its tensors. Those on an accelerator are copied to the host block by block,
+while blocks before them are being encoded.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streamxf import engine
 from streamxf.buffers import flat_view, scratches
 from streamxf.checkpoint.elements import Array, boxes_of_run, unsigned
+from streamxf.checkpoint.staging import Staging, as_numbers, flat_bytes
 from streamxf.errors import ParameterError, UnsupportedError
 from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES, elements_size
@@ -108,7 +106,7 @@ def pieces_of(file: Any, step: int) -> Iterator[memoryview]:
         yield memoryview(data)
 
 
-SMALL = 16 * 1024  # bytes; below, a copy of its own is cheaper than a buffer of the ring
+SMALL = 16 * 1024  # bytes; below, a copy that is waited for is cheaper than a buffer of the ring
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -159,12 +157,11 @@ def content_of(tensor: torch.Tensor, staging: Staging) -> Content:
 def source_of(tensor: torch.Tensor, staging: Staging) -> ByteSource:
     """The elements of a tensor that has nothing else."""
     tensor = tensor.resolve_conj().resolve_neg()
-    if tensor.is_contiguous():
-        if tensor.device.type in COPIES and tensor.nbytes >= SMALL:
-            return staging.source(tensor.reshape(-1))
-        if tensor.device.type == "cpu":
-            return MemorySource(memory_of(tensor))
+    if tensor.nbytes >= SMALL and (staged := staging.source(tensor)) is not None:
+        return staged
     if tensor.device.type == "cpu":  # torch's copy_ would wake threads of its own, beside the workers
+        if tensor.is_contiguous():
+            return MemorySource(memory_of(tensor))
         return Gathered.of_array(array_of(tensor))
     return Gathered(tensor, tensor.nbytes, lambda memory: _tensor_in(memory, tensor.dtype))
 
@@ -177,127 +174,14 @@ def _tensor_in(memory: memoryview, dtype: torch.dtype) -> torch.Tensor:
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor."""
-    import torch
-
-    flat = tensor.reshape(-1)
-    if flat.numel() < 2:  # whatever stride this has means nothing, but view() below insists on 1
-        flat = flat.as_strided(flat.shape, (1,))
-    return flat_view(flat.view(torch.uint8).numpy().data)
+    return flat_view(flat_bytes(tensor).numpy().data)
 
 
 def array_of(tensor: torch.Tensor) -> Array:
     """A CPU tensor's memory as an array of unsigned numbers (or, of 16 bytes, complex ones) with its shape and strides;
     it has no conj or neg bit.
     """
-    import torch
-
-    plain = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
-    size = tensor.element_size()
-    return tensor.view(plain[size]).numpy().view(unsigned(size))
-
-
-# -- accelerators ------------------------------------------------------------------------------------
-
-
-class BufferPool:
-    """Buffers, at most `count`, that are made when they are first needed, and lent out again when they come back.
-
-    One thread takes them, and waits if all are lent out; any thread gives them back.
-    """
-
-    def __init__(self, make: Callable[[], torch.Tensor], count: int) -> None:
-        self._make = make
-        self._left = count
-        self._free: SimpleQueue[torch.Tensor] = SimpleQueue()
-
-    def take(self) -> torch.Tensor:
-        try:
-            return self._free.get_nowait()
-        except Empty:
-            if self._left:
-                self._left -= 1
-                return self._make()
-            return self._free.get()
-
-    def give(self, buffer: torch.Tensor) -> None:
-        self._free.put(buffer)
-
-
-class CudaCopies:
-    """CUDA, and ROCm, which goes by the same name."""
-
-    def __init__(self, device: torch.device) -> None:
-        import torch
-
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def memory(self, size: int) -> torch.Tensor:
-        """`size` bytes on the host that the device can write to by itself."""
-        import torch
-
-        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
-
-    def begin(self) -> None:
-        """Let copies that come see all that was computed before."""
-        import torch
-
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-
-    def copy(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
-        """Begin to copy bytes to the host; what it returns waits for them."""
-        import torch
-
-        with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
-            source.record_stream(self._stream)  # its memory is not given to others before, even after an error
-            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            copied.record(self._stream)
-        return copied.synchronize
-
-
-COPIES: dict[str, Callable[[torch.device], CudaCopies]] = {"cuda": CudaCopies}
-
-
-class Staging:
-    """The buffers and streams of one file that is being written; for one thread."""
-
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._devices: dict[torch.device, tuple[CudaCopies, BufferPool]] = {}
-
-    def source(self, flat: torch.Tensor) -> ByteSource:
-        if flat.device not in self._devices:
-            made = COPIES[flat.device.type](flat.device)
-            # each worker has one, one is being filled, and one is put together
-            count = engine.shared().at_once(self._block_size) + 2
-            self._devices[flat.device] = made, BufferPool(lambda: made.memory(self._block_size), count)
-        copies, ring = self._devices[flat.device]
-        copies.begin()
-        return DeviceSource(flat, copies, ring)
-
-
-class DeviceSource:
-    """Bytes on a device, which are copied block by block into the buffers of a ring."""
-
-    def __init__(self, flat: torch.Tensor, copies: CudaCopies, ring: BufferPool) -> None:
-        import torch
-
-        self._flat = flat.view(torch.uint8)
-        self.size = flat.nbytes
-        self._copies = copies
-        self._ring = ring
-
-    def load(self, start: int, stop: int) -> Load:
-        buffer = self._ring.take()
-        part = buffer[: stop - start]
-        wait = self._copies.copy(self._flat[start:stop], part)
-
-        def take(_: object) -> memoryview:
-            wait()
-            return flat_view(part.numpy().data)
-
-        return Load(take, partial(self._ring.give, buffer))
+    return as_numbers(tensor).numpy().view(unsigned(tensor.element_size()))
 
 
 # -- anything that is an array ------------------------------------------------------------

@@ -17,7 +17,8 @@ from streamxf.checkpoint.datafile import DataFile, SavedFile, planned_size
 from streamxf.checkpoint.pickled import PLANNER_DATA, plain_members
 from streamxf.checkpoint.publish import placed, publish
 from streamxf.checkpoint.saving import Save, Stock
-from streamxf.checkpoint.sources import Content, Given, Staging, tensor_in, tensor_of
+from streamxf.checkpoint.sources import Content, Given, tensor_in, tensor_of
+from streamxf.checkpoint.staging import Staging
 from streamxf.errors import AbortedError, MetadataError, ParameterError, located
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, check_name, is_path
@@ -120,7 +121,7 @@ class CheckpointWriter:
         self._save = self._to.renew()
         self._save.progress = self._progress
         self._save.place = self._save.enter().mount()
-        self._staging = Staging(1 << self._to.block_log2)
+        self._staging = Staging()
         self._opened = ExitStack()
         self._file: DataFile | None = None
         self._state = "open"
@@ -253,6 +254,7 @@ class CheckpointWriter:
         finally:
             self._save.leave()
             self._file = None
+            del self._staging  # and its buffers
 
     def _publish(self) -> None:
         save = self._save

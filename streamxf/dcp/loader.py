@@ -5,7 +5,9 @@ target:
 
 - Where the target is a tensor on the CPU of the stored dtype, in whatever strides, blocks are decoded into its memory,
   or what is wanted of them is copied there.
-- Any other target (of another dtype or device, say) is filled by `copy_`, from pieces of a few mebibytes, in the
+- Where it is a tensor on a GPU, of the stored dtype and without gaps, blocks are decoded into pinned memory and copied
+  from there, while others are decoded.
+- Any other target (of another dtype, say) is filled by `copy_`, from pieces of a few mebibytes, in the
   calling thread and in the order of the items.
 - What only torch can make, a tensor of some subclass, is loaded whole and copied in one go.
 """
@@ -34,10 +36,12 @@ from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
 from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.reading import cut
+from streamxf.checkpoint.staging import DeviceMemory, Staging
 from streamxf.dcp.targets import Target
 from streamxf.engine import Pipeline
 from streamxf.errors import DAMAGE, MetadataError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, TensorItem
+from streamxf.format.limits import MAX_BLOCK_LOG2
 from streamxf.progress import Progress, Shares
 from streamxf.report import Meter
 from streamxf.storage.fetch import FetchedFile
@@ -94,6 +98,7 @@ class Loader:
         self._set_object = _setter(planner) if self._objects.weights_only else None
         self._pipeline: Pipeline[list[_Filling]] = Pipeline()
         self._under_way: deque[_Filling] = deque()
+        self._staging = Staging()
         self._batch: _Steps = []
         self._batch_bytes = 0
 
@@ -182,9 +187,9 @@ class Loader:
                         ahead = _read_ahead(file, entries, number)
                     target = self._target(request) if isinstance(wanted.item, TensorItem) else None
                     if target is not None and blocks is not None and file.access.parallel:
-                        array = _whole_array(request, wanted, target)
-                        if array is not None:
-                            self._read_whole(file, request, wanted, target, array)
+                        memory = self._whole_memory(request, wanted, target)
+                        if memory is not None:
+                            self._read_whole(file, request, wanted, target, memory)
                             continue
                     if new:
                         blocks, elements = self._open(file, wanted)
@@ -197,6 +202,8 @@ class Loader:
             self._settle()
         except BaseException:
             self._pipeline.cancel()  # before the file is closed
+            with suppress(RuntimeError):  # of a device that fails, which is not the news
+                self._staging.wait()
             raise
 
     def _open(self, file: StoredFile, wanted: ItemPart) -> tuple[Blocks, Elements | None]:
@@ -213,28 +220,40 @@ class Loader:
             self._settle()  # the later item must have its way
         return target
 
-    def _read_whole(self, file: StoredFile, request: ReadItem, wanted: ItemPart, target: Target, array: Array) -> None:
+    def _read_whole(
+        self, file: StoredFile, request: ReadItem, wanted: ItemPart, target: Target, memory: Array | DeviceMemory
+    ) -> None:
         """Let a worker open and decode a tensor of few blocks.
 
         With several threads, what such a tensor costs is not its blocks but the turns at the interpreter's lock; so
         this thread does nothing of it that a worker can do, and a worker does all of it at once.
         """
         source = self._opener.source(file, wanted.place)
-        self.meter.item(array.nbytes, wanted.place.size)
-        commit = partial(self._planner.commit_tensor, request, target.tensor)
+        self.meter.item(memory.nbytes, wanted.place.size)
+        commit = partial(self._commit, request, target.tensor)
         filling = _Filling(file.name, wanted.item.name, target, commit)
         self._under_way.append(filling)
-        self._batch.append((filling, partial(self._decode_whole, source, wanted, array)))
-        self._batch_bytes += array.nbytes
+        self._batch.append((filling, partial(self._decode_whole, source, wanted, memory)))
+        self._batch_bytes += memory.nbytes
         if self._batch_bytes >= _BATCH:
             self._submit_batch()
 
-    def _decode_whole(self, source: FileSlice, wanted: ItemPart, array: Array) -> None:
+    def _whole_memory(self, request: ReadItem, wanted: ItemPart, target: Target) -> Array | DeviceMemory | None:
+        """The target's memory, if what is wanted is all of a stored tensor of few blocks, as it is stored."""
+        item, chunk = wanted.item, wanted.chunk
+        if not isinstance(item, TensorItem) or chunk is None or chunk.framed or chunk.shape != tuple(request.lengths):
+            return None
+        size = math.prod(chunk.shape) * ITEMSIZES.get(item.dtype, 0)
+        if not INLINE_BYTES < size <= _WHOLE or target.tensor.size() != request.lengths:
+            return None
+        return target.memory(getattr(torch, item.dtype), self._staging)
+
+    def _decode_whole(self, source: FileSlice, wanted: ItemPart, memory: Array | DeviceMemory) -> None:
         scratch = scratches.take()
         if source.length <= _BATCH:  # header, table and blocks in one read
             source = source.read_whole(scratch)
         elements = wanted.elements(self._opener.open_source(source, wanted, self.meter))
-        for job, _ in elements.jobs((0,) * array.ndim, array.shape, array):
+        for job, _ in elements.jobs((0,) * len(memory.shape), memory.shape, memory):
             job()
         scratches.give(scratch)
 
@@ -257,7 +276,7 @@ class Loader:
         item, tensor, lengths = wanted.item, target.tensor, tuple(request.lengths)
         assert isinstance(item, TensorItem)
         dtype: torch.dtype = getattr(torch, item.dtype)
-        commit = partial(self._planner.commit_tensor, request, tensor)
+        commit = partial(self._commit, request, tensor)
         if elements is None:
             self._load_whole(request, target, blocks, wanted.place.size, dtype)
             commit()
@@ -265,9 +284,10 @@ class Loader:
         _check_size(tensor, request.lengths)
         self.meter.item(tensor.numel() * dtype.itemsize, _stored_bytes(request, wanted))
         offset, filling = tuple(request.storage_offsets), partial(_Filling, file, item.name, target)
-        array = target.array(dtype)
-        if array is not None:
-            self._fill(filling(commit), elements.jobs(offset, lengths, array))
+        memory = target.memory(dtype, self._staging)
+        in_runs = elements.blocks.block_size <= 1 << MAX_BLOCK_LOG2 and elements.is_run(offset, lengths)
+        if memory is not None and (in_runs or not isinstance(memory, DeviceMemory)):
+            self._fill(filling(commit), elements.jobs(offset, lengths, memory))
             return
         most = max(1, PIECE_BYTES // dtype.itemsize) if target.plain else tensor.numel()
         for at, size in cut(lengths, most):
@@ -276,6 +296,10 @@ class Loader:
             jobs = elements.jobs(tuple(map(int.__add__, offset, at)), size, piece)
             self._fill(filling(partial(_copy_into, into, piece, dtype)), jobs)
         self._fill(filling(commit), ())
+
+    def _commit(self, request: ReadItem, tensor: torch.Tensor) -> None:
+        self._staging.end(tensor.device)
+        self._planner.commit_tensor(request, tensor)
 
     def _load_object(self, request: ReadItem, data: bytes, stored_size: int) -> None:
         if self._budget is not None:
@@ -324,6 +348,7 @@ class Loader:
         """Wait for all items and commit them; raises what is wrong with any."""
         self._submit_batch()
         self._count(self._pipeline.results())
+        self._staging.wait()
         self.meter.blocks(self._pipeline.peak_jobs)
 
 
@@ -390,17 +415,6 @@ def _read_ahead(file: StoredFile, entries: list[_Entry], number: int) -> int:
     if stop > start:
         file.read_ahead(start, stop - start)
     return stop
-
-
-def _whole_array(request: ReadItem, wanted: ItemPart, target: Target) -> Array | None:
-    """The target's memory, if what is wanted is all of a stored tensor of few blocks, as it is stored."""
-    item, chunk = wanted.item, wanted.chunk
-    if not isinstance(item, TensorItem) or chunk is None or chunk.framed or chunk.shape != tuple(request.lengths):
-        return None
-    size = math.prod(chunk.shape) * ITEMSIZES.get(item.dtype, 0)
-    if not INLINE_BYTES < size <= _WHOLE or target.tensor.size() != request.lengths:
-        return None
-    return target.array(getattr(torch, item.dtype))
 
 
 def _copy_into(target: torch.Tensor, array: Array, dtype: torch.dtype) -> None:

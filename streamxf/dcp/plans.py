@@ -22,7 +22,8 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
 from streamxf.checkpoint.saving import Entry, Extensions, check_space
-from streamxf.checkpoint.sources import Content, Staging, content_of, dtype_name, has_elements
+from streamxf.checkpoint.sources import Content, content_of, dtype_name, has_elements
+from streamxf.checkpoint.staging import Staging
 from streamxf.dcp.metadata import extra_of, stored_properties
 from streamxf.errors import MetadataError, UnsupportedError, located
 from streamxf.format import limits
@@ -50,9 +51,11 @@ def planned_bytes(item: WriteItem) -> int:
     return data.chunk.sizes.numel() * data.properties.dtype.itemsize
 
 
-def entries_of(items: Iterable[WriteItem], resolve: Callable[[WriteItem], Any], block_size: int) -> Iterator[Entry]:
-    """What is to be written to one file; `resolve` gives an item's data when it is its turn."""
-    staging = Staging(block_size)
+def entries_of(items: Iterable[WriteItem], resolve: Callable[[WriteItem], Any], staging: Staging) -> Iterator[Entry]:
+    """What is to be written to one file; `resolve` gives an item's data when it is its turn. In any thread that makes
+    nothing else.
+    """
+    staging.adopt()
     for item in items:
         yield part_of(item), partial(_content, item, resolve, staging)
 

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.sources import array_of
+from streamxf.checkpoint.staging import DeviceMemory, Staging
 from streamxf.errors import MetadataError
 from streamxf.format.items import Span, TensorItem, check_tiles
 from streamxf.torch_private import create_chunk_list, is_cow_tensor
@@ -48,14 +49,13 @@ class Target:
         known = plain and tensor.device.type in ("cpu", "cuda")
         return cls(tensor, plain, _extent(tensor) if known else None)
 
-    def array(self, dtype: torch.dtype) -> Array | None:
+    def memory(self, dtype: torch.dtype, staging: Staging) -> Array | DeviceMemory | None:
         """The tensor's own memory, in its shape and strides, if writing elements of `dtype` there is the same as
         `copy_`; else None. Raises RuntimeError if torch does not let the tensor be written to, as `copy_` would.
         """
         tensor = self.tensor
         fits = (
             self.plain
-            and tensor.device.type == "cpu"
             and tensor.dtype == dtype
             and not (dtype.is_complex and tensor.is_conj())
             and not tensor.is_neg()
@@ -66,7 +66,8 @@ class Target:
         # torch then knows of a change in place, and refuses one of a tensor that takes none
         nothing = tensor.as_strided((0,), (1,))
         nothing.copy_(nothing)
-        return array_of(tensor)
+        staged = staging.memory(tensor)
+        return array_of(tensor) if staged is None and tensor.device.type == "cpu" else staged
 
     def may_share_memory_with(self, other: Target) -> bool:
         """Whether two tensors are not known to lie between different addresses."""

@@ -21,6 +21,7 @@ from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.datafile import write_files
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Save, Stock, check_stock, warn_unless_in_one_step
+from streamxf.checkpoint.staging import Staging
 from streamxf.dcp.background import Background, changed_text, give_way, tensor_versions, with_copies
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
 from streamxf.dcp.extensions import extensions_of
@@ -208,8 +209,8 @@ class ChainWriterMixin(StorageMixin):
             with progress_on(self._progress, "Saving") as save.progress:
                 if save.progress is not None:
                     save.progress.expect(sum(map(planned_bytes, plan.items)))
-                size = 1 << self._block_log2
-                entries = {name: entries_of(items, planner.resolve_data, size) for name, items in files.items()}
+                staging = Staging()
+                entries = {name: entries_of(items, planner.resolve_data, staging) for name, items in files.items()}
                 stored = write_files(save, entries, self.thread_count)
             if self.sync_files:  # the process that publishes may be on another host
                 storage.sync()

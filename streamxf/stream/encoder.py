@@ -43,7 +43,7 @@ class Load:
     - `take`: gives the bytes, in memory that stays as it is until `release`, or in what ``scratch(size)`` gives. Called
       once, by any thread.
     - `release`: says that the bytes are used no more, where their memory will be used for something else then; called
-      once after `take`.
+      once after `take`, even if that raised.
     """
 
     take: Callable[[Callable[[int], memoryview]], memoryview]
@@ -144,8 +144,8 @@ class ContainerEncoder:
 # No method: a job must not hold its encoder, or one that is dropped would not go before its blocks are encoded.
 def _encode(coder: StreamCoder, load: Load, index: int, last: bool, hashed: bool) -> Encoded:
     scratch = scratches.take()
-    data = load.take(partial(scratch.take, _INPUT))
     try:
+        data = load.take(partial(scratch.take, _INPUT))
         payload = coder.encode(data, index, last, scratch)
         if not (payload or (last and not index)):
             raise CodecError("the chain makes no bytes of a block, and a stored block has at least one", block=index)

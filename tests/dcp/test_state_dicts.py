@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import streamxf
-from streamxf.checkpoint.sources import Staging, source_of
+from streamxf.checkpoint.sources import source_of
+from streamxf.checkpoint.staging import Staging
 from streamxf.errors import ContainerError
 from streamxf.torchsave.writing import frame_of
 
@@ -288,7 +289,7 @@ def test_any_view(tmp_path_factory: pytest.TempPathFactory, found: list[torch.Te
 @given(tensors(), st.lists(st.integers(0, 400), max_size=3))
 @settings(max_examples=200, deadline=None)
 def test_a_source_has_the_elements_in_row_major_order(tensor: torch.Tensor, cuts: list[int]) -> None:
-    source = source_of(tensor, Staging(1 << 16))
+    source = source_of(tensor, Staging())
     wanted = bytes(raw_bytes(tensor).numpy())
     assert source.size == len(wanted)
     size = tensor.element_size()
