@@ -1,0 +1,258 @@
+"""Tensors of a GPU, through a checkpoint and back; the host's memory that this takes; training beside it; threads.
+
+Without a GPU it says so, and only ``--smoke`` runs, on the CPU. ``--mib`` is the size of the state of each size of
+tensors: a third of the whole.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from benchmarks.child import in_child
+from benchmarks.dcp_sides import FLOATZIP, FULL, STOCK, DcpSide, Run, State, empty_target
+from benchmarks.harness import MIB, Phases, Rounds, Settings, progress, timed
+from benchmarks.memory import peak_added
+from benchmarks.result import Result, Row, Table
+from benchmarks.spread import Spread, ratios
+from streamxf import engine
+
+SIDES = (STOCK, FULL, FLOATZIP)
+SIZES = (128, 24, 4)  # MiB of a tensor
+THREADS = 8  # thread_count, where a table does not say another
+SCALE = (1, 2, 4, 8, 16)
+MEMORY = Path("/dev/shm")
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+def run(settings: Settings) -> Result | None:
+    """Measure; None where there is nothing to measure."""
+    if not CUDA and not settings.smoke:
+        progress("gpu: there is no GPU here, so nothing was measured")
+        return None
+    folders = {"disk": settings.folder / "gpu"}
+    if os.access(MEMORY, os.W_OK):
+        folders["memory"] = Path(tempfile.mkdtemp(prefix="streamxf-bench-", dir=MEMORY))
+    sizes, mib = settings.pick(SIZES, (1,)), settings.pick(settings.mib, 2)
+    quick = folders.get("memory", folders["disk"])
+    try:
+        _warm(quick, mib)
+        tables = [Table(_times(settings.rounds, mib, sizes, folders), "Seconds, and ratios to stock DCP")]
+        tables.append(Table(_memory(quick, mib), "MiB that a save and a load add to the host", digits=0))
+        tables.append(Table(_training(quick, mib), "A training step beside a save in the background"))
+        tables.append(Table(_thread_counts(quick, mib, settings.pick(SCALE, (1, 2))), "Seconds of a save by threads"))
+        tables.append(Table(_workers(quick, mib, settings.pick(SCALE, (1, 2))), "Seconds of the full chain by workers"))
+    finally:
+        for folder in folders.values():
+            shutil.rmtree(folder, ignore_errors=True)
+    where = torch.cuda.get_device_name(0) if CUDA else "the CPU in its place"
+    note = (
+        f"{where}; {engine.usable_cpus()} usable CPUs. {len(sizes)} states of {mib:,} MiB of bf16 Gaussian weights in "
+        f"tensors of {', '.join(map(str, sizes))} MiB, on the device before a save and after a load; {settings.rounds} "
+        f"rounds. `thread_count={THREADS}`, where a table has no other. Saves fsync; loads find files in page cache."
+    )
+    return Result("gpu", "GPU to checkpoint to GPU", note, tables)
+
+
+# -- sides -----------------------------------------------------------------------------------------------------------
+
+
+def _sync() -> None:
+    if CUDA:
+        torch.cuda.synchronize()
+
+
+class GpuRun(Run):
+    """A side whose times include all that it has left to the device."""
+
+    def save(self) -> float:
+        _sync()
+        return super().save()
+
+    def load(self) -> float:
+        for tensor in self.target.values():
+            tensor.zero_()
+        _sync()
+
+        def load() -> None:
+            self.side.load(self.target, self.path, self.threads)
+            _sync()
+
+        seconds = timed(load)
+        for name, tensor in self.state.items():
+            if not torch.equal(self.target[name].view(torch.int16), tensor.view(torch.int16)):
+                raise AssertionError(f"{self.side.name}: the load did not give back {name} as it was saved")
+        return seconds
+
+
+def _state(mib: int, size: int) -> State:
+    torch.manual_seed(size)
+    count = max(1, mib // size)
+    return {f"w{n}": (torch.randn(size * MIB // 2, device=DEVICE) * 0.02).bfloat16() for n in range(count)}
+
+
+def _warm(folder: Path, mib: int) -> None:
+    """What the first save and load pay for the process: imports, threads, torch's cache of pinned memory."""
+    state = _state(min(mib, 256), min(mib, 8))
+    target = empty_target(state)
+    for side in SIDES:
+        GpuRun(side, state, target, folder, THREADS).save_and_load()
+
+
+def _in_turn(sides: dict[str, Callable[[], Phases]], rounds: int, label: str) -> Rounds:
+    """As `harness.alternate`, without a round to warm up: minutes of a GPU are few."""
+    seconds: Rounds = {name: {} for name in sides}
+    for number in range(rounds):
+        for name in random.Random(number).sample(list(sides), len(sides)):
+            for phase, taken in sides[name]().items():
+                seconds[name].setdefault(phase, []).append(taken)
+                progress(f"gpu: {label}: {name}: {phase} {taken:.3f} s")
+    return seconds
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _times(rounds: int, mib: int, sizes: tuple[int, ...], folders: dict[str, Path]) -> list[Row]:
+    rows: list[Row] = []
+    for size in sizes:
+        state = _state(mib, size)
+        target = empty_target(state)
+        for place, folder in folders.items():
+            runs = {side.name: GpuRun(side, state, target, folder, THREADS) for side in SIDES}
+            sides = {name: run.save_and_load for name, run in runs.items()}
+            found = _in_turn(sides, rounds, f"{size} MiB, {place}")
+            for name, phases in found.items():
+                row: Row = {"tensors": f"{size} MiB", "on": place, "side": name}
+                for phase in ("save", "load"):
+                    row[f"{phase}, s"] = Spread.of(phases[phase])
+                    row[f"{phase}, of stock"] = ratios(phases[phase], found[STOCK.name][phase])
+                rows.append(row)
+            shutil.rmtree(folder)
+            folder.mkdir()
+    return rows
+
+
+def _memory(folder: Path, mib: int) -> list[Row]:
+    rows: list[Row] = []
+    for side in (STOCK, FULL):
+        added = in_child("benchmarks.gpu", "memory", folder=str(folder), mib=mib, full=side is FULL)
+        progress(f"gpu: memory: {side.name}: {added}")
+        rows.append({"side": side.name} | {name: size / MIB for name, size in added.items()})
+    return rows
+
+
+def memory(folder: str, mib: int, full: bool) -> dict[str, float]:
+    """Bytes that one save and one load add to this process, and of these those that are pinned at once; in a child."""
+    side = FULL if full else STOCK
+    small = {"small": torch.zeros(8, device=DEVICE)}
+    GpuRun(side, small, empty_target(small), Path(folder, "small"), THREADS).save_and_load()
+    state = _state(mib, min(mib, 24))
+    run = GpuRun(side, state, empty_target(state), Path(folder, "large"), THREADS)
+    added: dict[str, float] = {}
+    for phase, action in (("save", run.save), ("load", run.load)):
+        if CUDA:
+            torch.cuda.reset_peak_host_memory_stats()
+        added[f"{phase}, peak RSS"] = peak_added(action)
+        added[f"{phase}, pinned"] = torch.cuda.host_memory_stats().get("active_bytes.peak", 0) if CUDA else 0
+    return added
+
+
+def _training(folder: Path, mib: int) -> list[Row]:
+    """Steps of a model of its own; `async_save` copies the state, and its own cost is *blocked*."""
+    state = _state(mib, min(mib, 24))
+    width, steps = (8192, 100) if CUDA else (64, 3)
+    weight = torch.randn(width, width, device=DEVICE, dtype=torch.bfloat16)
+    data = torch.randn(width, width, device=DEVICE, dtype=torch.bfloat16)
+
+    def step() -> None:
+        made = data
+        for _ in range(8):
+            made = torch.tanh(weight @ made)
+        for tensor in list(state.values())[:8]:
+            tensor.add_(0.001)
+        _sync()
+
+    stagers: dict[str, Callable[[], Any]] = {"the writer": lambda: None}
+    if CUDA:
+        stagers["DefaultStager()"] = lambda: DefaultStager(StagingOptions())
+    rows: list[Row] = []
+    for staging, make in stagers.items():
+        for side in (STOCK, FULL):
+            stager = make()
+            for number in range(2):  # the first allocates what the second uses again
+                alone = [timed(step) for _ in range(steps)]
+                row = _beside(side, state, folder / f"{side.name}{number}", stager, step)
+                row = {"staged by": staging, "side": side.name, "step alone, s": Spread.of(alone)} | row
+            row["slowed by"] = row["step beside it, s"].median / row["step alone, s"].median
+            row["slowed by, mean"] = sum(row["step beside it, s"].values) / len(row["step beside it, s"].values)
+            row["slowed by, mean"] /= sum(alone) / len(alone)
+            progress(f"gpu: training: { {name: str(value) for name, value in row.items()} }")
+            rows.append(row)
+            if stager is not None:
+                stager.close()
+            shutil.rmtree(folder)
+            folder.mkdir()
+    return rows
+
+
+def _beside(side: DcpSide, state: State, path: Path, stager: Any, step: Callable[[], None]) -> Row:
+    options = {} if stager is None else {"async_stager": stager}
+    begin = time.perf_counter()
+    saved: Any = dcp.async_save(state, storage_writer=side.writer(path, THREADS), **options)
+    blocked = time.perf_counter() - begin
+    staged, done = getattr(saved, "staging_completion", None), getattr(saved, "upload_completion", saved)
+    if staged is not None:
+        staged.result()
+    copied = time.perf_counter() - begin
+    beside = [timed(step)]
+    while not done.done():
+        beside.append(timed(step))
+    done.result()
+    row: Row = {"blocked, s": blocked, "copied, s": copied, "saved, s": time.perf_counter() - begin}
+    return row | {"step beside it, s": Spread.of(beside)}
+
+
+def _thread_counts(folder: Path, mib: int, scale: tuple[int, ...]) -> list[Row]:
+    state = _state(mib, min(mib, 24))
+    rows: list[Row] = []
+    for threads in scale:
+        runs = {side.name: GpuRun(side, state, {}, folder, threads) for side in (STOCK, FULL)}
+        found = _in_turn({name: run.save_only for name, run in runs.items()}, 2, f"thread_count={threads}")
+        rows.append({"thread_count": threads} | {name: Spread.of(each["save"]) for name, each in found.items()})
+        shutil.rmtree(folder)
+        folder.mkdir()
+    return rows
+
+
+def _workers(folder: Path, mib: int, scale: tuple[int, ...]) -> list[Row]:
+    state = _state(mib, min(mib, 24))
+    target = empty_target(state)
+    rows: list[Row] = []
+    before = os.environ.get(engine.VARIABLE)
+    try:
+        for workers in scale:
+            os.environ[engine.VARIABLE] = str(workers)
+            engine._engine = None  # the next one is made of that many
+            run = GpuRun(FULL, state, target, folder, THREADS)
+            found = _in_turn({FULL.name: run.save_and_load}, 2, f"{workers} workers")[FULL.name]
+            rows.append({"workers": workers} | {phase: Spread.of(seconds) for phase, seconds in found.items()})
+    finally:
+        engine._engine = None
+        with suppress(KeyError):
+            del os.environ[engine.VARIABLE]
+        if before is not None:
+            os.environ[engine.VARIABLE] = before
+    return rows
