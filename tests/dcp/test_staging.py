@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,8 +20,9 @@ from hypothesis import strategies as st
 
 from streamxf import Checksum, Codec, ZStandard, engine
 from streamxf.chain import Chain, StreamCoder
+from streamxf.checkpoint import staging
 from streamxf.checkpoint.sources import SMALL, source_of
-from streamxf.checkpoint.staging import Copy, DeviceSource, Staging
+from streamxf.checkpoint.staging import RING_BYTES, Copy, DeviceSource, Staging
 from streamxf.engine import Pipeline
 from streamxf.errors import UnsupportedError
 from streamxf.storage.reading import FileSlice
@@ -154,27 +157,69 @@ def test_copies_and_codecs_run_at_the_same_time() -> None:
     assert any(overlapped)
 
 
-def test_a_copy_that_fails_fails_the_save_and_nothing_hangs(checkpoint: Path, late: LateCopies) -> None:
+@pytest.mark.parametrize("last", [5, 10_000], ids=["once", "from then on"])
+@pytest.mark.parametrize("where", ["begun", "awaited"])
+@pytest.mark.parametrize("loading", [False, True], ids=["save", "load"])
+def test_a_copy_that_fails_fails_all_and_nothing_hangs(
+    checkpoint: Path, late: LateCopies, last: int, where: str, loading: bool
+) -> None:
+    """Every buffer is lost to it, where no copy works any more."""
+    state = {str(number): torch.zeros(60 * BLOCK, dtype=torch.uint8) for number in range(3)}
+    save(state, checkpoint, block_size=BLOCK)
     made = 0
     original = late.copy
 
+    def fail() -> None:
+        nonlocal made
+        made += 1
+        if 5 <= made <= last:
+            raise RuntimeError("the device is gone")
+
     def copy(copies: Iterable[Copy], tensor: torch.Tensor) -> Callable[[], None]:
+        if where == "begun":
+            fail()
         wait = original(copies, tensor)
 
         def fail_at_last() -> None:
-            nonlocal made
-            made += 1
-            if made == 5:
-                raise RuntimeError("the device is gone")
+            fail()
             wait()
 
-        return fail_at_last
+        return fail_at_last if where == "awaited" else wait
 
     late.copy = copy  # type: ignore[method-assign]
-    error = error_of(lambda: save({"w": torch.zeros(60 * BLOCK, dtype=torch.uint8)}, checkpoint, block_size=BLOCK))
+    if loading:
+        error = error_of(lambda: load(state, checkpoint))
+    else:
+        error = error_of(lambda: save(state, checkpoint.with_name("other"), block_size=BLOCK, thread_count=2))
+        assert not list(checkpoint.with_name("other").iterdir())
     assert isinstance(error, RuntimeError)
     assert "the device is gone" in str(error)
-    assert not list(checkpoint.iterdir())
+    late.copy = original  # type: ignore[method-assign]
+    assert_same(load(state, checkpoint), state)
+
+
+def test_blocks_that_nobody_encodes_give_their_buffers_back() -> None:
+    copies = LateCopies()
+    source = source_over(bytes(8 * BLOCK), copies, 2)
+    for start in range(0, 8 * BLOCK, BLOCK):
+        source.load(start, start + BLOCK)
+    assert copies.buffers == 8  # each was lost, since its copy may be on its way
+    ring = source._ring(BLOCK)
+    assert len({ring.take().data_ptr(), ring.take().data_ptr()}) == 2
+
+
+def test_all_saves_and_loads_share_what_is_pinned(checkpoint: Path, late: LateCopies) -> None:
+    state = {str(number): torch.zeros(40 * BLOCK, dtype=torch.uint8) for number in range(6)}
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(save, state, checkpoint / str(number), thread_count=4) for number in range(3)]:
+            done.result(300)
+    assert 0 < late.buffers <= 2 * engine.shared().workers + 2
+    gc.collect()
+    assert not staging._rings
+    made = Staging()
+    count = RING_BYTES >> 24
+    assert [made._ring(late, 1 << 24).take().nbytes for _ in range(count)] == [1 << 24] * count  # type: ignore[arg-type]
+    assert next(made._ring(late, 1 << 24)._unmade, None) is None  # type: ignore[arg-type]
 
 
 def test_small_tensors_and_other_devices_do_not_go_this_way() -> None:
