@@ -52,8 +52,9 @@ def run(settings: Settings) -> Result | None:
         tables = [Table(_times(settings.rounds, mib, sizes, folders), "Seconds, and ratios to stock DCP")]
         tables.append(Table(_memory(quick, mib), "MiB that a save and a load add to the host", digits=0))
         tables.append(Table(_training(quick, mib), "A training step beside a save in the background"))
-        tables.append(Table(_thread_counts(quick, mib, settings.pick(SCALE, (1, 2))), "Seconds of a save by threads"))
-        tables.append(Table(_workers(quick, mib, settings.pick(SCALE, (1, 2))), "Seconds of the full chain by workers"))
+        rounds, scale = max(1, settings.rounds // 2), settings.pick(SCALE, (1, 2))
+        tables.append(Table(_thread_counts(rounds, quick, mib, scale), "Seconds of a save by threads"))
+        tables.append(Table(_workers(rounds, quick, mib, scale), "Seconds of the full chain by workers"))
     finally:
         for folder in folders.values():
             shutil.rmtree(folder, ignore_errors=True)
@@ -173,7 +174,7 @@ def memory(folder: str, mib: int, full: bool) -> dict[str, float]:
 def _training(folder: Path, mib: int) -> list[Row]:
     """Steps of a model of its own; `async_save` copies the state, and its own cost is *blocked*."""
     state = _state(mib, min(mib, 24))
-    width, steps = (8192, 100) if CUDA else (64, 3)
+    width, steps = (8192, 40) if CUDA else (64, 3)
     weight = torch.randn(width, width, device=DEVICE, dtype=torch.bfloat16)
     data = torch.randn(width, width, device=DEVICE, dtype=torch.bfloat16)
 
@@ -225,19 +226,19 @@ def _beside(side: DcpSide, state: State, path: Path, stager: Any, step: Callable
     return row | {"step beside it, s": Spread.of(beside)}
 
 
-def _thread_counts(folder: Path, mib: int, scale: tuple[int, ...]) -> list[Row]:
+def _thread_counts(rounds: int, folder: Path, mib: int, scale: tuple[int, ...]) -> list[Row]:
     state = _state(mib, min(mib, 24))
     rows: list[Row] = []
     for threads in scale:
         runs = {side.name: GpuRun(side, state, {}, folder, threads) for side in (STOCK, FULL)}
-        found = _in_turn({name: run.save_only for name, run in runs.items()}, 2, f"thread_count={threads}")
+        found = _in_turn({name: run.save_only for name, run in runs.items()}, rounds, f"thread_count={threads}")
         rows.append({"thread_count": threads} | {name: Spread.of(each["save"]) for name, each in found.items()})
         shutil.rmtree(folder)
         folder.mkdir()
     return rows
 
 
-def _workers(folder: Path, mib: int, scale: tuple[int, ...]) -> list[Row]:
+def _workers(rounds: int, folder: Path, mib: int, scale: tuple[int, ...]) -> list[Row]:
     state = _state(mib, min(mib, 24))
     target = empty_target(state)
     rows: list[Row] = []
@@ -247,7 +248,7 @@ def _workers(folder: Path, mib: int, scale: tuple[int, ...]) -> list[Row]:
             os.environ[engine.VARIABLE] = str(workers)
             engine._engine = None  # the next one is made of that many
             run = GpuRun(FULL, state, target, folder, THREADS)
-            found = _in_turn({FULL.name: run.save_and_load}, 2, f"{workers} workers")[FULL.name]
+            found = _in_turn({FULL.name: run.save_and_load}, rounds, f"{workers} workers")[FULL.name]
             rows.append({"workers": workers} | {phase: Spread.of(seconds) for phase, seconds in found.items()})
     finally:
         engine._engine = None
