@@ -85,8 +85,12 @@ class Footer(NamedTuple):
         return max(1, -(-self.raw_size // header.block_size))
 
     def tail_size(self, header: Header) -> int:
-        """Bytes of table and footer."""
-        return entry_size(header) * self.blocks(header) + limits.FOOTER_BYTES
+        return tail_size(header, self.blocks(header))
+
+
+def tail_size(header: Header, blocks: int) -> int:
+    """Bytes of table and footer."""
+    return entry_size(header) * blocks + limits.FOOTER_BYTES
 
 
 def entry_size(header: Header) -> int:
@@ -144,7 +148,7 @@ class Table:
         """Compare the table with the footer behind it; raises ContainerError if they are damaged, or contradict the
         container.
         """
-        blocks, size = footer.blocks(self._header), self.ends[-1] + footer.tail_size(self._header)
+        blocks, size = footer.blocks(self._header), self.ends[-1] + tail_size(self._header, len(self.ends))
         if len(self.ends) != blocks or container_size != size:
             raise ContainerError(
                 f"the footer says {blocks} blocks, and the table a container of {size} bytes; this one has "

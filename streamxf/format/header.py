@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import crc32c
@@ -114,20 +115,22 @@ class Identity(NamedTuple):
         known = self.dtype in ITEMSIZES if self.kind is Kind.TENSOR else is_dtype_name(self.dtype)
         if not known:
             raise ContainerError(f"the header's identity has an unknown dtype, {shorten(self.dtype)!r}")
-        triples = zip(self.offset, self.shape, self.tensor_shape, strict=True)
-        inside = all(begin + size <= whole for begin, size, whole in triples)
-        if not inside or math.prod(size or 1 for size in self.tensor_shape) > limits.MAX_NUMBER:
+        ends = map(operator.add, self.offset, self.shape)
+        alike = len(self.offset) == len(self.shape) == len(self.tensor_shape)
+        inside = alike and all(map(operator.le, ends, self.tensor_shape))
+        if not inside or math.prod(filter(None, self.tensor_shape)) > limits.MAX_NUMBER:
             raise ContainerError("the header's identity has a shard that is not inside its tensor, or is too large")
 
 
 def _width(numbers: tuple[int, ...]) -> int:
     """Bytes of the narrowest integers that hold these."""
-    return next(width for width in _INTEGERS if width == 8 or max(numbers, default=0) < 1 << 8 * width)
+    largest = max(numbers, default=0)
+    return 1 if largest < 1 << 8 else 2 if largest < 1 << 16 else 4 if largest < 1 << 32 else 8
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Header:
-    """A container's header.
+    """A container's header; nothing changes one. There is one for each item, and frozen classes are slow to make.
 
     - `chain`: descriptors in save order, without fragments; stream transforms, which come first, have a ``!`` before
       them.
@@ -135,6 +138,8 @@ class Header:
     - `hashed`: whether the table has a SHA-256 for each block.
     - `informative`: flags that readers ignore.
     - `seal`: 32 bytes, in a keyed stream, that is one whose chain encrypts.
+    - `keyed`, `size`, `body`, `digest`: whether its chain encrypts, its bytes, those before the seal, and H of the
+      format.
     """
 
     block_log2: int
@@ -145,6 +150,10 @@ class Header:
     hashed: bool = False
     informative: int = 0
     seal: bytes | None = None
+    keyed: bool = field(init=False, repr=False, compare=False)
+    size: int = field(init=False, repr=False, compare=False)
+    body: bytes = field(init=False, repr=False, compare=False)
+    digest: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not limits.MIN_BLOCK_LOG2 <= self.block_log2 <= limits.MAX_BLOCK_LOG2:
@@ -153,32 +162,16 @@ class Header:
             raise ContainerError(f"a salt has {limits.SALT_BYTES} bytes, not {len(self.salt)}")
         if self.published and self.identity is None:
             raise ContainerError("a stream cannot be published without being bound to its item")
-        transforms = _Chain.of(self.chain).transforms
+        text, transforms, self.keyed = _Chain.of(self.chain)
         if self.identity is not None and self.identity.kind is Kind.TENSOR and (not self.published or transforms):
             raise ContainerError("only a published container without stream transforms holds a tensor's elements")
-
-    @cached_property
-    def body(self) -> bytes:
-        """The header's bytes before the seal."""
-        chain, identity = _Chain.of(self.chain).text, self.identity.pack() if self.identity is not None else b""
+        identity = self.identity.pack() if self.identity is not None else b""
         flags = KEYED * self.keyed | BOUND * bool(identity) | PUBLISHED * self.published | HASHED * self.hashed
-        format_bytes = bytes([limits.VERSION, limits.SUITE, flags, self.informative])
-        fields = format_bytes, self.block_log2, len(chain), len(identity), self.salt
-        return _FIXED.pack(limits.CONTAINER_MAGIC, *fields) + chain + identity
-
-    @cached_property
-    def digest(self) -> bytes:
-        """H of the format."""
-        return hashlib.sha256(self.body).digest()
-
-    @property
-    def keyed(self) -> bool:
-        return _Chain.of(self.chain).keyed
-
-    @property
-    def size(self) -> int:
-        """Bytes of the whole header."""
-        return len(self.body) + limits.SEAL_BYTES * self.keyed + _CRC.size
+        format_bytes = bytes((limits.VERSION, limits.SUITE, flags, self.informative))
+        fields = format_bytes, self.block_log2, len(text), len(identity), self.salt
+        self.body = _FIXED.pack(limits.CONTAINER_MAGIC, *fields) + text + identity
+        self.size = len(self.body) + limits.SEAL_BYTES * self.keyed + _CRC.size
+        self.digest = hashlib.sha256(self.body).digest()
 
     @property
     def block_size(self) -> int:
