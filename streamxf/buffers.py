@@ -86,7 +86,7 @@ class Scratch:
     def extended(self, block: memoryview, size: int) -> memoryview | None:
         """`block` and `size` writable bytes after it, if it is at the start of a buffer that is large enough."""
         buffer = block.obj
-        if not isinstance(buffer, mmap.mmap) or not any(buffer is own for own in self._buffers.values()):
+        if not isinstance(buffer, mmap.mmap) or buffer not in self._buffers.values():
             return None
         if not len(block) or block.readonly or len(block) + size > len(buffer):
             return None

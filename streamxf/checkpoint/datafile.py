@@ -34,9 +34,13 @@ _PIECE = 2**20  # bytes that a stream without blocks is given at a time
 
 
 class Written(NamedTuple):
-    """An item as it stands in a data file; `sha256` and `number` as in `Place`."""
+    """An item, or a shard of one from `offset`, as it stands in a data file; `sha256` and `number` as in `Place`. All
+    those of a save are kept until it is published, so they are small.
+    """
 
-    part: Identity
+    name: str
+    offset: tuple[int, ...]
+    framed: bool
     at: int
     size: int
     sha256: bytes | None = None
@@ -231,7 +235,8 @@ class DataFile:
 
     def _note(self, part: Identity, raw_size: int, size: int, share: Share | None, sha256: bytes | None = None) -> None:
         number = part.number if self.crc is None else None
-        self.written.append(Written(part, self.size - size, size, sha256, number))
+        where = self.size - size, size, sha256, number
+        self.written.append(Written(part.name, part.offset, part.kind is Kind.FRAMED, *where))
         self._save.meter.item(raw_size, size)
         if share is not None:
             share.finish()

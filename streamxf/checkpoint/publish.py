@@ -23,7 +23,6 @@ from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import pickled
 from streamxf.checkpoint.saving import Extensions, Save
 from streamxf.errors import AbortedError, ChainError, ContainerError, MetadataError, StreamxfError, UnsupportedError
-from streamxf.format.header import Kind
 from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys, steps_of
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, check_apart, check_tiles
 from streamxf.format.limits import NO_PICKLE
@@ -57,7 +56,7 @@ def placed(items: Iterable[Item], files: Iterable[SavedFile], extensions: Extens
     """Items by name, where `files` have them; of tensors the chunks that are there."""
     descriptors = extensions.recorded
     places = {
-        (each.part.name, each.part.offset): (each.place(file.record.path, descriptors), each.part.kind is Kind.FRAMED)
+        (each.name, each.offset): (each.place(file.record.path, descriptors), each.framed)
         for file in files
         for each in file.written
     }

@@ -23,7 +23,6 @@ from streamxf.checkpoint.datafile import FileRecord, SavedFile
 from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, descriptors_of, members_of, plain_members
 from streamxf.checkpoint.saving import Extensions
 from streamxf.errors import MetadataError, UnsupportedError, redacted
-from streamxf.format.header import Kind
 from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, is_path
 from streamxf.torch_private import StorageInfo
@@ -80,6 +79,7 @@ class _Note(NamedTuple):
     record: FileRecord | None = None
 
 
+@collector_paused()
 def results_of(file: SavedFile, indexes: Sequence[MetadataIndex], extensions: Extensions) -> list[WriteResult]:
     """Results of a file's items, whose `indexes` are in their order."""
     record: FileRecord | None = file.record
@@ -87,7 +87,7 @@ def results_of(file: SavedFile, indexes: Sequence[MetadataIndex], extensions: Ex
     results = []
     for written, index in zip(file.written, indexes, strict=True):
         info = StorageInfo(file.record.path, written.at, written.size)
-        framed = written.part.kind is Kind.FRAMED if index.offset is not None else usual.framed
+        framed = written.framed if index.offset is not None else usual.framed
         note = _Note(framed, written.sha256, written.number, record)
         if note != usual:
             setattr(info, _ATTRIBUTE, note)

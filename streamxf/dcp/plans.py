@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -40,7 +40,14 @@ def part_of(item: WriteItem) -> Identity:
     if item.type == WriteItemType.BYTE_IO or data is None:
         return Identity(b"", Kind.OBJECT, item.index.fqn)
     chunk, dtype = data.chunk, dtype_name(data.properties.dtype)
-    return Identity(b"", Kind.TENSOR, item.index.fqn, dtype, tuple(chunk.offsets), tuple(chunk.sizes), tuple(data.size))
+    sizes = map(_numbers, (chunk.offsets, chunk.sizes, data.size))
+    return Identity(b"", Kind.TENSOR, item.index.fqn, dtype, *sizes)
+
+
+@lru_cache(1024)
+def _numbers(size: torch.Size) -> tuple[int, ...]:
+    """A size as the format has it, once: layers have the same ones again and again, and a save keeps them all."""
+    return tuple(size)
 
 
 def planned_bytes(item: WriteItem) -> int:
