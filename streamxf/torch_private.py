@@ -178,6 +178,8 @@ def counted_changes(tensor: Tensor) -> int:
     """
     import torch
 
+    if type(tensor) is torch.Tensor:
+        return 0 if tensor.is_inference() else tensor._version
     with torch._C.DisableTorchFunctionSubclass():  # classes of tensors may refuse what they do not know
         if isinstance(tensor, __getattr__("ShardedTensor")):
             parts = [shard.tensor for shard in tensor.local_shards()]

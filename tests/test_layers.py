@@ -256,11 +256,11 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_736,
-    "checkpoint": 4_338,
+    ".": 2_738,
+    "checkpoint": 4_346,
     "cli": 3_033,
     "codecs": 1_645,
-    "dcp": 3_115,
+    "dcp": 3_129,
     "format": 1_931,
     "formats": 993,
     "integrations": 816,
@@ -270,7 +270,7 @@ LINES = {
     "stream": 1_332,
     "testing": 900,
     "tools": 7_983,
-    "torchsave": 1_864,
+    "torchsave": 1_881,
     "tuning": 715,
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import crc32c
 from typing_extensions import Buffer
@@ -45,6 +45,10 @@ class Written(NamedTuple):
     size: int
     sha256: bytes | None = None
     number: int | None = None
+
+    @classmethod
+    def of(cls, part: Identity, *where: Any) -> Written:
+        return cls(part.name, part.offset, part.kind is Kind.FRAMED, *where)
 
     def place(self, path: str, descriptors: tuple[str, ...]) -> Place:
         return Place(path, self.at, self.size, descriptors, self.sha256, self.number)
@@ -235,8 +239,7 @@ class DataFile:
 
     def _note(self, part: Identity, raw_size: int, size: int, share: Share | None, sha256: bytes | None = None) -> None:
         number = part.number if self.crc is None else None
-        where = self.size - size, size, sha256, number
-        self.written.append(Written(part.name, part.offset, part.kind is Kind.FRAMED, *where))
+        self.written.append(Written.of(part, self.size - size, size, sha256, number))
         self._save.meter.item(raw_size, size)
         if share is not None:
             share.finish()

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamxf.buffers import flat_view, scratches
@@ -109,6 +109,7 @@ def pieces_of(file: Any, step: int) -> Iterator[memoryview]:
 SMALL = 16 * 1024  # bytes; below, a copy that is waited for is cheaper than a buffer of the ring
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
     """The name of a dtype in the format."""
     return str(dtype).removeprefix("torch.")
@@ -141,9 +142,9 @@ def check_storable(tensor: torch.Tensor) -> None:
 
 def content_of(tensor: torch.Tensor, staging: Staging) -> Content:
     """A tensor, or what torch saves of one that is more than its elements. Raises as `check_storable`."""
-    check_storable(tensor)
-    if has_elements(tensor):
+    if has_elements(tensor) and not tensor.is_meta:
         return Content(source_of(tensor, staging), Kind.TENSOR)
+    check_storable(tensor)
     import torch
 
     tensor = tensor.cpu()

@@ -40,8 +40,8 @@ def part_of(item: WriteItem) -> Identity:
     if item.type == WriteItemType.BYTE_IO or data is None:
         return Identity(b"", Kind.OBJECT, item.index.fqn)
     chunk, dtype = data.chunk, dtype_name(data.properties.dtype)
-    sizes = map(_numbers, (chunk.offsets, chunk.sizes, data.size))
-    return Identity(b"", Kind.TENSOR, item.index.fqn, dtype, *sizes)
+    offset, shape, whole = map(_numbers, (chunk.offsets, chunk.sizes, data.size))
+    return Identity(b"", Kind.TENSOR, item.index.fqn, dtype, offset, shape, whole)
 
 
 @lru_cache(1024)
@@ -120,22 +120,29 @@ def index_bound(plans: Sequence[SavePlan], files: int | None, hashed: bool) -> i
     for plan in plans:
         stored = [*map(_most_stored, plan.items)]
         at = len(str(sum(stored))) + len(str(len(stored)))
-        for item, most in zip(plan.items, stored, strict=True):
+        size += len(str(stored)) + len(stored) * (chunk + at)
+        new: dict[str, Any] = {}
+        for item in plan.items:
             name, data = item.index.fqn, item.tensor_data
-            size += chunk + at + len(str(most))
             if data is not None:
-                size += len(str([*data.chunk.offsets])) + len(str([*data.chunk.sizes]))
+                size += _digits(data.chunk.offsets) + _digits(data.chunk.sizes)
             if name in seen:
                 continue
             seen.add(name)
-            size += _ITEM + len(json.dumps(name)) + len(json.dumps(paths.get(name), default=str))
+            new[name] = paths.get(name)
             if data is not None:
-                size += len(str(data.properties.dtype)) + len(str([*data.size]))
+                size += len(dtype_name(data.properties.dtype)) + _digits(data.size)
                 if properties := stored_properties(data.properties):
                     size += len(',"properties":' + json.dumps(properties))
+        size += len(new) * _ITEM + len(json.dumps(new, default=str))
     with suppress(UnsupportedError):  # the planner may leave it out
         size += len(json.dumps(extra_of(Metadata(dict.fromkeys(seen), paths))))  # type: ignore[arg-type]
     return size
+
+
+@lru_cache(1024)
+def _digits(size: torch.Size) -> int:
+    return len(str([*size]))
 
 
 def _most_stored(item: WriteItem) -> int:

@@ -17,7 +17,7 @@ from streamxf.buffers import flat_view
 from streamxf.descriptor import shorten
 from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
-from streamxf.torchsave.check import Check, Maker, NotAllowed, by_name, chosen
+from streamxf.torchsave.check import Check, Maker, NotAllowed, by_name, chosen, numbers_in
 from streamxf.torchsave.tensors import STORAGES
 from streamxf.wording import some
 
@@ -117,6 +117,8 @@ class Objects:
 
     def _made(self, archive: Archive, stored: int, map_location: str | None = None) -> Any:
         """The object of an archive, all tensors on `map_location`, by default where each was saved from."""
+        if (numbers := numbers_in(archive.pickled)) is not None:
+            return numbers[0]
         check = Check(archive.pickled, archive.sizes, stored, lambda: self._allowed | chosen())
         value = check.load()
         if check.unknown:

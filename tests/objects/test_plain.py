@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from streamxf.errors import MetadataError, PolicyError
 from streamxf.torchsave.archive import NotSavedByTorch
-from streamxf.torchsave.check import Check, Maker
+from streamxf.torchsave.check import Check, Maker, numbers_in
 from streamxf.torchsave.objects import Objects
 
 from .pickles import archive, saved
@@ -62,6 +62,32 @@ def test_any_plain_object_comes_back_as_torch_loads_it(value: Any) -> None:
     file = saved(value)
     renewed = loaded(Objects().renew(file, len(file)), weights_only=False)
     assert pickled(renewed) == pickled(loaded(file)) == pickled(loaded(file, weights_only=False))
+
+
+NUMBER = [b"N", b"\x88", b"\x89", b"K\x07", b"M\x01\x02", b"J\xff\xff\xff\xff", b"G" + bytes(8)]
+SHAPE = [b")", b"]", b"(", b"t", b"e", b"a", b"\x85", b"\x86", b"\x87", b"q\x05", b"q\x00"]
+OPCODES = st.one_of(st.sampled_from(NUMBER), st.sampled_from(SHAPE))
+NO_NUMBER = [b"h\x00", b"}", b"2", b"0", b"X\x01\0\0\0a", b"\x8a\x01\x05", b"cos\nsystem\n", b"R"]
+OTHER = st.sampled_from([*NO_NUMBER, b".", b"K", b"G"])
+
+
+@given(st.lists(OPCODES, max_size=14), st.lists(OTHER, max_size=1), st.integers(0, 14))
+@example([b"(", b"]", b"K\x07", b"a", b"t"], [], 0)
+@example([b"N"], [b"."], 0)
+def test_what_needs_no_check_is_what_a_check_lets_pass(opcodes: list[bytes], other: list[bytes], at: int) -> None:
+    opcodes[at:at] = other
+    data = b"\x80\x02" + b"".join(opcodes) + b"."
+    if (found := numbers_in(data)) is not None:
+        check = Check(data, {}, len(data))
+        assert pickled(check.load()) == pickled(found[0])
+        assert check.at_end
+    assert found is None or not set(other).intersection(NO_NUMBER)
+
+
+@pytest.mark.parametrize("value", [0.25, -1, 2**31 - 1, (0.9, (1, None)), [True, [1.5]]], ids=str)
+def test_numbers_need_no_check(value: Any) -> None:
+    assert numbers_in(pickled(value)) == (value,)
+    assert numbers_in(pickled([value] + [0] * 2048)) is None
 
 
 TYPICAL: list[Any] = [

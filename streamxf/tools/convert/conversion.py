@@ -27,7 +27,6 @@ from streamxf.checkpoint.publish import assemble, placed, publish
 from streamxf.checkpoint.saving import Save, check_space
 from streamxf.checkpoint.sources import Content
 from streamxf.errors import ContainerError, ParameterError, StreamxfError
-from streamxf.format.header import Kind
 from streamxf.format.items import MAX_RANK_CHUNKS, Item
 from streamxf.format.names import OWN_SLIP, SLIP
 from streamxf.format.run import RunFacts
@@ -234,10 +233,7 @@ class _Session:
                 parts = [part for item in index.items.values() for part in streams_of(item)]
                 if set(map(_key_of, parts)) == set(map(_key_of, self._files[number])):
                     known = [(part.identity(writer), part.place) for part in parts]
-                    written = [
-                        Written(one.name, one.offset, one.kind is Kind.FRAMED, at.at, at.size, at.sha256, at.number)
-                        for one, at in known
-                    ]
+                    written = [Written.of(one, at.at, at.size, at.sha256, at.number) for one, at in known]
                     found[number] = SavedFile(record, written)
         return found, others
 
