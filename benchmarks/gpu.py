@@ -167,7 +167,8 @@ def memory(folder: str, mib: int, full: bool) -> dict[str, float]:
         if CUDA:
             torch.cuda.reset_peak_host_memory_stats()
         added[f"{phase}, peak RSS"] = peak_added(action)
-        added[f"{phase}, pinned"] = torch.cuda.host_memory_stats().get("active_bytes.peak", 0) if CUDA else 0
+        stats = torch.cuda.host_memory_stats() if CUDA else {}
+        added[f"{phase}, pinned"] = stats.get("active_bytes.peak", stats.get("allocated_bytes.peak", 0))
     return added
 
 

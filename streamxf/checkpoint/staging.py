@@ -47,12 +47,17 @@ class Ring:
         self._unmade = iter(range(count))
         self._free: SimpleQueue[tuple[torch.Tensor | None, Callable[[], None]]] = SimpleQueue()
 
-    def take(self) -> torch.Tensor:
+    def take(self, *, patient: bool = True) -> torch.Tensor | None:
+        """A buffer; None if all are lent out, unless `patient`."""
         try:
             buffer, wait = self._free.get_nowait()
         except Empty:
-            made = next(self._unmade, None) is None
-            buffer, wait = self._free.get() if made else (None, _nothing)
+            if next(self._unmade, None) is not None:
+                buffer, wait = None, _nothing
+            elif patient:
+                buffer, wait = self._free.get()
+            else:
+                return None
         try:
             wait()
             return self._make() if buffer is None else buffer
@@ -186,14 +191,14 @@ class DeviceSource:
 
     def __init__(self, tensor: torch.Tensor, copies: CudaCopies, ring: Callable[[int], Ring]) -> None:
         self.size = tensor.nbytes
-        self._tensor = as_numbers(tensor)
-        self._flat = flat_bytes(tensor) if tensor.is_contiguous() else None
+        self._tensor = as_numbers(tensor.view(-1) if tensor.is_contiguous() else tensor)
         self._copies = copies
         self._ring = ring
 
     def load(self, start: int, stop: int) -> Load:
         tensor, ring = self._tensor, self._ring(stop - start)
         buffer = ring.take()
+        assert buffer is not None
         try:
             part = buffer[: stop - start]
             wait = self._copies.copy(self._parts(start, stop, part), tensor)
@@ -215,9 +220,6 @@ class DeviceSource:
         return Load(take, release)
 
     def _parts(self, start: int, stop: int, part: torch.Tensor) -> Iterator[Copy]:
-        if self._flat is not None:
-            yield self._flat[start:stop], part
-            return
         tensor, itemsize = self._tensor, self._tensor.itemsize
         for at, box in boxes_of_run(tensor.shape, start // itemsize, stop // itemsize):
             source = tensor[tuple(slice(*span) for span in box)]
@@ -237,16 +239,21 @@ class DeviceMemory(BlockTarget):
 
     def fill(self, decode: Callable[[memoryview], None], length: int, part: slice, at: int) -> None:
         """As there; the copy is begun, and `Staging.end` or `wait` comes after all of them."""
+        import torch
+
         ring = self._ring(length)
-        buffer = ring.take()
+        # no worker waits for a buffer that a save has filled, whose block waits for a worker
+        lent = ring.take(patient=False)
+        buffer = torch.empty(length, dtype=torch.uint8, device="cpu") if lent is None else lent
         try:
             decode(flat_view(buffer[:length].numpy().data))
             target = self._flat[at : at + part.stop - part.start]
             wait = self._copies.copy([(buffer[part], target)], self._flat)
         except BaseException:
-            ring.give(None)
+            if lent is not None:
+                ring.give(None)
             raise
-        ring.give(buffer, wait)
+        wait() if lent is None else ring.give(lent, wait)
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
