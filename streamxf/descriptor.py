@@ -12,9 +12,10 @@ from streamxf.errors import DescriptorError
 
 ENCRYPT = "streamxf.encrypt"  # the one codec that containers, registries and readers know by name
 
-MAX_BOUND = 1024
-MAX_FRAGMENT = 32768
-MAX_NAME = 64
+MAX_CHAIN = 2**10
+MAX_KEY_LINE = 2**15
+MAX_CODEC_NAME = 64
+MAX_VERSION = 2**16 - 1
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*(?:\.[a-z][a-z0-9_-]*)+", re.ASCII)
 _VERSION = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
@@ -52,12 +53,12 @@ class Descriptor:
     def parse(cls, text: str) -> Descriptor:
         """Read a descriptor. Raises DescriptorError if it is not well formed, or longer than the format allows."""
         bound, marker, fragment = text.partition("#")
-        if len(bound) > MAX_BOUND or len(fragment) > MAX_FRAGMENT:
+        if len(bound) > MAX_CHAIN or len(fragment) > MAX_KEY_LINE:
             raise DescriptorError(f"descriptor of {len(text)} characters is longer than the format allows")
         path, question, query = bound.partition("?")
         name, slash, version = path.partition("/")
         check_name(name)
-        if not slash or not _VERSION.fullmatch(version) or int(version) > 65535:
+        if not slash or not _VERSION.fullmatch(version) or int(version) > MAX_VERSION:
             raise DescriptorError(
                 f"descriptor {shorten(text)!r}: after the name there must be '/' and a version from 1 to 65535"
             )
@@ -72,10 +73,10 @@ class Descriptor:
 
 def check_name(name: str) -> str:
     """Return `name` if a codec may have it. Raises DescriptorError if it may not."""
-    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
+    if len(name) > MAX_CODEC_NAME or not _NAME.fullmatch(name):
         raise DescriptorError(
             f"codec name {shorten(name)!r}: it must be lower-case parts joined by dots, such as 'acme.delta', of at "
-            f"most {MAX_NAME} characters"
+            f"most {MAX_CODEC_NAME} characters"
         )
     return name
 

@@ -256,7 +256,7 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_738,
+    ".": 2_739,
     "checkpoint": 4_353,
     "cli": 3_033,
     "codecs": 1_645,

@@ -1,5 +1,8 @@
 """Numbers that the format fixes; docs/format.md."""
 
+from streamxf.descriptor import MAX_CHAIN as MAX_CHAIN
+from streamxf.descriptor import MAX_KEY_LINE as MAX_KEY_LINE
+
 CONTAINER_MAGIC = b"\xd3SXF\r\n\x1a\n"
 FOOTER_MAGIC = b"\n\x1a\r\nFXS\xd3"
 PLAIN_MAGIC = b"\xd3SXK\r\n\x1a\n"
@@ -10,7 +13,6 @@ NO_PICKLE = b"\xd3SXM\r\n\x1a\n"  # the head of a metadata file that torch's own
 VERSION = SUITE = 1
 FORMAT = bytes([VERSION, SUITE, 0, 0])  # format bytes: version, suite, critical and informative flags
 MIN_BLOCK_LOG2, MAX_BLOCK_LOG2, DEFAULT_BLOCK_LOG2 = 16, 24, 20
-MAX_CHAIN = 1024
 MAX_IDENTITY = 4096
 MAX_CODECS = 8
 MAX_NDIM = 64
@@ -28,7 +30,6 @@ FOOTER_BYTES = 20
 HEADER_FIXED_BYTES = 33
 MAX_HEADER = HEADER_FIXED_BYTES + MAX_CHAIN + MAX_IDENTITY + SEAL_BYTES + 4
 
-MAX_KEY_LINE = 32768
 MAX_INDEX = 2**27
 MAX_INDEX_EXPANSION = 64
 MAX_RANK = 2**31 - 1

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
-from streamxf.descriptor import shorten
+from streamxf.descriptor import MAX_KEY_LINE, shorten
 from streamxf.errors import DescriptorError, KeyMissingError, KeyServiceError, ParameterError, StreamxfError
 from streamxf.keys.derive import decode_b64url, derive, encode_b64url
 from streamxf.keys.key import Uncopied
@@ -21,7 +21,6 @@ from streamxf.keys.provider import KeyProvider
 DEK_BYTES = 32
 MAX_ENTRY = 6144
 MAX_RECIPIENTS = 16
-MAX_TEXT = 32768
 
 _ENTRY = re.compile(r"([a-z0-9-]{1,32}):([0-9a-f]{16}):(.*)", re.ASCII)
 _ENVELOPE = re.compile(r"dek=([0-9a-f]{64})((?:&w=[A-Za-z0-9:_-]+)+)", re.ASCII)
@@ -158,8 +157,8 @@ class Envelope:
 
 def fault(text: str, entries: Iterable[Entry]) -> str | None:
     """The rule of the format that `text`, which has these entries, breaks; None if it breaks none."""
-    if len(text) > MAX_TEXT:
-        return f"they take {len(text)} characters; at most {MAX_TEXT} are allowed"
+    if len(text) > MAX_KEY_LINE:
+        return f"they take {len(text)} characters; at most {MAX_KEY_LINE} are allowed"
     keys = Counter(entry.key for entry in entries)
     return next((f"the key {key_id} is named twice" for (_, key_id), count in keys.items() if count > 1), None)
 

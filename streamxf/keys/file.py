@@ -19,7 +19,7 @@ from typing import ParamSpec, TypeVar
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
 from streamxf.keys.key import SECRET_BYTES, Key
 from streamxf.keys.pair import PublicKey, VerifyKey
-from streamxf.keys.text import MAX_TEXT, PROTECTED, PUBLIC, SECRET, AnyKey, format_key, parse_key
+from streamxf.keys.text import MAX_KEY_FILE, PROTECTED, PUBLIC, SECRET, AnyKey, format_key, parse_key
 
 PathLike = str | os.PathLike[str]
 
@@ -69,8 +69,8 @@ def read_key(path: PathLike, passphrase: str | None = None) -> AnyKey:
     """
     place = os.fspath(path)
     data, status = _read(place)
-    if len(data) > MAX_TEXT:
-        raise KeyFileError(f"a key file has at most {MAX_TEXT} bytes", file=place)
+    if len(data) > MAX_KEY_FILE:
+        raise KeyFileError(f"a key file has at most {MAX_KEY_FILE} bytes", file=place)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -166,8 +166,8 @@ def read_environment(name: str, passphrase: str | None = None) -> AnyKey:
     shown = f"the environment variable {name}" if len(name) <= _SHORT else "this environment variable"
     if text is None:
         raise KeyMissingError(f"{shown} should hold a key, and is not set")
-    if len(text) > MAX_TEXT:
-        raise ParameterError(f"{shown}: a key has at most {MAX_TEXT} characters")
+    if len(text) > MAX_KEY_FILE:
+        raise ParameterError(f"{shown}: a key has at most {MAX_KEY_FILE} characters")
     try:
         return read_line(key_line(text), passphrase)
     except ParameterError as error:
@@ -223,7 +223,7 @@ def _read(place: str) -> tuple[bytes, os.stat_result]:
         if not stat.S_ISREG(status.st_mode):
             raise KeyFileError("a key file is a regular file, and this is not one", file=place)
         with os.fdopen(file, "rb", closefd=False) as stream:
-            return stream.read(MAX_TEXT + 1), status
+            return stream.read(MAX_KEY_FILE + 1), status
     except OSError as error:
         raise KeyFileError(f"the key file cannot be read: {error.strerror}", file=place) from None
     finally:

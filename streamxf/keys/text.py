@@ -20,7 +20,7 @@ SECRET = "streamxf-secret"
 PUBLIC = "streamxf-public"
 PROTECTED = "streamxf-protected"
 
-MAX_TEXT = 2**16
+MAX_KEY_FILE = 2**16
 
 _MAKERS: dict[tuple[str, str], Callable[[bytes], AnyKey]] = {
     (SECRET, Key.kind): Key,

@@ -14,9 +14,10 @@ from streamxf.errors import (
     PolicyError,
     WrongKeyError,
 )
+from streamxf.format.limits import MAX_KEY_LINE
 from streamxf.keys import Key, KeyRing, PrivateKey, PublicKey, SigningKey, VerifyKey
 from streamxf.keys.derive import encode_b64url
-from streamxf.keys.envelope import MAX_ENTRY, MAX_TEXT, Entry, Envelope
+from streamxf.keys.envelope import MAX_ENTRY, Entry, Envelope
 from tests.keys.sealed import DEK, DIGEST, Fake, Sealed, fragment_of, mac
 
 KEY = Key(bytes(range(107, 139)))
@@ -41,7 +42,7 @@ def test_every_recipient_opens_it_in_any_order():
 def test_sixteen_hybrid_recipients_fit():
     public = [PrivateKey(bytes(range(number, number + 32))).public for number in range(17)]
     envelope = Envelope.seal(DEK, public[:16])
-    assert len(str(envelope)) <= MAX_TEXT
+    assert len(str(envelope)) <= MAX_KEY_LINE
     assert Envelope.parse(str(envelope)) == envelope
     with pytest.raises(ParameterError, match="17 recipients; 1 to 16"):
         Envelope.seal(DEK, public)
@@ -54,7 +55,7 @@ def test_limits_of_size():
     for size in (0, MAX_ENTRY + 1):
         with pytest.raises(ParameterError, match=f"{size} bytes"):
             Envelope.seal(DEK, [Fake(wrapped=bytes(size))])
-    with pytest.raises(ParameterError, match=f"at most {MAX_TEXT} are allowed"):
+    with pytest.raises(ParameterError, match=f"at most {MAX_KEY_LINE} are allowed"):
         Envelope.seal(DEK, [Fake(name, wrapped=bytes(MAX_ENTRY)) for name in "abcd"])
 
 

@@ -19,9 +19,10 @@ from streamxf.errors import (
     PolicyError,
     WrongKeyError,
 )
+from streamxf.format.limits import MAX_KEY_LINE
 from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, SigningKey
 from streamxf.keys.derive import encode_b64url
-from streamxf.keys.envelope import MAX_ENTRY, MAX_TEXT, DataKey, Entry, Envelope
+from streamxf.keys.envelope import MAX_ENTRY, DataKey, Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
 from tests.keys.frozen import VOUCHERS
 from tests.keys.sealed import DEK, DIGEST, Fake, Sealed, Vault, fragment_of, mac
@@ -141,8 +142,8 @@ def test_texts_that_are_refused(parts):
 
 def test_limits_of_size():
     fakes = [Fake(f"{number:x}", vouches=True, wrapped=b"x", voucher=bytes(MAX_ENTRY)) for number in range(4)]
-    assert len(str(Vouchers.make(DIGEST, WRAPPED, DEK, fakes[:3]))) <= MAX_TEXT
-    with pytest.raises(ParameterError, match=f"at most {MAX_TEXT}"):
+    assert len(str(Vouchers.make(DIGEST, WRAPPED, DEK, fakes[:3]))) <= MAX_KEY_LINE
+    with pytest.raises(ParameterError, match=f"at most {MAX_KEY_LINE}"):
         Vouchers.make(DIGEST, WRAPPED, DEK, fakes)
     for size in (0, MAX_ENTRY + 1):
         with pytest.raises(ParameterError, match=f"{size} bytes"):
