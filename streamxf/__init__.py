@@ -17,7 +17,6 @@ from streamxf.extension import TorchExtension
 
 if TYPE_CHECKING:
     from streamxf import errors as errors, keys as keys
-    from streamxf.progress import ProgressBar as ProgressBar
     from streamxf.checkpoint.checkpoint import Checkpoint as Checkpoint
     from streamxf.codec import Codec as Codec
     from streamxf.checkpoint.writer import CheckpointWriter as CheckpointWriter
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from streamxf.dcp.attach import attach as attach
     from streamxf.dcp.fsspec import FsspecReader as FsspecReader, FsspecWriter as FsspecWriter
     from streamxf.dcp.install import install as install, installed as installed
+    from streamxf.dcp.planner import LoadPlanner as LoadPlanner
     from streamxf.dcp.reader import FileSystemReader as FileSystemReader
     from streamxf.dcp.extensions import Registry as Registry
     from streamxf.dcp.writer import FileSystemWriter as FileSystemWriter
@@ -81,6 +81,7 @@ _NAMES = {
     "dcp.attach": "attach",
     "dcp.fsspec": "FsspecReader FsspecWriter",
     "dcp.install": "install installed",
+    "dcp.planner": "LoadPlanner",
     "dcp.reader": "FileSystemReader",
     "dcp.extensions": "Registry",
     "dcp.writer": "FileSystemWriter",
@@ -93,7 +94,6 @@ _NAMES = {
     "manager.manager": "CheckpointManager",
     "manager.retention": "Retention",
     "manager.schedule": "Schedule",
-    "progress": "ProgressBar",
     "registry": "CodecRegistry",
     "storage.storage": "Storage",
     "stream": "decode encode open",

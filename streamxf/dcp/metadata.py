@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from copy import copy, deepcopy
+from copyreg import __newobj__  # type: ignore[attr-defined]
+from functools import cache, cached_property
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -19,17 +23,27 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.buffers import collector_paused
+from streamxf.checkpoint import metadata as stored_metadata
+from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord, SavedFile
-from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, descriptors_of, members_of, plain_members
+from streamxf.checkpoint.metadata import read_metadata
+from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, members_of, plain_members
 from streamxf.checkpoint.saving import Extensions
 from streamxf.errors import MetadataError, UnsupportedError, redacted
 from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, is_path
+from streamxf.format.names import metadata_name
+from streamxf.storage.opening import open_storage
+from streamxf.storage.storage import Storage
 from streamxf.torch_private import StorageInfo
 
 _FLAGS = ("requires_grad", "pin_memory")
 _FORMATS = {"channels_last": torch.channels_last, "preserve": torch.preserve_format}
 _DCP_VERSION: str = getattr(filesystem, "CURRENT_DCP_VERSION", "1.0.0")  # which torch 2.7 does not have
+
+FOUND = "streamxf_metadata"  # attributes of `StoredMetadata`: what a reader read, and where what a save published is
+_PUBLISHED = "streamxf_published"
+_MADE = {"state_dict_metadata", PLANNER_DATA, "storage_data", "_found"}
 
 
 # -- from DCP --------------------------------------------------------------------------------------------------
@@ -39,7 +53,7 @@ def extra_of(content: Metadata) -> dict[str, Any]:
     """What planners put into the metadata besides: planner data that is not paths, and attributes of their own. Raises
     UnsupportedError if something of it is not plain data.
     """
-    found = {name: value for name, value in vars(content).items() if name not in OWN}
+    found = {name: value for name, value in vars(content).items() if name not in OWN | {FOUND, _PUBLISHED, "_found"}}
     if content.planner_data is not None and not paths_of(content):
         found[PLANNER_DATA] = content.planner_data
     return plain_members(found, "the planner has")
@@ -146,63 +160,149 @@ def _places(
     return found
 
 
-def complete(
-    content: Metadata, results: Iterable[WriteResult], index: Index, records: Iterable[FileRecord], path: str
-) -> None:
-    """Put into `content` what torch's own writers do, once `index` is published."""
-    descriptors = descriptors_of(index, {record.writer_id: record.wrapped for record in records})
-    content.storage_data = stored = {}
-    for result in results:
-        info = stored[result.index] = result.storage_data
-        info.transform_descriptors = descriptors.get(info.relative_path)
-    content.storage_meta = StorageMeta(redacted(path), index.save_id, modules=[*index.modules])
+def complete(content: Metadata, index: Index, storage: Storage) -> None:
+    """Put into `content` what torch's own writers do, once `index` is published in `storage`. Planners may keep
+    `content` for the next save.
+    """
+    content.storage_meta = StorageMeta(redacted(storage.location()), index.save_id, modules=[*index.modules])
+    if type(content) not in (Metadata, StoredMetadata):  # a planner's own class crosses ranks in its own way
+        content.storage_data = _storage_data(index.items)
+        return
+    content.__class__ = StoredMetadata
+    for name in ("storage_data", "_found", FOUND):  # of the save before
+        vars(content).pop(name, None)
+    setattr(content, _PUBLISHED, (storage, metadata_name(index.rank)))
 
 
 # -- to DCP ----------------------------------------------------------------------------------------------------
 
 
-def metadata_of(items: Mapping[str, Item], extra: Mapping[str, Any]) -> Metadata:
-    """DCP's metadata for items by name; `extra` as `extra_of` gives it. What torch's readers need beside that is not in
-    it.
+class StoredMetadata(Metadata):
+    """DCP's metadata of a published save, each part of which is made when it is first used.
+
+    The planner of the rank that published has made some parts. torch then sends the whole to all other ranks, which for
+    a million chunks takes longer than the save: what arrives there is where it is published.
     """
-    entries: dict[str, Any] = {}
-    stored: dict[MetadataIndex, StorageInfo] = {}
-    paths: dict[str, Path] = {}
-    size, index = _Sizes(), _metadata_index
-    for name, item in items.items():
-        if item.path is not None:
-            paths[name] = item.path
-        if isinstance(item, ObjectItem):
-            entries[name] = BytesStorageMetadata()
-            file, at, length, *_ = item.place
-            stored[index(name, None, None)] = StorageInfo(file, at, length)
-            continue
-        chunks = []
-        for number, (begin, shape, (file, at, length, *_), _framed) in enumerate(item.chunks):
-            offset = size[begin]
-            chunks.append(ChunkStorageMetadata(offset, size[shape]))
-            stored[index(name, offset, number)] = StorageInfo(file, at, length)
-        entries[name] = TensorStorageMetadata(torch_properties(item), size[item.shape], chunks)
-    made = Metadata(entries, paths or None, stored, StorageMeta())
-    made.version = _DCP_VERSION
-    if extra:
-        vars(made).update(members_of(extra))
-    return made
 
+    storage_meta: Any = cached_property(lambda self: StorageMeta(modules=[*self._found.modules]))
+    version: Any = cached_property(lambda self: _DCP_VERSION if self._found else None)
 
-class _Sizes(dict[tuple[int, ...], torch.Size]):
-    """Each size once: layers have the same ones again and again, and a pickle stores an object once."""
-
-    def __missing__(self, numbers: tuple[int, ...]) -> torch.Size:
-        made = self[numbers] = torch.Size(numbers)
+    @classmethod
+    def of(cls, found: stored_metadata.Metadata | Exception) -> Self:
+        """What was read; or the reason why it cannot be, which is raised where any part is used. DCP takes an exception
+        of ``read_metadata`` for a missing file, logs it and looks for rank-local metadata: the reason would be lost.
+        """
+        made = cls.__new__(cls)
+        vars(made).update({FOUND: found} if isinstance(found, Exception) else {FOUND: found, **_extra(found)})
         return made
 
+    @cached_property
+    def _found(self) -> stored_metadata.Metadata:
+        """What is stored. Of a save it is read as for a listing: without keys, so nothing of it is authenticated."""
+        found: stored_metadata.Metadata | Exception | None = vars(self).get(FOUND)
+        if isinstance(found, Exception):
+            raise found
+        if found is not None:
+            return found
+        place, name = vars(self)[_PUBLISHED]
+        try:
+            access = Access.of(expect_save_id=self.storage_meta.save_id)
+            return read_metadata(open_storage(place), name, access, listing=True)
+        except Exception as error:
+            error.add_note(
+                f"what dcp.save returned is read from {self.storage_meta.checkpoint_id} when it is used; where that "
+                "takes a Storage or storage options, use a reader's read_metadata()"
+            )
+            raise
 
-def _metadata_index(name: str, offset: torch.Size | None, number: int | None) -> MetadataIndex:
-    """As the class makes one, which takes seven times as long; there is one for each chunk."""
-    made = object.__new__(MetadataIndex)
-    made.__dict__.update(fqn=name, offset=offset, index=number)
-    return made
+    @cached_property
+    def state_dict_metadata(self) -> dict[str, STORAGE_TYPES]:  # type: ignore[override]
+        items = self._found.items.items()
+        return {
+            name: LazyTensor.of(item) if isinstance(item, TensorItem) else BytesStorageMetadata()
+            for name, item in items
+        }
+
+    @cached_property
+    def planner_data(self) -> Any:
+        paths = {name: item.path for name, item in self._found.items.items() if item.path is not None}
+        return _extra(self._found).get(PLANNER_DATA, paths or None)
+
+    @cached_property
+    def storage_data(self) -> dict[MetadataIndex, StorageInfo]:
+        """Where everything is, without descriptors: streamxf's readers need none of it."""
+        return _storage_data(self._found.items)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = vars(self)
+        if _PUBLISHED not in state:
+            return super().__reduce_ex__(protocol)
+        place, name = state[_PUBLISHED]
+        kept = {key: value for key, value in state.items() if key not in _MADE}
+        kept[_PUBLISHED] = redacted(place.location()) if isinstance(place, Storage) else place, name
+        return __newobj__, (type(self),), kept
+
+    def __copy__(self) -> Self:
+        made = type(self).__new__(type(self))
+        vars(made).update(vars(self))
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = memo[id(self)] = copy(self)
+        memo[id(vars(self).get(_PUBLISHED))] = vars(self).get(_PUBLISHED)  # a storage is not copied
+        vars(made).update(deepcopy(vars(self), memo))
+        return made
+
+    def __repr__(self) -> str:  # which raises nothing: tracebacks may show it
+        found, about = vars(self).get(FOUND), vars(self).get("storage_meta")
+        if isinstance(found, Exception):
+            return f"<metadata that cannot be used: {found}>"
+        return f"<metadata of the save {about and about.save_id}>"
+
+
+def _extra(found: stored_metadata.Metadata) -> dict[str, Any]:
+    return members_of(found.index.extra) if found.index is not None and found.index.extra else {}
+
+
+class LazyTensor(TensorStorageMetadata):
+    """A tensor of a checkpoint. Its list of chunks, which may be long, is made when it is first asked for."""
+
+    item: TensorItem
+
+    @classmethod
+    def of(cls, item: TensorItem) -> Self:
+        made = cls.__new__(cls)
+        made.properties, made.size, made.item = torch_properties(item), torch.Size(item.shape), item
+        return made
+
+    @cached_property
+    def chunks(self) -> list[ChunkStorageMetadata]:  # type: ignore[override]
+        return torch_chunks(self.item.chunks)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorStorageMetadata):
+            return NotImplemented
+        return (self.properties, self.size, self.chunks) == (other.properties, other.size, other.chunks)
+
+    def __reduce__(self) -> Any:
+        return TensorStorageMetadata, (self.properties, self.size, self.chunks)
+
+
+@collector_paused()
+def torch_chunks(chunks: Iterable[Chunk]) -> list[ChunkStorageMetadata]:
+    size = cache(torch.Size)
+    return [ChunkStorageMetadata(size(offset), size(shape)) for offset, shape, *_ in chunks]
+
+
+@collector_paused()
+def _storage_data(items: Mapping[str, Item]) -> dict[MetadataIndex, StorageInfo]:
+    stored = {}
+    for name, item in items.items():
+        offsets = [chunk.offset for chunk in item.chunks] if isinstance(item, TensorItem) else [None]
+        for number, (offset, place) in enumerate(zip(offsets, item.places, strict=True)):
+            index = MetadataIndex(name, offset, None if offset is None else number)
+            stored[index] = StorageInfo(place.file, place.at, place.size)
+    return stored
 
 
 def torch_properties(item: TensorItem) -> TensorProperties:
@@ -220,26 +320,3 @@ def torch_properties(item: TensorItem) -> TensorProperties:
         elif name in _FLAGS:
             setattr(properties, name, bool(value))
     return properties
-
-
-class UnreadableMetadata(Metadata):
-    """Stands in for metadata that could not be read, and raises the reason as soon as it is used.
-
-    DCP takes any exception of ``read_metadata`` for a missing file, logs it and looks for rank-local metadata, so that
-    the reason would be lost. This gets past that point and raises the reason where DCP hands it to all ranks.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        object.__setattr__(self, "_error", error)
-
-    def __repr__(self) -> str:
-        """For tracebacks that show what variables hold; the generated one would raise."""
-        return f"<metadata that cannot be used: {object.__getattribute__(self, '_error')}>"
-
-    def raise_error(self) -> NoReturn:
-        raise object.__getattribute__(self, "_error")
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in OWN:
-            raise object.__getattribute__(self, "_error")
-        return object.__getattribute__(self, name)

@@ -7,6 +7,7 @@ import errno
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from time import perf_counter
 from typing import Any, Literal, Self
 
@@ -26,7 +27,7 @@ from streamxf.checkpoint.suspicion import note_damage
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.loader import Loader
-from streamxf.dcp.metadata import UnreadableMetadata, metadata_of
+from streamxf.dcp.metadata import FOUND, StoredMetadata
 from streamxf.dcp.targets import check_filled, empty_text, left_out
 from streamxf.errors import (
     AuthenticationError,
@@ -36,7 +37,7 @@ from streamxf.errors import (
     StreamxfError,
     UnsupportedError,
 )
-from streamxf.format.names import metadata_name
+from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.report import LoadReport
 from streamxf.storage.opening import Location
@@ -45,14 +46,15 @@ from streamxf.torch_private import ExtensionRegistry
 from streamxf.wording import some
 
 _SAVE = "streamxf_save"  # an attribute of plans, which crosses ranks with them; all others are the planner's
-_METADATA = "streamxf_metadata"  # an attribute of DCP's metadata: what was read
 
 
 class ChainReaderMixin(StorageMixin):
     """What streamxf's readers put in the place of torch's load path, beside a torch ``FileSystemReader``."""
 
     load_id: str
+    storage_data: Any = cached_property(lambda self: self._content.storage_data)
     _metadata: stored_metadata.Metadata | None
+    _content: Metadata
     #: What the last load did in this process; None before, and after one that failed.
     report: LoadReport | None
     #: Which save the metadata that was read last belongs to, as ``writer.save_id`` gave it; None before, and for
@@ -131,7 +133,8 @@ class ChainReaderMixin(StorageMixin):
             with storage_errors(path):
                 found = read_metadata(storage, name, self._access)
                 self.save_id = found.index.save_id if found.index is not None else None
-                content = metadata_of(found.items, found.index.extra if found.index is not None else {})
+                content = StoredMetadata.of(found)
+                _ = content.state_dict_metadata  # or it would fail somewhere else
             content.storage_meta = StorageMeta(self.path, load_id=self.load_id, modules=[*found.modules])
         except FileNotFoundError:  # one more in its chain would only make DCP's warnings longer
             raise FileNotFoundError(errno.ENOENT, _why_missing(storage, rank), path) from None
@@ -143,11 +146,10 @@ class ChainReaderMixin(StorageMixin):
                 )
             if self.save_id is not None:
                 note_damage(error, storage, self.save_id)
-            return UnreadableMetadata(error.locate(file=path))
+            return StoredMetadata.of(error.locate(file=path))
         except (OSError, MemoryError) as error:  # which says nothing about the checkpoint
             error.add_note(f"while {path!r} was read")
-            return UnreadableMetadata(error)
-        setattr(content, _METADATA, found)
+            return StoredMetadata.of(error)
         if self.save_id is not None:
             content.storage_meta.save_id = self.save_id
         return content
@@ -155,14 +157,14 @@ class ChainReaderMixin(StorageMixin):
     @errors_reach_all_ranks
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Take the metadata in use; raises what is wrong with it."""
-        if isinstance(metadata, UnreadableMetadata):
-            metadata.raise_error()
-        super().set_up_storage_reader(metadata, is_coordinator)  # type: ignore[misc]  # before torch 2.9 it takes nothing else
+        _ = metadata.state_dict_metadata
+        # before torch 2.9 it takes nothing else; what it keeps of the metadata is made when it is asked for
+        super().set_up_storage_reader(Metadata({}, storage_data={}), is_coordinator)  # type: ignore[misc]
+        vars(self).pop("storage_data", None)
+        self._content = metadata
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
-        self._metadata = getattr(metadata, _METADATA, None)
-        if self._metadata is None:  # it was read in another way
-            self._metadata = read_metadata(self._storage, metadata_name(None), self._access)
+        self._metadata = getattr(metadata, FOUND, None) or read_metadata(self._storage, GLOBAL, self._access)
         self._access.check_save(self._metadata.index.save_id if self._metadata.index is not None else None)
 
     @errors_reach_all_ranks

@@ -260,7 +260,7 @@ class ChainWriterMixin(StorageMixin):
             save.leave()
         self.save_id, self._stock = save_id, save.stock  # so that checkpoints of a run are alike
         self.report = save.report and replace(save.report, stock=save.stock is True)
-        complete(metadata, flat, index, records, self._storage.location())
+        complete(metadata, index, self._storage)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the writer, in this process or another, begins its own saves. A `Progress` stays behind:

@@ -113,6 +113,12 @@ class Chunk(NamedTuple):
     place: Place
     framed: bool
 
+    def reaches(self, begins: Sequence[int], ends: Sequence[int]) -> bool:
+        for at, size, begin, end in zip(self.offset, self.shape, begins, ends, strict=True):
+            if at >= end or at + size <= begin:
+                return False
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class TensorItem:
@@ -143,6 +149,13 @@ class TensorItem:
     @property
     def stored_bytes(self) -> int:
         return sum(chunk.place.size for chunk in self.chunks)
+
+    def overlapping(self, boxes: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[int, Chunk]]:
+        """The chunks that reach into one of the boxes, given by offset and shape, with their numbers. As DCP sees it, a
+        box without elements that lies inside a chunk overlaps it. Raises ValueError for boxes of other dimensions.
+        """
+        spans = [(begins, tuple(map(int.__add__, begins, sizes))) for begins, sizes in boxes]
+        return [pair for pair in enumerate(self.chunks) if any(pair[1].reaches(*span) for span in spans)]
 
 
 @dataclass(frozen=True, slots=True)

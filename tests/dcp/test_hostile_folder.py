@@ -98,7 +98,7 @@ def test_metadata_that_cannot_be_read_does_not_give_way_to_older_ones(
     monkeypatch.setattr(os, "preadv", fails)
     unreadable = reader.read_metadata()
     with pytest.raises(OSError, match="Input/output error") as caught:  # which is no damage
-        unreadable.raise_error()
+        _ = unreadable.state_dict_metadata
     assert ".metadata' was read" in caught.value.__notes__[0]
 
 

@@ -14,7 +14,6 @@ from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlan
 from torch.distributed.checkpoint.metadata import Metadata
 
 import streamxf
-from streamxf.dcp.metadata import UnreadableMetadata
 from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
 from streamxf.format.index import Index
 from streamxf.torchsave import stock
@@ -168,8 +167,8 @@ def test_unreadable_metadata_raises_on_any_look(checkpoint: Path, state: dict[st
     save(state, checkpoint)
     (checkpoint / ".metadata").write_bytes(b"junk")
     found = streamxf.FileSystemReader(checkpoint, keys=KEY).read_metadata()
-    assert isinstance(found, UnreadableMetadata)
     assert isinstance(found, Metadata)
+    assert "metadata" in repr(found)
     for name in Metadata.__dataclass_fields__:
         with pytest.raises(StreamxfError, match=r"\.metadata"):
             getattr(found, name)

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 import streamxf
 from streamxf import keys
 from streamxf.checkpoint.pickled import pickled
-from streamxf.dcp.metadata import UnreadableMetadata
+from streamxf.dcp.metadata import StoredMetadata
 from streamxf.errors import ContainerError, StreamxfError, redacted
 from streamxf.format.index import Index
 from streamxf.wording import printable
@@ -95,7 +95,7 @@ def test_the_frames_of_a_refused_key_hold_nothing_of_it(tmp_path: Path, refused:
 
 def test_metadata_that_cannot_be_used_can_be_shown() -> None:
     """As tracebacks with variables do."""
-    assert repr(UnreadableMetadata(ContainerError("broken"))) == "<metadata that cannot be used: broken>"
+    assert repr(StoredMetadata.of(ContainerError("broken"))) == "<metadata that cannot be used: broken>"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""`LoadPlanner`: torch's planner, which asks the checkpoint for the chunks that a rank needs.
+
+torch's own goes through all chunks of each tensor in the state dict, on every rank. This one gives torch's functions
+those that overlap what the rank has of a tensor, so that they find the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+
+from streamxf.dcp.metadata import LazyTensor, torch_chunks
+from streamxf.torch_private import create_chunk_list
+
+
+class LoadPlanner(DefaultLoadPlanner):
+    """Plans a load as DCP's ``DefaultLoadPlanner`` does, whose options it has, and takes time and memory for the chunks
+    that this rank reads instead of all of them.
+
+    ``dcp.load(state, storage_reader=streamxf.FileSystemReader(path), planner=streamxf.LoadPlanner())``. With readers
+    other than streamxf's it is torch's own.
+
+    Parameters
+    ----------
+    flatten_state_dict, flatten_sharded_tensors, allow_partial_load
+        As in torch.
+    """
+
+    def create_local_plan(self) -> LoadPlan:
+        """As torch's planner makes it; raises what that raises."""
+        whole = self.metadata
+        assert whole is not None
+        near = _Near(self, whole.state_dict_metadata)
+        self.metadata = Metadata(near)
+        try:
+            plan = super().create_local_plan()
+        finally:
+            self.metadata = whole
+        return replace(plan, items=[near.numbered(item) for item in plan.items])
+
+
+class _Near(dict[str, Any]):
+    """The items of a checkpoint; of a tensor, those chunks that overlap what the planner's state dict has of it."""
+
+    def __init__(self, planner: LoadPlanner, items: dict[str, Any]) -> None:
+        super().__init__(items)
+        self._planner = planner
+        self._numbers: dict[str, list[int]] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        found = super().__getitem__(name)
+        if not isinstance(found, LazyTensor) or "chunks" in vars(found):
+            return found
+        try:
+            boxes = [(chunk.offsets, chunk.sizes) for chunk in create_chunk_list(self._planner.state_dict[name])]
+            pairs = found.item.overlapping(boxes)
+        except ValueError:
+            return found  # the target is of another kind or has another shape, which torch says
+        self._numbers[name] = [number for number, _ in pairs]
+        return TensorStorageMetadata(found.properties, found.size, torch_chunks(chunk for _, chunk in pairs))
+
+    def numbered(self, item: ReadItem) -> ReadItem:
+        """A request with the number that its chunk has among all of the tensor, by which readers find it at once."""
+        index, numbers = item.storage_index, self._numbers.get(item.storage_index.fqn)
+        if numbers is None or index.index is None:
+            return item
+        return replace(item, storage_index=MetadataIndex(index.fqn, index.offset, numbers[index.index]))

@@ -1,0 +1,264 @@
+"""`LoadPlanner` plans what DCP's planner plans, and makes no list of all chunks for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import streamxf
+from streamxf.checkpoint import metadata as stored
+from streamxf.dcp.metadata import StoredMetadata
+from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+
+from . import shards
+from .helpers import KEY, assert_same, blank, full_chain, save
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+PLACE = Place("__0_0_00.distcp", 0, 1, ())
+
+
+def content_of(items: Sequence[Item]) -> StoredMetadata:
+    return StoredMetadata.of(stored.Metadata(".metadata", None, {item.name: item for item in items}, None))
+
+
+def tensor(name: str, shape: tuple[int, ...], boxes: Sequence[Box]) -> TensorItem:
+    return TensorItem(name, "float32", shape, tuple(Chunk(*box, PLACE, False) for box in boxes))
+
+
+def planned(planner: Any, state: dict[str, Any], content: StoredMetadata) -> LoadPlan:
+    planner.set_up_planner(state, content, False)
+    plan: LoadPlan = planner.create_local_plan()
+    assert planner.metadata is content
+    return plan
+
+
+def requests(plan: LoadPlan) -> set[Any]:
+    """What a plan asks for, with the hints that two indexes are equal without."""
+    found = {(item, item.storage_index.index, item.dest_index.index) for item in plan.items}
+    assert len(found) == len(plan.items)
+    return found
+
+
+def assert_planned_alike(state: dict[str, Any], items: Sequence[Item], **options: Any) -> set[Any]:
+    content = content_of(items)
+    found = requests(planned(streamxf.LoadPlanner(**options), state, content))
+    assert not any("chunks" in vars(entry) for entry in content.state_dict_metadata.values()), "it made all chunks"
+    assert found == requests(planned(DefaultLoadPlanner(**options), state, content_of(items)))
+    return found
+
+
+# -- any boxes ---------------------------------------------------------------------------------------------
+
+
+class Boxes(torch.Tensor):
+    """A tensor of which this rank has some boxes, which may overlap; DCP asks it for them."""
+
+    boxes: Sequence[Box]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(torch.Size(at), torch.Size(shape)) for at, shape in self.boxes]
+
+
+def tensor_of(shape: tuple[int, ...], boxes: Sequence[Box]) -> Boxes:
+    made = torch.empty(shape).as_subclass(Boxes)
+    made.boxes = boxes
+    return made
+
+
+@st.composite
+def cuts(draw: st.DrawFn, size: int) -> list[tuple[int, int]]:
+    """A dimension in pieces, of which some may be empty."""
+    ends = sorted(draw(st.lists(st.integers(0, size), max_size=4)))
+    return [(begin, end - begin) for begin, end in itertools.pairwise([0, *ends, size])]
+
+
+@st.composite
+def grids(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Box]:
+    pieces = [draw(cuts(size)) for size in shape]
+    boxes: dict[tuple[int, ...], Box] = {}
+    for spans in itertools.product(*pieces):
+        box = tuple(at for at, _ in spans), tuple(size for _, size in spans)
+        if box[0] not in boxes or 0 in boxes[box[0]][1]:  # a checkpoint has no two chunks of one offset
+            boxes[box[0]] = box
+    return draw(st.permutations([*boxes.values()]))
+
+
+@st.composite
+def some_boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Box]:
+    """Any boxes: overlapping ones, equal ones, and some without elements."""
+    boxes = []
+    for _ in range(draw(st.integers(0, 4))):
+        begin = tuple(draw(st.integers(0, size)) for size in shape)
+        boxes.append((begin, tuple(draw(st.integers(0, size - at)) for size, at in zip(shape, begin, strict=True))))
+    return list(dict.fromkeys(boxes))
+
+
+@st.composite
+def shardings(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box], list[Box]]:
+    shape = tuple(draw(st.lists(st.integers(0, 7), max_size=3)))
+    return shape, draw(grids(shape)), draw(st.one_of(some_boxes(shape), grids(shape)))
+
+
+@given(shardings=st.lists(shardings(), min_size=1, max_size=3))
+@settings(max_examples=300, deadline=None)
+def test_any_boxes_of_any_tiling(shardings: list[tuple[tuple[int, ...], list[Box], list[Box]]]) -> None:
+    items = [tensor(str(number), shape, grid) for number, (shape, grid, _) in enumerate(shardings)]
+    state = {str(number): tensor_of(shape, boxes) for number, (shape, _, boxes) in enumerate(shardings)}
+    assert_planned_alike(state, items)
+
+
+# -- DTensors ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def as_rank(rank: int, ranks: int) -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+ROWS = [((at, 0), (4, 6)) for at in range(0, 16, 4)]  # as four ranks saved a tensor of 16 x 6
+BLOCKS = [((at, to), (8, 2)) for at in (0, 8) for to in (0, 2, 4)]  # as 2 x 3 did
+MESHES = {
+    "rows": ((3,), [Shard(0)]),
+    "more ranks than rows": ((20,), [Shard(0)]),
+    "columns": ((4,), [Shard(1)]),
+    "whole": ((2,), [Replicate()]),
+    "2-D": ((2, 3), [Shard(0), Shard(1)]),
+    "2-D, one dimension": ((2, 3), [Shard(0), Shard(0)]),
+    "HSDP": ((2, 4), [Replicate(), Shard(0)]),
+}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_dtensors_on_any_rank(name: str) -> None:
+    mesh_shape, placements = MESHES[name]
+    ranks = mesh_shape[0] * (mesh_shape[1] if len(mesh_shape) > 1 else 1)
+    items = [tensor("a", (16, 6), ROWS), tensor("b", (16, 6), BLOCKS), ObjectItem("n", PLACE)]
+    counts = []
+    for rank in range(ranks):
+        with as_rank(rank, ranks):
+            mesh = init_device_mesh("cpu", mesh_shape)
+            state: dict[str, Any] = {
+                name: distribute_tensor(torch.empty(16, 6), mesh, placements, src_data_rank=None) for name in "ab"
+            }
+            found = assert_planned_alike(state | {"n": 1}, items)
+            counts.append(len(found))
+    assert max(counts) > 1
+    if name != "whole":
+        assert min(counts) < len(ROWS) + len(BLOCKS) + 1, "no rank needed less than everything"
+
+
+def test_a_mesh_that_a_rank_is_not_in() -> None:
+    with as_rank(3, 4):
+        mesh = init_device_mesh("cpu", (4,))
+        part = dist.device_mesh.DeviceMesh("cpu", [0, 1])
+        state = {"a": DTensor.from_local(torch.empty(0, 6), part, [Shard(0)], run_check=False)}
+        with_other = {"b": distribute_tensor(torch.empty(16, 6), mesh, [Shard(0)], src_data_rank=None)}
+        items = [tensor("a", (0, 6), [((0, 0), (0, 6))]), tensor("b", (16, 6), ROWS)]
+        assert_planned_alike(state | with_other, items)
+
+
+# -- everything else that the planner does -----------------------------------------------------------------
+
+NESTED = {"model": {"w": torch.zeros(16, 6)}, "n": 3}
+ITEMS = [tensor("model.w", (16, 6), ROWS), ObjectItem("n", PLACE)]
+
+
+def test_options_and_errors_are_torchs() -> None:
+    assert len(assert_planned_alike(NESTED, ITEMS)) == len(ROWS) + 1
+    assert_planned_alike({"model.w": torch.zeros(16, 6)}, ITEMS, flatten_state_dict=False)
+    assert_planned_alike(NESTED, ITEMS, flatten_sharded_tensors=False)
+    more = NESTED | {"more": torch.zeros(2)}
+    assert len(assert_planned_alike(more, ITEMS, allow_partial_load=True)) == len(ROWS) + 1
+    wrong = {
+        "more": more,
+        "size": {"model": {"w": torch.zeros(16, 7)}},
+        "dimensions": {"model": {"w": torch.zeros(96)}},
+        "kind": {"model": {"w": 3}},
+    }
+    for state in wrong.values():
+        errors = []
+        for planner in (streamxf.LoadPlanner(), DefaultLoadPlanner()):
+            with pytest.raises((RuntimeError, ValueError)) as caught:
+                planned(planner, dict(state), content_of(ITEMS))
+            errors.append((type(caught.value), str(caught.value).replace("LazyTensor", "TensorStorageMetadata")))
+        assert errors[0] == errors[1]
+
+
+def test_names_of_torch_2_3() -> None:
+    """Flattened lists had other names then, which torch's planner tries if it misses some."""
+    state = {"layers": [{"w": torch.zeros(16, 6)}]}
+    items = [tensor("layers.0.w", (16, 6), ROWS), tensor("other", (2,), [((0,), (2,))])]
+    assert len(assert_planned_alike(state, items)) == len(ROWS)
+
+
+def test_what_somebody_changed_counts() -> None:
+    """A planner of one's own may take chunks out, or put other entries in."""
+    content, stock = content_of(ITEMS), content_of(ITEMS)
+    for each in (content, stock):
+        each.state_dict_metadata["model.w"].chunks.pop()
+    found = requests(planned(streamxf.LoadPlanner(), NESTED, content))
+    assert found == requests(planned(DefaultLoadPlanner(), NESTED, stock))
+    assert len(found) == len(ROWS)
+    content, stock = content_of(ITEMS), content_of(ITEMS)
+    for each in (content, stock):
+        entries = each.state_dict_metadata
+        each.state_dict_metadata = {f"v2.{name}": entry for name, entry in entries.items()}
+    found = requests(planned(streamxf.LoadPlanner(), {"v2": NESTED}, content))
+    assert found == requests(planned(DefaultLoadPlanner(), {"v2": NESTED}, stock))
+    assert len(found) == len(ROWS) + 1
+
+
+def test_a_plan_that_fails_leaves_the_metadata(tmp_path: Path) -> None:
+    planner, content = streamxf.LoadPlanner(), content_of(ITEMS)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        planned(planner, NESTED | {"more": torch.zeros(2)}, content)
+    assert planner.metadata is content
+
+
+@pytest.mark.parametrize("reader", ["streamxf", "stock"])
+def test_it_loads(tmp_path: Path, reader: str) -> None:
+    state = {"w": torch.randn(40, 3), "scalar": torch.tensor(2.5), "n": {"m": [1, 2]}, "empty": torch.empty(0, 3)}
+    save(state, tmp_path, [] if reader == "stock" else full_chain())
+    found = blank(state)
+    how: Any = dcp.FileSystemReader(tmp_path) if reader == "stock" else streamxf.FileSystemReader(tmp_path, keys=KEY)
+    dcp.load(found, storage_reader=how, planner=streamxf.LoadPlanner())
+    assert_same(found, state)
+
+
+def test_shards_load_whole_and_only_what_is_needed_is_read(tmp_path: Path) -> None:
+    whole = torch.randn(64, 5)
+    shards.save_shards(tmp_path, [{"w": shards.rows(whole, rank, 8)} for rank in range(8)])
+    found = {"w": torch.zeros(64, 5)}
+    dcp.load(found, storage_reader=streamxf.FileSystemReader(tmp_path), planner=streamxf.LoadPlanner())
+    assert torch.equal(found["w"], whole)
+    with as_rank(1, 4):
+        mesh = init_device_mesh("cpu", (4,))
+        state = {"w": distribute_tensor(torch.zeros(64, 5), mesh, [Shard(0)], src_data_rank=None)}
+        reader: Any = streamxf.FileSystemReader(tmp_path)
+        content, planner = reader.read_metadata(), streamxf.LoadPlanner()
+        plan = planned(planner, state, content)
+        reader.set_up_storage_reader(content, True)
+        reader.read_data(plan, planner).wait()
+        assert {item.storage_index.index for item in plan.items} == {2, 3}
+        assert torch.equal(state["w"].to_local(), whole[16:32])
+        assert "chunks" not in vars(content.state_dict_metadata["w"])
