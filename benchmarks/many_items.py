@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +17,11 @@ import numpy as np
 import torch.distributed.checkpoint as dcp
 
 import streamxf
+from benchmarks import many_ranks
 from benchmarks.child import in_child, in_fork
+from benchmarks.costs import Costs, measured, once
 from benchmarks.harness import MIB, Settings, progress
-from benchmarks.memory import need_proc, peak_added
+from benchmarks.memory import need_proc
 from benchmarks.result import Result, Row, Table, goal_row
 from benchmarks.simulated import Planned, plan, sent, states, write
 from benchmarks.spread import Spread
@@ -38,9 +38,6 @@ VERIFY, VERIFY_WITHOUT = "verify, with the key", "verify, without a key"
 CLEAN, CLEAN_LEFT = "clean, dry run", "clean: remove as many leftovers as items"
 NOT_OURS = {PLAN, WRITE, STOCK_FINISH, STOCK_READ}
 """Operations that are shown, and have no goal: DCP's, and the encoding of data."""
-
-Costs = dict[str, list[float]]
-"""``wall`` and ``cpu`` seconds of each round, and the ``added`` bytes of a first one."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,15 @@ def run(settings: Settings) -> Result:
         "over the memory in use before, in a process of its own. The exponent of growth is the slope of CPU seconds "
         "over items, both as logarithms: 1 is linear."
     )
-    tables = [Table(goals, "Exponents of growth", digits=2), Table(rows, "All", digits=2)]
+    progress("many_items: many ranks")
+    shares, each = many_ranks.tables(settings)
+    note += f" {many_ranks.NOTE}"
+    tables = [
+        Table(goals, "Exponents of growth", digits=2),
+        Table(shares, "Many ranks", digits=2),
+        Table(rows, "All", digits=2),
+        Table(each, "Many ranks, all", digits=2),
+    ]
     return Result("many_items", "Very many items", note, tables)
 
 
@@ -161,8 +166,8 @@ def save(folder: Path, layout: Layout, items: int, ranks: int, rounds: int) -> d
         extensions = [streamxf.FloatZip(), streamxf.Encrypt(KEY)]
         return streamxf.FileSystemWriter(path, layout.one_file, sync_files=False, _extensions=extensions)
 
-    costs[PLAN], planned = _once(lambda: plan(path, state, writer, collectives=layout.collectives))
-    costs[WRITE], results = _once(lambda: write(planned))
+    costs[PLAN], planned = once(lambda: plan(path, state, writer, collectives=layout.collectives))
+    costs[WRITE], results = once(lambda: write(planned))
 
     def finish(planned: Planned) -> Callable[[], Callable[[], None]]:
         def prepared() -> Callable[[], None]:
@@ -177,12 +182,12 @@ def save(folder: Path, layout: Layout, items: int, ranks: int, rounds: int) -> d
 
         return prepared
 
-    costs[FINISH] = _measured(finish(planned), rounds)
+    costs[FINISH] = measured(finish(planned), rounds)
     costs[FINISH]["metadata"] = [sum(file.stat().st_size for file in path.glob("*.metadata"))]
     if STOCK_READ in layout.operations:
         stock = dcp.FileSystemWriter(stock_path, sync_files=False)
         stock_path.mkdir()
-        costs[STOCK_FINISH] = _measured(finish(Planned([stock], [], [], planned.metadata)), rounds)
+        costs[STOCK_FINISH] = measured(finish(Planned([stock], [], [], planned.metadata)), rounds)
         costs[STOCK_FINISH]["metadata"] = [(stock_path / ".metadata").stat().st_size]
     return costs
 
@@ -207,7 +212,7 @@ def operation(folder: Path, name: str, layout: Layout, items: int, ranks: int, r
         if found != (wanted := COUNTS.get(name, items)):
             raise AssertionError(f"{name}: not {wanted}, but {found}")
 
-    return _measured(prepared, rounds)
+    return measured(prepared, rounds)
 
 
 def _leave(path: Path, count: int, ranks: int) -> None:
@@ -260,23 +265,3 @@ OPERATIONS: dict[str, Callable[[Path, int | None], int]] = {
 """From the folder and, where each has metadata of its own, the number of ranks, to what was found."""
 COUNTS = {CLEAN: 0, RECIPIENTS: 1}
 """What is found where that is not the items."""
-
-
-def _once(action: Callable[[], Any]) -> tuple[Costs, Any]:
-    gc.collect()
-    gc.freeze()  # what other ranks hold would lie in other processes: it is nothing for the collector to look at
-    try:
-        wall, cpu = time.perf_counter(), time.process_time()
-        found = action()
-        return {"wall": [time.perf_counter() - wall], "cpu": [time.process_time() - cpu]}, found
-    finally:
-        gc.unfreeze()
-
-
-def _measured(prepare: Callable[[], Callable[[], Any]], rounds: int) -> Costs:
-    """What an action costs; `prepare`, which is not measured, makes one for each round."""
-    costs: Costs = {"added": [peak_added(prepare())], "wall": [], "cpu": []}  # memory has its maximum at the first time
-    for _ in range(rounds):
-        for kind, values in _once(prepare())[0].items():
-            costs[kind] += values
-    return costs
