@@ -17,14 +17,7 @@ from typing import TYPE_CHECKING, Any, Union, cast
 from streamxf.buffers import Scratch, flat_view
 from streamxf.codec import BlockInfo, Codec, StreamInfo
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import (
-    AuthenticationError,
-    ChainError,
-    CodecError,
-    DescriptorError,
-    ParameterError,
-    StreamxfError,
-)
+from streamxf.errors import AuthenticationError, ChainError, CodecError, DescriptorError, ParameterError, StreamxfError
 from streamxf.format.container import stage_limit
 from streamxf.format.limits import MAX_CODECS
 from streamxf.keys import KeyRing, KeysLike

@@ -27,6 +27,14 @@ def redacted(text: str) -> str:
     return _PASSWORD.sub(r"\1***@", text) if "@" in text else text
 
 
+def text_of(error: BaseException) -> str:
+    """The text of an error whose class may be anyone's."""
+    try:
+        return str(error)
+    except Exception:
+        return "(the error has no text that can be shown)"
+
+
 class StreamxfError(Exception):
     """Base class of streamxf's own errors; messages say what is wrong, and what to do about it.
 

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from streamxf import FloatZip
-from streamxf.cli.app import COMMANDS
+from streamxf.cli.run import COMMANDS
 from tests.recordings import fields
 from tests.recordings.__main__ import IMAGE, MANUAL
 from tests.recordings.manual import manual

@@ -153,7 +153,7 @@ def test_no_path_in_a_store_is_expanded(path: Path):
 
 
 # A folder of weights that is replaced as a whole, and the recipients of a plain file, are local by nature.
-ASK_FOR_A_CLASS = {Path("tools/convert/writing.py"), Path("tools/rekey/holders.py")}
+ASK_FOR_A_CLASS = {Path("tools/convert/unpack.py"), Path("tools/rekey/holders.py")}
 
 
 def test_storages_are_asked_what_they_can_and_not_which_they_are():
@@ -264,14 +264,14 @@ LINES = {
     "format": 1_944,
     "formats": 993,
     "integrations": 816,
-    "keys": 2_139,
+    "keys": 2_132,
     "manager": 4_087,
-    "storage": 3_208,
+    "storage": 3_290,
     "stream": 1_332,
-    "testing": 900,
-    "tools": 7_983,
+    "testing": 893,
+    "tools": 7_937,
     "torchsave": 1_881,
-    "tuning": 715,
+    "tuning": 709,
 }
 
 

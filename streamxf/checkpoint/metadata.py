@@ -15,7 +15,7 @@ from streamxf.checkpoint.renaming import Renaming, renamed
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, ParameterError, PolicyError, located
 from streamxf.format.index import File, Index, Sections, Trailer
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, overlap
-from streamxf.format.limits import MAX_METADATA
+from streamxf.format.limits import MAX_METADATA, MAX_RANK
 from streamxf.format.names import SLIP, metadata_among, rank_metadata_among, rank_of
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey, Envelope
@@ -102,6 +102,9 @@ def no_file(path: str) -> MetadataError:
     return MetadataError("the file that holds the item is missing from the checkpoint", file=path)
 
 
+SLIP_RANK = MAX_RANK
+"""Of a slip, which has metadata of a rank that there is not: renamed, it describes no checkpoint."""
+
 _TAIL = 2**16  # bytes that are read first: all that matters of most
 
 
@@ -157,11 +160,10 @@ def read_metadata(
     access: Access,
     *,
     listing: bool = False,
-    rank: int | None = None,
     size: int | None = None,
 ) -> Metadata:
-    """Read a metadata file. With `listing`, an encrypted one needs no keys, and nothing of it is authenticated. `rank`
-    says whose it must be, where its name does not, and `size` what it has by a listing.
+    """Read a metadata file, or a slip. With `listing`, an encrypted one needs no keys, and nothing of it is
+    authenticated. `size` is what it has by a listing.
 
     Raises FileNotFoundError; MetadataError if the file is damaged, hostile or inconsistent; AuthenticationError if it
     was altered; KeyMissingError, WrongKeyError, KeyServiceError if none of the keys opens it; PolicyError if it is
@@ -174,7 +176,7 @@ def read_metadata(
             sections = read_sections(file)
             if sections is None:
                 return _renamed(_stock(file, name, access), access.renaming)
-            return _renamed(metadata_in(sections, name, access, listing=listing, rank=rank), access.renaming)
+            return _renamed(metadata_in(sections, name, access, listing=listing), access.renaming)
         except FileNotFoundError as error:  # of a key, say; only a metadata file that is not there may pass for one
             raise MetadataError(f"the metadata cannot be used: FileNotFoundError: {error}") from error
 
@@ -205,9 +207,7 @@ def read_sections(file: StoredFile) -> Sections | None:
     return trailer.split(tail[-trailer.size :])
 
 
-def metadata_in(
-    sections: Sections, name: str, access: Access, *, listing: bool = False, rank: int | None = None
-) -> Metadata:
+def metadata_in(sections: Sections, name: str, access: Access, *, listing: bool = False) -> Metadata:
     """What a metadata file says, once its keys have opened it; raises as `read_metadata`."""
     lines = sections.key_lines()
     if lines is None and access.require is not None:
@@ -216,7 +216,8 @@ def metadata_in(
     if lines is not None and opened:
         _open(sections, lines, access)
     index = Index.parse(sections.index)
-    if index.rank != (rank_of(name) if rank is None else rank):
+    is_slip = name.endswith(SLIP)
+    if index.rank != (SLIP_RANK if is_slip else rank_of(name)) or (index.rank == SLIP_RANK and not is_slip):
         whose = "all ranks" if index.rank is None else f"rank {index.rank}"
         raise MetadataError(f"this is the metadata of {whose}: the file was renamed or copied")
     wrapped, vouchers = _keys_of(sections, lines, index)

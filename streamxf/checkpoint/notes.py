@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from streamxf.buffers import collector_paused
@@ -47,7 +46,7 @@ class Note:
     _lines: tuple[str, str] | None = field(repr=False)
     _most: int = MAX_NOTE
 
-    @cached_property
+    @property
     @collector_paused()
     def content(self) -> Any:
         """What it says. Raises MetadataError if it is damaged or hostile."""

@@ -110,6 +110,8 @@ def assemble(
         extra or {},
         run,
     )
+    if index.chain:
+        _check_numbers(index)
     packed = index.pack()
     _check_whole(items.values(), rank, steps_of(memoryview(packed)))
     keys = b""
@@ -138,6 +140,14 @@ def _check_whole(items: Iterable[Item], rank: int | None, steps: Steps) -> None:
                     "together with all other ranks (no_dist=False), or each rank for itself with use_collectives=False",
                     item=item.name,
                 ) from error
+
+
+def _check_numbers(index: Index) -> None:
+    """Refuse to publish what readers refuse: two items, or chunks, to which one writer gave one number."""
+    writers = {path: file.writer for path, file in index.files.items()}
+    known = [(writers[place.file], place.number) for item in index.items.values() for place in item.places]
+    if len(set(known)) < len(known):
+        raise MetadataError("two items, or chunks, have one writer and number: each write has a number of its own")
 
 
 def _check_agreement(records: Iterable[FileRecord]) -> None:

@@ -14,7 +14,7 @@ from streamxf.tools.inspect.tree import Module, walk
 from streamxf.wording import many, printable, size_text
 
 if TYPE_CHECKING:
-    from streamxf.tools.inspect.plain import PlainSummary
+    from streamxf.tools.inspect.inspect import PlainSummary
     from streamxf.tools.values.histogram import Histogram
     from streamxf.tools.values.statistics import Statistics
 

@@ -106,7 +106,6 @@ def forget(
     from streamxf.manager.forget import forget_in, recorded_rules
     from streamxf.manager.listing import Run
     from streamxf.manager.retention import Retention
-    from streamxf.storage.storage import storage_errors
 
     rules = _rules(keep or ()) | {"max_bytes": max_size, "max_age": max_age, "extras": extras or "keep"}
     if (rules.get("best") is None) != (metric is None):
@@ -122,18 +121,16 @@ def forget(
     shows = dry_run or replay or (recorded and not yes)
     asks = out.asks(shows, yes)
     place = Run.at(run, run_id=run_id, unverified=unverified, **keys)
-    with storage_errors(place.storage.given):
-        if recorded:
-            kept = recorded_rules(place, dry_run=shows)
-        elif kept.metric is not None:
-            _check_metric(place, kept.metric)
-        steps = _replayed(place, kept) if replay else []
-        report = forget_in(place, kept, verify, dry_run=shows or asks)
+    if recorded:
+        kept = recorded_rules(place, dry_run=shows)
+    elif kept.metric is not None:
+        _check_metric(place, kept.metric)
+    steps = _replayed(place, kept) if replay else []
+    report = forget_in(place, kept, verify, dry_run=shows or asks)
     if asks and report.removed:
         if not out.confirmed(str(report), len(report.removed)):
             return FINE
-        with storage_errors(place.storage.given):
-            report = forget_in(place, kept, verify)
+        report = forget_in(place, kept, verify)
     facts = {"path": run, **asdict(report)}
     facts["reasons"] = facts.pop("kept")
     if replay:

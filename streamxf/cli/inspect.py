@@ -15,7 +15,7 @@ from streamxf.format.items import TensorItem
 from streamxf.storage.files import open_regular
 
 if TYPE_CHECKING:
-    from streamxf.tools.inspect.plain import PlainSummary
+    from streamxf.tools.inspect.inspect import PlainSummary
     from streamxf.tools.inspect.summary import Summary
     from streamxf.tools.inspect.tree import Module
 
@@ -115,7 +115,7 @@ def _plain(path: str, access: options.Access) -> PlainSummary | None:
     from streamxf.formats.opening import kind_of
     from streamxf.keys import KeyRing
     from streamxf.storage.opening import open_storage
-    from streamxf.tools.inspect.plain import PlainSummary
+    from streamxf.tools.inspect.inspect import PlainSummary
 
     storage = open_storage(path)
     if kind_of(storage) is not Format.PLAIN:

@@ -22,11 +22,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.tensor import DTensor
 
 from streamxf.errors import escaped
-from streamxf.torch_private import (
-    counted_changes,
-    future_of_the_save_in_this_thread,
-    in_the_process_that_saves,
-)
+from streamxf.torch_private import counted_changes, future_of_the_save_in_this_thread, in_the_process_that_saves
 from streamxf.wording import some
 
 NICE = 10

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from streamxf.errors import ForeignError, ParameterError, StreamxfError
+from streamxf.errors import ForeignError, ParameterError, StreamxfError, text_of
 from streamxf.progress import Progress, ProgressBar, check_progress
 from streamxf.storage.opening import Location, open_storage, storage_over
 from streamxf.storage.storage import Storage, check_local
@@ -204,11 +204,8 @@ def _named(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    try:
-        text = error.message if isinstance(error, StreamxfError) and hasattr(error, "message") else str(error)
-        return str(text)[:_MAX_TEXT]
-    except Exception:  # third-party code
-        return "(the error has no text that can be shown)"
+    message = getattr(error, "message", None) if isinstance(error, StreamxfError) else None
+    return (message if isinstance(message, str) else text_of(error))[:_MAX_TEXT]
 
 
 def _notes(error: BaseException) -> list[str]:

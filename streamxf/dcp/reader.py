@@ -40,8 +40,9 @@ from streamxf.errors import (
 from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.report import LoadReport
+from streamxf.storage.checked import known_error
 from streamxf.storage.opening import Location
-from streamxf.storage.storage import Storage, storage_errors
+from streamxf.storage.storage import Storage
 from streamxf.torch_private import ExtensionRegistry
 from streamxf.wording import some
 
@@ -130,11 +131,10 @@ class ChainReaderMixin(StorageMixin):
         name = metadata_name(rank)
         path = storage.full(name)
         try:
-            with storage_errors(path):
-                found = read_metadata(storage, name, self._access)
-                self.save_id = found.index.save_id if found.index is not None else None
-                content = StoredMetadata.of(found)
-                _ = content.state_dict_metadata  # or it would fail somewhere else
+            found = read_metadata(storage, name, self._access)
+            self.save_id = found.index.save_id if found.index is not None else None
+            content = StoredMetadata.of(found)
+            _ = content.state_dict_metadata  # or it would fail somewhere else
             content.storage_meta = StorageMeta(self.path, load_id=self.load_id, modules=[*found.modules])
         except FileNotFoundError:  # one more in its chain would only make DCP's warnings longer
             raise FileNotFoundError(errno.ENOENT, _why_missing(storage, rank), path) from None
@@ -147,9 +147,10 @@ class ChainReaderMixin(StorageMixin):
             if self.save_id is not None:
                 note_damage(error, storage, self.save_id)
             return StoredMetadata.of(error.locate(file=path))
-        except (OSError, MemoryError) as error:  # which says nothing about the checkpoint
-            error.add_note(f"while {path!r} was read")
-            return StoredMetadata.of(error)
+        except Exception as error:  # which says nothing about the checkpoint
+            known = known_error(error, path)
+            known.add_note(f"while {path!r} was read")
+            return StoredMetadata.of(known)
         if self.save_id is not None:
             content.storage_meta.save_id = self.save_id
         return content

@@ -32,7 +32,7 @@ from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.retention import Retention
 from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import small_names
-from streamxf.storage.storage import Storage, storage_errors
+from streamxf.storage.storage import Storage
 from streamxf.tuning.sample import StoredTensors, take_sample
 from streamxf.wording import some
 
@@ -92,41 +92,40 @@ def choose(
     Raises NoCheckpointError if there are complete checkpoints, and none of them will do; ParameterError if they are of
     several runs; KeyMissingError if the job holds no key that reads them.
     """
-    with storage_errors(run.storage.given):
-        while True:
-            records = run.records(series=series, sure=best is not None)
-            choice = Choice(skipped=dict(skipped))
-            complete = [each for each in records if each.complete]
-            if not complete:
-                if left := [each.name for each in records if each.kind == "unfinished"]:
-                    text = "%s: the save of %s was never completed, and does not count"
-                    _log.warning(text, run.storage.given, left[-1])
-                if skipped:
-                    raise _none(run, choice, name)
-                return choice
-            run.authority.check_reads(complete[-1].name)
-            if name is None or not foreign:
-                run.settle_id(records)
-            choice.run_id = run.run_id
-            wanted = [each for each in reversed(complete) if name in (None, each.name)]
-            wanted = wanted if best is None else by_metric(wanted, *best)
-            fit = _fit(run, wanted, verify, choice.skipped, foreign=foreign and name is not None)
-            choice.record, choice.check = next(fit, (None, "none"))
-            if choice.record is None:
-                if best is not None and not choice.skipped:
-                    return choice
+    while True:
+        records = run.records(series=series, sure=best is not None)
+        choice = Choice(skipped=dict(skipped))
+        complete = [each for each in records if each.complete]
+        if not complete:
+            if left := [each.name for each in records if each.kind == "unfinished"]:
+                text = "%s: the save of %s was never completed, and does not count"
+                _log.warning(text, run.storage.given, left[-1])
+            if skipped:
                 raise _none(run, choice, name)
-            if choice.check == "sample" and run.folder(choice.record.name).by_framework:
-                choice.check = "whole"  # frameworks load by themselves, and could not fall back
-            try:
-                holds.enter_context(holding(run, choice.record.name))
-            except NoCheckpointError:
-                continue  # it has been removed meanwhile
-            except (OSError, ForeignError) as error:  # of Google Cloud Storage, say; loading shows whether all is lost
-                if isinstance(error, OSError) and not has_no_place(error):
-                    raise
-                _log.warning("nothing keeps %s from being removed while it is read: %s", choice.record.name, error)
             return choice
+        run.authority.check_reads(complete[-1].name)
+        if name is None or not foreign:
+            run.settle_id(records)
+        choice.run_id = run.run_id
+        wanted = [each for each in reversed(complete) if name in (None, each.name)]
+        wanted = wanted if best is None else by_metric(wanted, *best)
+        fit = _fit(run, wanted, verify, choice.skipped, foreign=foreign and name is not None)
+        choice.record, choice.check = next(fit, (None, "none"))
+        if choice.record is None:
+            if best is not None and not choice.skipped:
+                return choice
+            raise _none(run, choice, name)
+        if choice.check == "sample" and run.folder(choice.record.name).by_framework:
+            choice.check = "whole"  # frameworks load by themselves, and could not fall back
+        try:
+            holds.enter_context(holding(run, choice.record.name))
+        except NoCheckpointError:
+            continue  # it has been removed meanwhile
+        except (OSError, ForeignError) as error:  # of Google Cloud Storage, say; loading shows whether all is lost
+            if isinstance(error, OSError) and not has_no_place(error):
+                raise
+            _log.warning("nothing keeps %s from being removed while it is read: %s", choice.record.name, error)
+        return choice
 
 
 def _none(run: Run, found: Choice, name: str | None) -> NoCheckpointError:
@@ -207,13 +206,12 @@ def damage_of(run: Run, record: Record, check: Verify, part: Part = ALL, *, rank
     it, where each has metadata of its own; None if nobody knows.
     """
     try:
-        with storage_errors(run.storage.full(record.name)):
-            folder = run.folder(record.name)
-            if folder.by_framework:
-                _check_commit(folder, check, part)
-            else:
-                check_ranks(folder.files, ranks)
-                _check_published(folder.place, run.authority, check, part)
+        folder = run.folder(record.name)
+        if folder.by_framework:
+            _check_commit(folder, check, part)
+        else:
+            check_ranks(folder.files, ranks)
+            _check_published(folder.place, run.authority, check, part)
     except Exception as error:
         if not is_damage(error):
             if isinstance(error, OSError):

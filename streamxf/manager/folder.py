@@ -174,22 +174,29 @@ class Folder:
         return record if counts else self._doubted(record, next(filter(None, doubts), ""))
 
     def _read(self, file: str) -> tuple[Metadata, str]:
-        """A metadata file, and why it does not count; "" if it does. An object store is asked once, unless the file has
-        been replaced since it was listed.
-        """
+        """A metadata file, and why it does not count; "" if it does."""
         said: list[Metadata] = []
 
         def read(access: Access | None = None) -> Metadata:
-            how = self.place, file, access or Access()
-            with suppress(Exception):  # of whatever class; if it is not that, the same comes again
-                if not self.place.near:
-                    said.append(read_metadata(*how, listing=access is None, size=self.files[file].size))
-            if not said:
-                said.append(read_metadata(*how, listing=access is None))
+            said.append(self._metadata(file, access))
             return said[0]
 
         doubt = self.authority.doubt(read, lambda trust: read().signed_by(trust))
-        return said[0] if said else read(), doubt
+        return said[0] if said else self._metadata(file), doubt
+
+    def _metadata(self, file: str, access: Access | None = None) -> Metadata:
+        """A metadata file, of which nothing is authenticated without `access`. An object store is asked once, unless
+        the file has been replaced since it was listed.
+        """
+        how, listing = (self.place, file, access or Access()), access is None
+        if not self.place.near:
+            try:
+                return read_metadata(*how, listing=listing, size=self.files[file].size)
+            except KeyServiceError:
+                raise
+            except Exception:
+                """Of whatever class: if the file was not replaced, the same comes again."""
+        return read_metadata(*how, listing=listing)
 
     def _committed(self, file: str) -> Record:
         """What a commit record says."""

@@ -16,7 +16,6 @@ from streamxf.manager.record import Record
 from streamxf.manager.removal import finish, remove_checkpoints
 from streamxf.manager.retention import Retention, settled
 from streamxf.storage.opening import Location
-from streamxf.storage.storage import storage_errors
 from streamxf.wording import listed, many, size_text
 
 _NEWEST = "the newest that verifies"
@@ -121,9 +120,8 @@ def forget(
     check_verify(verify)
     vouchers = {"keys": keys, "trust": trust, "allow_unsigned": allow_unsigned}
     place = Run.at(run, storage_options, run_id, unverified=unverified, **vouchers)
-    with storage_errors(place.storage.given):
-        rules = Retention.of(keep) if keep is not None else recorded_rules(place, dry_run=dry_run)
-        return forget_in(place, rules, verify, dry_run=dry_run)
+    rules = Retention.of(keep) if keep is not None else recorded_rules(place, dry_run=dry_run)
+    return forget_in(place, rules, verify, dry_run=dry_run)
 
 
 def recorded_rules(run: Run, *, dry_run: bool) -> Retention:

@@ -28,7 +28,7 @@ from streamxf.storage.files import NOT_THERE
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import put_small, small_names
-from streamxf.storage.storage import Storage, storage_errors
+from streamxf.storage.storage import Storage
 
 _HOLDS = f"{FOLDER}/holds"
 _HOLD = re.compile(
@@ -85,11 +85,10 @@ def holding(run: Run, name: str) -> Iterator[None]:
     """The same, of a checkpoint by its name in a run."""
     storage = run.storage
     with put_hold(storage, name):
-        with storage_errors(storage.given):
-            end = time.monotonic() + _PATIENCE
-            while time.monotonic() < end and (file := going(run).get(name)) is not None and not is_over(file):
-                time.sleep(_PAUSE)
-            record = run.record(name)
+        end = time.monotonic() + _PATIENCE
+        while time.monotonic() < end and (file := going(run).get(name)) is not None and not is_over(file):
+            time.sleep(_PAUSE)
+        record = run.record(name)
         if record is None or not record.complete:
             state = "there is none" if record is None else f"it is {record.kind}"
             raise NoCheckpointError(f"no complete checkpoint: {state}", file=storage.full(name))
@@ -102,8 +101,7 @@ def put_hold(storage: Storage, name: str, session: str = "") -> Iterator[None]:
     host = re.sub(r"[^\w.-]", "-", socket.gethostname())
     who = f"{host}-{os.getpid()}-{session}".rstrip("-")
     file = f"{name}@{int(time.time())}@{who}-{secrets.token_hex(4)}"
-    with storage_errors(storage.full(_HOLDS)):
-        put_small(storage, f"{_HOLDS}/{file}", b"", sync=False)
+    put_small(storage, f"{_HOLDS}/{file}", b"", sync=False)
     try:
         yield
     finally:

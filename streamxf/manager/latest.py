@@ -14,7 +14,7 @@ from streamxf.manager.listing import Run, check_folder, of_other_formats, record
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING
 from streamxf.manager.record import Record
 from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.storage import Storage, storage_errors
+from streamxf.storage.storage import Storage
 
 
 def latest(
@@ -76,11 +76,10 @@ def latest(
     """
     run = Run.at(folder, storage_options, run_id, keys=keys, trust=trust, allow_unsigned=allow_unsigned)
     storage = run.storage
-    with storage_errors(storage.given):
-        try:
-            check_folder(storage)
-        except NoCheckpointError:
-            return None
+    try:
+        check_folder(storage)
+    except NoCheckpointError:
+        return None
     choice = latest_in(run, verify, best=None if best is None else (best, mode), ranks=ranks)
     if choice.record is None and choice.skipped:
         raise NoCheckpointError(f"no checkpoint can be resumed from ({choice.why})", file=storage.given)
@@ -93,16 +92,15 @@ def latest(
 def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, ranks: int | None = None) -> Choice:
     """The same, with what was passed over, and why. `best` is a metric, and ``"min"`` or ``"max"``."""
     check_verify(verify)
-    with storage_errors(run.storage.given):
-        records = records_of(run, sure=best is not None)
-        complete = [each for each in records if each.complete]
-        ranked = complete[::-1] if best is None else by_metric(complete[::-1], *best)
-        choice = newest(run, ranked, verify, thorough=True, ranks=ranks)
-        if choice.record is not None:
-            series = choice.record.series
-            choice.run_id = run.settle_id([each for each in complete if each.series == series])
-        elif not complete and best is None and not run.authority.strict:
-            choice = _of_other_formats(run, records, verify)
+    records = records_of(run, sure=best is not None)
+    complete = [each for each in records if each.complete]
+    ranked = complete[::-1] if best is None else by_metric(complete[::-1], *best)
+    choice = newest(run, ranked, verify, thorough=True, ranks=ranks)
+    if choice.record is not None:
+        series = choice.record.series
+        choice.run_id = run.settle_id([each for each in complete if each.series == series])
+    elif not complete and best is None and not run.authority.strict:
+        choice = _of_other_formats(run, records, verify)
     return choice
 
 
@@ -128,21 +126,20 @@ def is_complete(path: Location, *, ranks: int | None = None, storage_options: Ma
         If the storage cannot be reached. A job that took that for "no" would start from scratch.
     """
     storage = open_storage(path, storage_options)
-    with storage_errors(storage.given):
-        try:
-            names = storage.names() if storage.is_folder() else {}
-            if not {COMMIT, SAVING, REMOVED}.isdisjoint(names):
-                folder, name = run_of(storage)
-                run = Run.at(folder)
-                record = run.record(name)
-                return record is not None and record.complete and damage_of(run, record, "none", ranks=ranks) is None
-            check_ranks(names, ranks)
-            with open_source(storage, listing=True) as source:
-                return not contents_of(source).incomplete
-        except (OSError, StreamxfError) as error:
-            if not is_damage(error):
-                raise
-            return False
+    try:
+        names = storage.names() if storage.is_folder() else {}
+        if not {COMMIT, SAVING, REMOVED}.isdisjoint(names):
+            folder, name = run_of(storage)
+            run = Run.at(folder)
+            record = run.record(name)
+            return record is not None and record.complete and damage_of(run, record, "none", ranks=ranks) is None
+        check_ranks(names, ranks)
+        with open_source(storage, listing=True) as source:
+            return not contents_of(source).incomplete
+    except (OSError, StreamxfError) as error:
+        if not is_damage(error):
+            raise
+        return False
 
 
 def _of_other_formats(run: Run, records: Collection[Record], verify: Verify) -> Choice:

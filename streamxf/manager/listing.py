@@ -24,7 +24,7 @@ from streamxf.manager.record import Record, is_numbered, order_of, series_of
 from streamxf.manager.rows import ANY, RowCache
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.removal import files_of, files_of_many
-from streamxf.storage.storage import Entries, Storage, storage_errors
+from streamxf.storage.storage import Entries, Storage
 from streamxf.wording import some
 
 _OF_CHECKPOINTS = {COMMIT, SAVING, REMOVED, "scheduler.pt", "scheduler.bin"}  # of frameworks, that is
@@ -268,10 +268,9 @@ def list_checkpoints(
         If the storage cannot be reached.
     """
     named = Run.at(run, storage_options, run_id)
-    with storage_errors(named.storage.given):
-        records = records_of(named)
-        others = [] if any(each.complete for each in records) else of_other_formats(named, records)
-        return sorted([*records, *others], key=lambda record: record.order)
+    records = records_of(named)
+    others = [] if any(each.complete for each in records) else of_other_formats(named, records)
+    return sorted([*records, *others], key=lambda record: record.order)
 
 
 def records_of(run: Run, *, sure: bool = False) -> list[Record]:

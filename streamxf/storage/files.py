@@ -239,7 +239,7 @@ class Draft(AbstractContextManager[SyncedFile]):
         *,
         like: bool,
         sync: bool = True,
-        check: Callable[[], object] = lambda: None,
+        check: Callable[[], object] | None = None,
         once: bool = False,
         hidden: bool = False,
     ) -> None:
@@ -279,7 +279,8 @@ class Draft(AbstractContextManager[SyncedFile]):
         self._raw.close()
         if self._sync_names:
             sync_folder(self._folder)  # the data files' names, before anything refers to them
-        self._check()
+        if self._check is not None:
+            self._check()
         if self._once:
             _link(self._folder, self._draft, self._name)
         else:

@@ -44,7 +44,7 @@ _SPECIAL = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.EISDIR, er
 _SETTLED = 2 * 10**9  # ns after which a change of a folder shows in its times
 
 
-class LocalStorage(Storage):
+class LocalStorage(Storage, raises_only_known=True):
     """A local folder or file. While its `folder` is held open, files are written, listed and removed in that one alone,
     whatever is put in its place. The path of the place itself may have links; below it none is followed, but by `open`
     within the folder.
@@ -231,15 +231,22 @@ class LocalStorage(Storage):
     # -- writing -----------------------------------------------------------------------------------
 
     def put(
-        self, path: str, data: bytes, *, sync: bool = True, check: Check | None = None, make: bool = False, **how: Any
+        self,
+        path: str,
+        data: bytes,
+        *,
+        sync: bool = True,
+        check: Check | None = None,
+        over: str | None = None,
+        once: bool = False,
+        make: bool = False,
     ) -> None:
         try:
             if make:
                 os.makedirs(self.path, exist_ok=True)
-            once, like = how.get("once", False), check is not None
             with (
                 self._below(path, make=make) as (folder, name),
-                Draft(folder, name, like=like, sync=sync, check=check or (lambda: None), once=once) as file,
+                Draft(folder, name, like=check is not None, sync=sync, check=check, once=once) as file,
             ):
                 write_all(file, data)
         except OSError as error:

@@ -64,8 +64,9 @@ def acquire(path: str, place: str | int, patience: float, links: bool) -> Callab
         try:
             folder = open_folder(place, links=links)
         except OSError as error:
-            if not links and os.path.islink(path):
-                raise AbortedError("a link was put in the place of this folder: find out by whom", file=path) from error
+            if not links and error.errno in (errno.ELOOP, errno.ENOTDIR):
+                text = "a link was put in the place of this folder, or a file: find out by whom"
+                raise AbortedError(text, file=path) from error
             if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError):
                 return None  # a writable folder need not be readable; if there is none, others say so
             raise

@@ -16,7 +16,7 @@ from typing import IO, Any, Protocol, cast
 from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view
-from streamxf.storage.calls import begun, is_asynchronous, made
+from streamxf.storage.fetch import begun, is_asynchronous, made
 
 PART_BYTES = 8 * 2**20
 _UNDER_WAY = 4  # parts; each takes its bytes of memory, as does the one that is being filled

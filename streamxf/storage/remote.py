@@ -9,23 +9,14 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from datetime import datetime
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
 from streamxf.errors import ParameterError
-from streamxf.storage.calls import answers, begun, is_asynchronous, made
-from streamxf.storage.fetch import FetchedFile
+from streamxf.storage.fetch import FetchedFile, answers, begun, is_asynchronous, made
 from streamxf.storage.files import check_component, draft_of, noted
-from streamxf.storage.multipart import (
-    PendingUpload,
-    creating,
-    multipart_of,
-    pending_uploads,
-    put_over,
-    stamp_of,
-)
+from streamxf.storage.multipart import PendingUpload, creating, multipart_of, pending_uploads, put_over, stamp_of
 from streamxf.storage.reading import StoredFile, access_to, size_of
 from streamxf.storage.storage import Check, Kind, Storage, StorageEntry
 
@@ -60,7 +51,7 @@ class RemoteStorage(Storage):
         self.is_cached = any(_CACHES.intersection(names) for _, names in layers)
         self.replaces_in_one_step = self.protocol in _FLAT | _RENAMES
 
-    @cached_property
+    @property
     def conditional(self) -> bool:  # type: ignore[override]
         return multipart_of(self.filesystem, self.inner("any")) is not None
 
@@ -173,26 +164,27 @@ class RemoteStorage(Storage):
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def put(self, path: str, data: bytes, *, check: Check | None = None, make: bool = False, **how: Any) -> None:
+    def put(self, path: str, data: bytes, *, make: bool = False, **how: Any) -> None:
         if make and self.has_links:
             for above in _above(path):
                 if self._kind(above) == "link":
                     raise NotADirectoryError(errno.ENOTDIR, f"{above} is a link", self.full(path))
             self.make_folder(path.rpartition("/")[0])
-        if self.protocol in _RENAMES and check is not None:
-            with self._renamed(self.inner(path)) as draft:
-                self.filesystem.pipe_file(draft, data)
-                check()
-        else:
-            super().put(path, data, check=check, **how)
+        super().put(path, data, **how)
 
     def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
+        self._replace(path, data, over, lambda: None)
+
+    def _replace(self, path: str, data: bytes, over: str | None, check: Check) -> None:
         place = self.inner(path)
         try:
             if self.protocol in _RENAMES:
                 with self._renamed(place) as draft:
                     self.filesystem.pipe_file(draft, data)
-            elif over is None:
+                    check()
+                return
+            check()
+            if over is None:
                 self.filesystem.pipe_file(place, data)
             else:
                 put_over(self.filesystem, place, data, over)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from streamxf.errors import escaped
-from streamxf.storage.calls import answers
+from streamxf.storage.fetch import answers
 from streamxf.storage.files import NOT_THERE, NotRegular, components
 from streamxf.storage.storage import LOCK, Storage
 

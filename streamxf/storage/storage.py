@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import inspect
 import io
 import os
 import re
@@ -11,18 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import IO, ClassVar, Literal, NamedTuple
+from typing import IO, Any, ClassVar, Literal, NamedTuple
 
-from streamxf.errors import (
-    AbortedError,
-    ForeignError,
-    MetadataError,
-    ParameterError,
-    StreamxfError,
-    UnsupportedError,
-    redacted,
-)
+from streamxf.errors import AbortedError, ForeignError, MetadataError, ParameterError, UnsupportedError, redacted
+from streamxf.storage.checked import checked
 from streamxf.storage.disk import Mount, Volume
 from streamxf.storage.files import DEEPEST, MOST, check_component, components
 from streamxf.storage.multipart import ABSENT, PendingUpload, ReplacedMeanwhile
@@ -42,17 +37,6 @@ def check_local(path: object, instead: str) -> None:
     """Refuse a URL, of which torch would make a folder with a name such as ``s3:``; `instead` is the class for URLs."""
     if isinstance(path, str) and _SCHEME.match(path):
         raise ParameterError(f"{path!r:.200} is a URL, and this class takes a folder: use streamxf.{instead} for it")
-
-
-@contextmanager
-def storage_errors(file: str) -> Iterator[None]:
-    """Replace what a storage's package raises, such as botocore's ``ClientError``, by a `ForeignError`."""
-    try:
-        yield
-    except (StreamxfError, OSError, MemoryError):
-        raise
-    except Exception as error:
-        raise ForeignError(f"the storage failed: {type(error).__name__}: {error}", file=file) from error
 
 
 Kind = Literal["file", "folder", "link", "other"]
@@ -88,7 +72,8 @@ class Storage(ABC):
 
     Each method takes a path below this place, "" being the place itself. Its parts are separated by ``/`` and taken
     literally: ``*``, ``?`` and ``..`` have no meaning. `inner` turns it into a path from the storage's root. Any method
-    may be called in several threads at once.
+    may be called in several threads at once. An exception that is neither an OSError nor streamxf's becomes a
+    `ForeignError`, which has it as its cause.
 
     Parameters
     ----------
@@ -110,6 +95,12 @@ class Storage(ABC):
     """Whether `write` replaces a file so that readers see the old contents or the new ones."""
     is_cached: bool = False
     """Whether reads may return what has been replaced since."""
+
+    def __init_subclass__(cls, raises_only_known: bool = False, **how: Any) -> None:
+        super().__init_subclass__(**how)
+        for name in () if raises_only_known else vars(Storage).keys() & vars(cls).keys():
+            if not name.startswith("_") and inspect.isfunction(method := vars(cls)[name]):
+                setattr(cls, name, checked(method))
 
     def __init__(self, path: str = "", given: str | None = None) -> None:
         self.path = path
@@ -260,12 +251,11 @@ class Storage(ABC):
                 inside.append((f"{name}/", iter(self.entries(f"{path}/{name}".lstrip("/")))))
 
     def _listed(self, path: str = "") -> Iterator[StorageEntry]:
-        """The entries; raises ForeignError for what is none, and if there is no end to them."""
-        with storage_errors(self.full(path)):
-            for number, entry in enumerate(self.entries(path)):
-                if number == MOST:
-                    raise self._endless(path)
-                yield entry._replace()  # which only an entry has
+        """The entries; raises ForeignError if there is no end to them."""
+        for number, entry in enumerate(self.entries(path)):
+            if number == MOST:
+                raise self._endless(path)
+            yield entry
 
     def _endless(self, path: str) -> ForeignError:
         return ForeignError(f"it lists more than {MOST:,} names, which no checkpoint has", file=self.full(path))
@@ -315,12 +305,7 @@ class Storage(ABC):
 
     def sized(self, name: str, size: int) -> StoredFile:
         """The same of a file that has been listed with its size."""
-
-        def read(start: int, stop: int) -> memoryview:
-            with storage_errors(self.full(name)):
-                return memoryview(self.read(name, start, stop)).cast("B")
-
-        access = RangedFile(read, size)
+        access = RangedFile(partial(self.read, name), size)
         return StoredFile(self.full(name), size, io.BufferedReader(access), access)
 
     def _no_size(self, name: str) -> UnsupportedError:
@@ -366,17 +351,21 @@ class Storage(ABC):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.full(path))
         if make:
             self.make_folder(path.rpartition("/")[0], durable=sync)
-        if check is not None:
-            check()
-        if self.conditional and (once or over is not None):
-            try:
-                self.write(path, data, over=ABSENT if once else over)
-            except ReplacedMeanwhile:
-                if not once:
-                    raise
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.full(path)) from None
-        else:
+        wanted = (ABSENT if once else over) if self.conditional else None
+        try:
+            self._replace(path, data, wanted, check or (lambda: None))
+        except ReplacedMeanwhile:
+            if not once:
+                raise
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.full(path)) from None
+
+    def _replace(self, path: str, data: bytes, over: str | None, check: Check) -> None:
+        """`write` a file, once `check` has passed; `over` is None unless this is `conditional`."""
+        check()
+        if over is None:
             self.write(path, data)
+        else:
+            self.write(path, data, over=over)
 
     def stamp(self, name: str) -> str | None:
         """What identifies the file that is there now, for `put`; None where the storage cannot put on a condition."""

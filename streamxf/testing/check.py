@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 from streamxf.codec import Codec
 from streamxf.keys import KeysLike
-from streamxf.testing import configuration, hostile, purity, roundtrip
+from streamxf.testing import hostile, properties
 from streamxf.testing.case import Case, ConformanceError
 
 _FUNCTIONS: dict[str, Callable[[Case], None]] = {
     name: found
-    for module in (configuration, roundtrip, hostile, purity)
+    for module in (properties, hostile)
     for name, found in vars(module).items()
     if getattr(found, "__module__", "") == module.__name__ and not name.startswith("_")
 }

@@ -17,8 +17,7 @@ from itertools import product
 
 from hypothesis import strategies as st
 
-from streamxf.testing.case import Case, Stream, require
-from streamxf.testing.data import EDGE_SIZES, MEBIBYTE, SMALL_SIZES, blocks, contents, samples
+from streamxf.testing.case import EDGE_SIZES, MEBIBYTE, SMALL_SIZES, Case, Stream, blocks, contents, require, samples
 
 # Far above what any codec needs beside a few buffers of a block's size, far below what a forged size asks for.
 SPARE_MEMORY = 16 << 20

@@ -18,7 +18,7 @@ from streamxf.formats.opening import contents_of
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.storage import Storage, storage_errors
+from streamxf.storage.storage import Storage
 from streamxf.wording import listed, many, size_text
 
 
@@ -121,7 +121,7 @@ def clean(
             "itself",
             file=storage.given,
         )
-    with storage_errors(storage.given), storage.entered() as storage, locked(storage) as alone:
+    with storage.entered() as storage, locked(storage) as alone:
         age = min_age if min_age is not None else 0 if alone else DAY
         uploads, young, failed_uploads = _clean_uploads(storage, age, dry_run)
         try:

@@ -1,19 +1,22 @@
 """Chains timed on the blocks of a sample, there and back: one thread, no I/O, and every block has to come back bit for
 bit.
 
-A run encodes block `number` and decodes it into `out`; it returns the stored bytes, and the seconds for each way.
+A run encodes block `number` and decodes it into `out`; it returns the stored bytes, and the seconds for each way. And
+how many bytes a second a disk takes.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
 import crc32c
 
-from streamxf.buffers import Scratch, flat_view
+from streamxf.buffers import Scratch, flat_view, write_all
 from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import StreamInfo
 from streamxf.errors import CodecError, located
@@ -116,3 +119,32 @@ def _run(bench: ChainRun, block: Sample, number: int, memory: memoryview) -> Run
         if out != block.data:
             raise CodecError(f"the chain {str(bench.chain)!r} does not reproduce its input; do not save with it")
     return result
+
+
+_STEP = 64 * 2**20
+_MAX_FILE = 256 * 2**20
+_MAX_BYTES = 4 * 2**30
+
+
+def measure_bandwidth(folder: str, *, seconds: float = 2.0, progress: Progress | None = None) -> float:
+    """Bytes per second that reach the disk of a folder, written by one thread.
+
+    For about `seconds`, noise, which no file system compresses, is written over and over into a file of at most 256
+    MiB. The file has no name, so it is gone with the process.
+    """
+    noise = flat_view(os.urandom(_STEP))
+    written = 0
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        begin = time.perf_counter()
+        while True:
+            if progress is not None:
+                progress.expect(_STEP)
+            file.seek(written % _MAX_FILE)
+            write_all(file, noise)
+            if progress is not None:
+                progress.advance(_STEP)
+            os.fsync(file.fileno())
+            written += _STEP
+            taken = time.perf_counter() - begin
+            if taken >= seconds or written >= _MAX_BYTES:
+                return written / taken

@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 
 import streamxf
 from streamxf import Checkpoint, CheckpointWriter, Checksum, Encrypt, FloatZip, ZStandard
-from streamxf.errors import AbortedError, ChainError, ParameterError, StreamxfError, UnsupportedError
+from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.format.index import Trailer
 from streamxf.format.items import ITEMSIZES, ObjectItem, TensorItem
 from streamxf.format.limits import TRAILER_BYTES
@@ -475,6 +476,14 @@ def test_without_a_copy_it_stays_in_use(tmp_path: Path, monkeypatch: pytest.Monk
         writer.add("b", np.arange(BLOCK))
         assert len(settled) == 1
     assert len(settled) == 2
+
+
+def test_a_number_that_two_items_have_is_never_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ties a container to its row in the index, and no reader would take either."""
+    monkeypatch.setattr("streamxf.checkpoint.saving.count", lambda: repeat(7))
+    with pytest.raises(MetadataError, match="one writer and number"):
+        written(tmp_path / "new", {"a": np.ones(5), "b": np.ones(5)}, chain="zstd")
+    assert not (tmp_path / "new").exists()
 
 
 # -- what else -------------------------------------------------------------------------------------------------

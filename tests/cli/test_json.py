@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from streamxf.cli.app import COMMANDS
+from streamxf.cli.run import COMMANDS
 from streamxf.cli.show import JSON_VERSION
 from streamxf.keys import PrivateKey, SigningKey, write_key
 from tests.cli.command import Run

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from streamxf.cli.app import command_line
+from streamxf.cli.run import command_line
 from streamxf.cli.show import wrapped
 from tests.cli.command import Run
 from tests.cli.conftest import flip_bit

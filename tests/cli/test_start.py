@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import streamxf
-from streamxf.cli.app import COMMANDS
+from streamxf.cli.run import COMMANDS
 from streamxf.version import __version__
 from tests.cli.command import Run
 from tests.formats.samples import WRITERS, written

@@ -17,12 +17,15 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
+from streamxf.checkpoint.access import Access
 from streamxf.dcp import reader
-from streamxf.errors import ForeignError, NoCheckpointError, ParameterError, UnsupportedError
+from streamxf.errors import ForeignError, KeyServiceError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.manager import folder
+from streamxf.manager.authority import Authority
 from streamxf.manager.latest import is_complete
 from streamxf.storage.local import LocalStorage
-from streamxf.storage.storage import Storage
+from streamxf.storage.storage import Storage, StorageEntry
+from tests.storage.stores import MemoryStorage
 
 from .runs import resumed, saved_run
 
@@ -401,3 +404,21 @@ def test_one_that_cannot_be_read_may_have_been_the_best(
     assert "step-1 is passed over" in caplog.text
     assert streamxf.latest(tmp_path, best="loss", mode="max") == str(tmp_path / "step-2")
     assert streamxf.latest(tmp_path, best="accuracy") is None
+
+
+@pytest.mark.parametrize(("error", "times"), [(KeyServiceError("it is down"), 1), (OSError("it was replaced"), 2)])
+def test_a_key_service_that_fails_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, times: int
+) -> None:
+    asked = []
+
+    def read(*how: Any, **more: Any) -> None:
+        asked.append(more)
+        raise error
+
+    monkeypatch.setattr("streamxf.manager.folder.read_metadata", read)
+    files = {".metadata": StorageEntry(".metadata", "file", 9)}
+    found = folder.Folder("step-1", MemoryStorage("step-1"), files, Authority(Access.of(KEY)))
+    with pytest.raises(type(error)):
+        _ = found._published
+    assert len(asked) == times

@@ -299,7 +299,7 @@ def test_who_asks_for_readers_removes_nothing_and_who_removes_checkpoints_does(r
     assert not killed.exists()
 
 
-@pytest.mark.parametrize("kind", [PermissionError, RuntimeError], ids=["of s3fs, without a number", "of gcsfs"])
+@pytest.mark.parametrize("kind", [PermissionError, ForeignError], ids=["of s3fs, without a number", "of gcsfs"])
 def test_who_may_only_read_an_object_store_resumes(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: type[Exception]
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inspect import cleandoc
 from typing import Any
 
-from streamxf.cli.app import COMMANDS, command_line, help_of
+from streamxf.cli.run import COMMANDS, command_line, help_of
 from tests.recordings.reference import names, text_of
 
 

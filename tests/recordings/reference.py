@@ -8,7 +8,7 @@ from collections.abc import Callable
 from inspect import cleandoc
 from typing import Any, Literal, get_args, get_origin
 
-from streamxf.cli.app import COMMANDS, command_line, help_of
+from streamxf.cli.run import COMMANDS, command_line, help_of
 
 _COMMON = 3  # commands that have an option, for it to be explained once for all
 

@@ -47,7 +47,7 @@ class Store(AsyncFileSystem):  # type: ignore[misc]
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setattr("streamxf.storage.calls._PAUSE", 0.001)
+    monkeypatch.setattr("streamxf.storage.fetch._PAUSE", 0.001)
     return Store()
 
 

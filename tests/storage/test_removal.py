@@ -231,7 +231,7 @@ def test_a_folder_swapped_for_a_link_meanwhile(
     assert at > 1
 
 
-@pytest.mark.parametrize("how", ["before", "while it is waited for"])
+@pytest.mark.parametrize("how", ["before", "before, and soon gone", "while it is waited for"])
 def test_a_folder_swapped_for_a_link_just_before_its_lock_is_taken(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -244,8 +244,18 @@ def test_a_folder_swapped_for_a_link_just_before_its_lock_is_taken(
         folder.rename(away)
         folder.symlink_to(victim)
 
-    if how == "before":
+    if how.startswith("before"):
         swap()
+        opening = lock_module.open_folder
+
+        def opened(place: str | int, **links: bool) -> int:
+            try:
+                return opening(place, **links)
+            finally:
+                if how != "before":
+                    folder.unlink()
+
+        monkeypatch.setattr(lock_module, "open_folder", opened)
     else:
         trying = lock_module._try_lock
 

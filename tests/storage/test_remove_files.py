@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fsspec.asyn import AsyncFileSystem
 
-from streamxf.storage import calls
+from streamxf.storage import fetch
 from streamxf.storage.remote import remove_files
 
 
@@ -60,11 +60,11 @@ def test_one_by_one() -> None:
     failed = remove_files(store, [*(f"box/{number}*" for number in range(50)), "box/gone", "box/mine"])
     assert store.paths == {"box/1"}
     assert {path: type(error) for path, error in failed.items()} == {"box/mine": PermissionError}
-    assert 1 < store.most <= calls._UNDER_WAY
+    assert 1 < store.most <= fetch._UNDER_WAY
 
 
 def test_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_PAUSE", 0.001)
+    monkeypatch.setattr(fetch, "_PAUSE", 0.001)
     names = [f"box/{number}" for number in range(2500)] + ["box/a?versionId=7"]
     store = Batches([*names, "box/a", "box/stays"], busy=2)
     failed = remove_files(store, [*names, "box/gone", "box/mine", "box/odd"])
@@ -73,7 +73,7 @@ def test_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_store_that_stays_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_PAUSE", 0.001)
+    monkeypatch.setattr(fetch, "_PAUSE", 0.001)
     failed = remove_files(Batches(["box/a", "box/b"], busy=99), ["box/a", "box/b"])
     assert failed.keys() == {"box/a", "box/b"}
     assert "SlowDown" in str(failed["box/a"])

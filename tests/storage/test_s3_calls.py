@@ -110,7 +110,7 @@ def etag(data: bytes) -> str:
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> S3:
     monkeypatch.setattr(multipart, "PART_BYTES", PART)
-    monkeypatch.setattr("streamxf.storage.calls._PAUSE", 0.001)
+    monkeypatch.setattr("streamxf.storage.fetch._PAUSE", 0.001)
     return S3()
 
 

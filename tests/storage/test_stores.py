@@ -342,6 +342,23 @@ def test_errors_of_a_storage_are_said_to_be_its(saved: Path) -> None:
             act(storage)
 
 
+def test_an_error_of_a_storage_that_has_no_text(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(error: Broken) -> str:
+        raise KeyError(error.args)
+
+    monkeypatch.setattr(Broken, "__str__", fails)
+    storage = copied(saved, _Breaks("step"))
+    storage.broken = True
+    with pytest.raises(ForeignError, match=r"Broken: .*no text"):
+        streamxf.inspect(storage)
+
+
+@pytest.mark.parametrize("url", [False, True])
+def test_an_argument_that_put_does_not_know(tmp_path: Path, url: bool) -> None:
+    with pytest.raises((TypeError, ForeignError), match="onec"):
+        open_storage(f"memory://{uuid4().hex}" if url else tmp_path).put("file", b"", onec=True)  # type: ignore[call-arg]
+
+
 def test_errors_of_a_storage_while_values_are_read(saved: Path) -> None:
     storage = copied(saved, _Breaks("step"))
     with pytest.raises(ForeignError, match=r"the storage failed: Broken"):
@@ -456,13 +473,16 @@ def test_what_a_storage_reads_is_said_to_be_its(saved: Path, said: Any) -> None:
             checkpoint["step"].read()
 
 
+class _ListsNone(MemoryStorage):
+    def entries(self, path: str = "") -> Iterator[StorageEntry]:
+        return iter([None])  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize("entry", [None, {"size": -1}, {"size": "7"}, {"size": 7.5}])
-def test_what_a_storage_lists_is_looked_at(
-    saved: Path, entry: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_storage_lists_is_looked_at(saved: Path, entry: dict[str, Any] | None) -> None:
     storage = copied(saved, _Says("step"))
     storage.entry = entry
     if entry is None:
-        monkeypatch.setattr(_Says, "entries", lambda *_: [None])
+        storage = copied(saved, _ListsNone("step"))
     with pytest.raises((ForeignError, UnsupportedError), match="step"):
         streamxf.Checkpoint(storage)

@@ -66,7 +66,7 @@ class Store:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multipart, "PART_BYTES", PART)
-    monkeypatch.setattr("streamxf.storage.calls._PAUSE", 0.001)
+    monkeypatch.setattr("streamxf.storage.fetch._PAUSE", 0.001)
 
 
 FILESYSTEM = AsyncFileSystem()

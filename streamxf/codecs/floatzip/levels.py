@@ -13,8 +13,8 @@ import numpy as np
 from streamxf.buffers import borrowed
 from streamxf.codecs import frames
 from streamxf.codecs.floatzip.coding import WINDOW, huffman, inflate, pack_into, unpack
-from streamxf.codecs.floatzip.entropy import entropy_of
 from streamxf.codecs.floatzip.planes import Array, Workspace
+from streamxf.codecs.floatzip.sampling import entropy_of
 from streamxf.errors import CodecError
 
 GROUP_LOG2 = 6

@@ -21,7 +21,7 @@ from typing import Any
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord, SavedFile, Written, planned_size, write_file
-from streamxf.checkpoint.metadata import read_metadata
+from streamxf.checkpoint.metadata import SLIP_RANK, read_metadata
 from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.publish import assemble, placed, publish
 from streamxf.checkpoint.saving import Save, check_space
@@ -105,9 +105,6 @@ def check_same(source: Storage, before: object, now: object) -> None:
         )
 
 
-_NO_RANK = 2**31 - 1
-
-
 def convert(to: Save, conversion: Conversion, file_size: int, progress: Progress | None = None) -> Converted:
     """Write a conversion's items to data files of about `file_size` bytes, and publish them.
 
@@ -180,7 +177,7 @@ class _Session:
                 entries = ((part.identity(b""), partial(self._conversion.read, part)) for part in parts)
                 file = write_file(save, raw, name, entries)
             items = placed({part.item.name: part.item for part in parts}.values(), [file], save.extensions)
-            _, slip = assemble(items, [file.record], save.extensions, self._job, None, rank=_NO_RANK)
+            _, slip = assemble(items, [file.record], save.extensions, self._job, None, rank=SLIP_RANK)
             # not synced: one that a crash damages is ignored, and the data file is on the disk already
             self._storage.put(f"{name}{SLIP}", slip, sync=False)
         except BaseException as error:
@@ -218,7 +215,7 @@ class _Session:
             path = name.removesuffix(SLIP)
             number = int(match["number"])
             try:
-                slip = read_metadata(storage, name, access, rank=_NO_RANK)
+                slip = read_metadata(storage, name, access)
             except (StreamxfError, FileNotFoundError):  # damaged, a link, or not authenticated by a key of this call
                 others += 1
                 continue

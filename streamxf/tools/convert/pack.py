@@ -28,10 +28,10 @@ from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage, is_url
 from streamxf.stream.encoder import MemorySource
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, check_same, convert, refuse_same
+from streamxf.tools.convert.manifest import FileTree
+from streamxf.tools.convert.packed import PackedReader, open_packed
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.transcode import RangeSource, copy
-from streamxf.tools.convert.tree import FileTree
-from streamxf.tools.convert.whole import PackedReader, open_whole
 from streamxf.torchsave.writing import saved
 from streamxf.wording import some
 
@@ -112,7 +112,7 @@ def pack(
     if of_dcp:
         return replace(copy(storage, access, to, file_size, progress), notes=tree.notes())
     before = tree.identity()
-    with open_whole(tree, max_expansion) as whole:
+    with open_packed(tree, max_expansion) as whole:
 
         def check() -> None:
             check_same(storage, before, FileTree.of(storage).identity())

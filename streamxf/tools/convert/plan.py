@@ -21,8 +21,8 @@ from streamxf.formats.contents import OF_TORCH, SUFFIXES, Format, chosen
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.reader import FileReader
 from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, METADATA, TWO_IN_ONE, is_text
+from streamxf.tools.convert.manifest import ITEM, PackedFile, PackManifest, is_kept, rest_of
 from streamxf.tools.convert.model import model_in
-from streamxf.tools.convert.origin import ITEM, PackedFile, PackManifest, is_kept, rest_of
 from streamxf.torchsave.writing import Shell, Value, torch_file
 from streamxf.wording import many, some
 
@@ -121,19 +121,19 @@ def fresh(
     shard_size: int,
     *,
     skip_objects: bool,
-    origin: PackManifest | None = None,
+    manifest: PackManifest | None = None,
     model: bool = False,
 ) -> Plan:
     """New files of a format with the items that `only` and `prefix` choose, or a single one with the name `name`. If
-    `origin` is a folder with a model, only the model is written; with `model`, only what `model_in` finds.
+    `manifest` is a folder with a model, only the model is written; with `model`, only what `model_in` finds.
 
     Raises ParameterError if no item is chosen, and UnsupportedError if the format has no place for one.
     """
     found = chosen(reader.stored, only, prefix)
     items = {shown: item for shown, item in found.items() if not is_kept(item.name)}
     left_out: tuple[str, ...] = ()
-    if origin is not None and origin.is_folder:
-        items, left_out = _model_of(origin, items)
+    if manifest is not None and manifest.is_folder:
+        items, left_out = _model_of(manifest, items)
     notes: tuple[str, ...] = ()
     if model:
         items, beside, before = model_in(items)
@@ -161,16 +161,16 @@ def fresh(
     return Plan(files, folder, tensors.values(), left_out=(*objects, *left_out), notes=notes)
 
 
-def _model_of(origin: PackManifest, items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...]]:
+def _model_of(manifest: PackManifest, items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...]]:
     """The items of the model in a packed folder, or all items if it has none; and the files that have none of them."""
     beside: set[str] = set()
-    for path, file in origin.files.items():
+    for path, file in manifest.files.items():
         beside.update(tensor.name for tensor in file.tensors if tensor.name.startswith(f"{path}/"))
     model = {shown: item for shown, item in items.items() if item.name not in beside} or dict(items)
     written = {item.name for item in model.values()}
     left_out = tuple(
         path
-        for path, file in origin.files.items()
+        for path, file in manifest.files.items()
         if written.isdisjoint((*(tensor.name for tensor in file.tensors), *file.others))
     )
     return model, left_out
@@ -271,25 +271,25 @@ def _shards(tensors: Mapping[str, TensorItem], metadata: Mapping[str, str], shar
 # -- files that were packed ------------------------------------------------------------------------------------
 
 
-def restored(items: Mapping[str, Item], origin: PackManifest, name: str) -> Plan:
+def restored(items: Mapping[str, Item], manifest: PackManifest, name: str) -> Plan:
     """The files that were packed; a single one has the name `name`. Raises MetadataError if the checkpoint has other
     items than were packed.
     """
-    known = set(origin.items())
+    known = set(manifest.items())
     if added := [item for item in items if item not in known]:
         raise MetadataError(
             f"{many(len(added), 'item')} of the checkpoint, such as {shorten(added[0])}, were not in the files that "
             "were packed, which cannot be restored; choose what to write into new ones (only)",
             item=ITEM,
         )
-    files = [_as_it_was(path, file, items) for path, file in origin.files.items()]
-    if origin.is_folder:
+    files = [_as_it_was(path, file, items) for path, file in manifest.files.items()]
+    if manifest.is_folder:
         files.sort(key=lambda file: (file.name.endswith(INDEX), file.name))
     else:
         files = [replace(files[0], name=name)]
-    notes = (f"left out when it was packed: {some(origin.left_out)}",) if origin.left_out else ()
+    notes = (f"left out when it was packed: {some(manifest.left_out)}",) if manifest.left_out else ()
     kept = [item for item in items.values() if not is_kept(item.name)]
-    return Plan(files, origin.is_folder, kept, restored=True, notes=notes)
+    return Plan(files, manifest.is_folder, kept, restored=True, notes=notes)
 
 
 def _as_it_was(path: str, file: PackedFile, items: Mapping[str, Item]) -> NewFile:

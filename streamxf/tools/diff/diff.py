@@ -30,9 +30,8 @@ from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
-from streamxf.tools.convert.origin import PackManifest, is_kept, origin_of
-from streamxf.tools.convert.tree import FileTree
-from streamxf.tools.convert.whole import PackedReader, open_whole
+from streamxf.tools.convert.manifest import FileTree, PackManifest, is_kept, manifest_of
+from streamxf.tools.convert.packed import PackedReader, open_packed
 from streamxf.tools.damage import Damage
 from streamxf.tools.diff.difference import Change, Difference
 from streamxf.tools.diff.distance import Distance, DistanceCounter
@@ -98,44 +97,46 @@ def diff(
     plain = Access.of(max_expansion=max_expansion)
     storages = [open_storage(path, storage_options) for path in (first, second)]
     sides: dict[int, BoxReader] = {}
-    origins: dict[int, PackManifest] = {}
+    manifests: dict[int, PackManifest] = {}
     unknown: dict[int, str] = {}
     with ExitStack() as stack:
         # checkpoints first: what was packed says what has to be read of the folder that it is compared with
         for number in sorted((0, 1), key=lambda number: not is_checkpoint(storages[number])):
-            packed = next(iter(origins.values()), None)
+            packed = next(iter(manifests.values()), None)
             side = _opened(storages[number], packed, access if encrypted[number] else plain)
             sides[number] = stack.enter_context(side)
             try:
-                if (origin := origin_of(side)) is not None:
-                    origins[number] = origin
+                if (manifest := manifest_of(side)) is not None:
+                    manifests[number] = manifest
             except DAMAGE as error:
                 unknown[number] = f"{storages[number].given}: what else was packed, since this cannot be read: {error}"
-        files = len(origins) == 2 and all(origin.is_folder for origin in origins.values())
+        files = len(manifests) == 2 and all(manifest.is_folder for manifest in manifests.values())
         given = storages[0].given, storages[1].given
         options: Any = {"only": only, "prefixes": prefixes, "values": values, "files": files, "progress": progress}
         found = compare(sides[0], sides[1], given, **options)
         left = [unknown.get(number, "") for number in (0, 1)]
         if not only and not any(prefixes):
             for number in {0, 1} - unknown.keys():
-                left[number] = _not_compared(storages[number], sides[number], origins.get(number), files)
+                left[number] = _not_compared(storages[number], sides[number], manifests.get(number), files)
         return replace(found, not_compared=tuple(text for text in left if text))
 
 
 def _opened(storage: Storage, packed: PackManifest | None, access: Access) -> BoxReader:
     """One side; a folder with all files in it, where the other side is a folder that was packed."""
     if packed is not None and packed.is_folder and storage.is_folder() and not is_checkpoint(storage):
-        return open_whole(FileTree.of(storage), access.objects.max_expansion)
+        return open_packed(FileTree.of(storage), access.objects.max_expansion)
     return open_source(storage, access)
 
 
-def _not_compared(storage: Storage, side: BoxReader, origin: PackManifest | None, files: bool) -> str:
+def _not_compared(storage: Storage, side: BoxReader, manifest: PackManifest | None, files: bool) -> str:
     """What one side has besides tensors and objects, if that was not compared."""
-    if origin is not None:
-        if origin.is_folder and not files:
-            return f"{storage.given}: what {many(len(origin.files), 'file')} of the folder that was packed hold besides"
-        if origin.left_out and not isinstance(side, PackedReader):
-            return f"{storage.given}: entries left out when it was packed, {some(origin.left_out)}"
+    if manifest is not None:
+        if manifest.is_folder and not files:
+            return (
+                f"{storage.given}: what {many(len(manifest.files), 'file')} of the folder that was packed hold besides"
+            )
+        if manifest.left_out and not isinstance(side, PackedReader):
+            return f"{storage.given}: entries left out when it was packed, {some(manifest.left_out)}"
     elif isinstance(side, FileReader) and storage.is_folder():
         tree = FileTree.of(storage)
         others = (path for path in (*tree.files, *tree.left_out) if path not in side.shards)

@@ -39,7 +39,7 @@ from streamxf.format.items import ITEMSIZES, Chunk, Item, Path, TensorItem
 from streamxf.format.names import GLOBAL, OWN_FILE, TORCH_FILE, metadata_among, metadata_name, rank_of
 from streamxf.progress import Progress, Shares
 from streamxf.storage.reading import Counted
-from streamxf.storage.storage import Storage, storage_errors
+from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, MemoryBlocks, StreamReader
 from streamxf.tools.damage import Damage
 from streamxf.tools.salvage.rebuild import rebuild, writer_of
@@ -167,21 +167,20 @@ class DamagedCheckpoint(Checkpoint):
         """The stream of an item, opened with all checks; what has no codec is compared with its CRCs, whole."""
         opener, wanted = self.opener(copy[0]), copy[1]
         place, full = wanted.place, self.full(wanted.place.file)
-        with storage_errors(full):
-            try:
-                file = self._files[place.file]
-            except FileNotFoundError as error:
-                raise no_file(full) from error
-            share = self._shares.begin(place[:2])
-            source = replace(file, access=Counted(file.access, share.advance)).slice(place.at, place.size)
-            blocks = opener.open_source(source, wanted)
-            if opener.in_container(source, place):
-                return blocks
-            self.budget.spend(blocks.size, "the item")
-            data = bytearray(blocks.size)  # read once: what is compared is what is loaded
-            StreamReader(blocks).readinto(data)
-            _check_bare(data)
-            return MemoryBlocks(memoryview(data))
+        try:
+            file = self._files[place.file]
+        except FileNotFoundError as error:
+            raise no_file(full) from error
+        share = self._shares.begin(place[:2])
+        source = replace(file, access=Counted(file.access, share.advance)).slice(place.at, place.size)
+        blocks = opener.open_source(source, wanted)
+        if opener.in_container(source, place):
+            return blocks
+        self.budget.spend(blocks.size, "the item")
+        data = bytearray(blocks.size)  # read once: what is compared is what is loaded
+        StreamReader(blocks).readinto(data)
+        _check_bare(data)
+        return MemoryBlocks(memoryview(data))
 
 
 def _key(name: str, chunk: Chunk | None) -> Hashable:
@@ -232,10 +231,9 @@ def open_catalog(
         raise ParameterError("without_metadata cannot find out which save it is, so expect_save_id means nothing")
     if isinstance(without_metadata, str):
         raise ParameterError("without_metadata= is True, or a list of writer ids")
-    with storage_errors(storage.given):
-        if not storage.is_folder():
-            raise UnsupportedError("this is a file, and not a checkpoint's folder", file=storage.given)
-        names = storage.names()
+    if not storage.is_folder():
+        raise UnsupportedError("this is a file, and not a checkpoint's folder", file=storage.given)
+    names = storage.names()
     read: list[Metadata] = []
     errors: list[StreamxfError] = []
     for name in _chosen(metadata_among(names), rank):
@@ -298,8 +296,7 @@ def _chosen(names: list[str], rank: int | None) -> list[str]:
 def _read(storage: Storage, access: Access, name: str) -> Metadata:
     full = storage.full(name)
     try:
-        with storage_errors(full):
-            found = read_metadata(storage, name, access)
+        found = read_metadata(storage, name, access)
     except OSError as error:
         raise MetadataError(f"the metadata cannot be read: {type(error).__name__}: {error}", file=full) from error
     own = any(OWN_FILE.fullmatch(place.file) for item in found.items.values() for place in item.places)

@@ -35,7 +35,7 @@ from streamxf.format.names import GLOBAL, OWN_FILE
 from streamxf.keys import KeyRing
 from streamxf.progress import Progress, Shares
 from streamxf.storage.reading import Counted
-from streamxf.storage.storage import Storage, storage_errors
+from streamxf.storage.storage import Storage
 from streamxf.tools.damage import Damage
 from streamxf.wording import many, some
 
@@ -104,7 +104,7 @@ class _Files:
         """
         found: list[Found | Gap] = []
         try:
-            with storage_errors(self._storage.full(name)), self._storage.open(name) as opened:
+            with self._storage.open(name) as opened:
                 file = replace(opened, access=Counted(opened.access, shares.begin(name).advance))
                 size = min(file.size, most(held_bytes(file.raw, file.size), self._times))
                 if size < file.size:  # a hole has no end, and nothing in it
@@ -231,7 +231,7 @@ def _wrapped_in(storage: Storage, files: Collection[str]) -> Iterator[str]:
 def _windows(storage: Storage, name: str) -> Iterator[bytes]:
     """What is left of a metadata file, in pieces that share their ends, so that what is sought stands in one whole."""
     try:
-        with storage_errors(name), storage.open(name) as file:
+        with storage.open(name) as file:
             size = min(file.size, most(held_bytes(file.raw, file.size)))
             for at in range(0, size, _WINDOW):
                 yield file.read(at, min(_WINDOW + _LONGEST, size - at))
@@ -269,7 +269,7 @@ def _one_save(present: Collection[str], remains: bytes, chosen: bool | Collectio
 def _metadata(storage: Storage) -> bytes:
     """What is left of the metadata of all ranks."""
     try:
-        with storage_errors(GLOBAL), storage.open(GLOBAL) as file:
+        with storage.open(GLOBAL) as file:
             size = min(file.size, MAX_METADATA)
             check_whole(file.raw, file.size, size, MetadataError)
             return file.read(0, size)

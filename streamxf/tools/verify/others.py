@@ -28,7 +28,7 @@ from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import StoredFile
-from streamxf.storage.storage import Storage, storage_errors
+from streamxf.storage.storage import Storage
 from streamxf.stream.container import read_header
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.reader import BareBlocks, StreamReader
@@ -43,7 +43,7 @@ _Check = Callable[[StoredFile, Findings], None]
 def check_file(call: Verification) -> None:
     """Check a file of any format; raises UnsupportedError, NoCheckpointError, and as `_check_plain`."""
     storage = call.storage
-    with storage_errors(storage.given), storage.open() as file:
+    with storage.open() as file:
         found = format_of(file, storage.name)
     if found is Format.PLAIN:
         _check(call, storage, storage.name, lambda file, findings: _check_plain(file, call.access, findings))

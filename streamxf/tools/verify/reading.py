@@ -26,6 +26,7 @@ from streamxf.errors import (
     BlockError,
     ContainerError,
     ForeignError,
+    IdentityError,
     KeyMissingError,
     KeyServiceError,
     MetadataError,
@@ -40,7 +41,7 @@ from streamxf.format.items import Place, TensorItem
 from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import Counted, FileSlice, PositionalFile, StoredFile
-from streamxf.storage.storage import Storage, storage_errors
+from streamxf.storage.storage import Storage
 from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.reader import MemoryBlocks, StreamReader
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes
@@ -85,10 +86,10 @@ class Verification:
         return Share(self.progress, size)
 
     @contextmanager
-    def storage_errors(self, label: str) -> Iterator[None]:
+    def noting_unread(self) -> Iterator[None]:
+        """Keep what the storage failed with, unless it means damage."""
         try:
-            with storage_errors(label):
-                yield
+            yield
         except (OSError, ForeignError) as error:
             if not is_damage(error):
                 self.unread.append(error)
@@ -100,11 +101,11 @@ class Verification:
         for `share`, by default a new one.
         """
         with ExitStack() as stack:
-            with self.storage_errors(label):
+            with self.noting_unread():
                 place, name = (self.storage, label) if storage is None else (storage, "")
                 file = stack.enter_context(place.open(name, step=_REMOTE_STEP))
             share = self.share(file.size) if share is None else share
-            access = GuardedAccess(self, file.access, label, held_bytes(file.raw, file.size), share)
+            access = GuardedAccess(self, file.access, held_bytes(file.raw, file.size), share)
             yield StoredFile(label, file.size, file.raw, access)
         share.finish()
 
@@ -114,9 +115,8 @@ class GuardedAccess(Counted):
     is bounded by the bytes `held` in storage: holes have no end.
     """
 
-    def __init__(self, call: Verification, access: PositionalFile, name: str, held: int, share: Share) -> None:
+    def __init__(self, call: Verification, access: PositionalFile, held: int, share: Share) -> None:
         super().__init__(access, share.advance)
-        self.name = name
         self._call = call
         self._budget = call.access.budget(held)
 
@@ -125,7 +125,7 @@ class GuardedAccess(Counted):
         if self._call.failures:
             raise GivenUp
         self._budget.spend(len(out), "reading the file")
-        with self._call.storage_errors(self.name):
+        with self._call.noting_unread():
             return super().read_into(position, out)
 
 
@@ -337,30 +337,36 @@ class FileCheck:
             notes.error(error)
             return None
         self.findings.skipped[UNBOUND] += header.identity is None
+        transformed = header.chain != header.block_chain
+        known = place.sha256, None if transformed else opener.size_check(wanted)
         coder = None
         try:
             opener.check_header(header, wanted)
         except StreamxfError as error:
             notes.error(error)
         else:
-            coder = self._coder(header, notes, place)
-        transformed = header.chain != header.block_chain
-        check_size = None if transformed else opener.size_check(wanted)
-        check_blocks(source, header, coder, notes, self._pipeline, place.sha256, check_size)
+            coder = self._coder(header, notes, place, lambda: BlockReader(source, header, None, *known))
+        check_blocks(source, header, coder, notes, self._pipeline, *known)
         return notes if coder is not None and (transformed or wanted.kind is Kind.FRAMED) else None
 
-    def _coder(self, header: Header, notes: Notes, place: Place) -> StreamCoder | None:
-        """What decodes the blocks; None where a key or a codec is missing, or the chain cannot be rebuilt."""
+    def _coder(
+        self, header: Header, notes: Notes, place: Place, check: Callable[[], BlockReader]
+    ) -> StreamCoder | None:
+        """What decodes the blocks; None where a key or a codec is missing, the chain cannot be rebuilt, or `check`
+        refuses the table: no codec is looked up then.
+        """
         findings = self.findings
         if header.keyed and not (self._described and len(self._call.access.keys)):  # the metadata had wrapped keys
             findings.skipped[KEYED] += 1
             return None
         try:
             with self._call.lock:
-                coder = self._opener.coder(header, place)
+                coder = self._opener.coder(header, place, check=check)
         except NOT_AT_HAND as error:
             findings.missing.append(error)
             return None
+        except (ContainerError, ForeignError, IdentityError, OSError):
+            return None  # the table, of which `check_blocks` notes the same
         except StreamxfError as error:
             if isinstance(error, KeyMissingError | WrongKeyError | KeyServiceError):
                 findings.refused.append(error)
@@ -407,7 +413,8 @@ class FileCheck:
                 if identity is not None:
                     notes = Notes(findings, identity.name, identity.offset)
                 source = file.slice(found.at, found.size)
-                coder = self._coder(header, notes, Place("", 0, 0, header.chain))
+                check = partial(BlockReader, source, header, None)
+                coder = self._coder(header, notes, Place("", 0, 0, header.chain), check)
                 check_blocks(source, header, coder, notes, self._pipeline)
             elif found.size == file.size:
                 findings.unchecked.append(

@@ -35,7 +35,7 @@ from streamxf.formats.opening import format_of, is_checkpoint, parts_of
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress, Share
 from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.storage import Storage, storage_errors
+from streamxf.storage.storage import Storage
 from streamxf.tools.verify.others import check_file, check_folder
 from streamxf.tools.verify.reading import FileCheck, Verification, pieces_of
 from streamxf.tools.verify.report import FileReport, Findings, VerifyReport, report_of, together
@@ -122,7 +122,7 @@ def verify(
     storage = open_storage(path, storage_options)
     parts: list[str] = []
     links: list[str] = []
-    with storage_errors(storage.given), suppress(FileNotFoundError):  # of which `verify_at` says more
+    with suppress(FileNotFoundError):  # of which `verify_at` says more
         parts = [] if named else parts_of(storage, links=links)
     if parts in ([], [""]) and not links:
         return verify_at(storage, access, progress, only_dcp=named)
@@ -163,7 +163,7 @@ def _verify_parts(
 
 
 def _may_be_encrypted(place: Storage) -> bool:
-    with suppress(StreamxfError, OSError), storage_errors(place.given):
+    with suppress(StreamxfError, OSError):
         if place.is_folder():
             return is_checkpoint(place)
         with place.open() as file:
@@ -195,10 +195,9 @@ def _report(call: Verification, only_dcp: bool, part: tuple[int, int]) -> Verify
     begin = perf_counter()
     layout: huggingface.HubLayout | None = None
     try:
-        with storage_errors(call.storage.given):
-            is_folder = call.storage.is_folder()
-            if is_folder and not is_checkpoint(call.storage):
-                layout = huggingface.layout_of(call.storage.names())
+        is_folder = call.storage.is_folder()
+        if is_folder and not is_checkpoint(call.storage):
+            layout = huggingface.layout_of(call.storage.names())
     except FileNotFoundError:
         raise NoCheckpointError("there is no checkpoint, and no file or folder", file=call.storage.given) from None
     if is_folder and layout is None:
@@ -215,8 +214,7 @@ def _report(call: Verification, only_dcp: bool, part: tuple[int, int]) -> Verify
 
 
 def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -> VerifyReport:
-    with storage_errors(call.storage.given):
-        listed = call.storage.names()
+    listed = call.storage.names()
     names = metadata_among(listed)
     data = {name for name in listed if name.endswith(".distcp")}
     if not names:
@@ -277,7 +275,7 @@ def _read(call: Verification, findings: Findings) -> Metadata | None:
                 "the metadata does not end in an index: it seems to have been cut. If torch's own writer saved "
                 f"it, {call.access.way_out}"
             )
-        with call.storage_errors(call.storage.full(name)):
+        with call.noting_unread():
             metadata = read_metadata(call.storage, name, call.access, listing=True)
     except NOT_DAMAGE:
         raise

@@ -23,7 +23,7 @@ import streamxf
 from streamxf import engine
 from streamxf.errors import ContainerError, NoCheckpointError, ParameterError
 from streamxf.keys import Key
-from streamxf.tools.convert.origin import ITEM
+from streamxf.tools.convert.manifest import ITEM
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
 from tests.tools.convert.states import (

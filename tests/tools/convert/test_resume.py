@@ -193,7 +193,7 @@ def test_a_slip_passes_for_no_metadata(tmp_path, source):
     target = tmp_path / "target"
     stop_midway(source, target)
     slip = next(target.glob("*.slip"))
-    for name in (".metadata", "__0.metadata"):
+    for name in (".metadata", "__0.metadata", "__2147483647.metadata"):
         shutil.copy(slip, target / name)
         with pytest.raises(StreamxfError):
             Checkpoint(target)

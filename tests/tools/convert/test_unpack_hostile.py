@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint import save as dcp_save
 
 from streamxf.errors import MetadataError
-from streamxf.tools.convert.origin import PackManifest
+from streamxf.tools.convert.manifest import PackManifest
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
 
@@ -30,8 +30,8 @@ def forged(source: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What pack makes of `source`, but for what it keeps."""
     honest = PackManifest.to_plain
 
-    def forging(origin: PackManifest) -> Any:
-        kept = honest(origin)
+    def forging(manifest: PackManifest) -> Any:
+        kept = honest(manifest)
         made = forge(kept)
         return kept if made is None else made
 

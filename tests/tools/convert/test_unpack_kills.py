@@ -15,11 +15,11 @@ from torch.distributed.checkpoint import save as dcp_save
 import streamxf
 from streamxf.errors import AbortedError, ContainerError, NoSpaceError
 from streamxf.storage.local import LocalStorage
-from streamxf.tools.convert import writing
+from streamxf.tools.convert import unpack as unpacking
 from streamxf.tools.convert.unpack import unpack
 from tests.tools.convert.child import STEPS, Child, kills
 
-TOUCHES = [(LocalStorage, "create"), (writing, "write_all"), (writing, "sync_folder"), (shutil, "rmtree")]
+TOUCHES = [(LocalStorage, "create"), (unpacking, "write_all"), (unpacking, "sync_folder"), (shutil, "rmtree")]
 TOUCHES += [(Path, name) for name in ("mkdir", "rename", "replace")]
 TARGETS = {"x.safetensors": None, "x.pt": None, "hub": "huggingface"}
 

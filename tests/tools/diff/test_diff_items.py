@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import BlockError, ParameterError, PolicyError, UnknownCodecError
-from streamxf.tools.convert.origin import ITEM
+from streamxf.tools.convert.manifest import ITEM
 from streamxf.tools.diff import diff as comparison
 from streamxf.tools.diff.difference import Difference
 from tests.progress.recorder import Recorder

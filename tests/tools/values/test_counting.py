@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streamxf import engine
 from streamxf.errors import BlockError
-from streamxf.tools.values import counting
+from streamxf.tools.values import statistics
 from streamxf.tools.values.statistics import Statistics, ValueCounter
 from tests.progress.recorder import Recorder
 from tests.tools.elements import Memory, dtype_name, elements_of
@@ -32,7 +32,7 @@ def test_every_tensor_and_nothing_else():
         "step": 4,
     }
     source, bar = Memory(state), Recorder()
-    found = counting.statistics_of(source, bar)
+    found = statistics.statistics_of(source, bar)
     assert list(found) == ["w", "empty", "scalar", "bits"]
     assert found["bits"] is None
     assert found["empty"] is not None
@@ -44,7 +44,7 @@ def test_every_tensor_and_nothing_else():
     assert (found["w"].elements, found["w"].min, found["w"].max) == (whole.elements, whole.min, whole.max)
     assert found["w"].mean == pytest.approx(whole.mean)
     assert found["w"].std == pytest.approx(whole.std)
-    assert source.largest <= counting.BOX_BYTES
+    assert source.largest <= statistics.BOX_BYTES
     assert bar.expected == bar.done == sum(state[name].nbytes for name in ("w", "empty", "scalar"))
 
 
@@ -53,9 +53,9 @@ def test_however_small_boxes_are_and_whoever_counts_them(sizes: list[int], limit
     state = {str(number): torch.randn(size) for number, size in enumerate(sizes)}
     source = Memory(state)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counting, "BOX_BYTES", limit)
-        patch.setattr(counting, "_INLINE", inline)
-        found = counting.statistics_of(source)
+        patch.setattr(statistics, "BOX_BYTES", limit)
+        patch.setattr(statistics, "_INLINE", inline)
+        found = statistics.statistics_of(source)
     for name, tensor in state.items():
         whole, parts = whole_of(tensor), found[name]
         assert parts is not None
@@ -85,7 +85,7 @@ class Broken(Memory):
 def test_damage_ends_it_and_leaves_nothing_running():
     source = Broken({"w": torch.randn(8 * 2**20)})
     with pytest.raises(BlockError, match="torn"):
-        counting.statistics_of(source)
+        statistics.statistics_of(source)
     assert engine.shared().budget.bytes == 0
 
 
@@ -93,5 +93,5 @@ def test_what_is_in_flight_is_bounded():
     source = Memory({"w": torch.zeros(48 * 2**20, dtype=torch.uint8).view(torch.float32)})
     budget = engine.shared().budget
     budget.reset_peak()
-    counting.statistics_of(source)
+    statistics.statistics_of(source)
     assert 0 < budget.peak_bytes <= engine.MAX_BYTES_IN_FLIGHT

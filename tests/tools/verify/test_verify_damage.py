@@ -111,6 +111,26 @@ def test_a_damaged_table_hides_no_block(saved: Saved) -> None:
         assert damaged(report) == [("a", None, None), ("a", 1, 1)]
 
 
+@pytest.mark.parametrize("described", [True, False], ids=["described", "scanned"])
+def test_no_codec_is_looked_up_before_a_table_has_passed(tmp_path: Path, described: bool) -> None:
+    """R5 of the format: code of third parties is imported only then."""
+    save({"w": torch.arange(9.0)}, tmp_path, [FloatZip()])
+    (file,) = data_files(tmp_path)
+    file.write_bytes(file.read_bytes()[:-10] + b"damaged table"[:10])
+    if not described:
+        (tmp_path / ".metadata").write_bytes(b"")
+    built: list[str] = []
+
+    class Watched(streamxf.CodecRegistry):
+        def build(self, descriptor: Any, *arguments: Any, **more: Any) -> Any:
+            built.append(descriptor.name)
+            return super().build(descriptor, *arguments, **more)
+
+    report = streamxf.verify(tmp_path, codecs=Watched())
+    assert "ContainerError" in {damage.error for damage in report.damaged}
+    assert built == []
+
+
 def test_a_damaged_table_and_a_damaged_length(saved: Saved) -> None:
     """Then nothing tells where the blocks behind it are."""
     _, stop = saved.places["b"]

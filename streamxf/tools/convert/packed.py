@@ -17,14 +17,7 @@ from streamxf.budget import MAX_EXPANSION
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Elements
-from streamxf.errors import (
-    NoCheckpointError,
-    ParameterError,
-    PolicyError,
-    StreamxfError,
-    UnsupportedError,
-    located,
-)
+from streamxf.errors import NoCheckpointError, ParameterError, PolicyError, StreamxfError, UnsupportedError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, contiguous_strides, elements_size
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import SUFFIXES, Contents, Format, Shard, whole_tensor
@@ -32,8 +25,16 @@ from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_so
 from streamxf.formats.reader import FileReader
 from streamxf.storage.reading import FileSlice, PositionalFile, StoredFile
 from streamxf.stream.reader import BareBlocks, StreamReader
-from streamxf.tools.convert.origin import ITEM, PackedFile, PackManifest, Placed, is_kept, rest_of
-from streamxf.tools.convert.tree import FileTree, is_inside
+from streamxf.tools.convert.manifest import (
+    ITEM,
+    FileTree,
+    PackedFile,
+    PackManifest,
+    Placed,
+    is_inside,
+    is_kept,
+    rest_of,
+)
 from streamxf.torchsave.framed import find_framed
 from streamxf.wording import many, printable, some
 
@@ -44,8 +45,8 @@ Gaps = Sequence[tuple[int, int]]
 
 
 class PackedReader(FileReader):
-    """Everything that is packed; the item `ITEM` is `origin` as an object, and that of `rest_of` a file's bytes around
-    its tensors, which are in its `gaps`.
+    """Everything that is packed; the item `ITEM` is the `manifest` as an object, and that of `rest_of` a file's bytes
+    around its tensors, which are in its `gaps`.
     """
 
     def __init__(
@@ -54,11 +55,11 @@ class PackedReader(FileReader):
         contents: Contents,
         shards: Mapping[str, Shard],
         gaps: Mapping[str, Gaps],
-        origin: PackManifest,
+        manifest: PackManifest,
         max_expansion: int,
     ) -> None:
         super().__init__(tree.storage, contents, shards, Access.of(max_expansion=max_expansion))
-        self.origin = origin
+        self.manifest = manifest
         self._gaps = gaps
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
@@ -70,7 +71,7 @@ class PackedReader(FileReader):
     def load_object(self, name: str) -> Any:
         """An object, which is written by itself, with what it shares with others."""
         if name == ITEM:
-            return self.origin.to_plain()
+            return self.manifest.to_plain()
         for place in self.stored[name].places:
             weight = self.shards[place.file].weights.get(name, 0)
             self.budget.spend_once(name, weight, "the object", file=self.full(place.file), item=name)
@@ -102,7 +103,7 @@ class _Pieces:
         """What is between the gaps is small."""
 
 
-def open_whole(tree: FileTree, max_expansion: int = MAX_EXPANSION) -> PackedReader:
+def open_packed(tree: FileTree, max_expansion: int = MAX_EXPANSION) -> PackedReader:
     """Open a file or a folder that is not a DCP checkpoint; raises as `pack`."""
     storage = tree.storage
     notes = [*tree.notes()]
@@ -136,10 +137,10 @@ def open_whole(tree: FileTree, max_expansion: int = MAX_EXPANSION) -> PackedRead
             length = sum(stop - start for start, stop in around)
             rests[rest] = whole_tensor(rest, "uint8", (length,), path, around[0][0], length, (rest,))
             gaps[rest] = around
-    origin = PackManifest(kind, packed, tree.left_out)
+    manifest = PackManifest(kind, packed, tree.left_out)
     items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **packing.items, **rests}
     contents = Contents(storage.given, kind, items, tree.files, notes=tuple(notes))
-    whole = PackedReader(tree, contents, packing.shards, gaps, origin, max_expansion)
+    whole = PackedReader(tree, contents, packing.shards, gaps, manifest, max_expansion)
     for rest, (place,) in ((rest, item.places) for rest, item in rests.items()):  # a file may be one hole
         whole.budget.spend_once(rest, place.size, "the file", file=whole.full(place.file))
     return whole
