@@ -180,7 +180,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
             return self._last[1]
         self._last = None  # what had to be decoded whole is not held while the next one is
         blocks = self.blocks(item, chunk)
-        with located(file=self.full(chunk.place.file), item=item.name):
+        with located(file=self.label(chunk.place.file), item=item.name):
             made = ItemPart(item, chunk).elements(blocks)
             size = elements_size(item.dtype, chunk.shape)
             cost = chunk.place.size if size <= blocks.size else size  # blocks bound what they decode to
@@ -197,7 +197,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         try:
             file = self._files[name]
         except FileNotFoundError as error:
-            raise no_file(self.full(name)) from error
+            raise no_file(self.label(name)) from error
         with located(file=file.name, item=item.name):
             return self.opener(self._of_file[name]).open(file, wanted)
 
@@ -213,12 +213,12 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         if not isinstance(item, ObjectItem):
             raise ParameterError("this item is a tensor", item=name)
         blocks = self.blocks(item)
-        with located(file=self.storage.full(item.place.file), item=name):
+        with located(file=self.storage.label(item.place.file), item=name):
             self.budget.spend_once(name, blocks.size, "the object")
             return self.access.objects.load(read_all(blocks), item.place.size)
 
-    def full(self, file: str) -> str:
-        return self.storage.full(file)
+    def label(self, file: str) -> str:
+        return self.storage.label(file)
 
     def close(self) -> None:
         self._last = None

@@ -56,7 +56,7 @@ def resumable(leftovers: Collection[str]) -> list[str]:
 
 
 def no_metadata(storage: Storage, names: Collection[str], rank: int | None = None) -> MetadataError:
-    folder = storage.given
+    folder = storage.label()
     if (text := unfinished(names)) is not None:
         return NoCheckpointError(text, file=folder)
     ranks = rank_metadata_among(names)
@@ -86,7 +86,7 @@ def only_inside(storage: Storage, parts: Sequence[str]) -> NoCheckpointError:
     return NoCheckpointError(
         f"the folder is not a checkpoint, but has {many(len(parts), 'checkpoint')} in it: {some(parts)}. Name one of "
         "them; of a training run, `streamxf latest` prints the newest",
-        file=storage.given,
+        file=storage.label(),
     )
 
 
@@ -171,7 +171,7 @@ def read_metadata(
     cannot be renamed as `access` says.
     """
     opened = storage.open(name) if size is None else nullcontext(storage.sized(name, size))
-    with located(file=storage.full(name)), opened as file:
+    with located(file=storage.label(name)), opened as file:
         try:
             sections = read_sections(file)
             if sections is None:
@@ -270,7 +270,7 @@ def metadata_files(storage: Storage) -> list[str]:
     try:
         names = storage.names()
     except NotADirectoryError:
-        raise NoCheckpointError("this is a file, and a DCP checkpoint is a folder", file=storage.given) from None
+        raise NoCheckpointError("this is a file, and a DCP checkpoint is a folder", file=storage.label()) from None
     found = metadata_among(names)
     if not found:
         raise no_metadata(storage, names)

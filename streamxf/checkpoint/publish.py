@@ -187,13 +187,13 @@ def publish(
     with ExitStack() as stack:
         try:
             about: Any = {"rank": rank, "extra": extra, "run": run}
-            place = storage.given if save.decide_stock(sum(len(item.places) for item in items.values())) else None
+            place = storage.label() if save.decide_stock(sum(len(item.places) for item in items.values())) else None
             index, data = assemble(items, records, save.extensions, save_id, place, **about)
             alone = stack.enter_context(locked(storage))
             for _ in range(_ATTEMPTS):
                 stamp = storage.stamp(name)
                 found = storage.names(index.files)
-                check_free(storage.given, found, name, save.overwrite)
+                check_free(storage.label(), found, name, save.overwrite)
                 check_present(storage, found, index.files, _elsewhere(storage, records))
                 old = find_leftovers(storage, found, {name, *index.files}, rank, alone)
                 if check is not None:
@@ -205,8 +205,8 @@ def publish(
                 begun = False
             else:
                 raise AbortedError(
-                    f"{_ATTEMPTS} times another process published to {storage.given} just when this save was about to "
-                    "be; it was not published. Save into a folder of its own"
+                    f"{_ATTEMPTS} times another process published to {storage.label()} just when this save was about "
+                    "to be; it was not published. Save into a folder of its own"
                 )
         except BaseException as error:
             if not keep and (not begun or _surely_unpublished(storage, name, data)):
@@ -271,7 +271,7 @@ def check_present(
     """
     if storage.was_swapped():
         text = "the folder was moved or removed while it was saved to; the save was not published: find out by whom"
-        raise AbortedError(text, file=storage.given)
+        raise AbortedError(text, file=storage.label())
     missing = [path for path in files if path not in found]
     if missing and len(missing) < len(files) and not any(path in found for path in elsewhere):
         missing = [path for path in missing if path not in elsewhere]
@@ -280,7 +280,7 @@ def check_present(
             f"data files of this save are gone ({len(missing)} of {len(files)}, {missing[0]} first): another save to "
             "this folder was published meanwhile, or the folder was cleaned up. This save was not published, and the "
             "folder's checkpoint is unchanged. Save into a folder of its own",
-            file=storage.full(missing[0]),
+            file=storage.label(missing[0]),
         )
     for path, facts in files.items():
         if path not in found:
@@ -291,7 +291,7 @@ def check_present(
                 f"{facts.size} bytes were written to the file, and now it has {'none' if size is None else size}: the "
                 "storage lost some of them, or another program writes to it. The save was not published, and the "
                 "folder's checkpoint is unchanged",
-                file=storage.full(path),
+                file=storage.label(path),
             )
 
 
@@ -340,7 +340,7 @@ def remove_leftovers(storage: Storage, names: Iterable[str], encrypted: bool) ->
     """
     failed = storage.remove(names)
     if failed:
-        shown = [storage.full(name) for name in list(failed)[:_SHOWN]]
+        shown = [storage.label(name) for name in list(failed)[:_SHOWN]]
         more = f" and {len(failed) - len(shown)} more" if len(failed) > len(shown) else ""
         plain = "; unlike the new checkpoint, they may be unencrypted" if encrypted else ""
         warnings.warn(
@@ -387,4 +387,4 @@ def remove_unpublished(storage: Storage, own: str, others: Collection[str], rank
     except Exception as error:  # nobody could be told: what comes next has nothing to do with this save
         failed = {"data files": error}
     for file, reason in failed.items():
-        _log.warning("%s of a failed save to %s could not be removed: %s", file, storage.given, reason)
+        _log.warning("%s of a failed save to %s could not be removed: %s", file, storage.label(), reason)

@@ -50,7 +50,7 @@ class BoxReader(abc.ABC):
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements: ...
 
     @abc.abstractmethod
-    def full(self, file: str) -> str: ...
+    def label(self, file: str) -> str: ...
 
     @abc.abstractmethod
     def load_object(self, name: str) -> Any: ...
@@ -108,7 +108,7 @@ class BoxReader(abc.ABC):
             # with the ellipsis, also what has no dimensions is a view
             cuts: Any = (*(slice(at, at + size) for at, size in zip(target, lengths, strict=True)), ...)
             part = out[cuts]
-            place = {"file": self.full(chunk.place.file), "item": box.item.name}
+            place = {"file": self.label(chunk.place.file), "item": box.item.name}
             with located(**place):
                 jobs = self.elements(box.item, chunk).jobs(inside, lengths, part)
                 yield from ((partial(_run_located, place, job), size) for job, size in jobs)

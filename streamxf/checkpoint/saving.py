@@ -194,7 +194,7 @@ class Save:
             text = "this is a file, and a checkpoint is a folder: name another target"
             raise NotADirectoryError(errno.ENOTDIR, text, storage.path)
         if not overwrite and any(map(is_metadata_name, storage.names())):
-            raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", storage.given)
+            raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", storage.label())
         return save
 
     def renew(self) -> Self:
@@ -227,7 +227,7 @@ class Save:
             self.stock = chunks <= STOCK_CHUNKS or not self.extensions.chain
             if not self.stock:
                 text = "%s: without a pickle for torch's own readers, since it has %d chunks; `streamxf stock` adds it"
-                _log.warning(text, self.storage.given, chunks)
+                _log.warning(text, self.storage.label(), chunks)
         return self.stock is True
 
     def note_needs(self, item: str, data: memoryview) -> None:
@@ -293,7 +293,7 @@ def warn_unless_in_one_step(storage: Storage, stacklevel: int) -> None:
     """Warn of storage on which a crash while the metadata is replaced may leave no checkpoint at all."""
     if not storage.replaces_in_one_step:
         warnings.warn(
-            f"{storage.given} is not known to replace a file in one step: a crash while .metadata is written "
+            f"{storage.label()} is not known to replace a file in one step: a crash while .metadata is written "
             "may leave neither the old checkpoint nor the new one. Save into a new folder each time, or to a local or "
             "mounted file system, or to an object store",
             stacklevel=stacklevel,
@@ -329,5 +329,5 @@ def check_space(
             f"{f' by {ranks} ranks together' if together else ''}, and {left} are free. A checkpoint that is there "
             f"stays until the new one is published, so both need space. Nothing was written. {MAKE_ROOM}, "
             "or save elsewhere",
-            file=storage.given,
+            file=storage.label(),
         )

@@ -162,7 +162,7 @@ class Loader:
             try:
                 file = stack.enter_context(storage.open(name))
             except FileNotFoundError as error:
-                raise no_file(storage.full(name)) from error
+                raise no_file(storage.label(name)) from error
             if self._budget is not None:
                 self._budget.add(held_bytes(file.raw, file.size))
             file.access = Timed(file.access, self.meter.io)

@@ -129,7 +129,7 @@ class ChainReaderMixin(StorageMixin):
         self.save_id = None
         rank, storage = kwargs.get("rank"), self._storage
         name = metadata_name(rank)
-        path = storage.full(name)
+        path = storage.label(name)
         try:
             found = read_metadata(storage, name, self._access)
             self.save_id = found.index.save_id if found.index is not None else None
@@ -174,7 +174,7 @@ class ChainReaderMixin(StorageMixin):
         marked = copy.copy(plan)
         index = self._used.index
         # with metadata of single ranks, or of other writers, the ranks have no id in common
-        vars(marked)[_SAVE] = index.save_id if index is not None and index.rank is None else None, self._storage.given
+        vars(marked)[_SAVE] = index.save_id if index is not None and index.rank is None else None, self._storage.label()
         return marked
 
     @errors_reach_all_ranks

@@ -81,7 +81,7 @@ def read(storage: Storage, layout: HubLayout) -> tuple[Contents, dict[str, Shard
     found: dict[str, Item] = {}
     strays: list[str] = []
     for name in dict.fromkeys(placed.values()) or layout.shards:
-        with located(file=storage.full(name)):
+        with located(file=storage.label(name)):
             try:
                 with storage.child(name).open() as file:
                     shards[name] = read_shard(file, name)
@@ -96,7 +96,7 @@ def read(storage: Storage, layout: HubLayout) -> tuple[Contents, dict[str, Shard
         raise ContainerError(
             f"no shard contains {many(len(missing), 'tensor')} of the index, such as {shorten(one)!r}, which it places "
             f"in {shorten(placed[one])}",
-            file=storage.full(layout.index or ""),
+            file=storage.label(layout.index or ""),
         )
     found = {name: found[name] for name in dict.fromkeys([*placed, *found])}
     notes = []
@@ -105,7 +105,7 @@ def read(storage: Storage, layout: HubLayout) -> tuple[Contents, dict[str, Shard
     notes += notes_of_links(storage, filter(None, (layout.index, *shards)))
     listed = storage.names()
     sizes = sizes_of(sorted({*listed, *shards}), listed, lambda name: storage.child(name).open())
-    return Contents(storage.given, Format.HUGGING_FACE, found, sizes, notes=tuple(notes), extra=extra), shards
+    return Contents(storage.label(), Format.HUGGING_FACE, found, sizes, notes=tuple(notes), extra=extra), shards
 
 
 def notes_of_links(storage: Storage, names: Iterable[str]) -> list[str]:
@@ -148,7 +148,7 @@ def _read_index(storage: Storage, layout: HubLayout) -> tuple[dict[str, str], di
     """The shard of each tensor, and the index's metadata; both are empty if there is no index."""
     if layout.index is None:
         return {}, {}
-    with located(file=storage.full(layout.index)):
+    with located(file=storage.label(layout.index)):
         with storage.child(layout.index).open() as file:
             if file.size > MAX_INDEX:
                 raise ContainerError(f"the index has {file.size:,} bytes, {MAX_INDEX:,} are allowed")

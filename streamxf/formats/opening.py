@@ -64,19 +64,21 @@ def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
     if is_checkpoint(storage):
         return Format.DCP
     if not storage.is_folder():
-        with located(file=storage.given), storage.open() as file:
+        with located(file=storage.label()), storage.open() as file:
             found = format_of(file, storage.name)
         if found is None:
             raise no_checkpoint(storage, "neither as a .safetensors file nor as one of torch.save")
         return found
-    with located(file=storage.given):
+    with located(file=storage.label()):
         layout = huggingface.layout_of(storage.names(()))
     if layout is None:
         links: list[str] = []
         if parts := [part for part in parts_of(storage, links=links) if _is_known(storage.child(part))]:
             raise only_inside(storage, [part for part in parts if part.rpartition("/")[0] not in parts])
         beside = f"; links to folders are not followed ({some(links)})" if links else ""
-        raise NoCheckpointError(f"the folder holds no checkpoint{beside}; looked for {LOOKED_FOR}", file=storage.given)
+        raise NoCheckpointError(
+            f"the folder holds no checkpoint{beside}; looked for {LOOKED_FOR}", file=storage.label()
+        )
     return layout
 
 
@@ -85,7 +87,7 @@ def no_checkpoint(file: Storage, beginnings: str) -> NoCheckpointError:
     text = f"the file is not a checkpoint: it begins {beginnings}"
     if file.name.endswith(OF_DCP):
         text = "the file is a part of a checkpoint: name the folder that it lies in"
-    return NoCheckpointError(text, file=file.given)
+    return NoCheckpointError(text, file=file.label())
 
 
 def _is_known(place: Storage) -> bool:
@@ -119,7 +121,7 @@ def parts_of(storage: Storage, depth: int = 2, links: list[str] | None = None) -
     for folder, link in sorted(storage.folders().items()) if depth else ():
         if link is not None:
             if links is not None:
-                links.append(storage.full(folder))
+                links.append(storage.label(folder))
         elif folder[0] != ".":
             below += [f"{folder}/{part}".rstrip("/") for part in parts_of(storage.child(folder), depth - 1, links)]
     return [*own, *below, *files]
@@ -153,12 +155,12 @@ def _open_file(storage: Storage, kind: Format, access: Access) -> FileReader:
         raise UnsupportedError(
             "streamxf.open wrote this file: it is one stream of bytes and not a checkpoint. Read it with streamxf.open "
             "or, on the terminal, streamxf cat",
-            file=storage.given,
+            file=storage.label(),
         )
     name = storage.name
-    with located(file=storage.given), storage.open() as file:
+    with located(file=storage.label()), storage.open() as file:
         shard = (torchfile if kind is Format.TORCH else safetensors).read(file, name)
-        contents = Contents(storage.given, kind, shard.items, {name: file.size}, extra=shard.metadata)
+        contents = Contents(storage.label(), kind, shard.items, {name: file.size}, extra=shard.metadata)
     return FileReader(storage, contents, {name: shard}, access)
 
 
@@ -180,7 +182,7 @@ def contents_of(source: Source) -> Contents:
     signers = dict.fromkeys(each.signature[0] for each in vouchers if each.signature is not None)
     sizes, notes, incomplete = _files(source)
     return Contents(
-        source.storage.given,
+        source.storage.label(),
         Format.STREAMXF if own else Format.DCP,
         {label: item if item.name == label else replace(item, name=label) for label, item in source.stored.items()},
         sizes,

@@ -48,15 +48,15 @@ class FileReader(BoxReader):
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
         place = chunk.place
-        self.budget.spend_once(item.name, item.size, "the tensor", file=self.full(place.file), item=item.name)
+        self.budget.spend_once(item.name, item.size, "the tensor", file=self.label(place.file), item=item.name)
         strides = self.shards[place.file].strides.get(item.name)
         source = self._files[place.file].slice(place.at, place.size)
         if strides is not None:
             return strided_elements(source, itemsize_of(item), item.shape, strides)
         return Elements(BareBlocks(source), 0, itemsize_of(item), item.shape)
 
-    def full(self, file: str) -> str:
-        return self._place(file).given
+    def label(self, file: str) -> str:
+        return self._place(file).label()
 
     def load_object(self, name: str) -> Any:
         item = self.stored[name]
@@ -66,7 +66,7 @@ class FileReader(BoxReader):
         objects = self.shards[file].objects
         if name in objects:
             return objects[name]
-        with located(file=self.full(file), item=name):
+        with located(file=self.label(file), item=name):
             if self._loaded is None or self._loaded[0] != file:
                 self._loaded, self._named = (file, self._load(file)), {}
             value = self._loaded[1]

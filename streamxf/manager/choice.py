@@ -99,7 +99,7 @@ def choose(
         if not complete:
             if left := [each.name for each in records if each.kind == "unfinished"]:
                 text = "%s: the save of %s was never completed, and does not count"
-                _log.warning(text, run.storage.given, left[-1])
+                _log.warning(text, run.storage.label(), left[-1])
             if skipped:
                 raise _none(run, choice, name)
             return choice
@@ -139,7 +139,7 @@ def _none(run: Run, found: Choice, name: str | None) -> NoCheckpointError:
         advice.append("`streamxf salvage` saves the intact items of a damaged one; to start over, use an empty folder")
     why = f" ({found.why})" if found.skipped else ""
     text = f"{what} can be resumed from{why}. Nothing was removed; {'; '.join(advice)}"
-    return NoCheckpointError(text, file=run.storage.given)
+    return NoCheckpointError(text, file=run.storage.label())
 
 
 def by_metric(records: Sequence[Record], metric: str, mode: str) -> list[Record]:
@@ -233,7 +233,7 @@ def clear(storage: Storage, record: Record) -> None:
         try:
             remove_entry(storage, f"{FOLDER}/damage-{record.save_id}")
         except OSError as error:
-            _log.debug("%s: %s", storage.given, error)
+            _log.debug("%s: %s", storage.label(), error)
 
 
 def _check_published(place: Storage, authority: Authority, check: Verify, part: Part) -> None:
@@ -265,7 +265,7 @@ def _check_commit(folder: Folder, check: Verify, part: Part) -> None:
         return
     for number, (path, digest) in enumerate(sorted(digests.items())):
         if number % part[1] == part[0] and digest_of(place, path) != digest:
-            raise ContainerError("the SHA-256 of the file is not that which was committed", file=place.full(path))
+            raise ContainerError("the SHA-256 of the file is not that which was committed", file=place.label(path))
     if part[0] == 0:  # what DCP wrote below has checksums of its own
         for path in commit.files if authority.strict else commit.files.keys() - digests.keys():
             below, _, name = path.rpartition("/")
@@ -283,7 +283,7 @@ def check_alone(folder: Folder, commit: Commit) -> None:
         text = f"{', '.join(others[:3])} {'is' if len(others) == 1 else 'are'} not among the committed files"
         if folder.authority.strict:
             raise MetadataError(f"{text}, and might be loaded: nothing authenticates it. Look at it, and move it away")
-        _warn_once(f"{folder.place.given}: {text}, and might be loaded")
+        _warn_once(f"{folder.place.label()}: {text}, and might be loaded")
 
 
 @lru_cache(1000)

@@ -81,7 +81,7 @@ class Folder:
         for file in filter(SUPPLEMENT.fullmatch, self.top):
             said, doubt = self.note(file, Supplement.of_json)
             if said is None or doubt:
-                _log.warning("%s", escaped(f"{self.place.full(file)} is ignored: {doubt}"))
+                _log.warning("%s", escaped(f"{self.place.label(file)} is ignored: {doubt}"))
                 lost = True
             elif said.save_id == save_id:
                 found.append(said)
@@ -97,15 +97,15 @@ class Folder:
         for path, file in commit.files.items():
             entry = self.files.get(path)
             if entry is None:
-                raise ContainerError("the file is gone", file=self.place.full(path))
+                raise ContainerError("the file is gone", file=self.place.label(path))
             if entry.size != file.size:
                 raise ContainerError(
                     f"the file had {file.size} bytes when it was committed, and now has {entry.size}",
-                    file=self.place.full(path),
+                    file=self.place.label(path),
                 )
             if file.checksum is not None and checksum_of(entry) not in (None, file.checksum):
                 raise ContainerError(
-                    "the store's checksum of the file has changed since it was committed", file=self.place.full(path)
+                    "the store's checksum of the file has changed since it was committed", file=self.place.label(path)
                 )
         return commit
 

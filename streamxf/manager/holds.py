@@ -72,10 +72,10 @@ def hold(path: Location, *, storage_options: Mapping[str, Any] | None = None) ->
     """
     place = open_storage(path, storage_options)
     if place.near and not (place.exists() and place.is_folder()):
-        raise NoCheckpointError("there is no such folder", file=place.given)
+        raise NoCheckpointError("there is no such folder", file=place.label())
     run, name = run_of(place)
     if not name:
-        raise ParameterError(f"{place.given!r:.80} is not the folder of a checkpoint in a run's folder")
+        raise ParameterError(f"{place.label()!r:.80} is not the folder of a checkpoint in a run's folder")
     with holding(Run.at(run), name):
         yield
 
@@ -91,7 +91,7 @@ def holding(run: Run, name: str) -> Iterator[None]:
         record = run.record(name)
         if record is None or not record.complete:
             state = "there is none" if record is None else f"it is {record.kind}"
-            raise NoCheckpointError(f"no complete checkpoint: {state}", file=storage.full(name))
+            raise NoCheckpointError(f"no complete checkpoint: {state}", file=storage.label(name))
         yield
 
 
@@ -129,7 +129,7 @@ def held(storage: Storage, *, tidies: bool = False) -> dict[str, str]:
         try:
             remove_entry(storage, *over)
         except Exception as error:  # of whatever class: they count for nothing, and must not stop a removal
-            _log.debug("%s: %s", storage.full(_HOLDS), error)
+            _log.debug("%s: %s", storage.label(_HOLDS), error)
     return found
 
 

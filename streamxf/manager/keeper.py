@@ -137,7 +137,7 @@ class Keeper:
         volume = self._storage.volume()
         if self._keep.keeps_all or not (full or (volume is not None and volume.free < self._size * _MARGIN)):
             return False
-        _log.warning("%s: applying the rules before %s is saved, which would not fit", self._storage.given, name)
+        _log.warning("%s: applying the rules before %s is saved, which would not fit", self._storage.label(), name)
         coming = Record(name, time.time(), self._size, {})
         return bool(self._submit("no room could be made", self._forget, {}, coming).result())
 
@@ -174,7 +174,7 @@ class Keeper:
             _log.warning(
                 "%s: %s of earlier jobs, %s, stay regardless of the rules: this job can verify only its own. Give the "
                 "chain's Encrypt a signer",
-                self._storage.given,
+                self._storage.label(),
                 many(len(older), "checkpoint"),
                 size_text(sum(record.bytes or 0 for record in older)),
             )
@@ -193,7 +193,7 @@ class Keeper:
     def _note(self, name: str, save: _Save) -> None:
         storage, run = self._storage, self._run
         if storage.is_link(name):
-            _log.warning("%s is a link, in whose place this save puts a folder", storage.full(name))
+            _log.warning("%s is a link, in whose place this save puts a folder", storage.label(name))
             remove_tree(storage, name, [], [])
         folder = run.folder(name)
         files, ours = folder.files, folder.contents()
@@ -250,7 +250,7 @@ class Keeper:
             folder = self._run.folder(name)
         record = self._run.record(name, folder)
         if record is None:
-            raise NoCheckpointError("it has been removed meanwhile", file=self._storage.full(name))
+            raise NoCheckpointError("it has been removed meanwhile", file=self._storage.label(name))
         if (known := save_id or record.save_id) is not None:
             self._run.authority.published[known] = name
             if more:
@@ -272,7 +272,7 @@ class Keeper:
         folder = self._run.folder(name)
         place, files = folder.place, written_since(folder.files, save.before, digests)
         if not files:
-            raise NoCheckpointError("nothing was saved there", file=place.given)
+            raise NoCheckpointError("nothing was saved there", file=place.label())
         found = {
             path: CommittedFile(entry.size or 0, digests.get(path), checksum_of(entry))
             for path, entry in sorted(files.items())
@@ -284,7 +284,7 @@ class Keeper:
         try:
             check_alone(folder, commit)
         except MetadataError as error:
-            _log.warning("%s will not be resumed from as it is: %s", place.given, error)
+            _log.warning("%s will not be resumed from as it is: %s", place.label(), error)
         authority.published[commit.save_id] = name
         self._size = sum(file.size for file in found.values())
         self.resumed = None

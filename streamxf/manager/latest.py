@@ -82,7 +82,7 @@ def latest(
         return None
     choice = latest_in(run, verify, best=None if best is None else (best, mode), ranks=ranks)
     if choice.record is None and choice.skipped:
-        raise NoCheckpointError(f"no checkpoint can be resumed from ({choice.why})", file=storage.given)
+        raise NoCheckpointError(f"no checkpoint can be resumed from ({choice.why})", file=storage.label())
     if choice.record is None:
         return None
     name = choice.record.name

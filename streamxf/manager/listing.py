@@ -120,7 +120,7 @@ class Run:
                 raise ParameterError(
                     f"checkpoints of {len(found)} runs lie in one folder ({shown}), so it is not clear which run this "
                     "is: pass run_id= with the one that is meant, or move the others away",
-                    file=self.storage.given,
+                    file=self.storage.label(),
                 )
             self.run_id = next(iter(found), None)
         return self.run_id
@@ -156,7 +156,7 @@ class Run:
         then.
         """
         near = self.storage.near
-        mark = self.storage.marks(record.name, _MARKED)[1] if near else (listing_mark(folder.files) or "/")[1:]
+        mark = self.storage.fingerprints(record.name, _MARKED)[1] if near else (listing_mark(folder.files) or "/")[1:]
         if mark and not record.link and not any(map(SUPPLEMENT.fullmatch, folder.top)):
             known = self._rows.known(record.name, looked=not self.authority.strict)
             if known is not None and known[0].endswith(f"/{mark}") and known[1].save_id == record.save_id:
@@ -222,7 +222,7 @@ class Run:
             self._rows.note(name, mark if self.storage.near else listing_mark(folder.files), record)
         if record is None or not folder.is_link:
             return record
-        record, base = replace(record, link=folder.place.given), self.storage.real()
+        record, base = replace(record, link=folder.place.label()), self.storage.real()
         trusted = self.authority.strict or os.path.commonpath([base, os.path.dirname(record.link)]) == base
         return record if trusted or not record.verified else replace(record, verified=False, note=record.note or _OUT)
 
@@ -231,7 +231,7 @@ def folder_mark(storage: Storage, name: str) -> str | None:
     """What changes with the names in a local folder, and with its metadata or commit record; None where there is
     neither, and while its times may not show the next change.
     """
-    folder, file = storage.marks(name, _MARKED)
+    folder, file = storage.fingerprints(name, _MARKED)
     return None if folder is None or file is None else f"{folder}/{file}"
 
 
@@ -288,9 +288,9 @@ def records_of(run: Run, *, sure: bool = False) -> list[Record]:
     if not of_framework and "" not in parts:
         what = f"there are no folders of checkpoints here, only files ({some(parts)}); if they are a checkpoint,"
     raise UnsupportedError(
-        f"{what} the run is the folder that it lies in: `streamxf list {shlex.quote(run_of(storage)[0].given)}` shows "
-        "what is there",
-        file=storage.given,
+        f"{what} the run is the folder that it lies in: `streamxf list {shlex.quote(run_of(storage)[0].label())}` "
+        "shows what is there",
+        file=storage.label(),
     )
 
 
@@ -317,6 +317,6 @@ def check_folder(storage: Storage) -> None:
     """Raise NoCheckpointError if there is no such folder, UnsupportedError if it is a file."""
     try:
         if not storage.is_folder():
-            raise UnsupportedError("this is a file, and not a folder of checkpoints", file=storage.given)
+            raise UnsupportedError("this is a file, and not a folder of checkpoints", file=storage.label())
     except FileNotFoundError:
-        raise NoCheckpointError("there is no such folder", file=storage.given) from None
+        raise NoCheckpointError("there is no such folder", file=storage.label()) from None

@@ -538,7 +538,7 @@ class CheckpointManager:
         """Pass these over, and say so once."""
         for name, reason in reasons.items():
             if name not in self.skipped and self._agreement.rank == 0:
-                _log.warning("%s is passed over: %s", escaped(self._storage.full(name)), escaped(reason))
+                _log.warning("%s is passed over: %s", escaped(self._storage.label(name)), escaped(reason))
             self.skipped[name] = reason
 
     def _resumed(self, record: Record) -> None:

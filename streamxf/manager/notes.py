@@ -148,7 +148,7 @@ def notes_in(storage: Storage, authority: Authority, names: str, make: Callable[
             if not authority.doubt(note.check, note.signed_by):
                 found[file] = _parsed(make, note.content)
         except MetadataError as error:
-            _log.debug("%s", escaped(f"{storage.full(file)} is ignored: {error.message}"))
+            _log.debug("%s", escaped(f"{storage.label(file)} is ignored: {error.message}"))
     return found
 
 

@@ -83,9 +83,9 @@ def _remove_unchanged(
             failed[name] = f"{type(left).__name__}: {left}"
         elif left and notes[name]:
             text = "%s still holds %s, since nothing says whose they are (%s): delete it if you need none"
-            _log.warning(text, escaped(run.storage.full(name)), many(len(left), "file"), escaped(notes[name]))
+            _log.warning(text, escaped(run.storage.label(name)), many(len(left), "file"), escaped(notes[name]))
         elif left:
-            _log.info("%s: %d files stay that are not of the checkpoint", escaped(run.storage.full(name)), len(left))
+            _log.info("%s: %d files stay that are not of the checkpoint", escaped(run.storage.label(name)), len(left))
     return failed
 
 
@@ -132,7 +132,7 @@ def finish(run: Run, series: str, *, session: str = "", saves: bool = False, ext
                 with lock(run.storage.child(name), links=False):
                     remove_tree(run.storage, name, [], left)
         except (OSError, StreamxfError) as error:
-            _log.warning("%s", escaped(f"{run.storage.full(name)} could not be cleaned up: {error}"))
+            _log.warning("%s", escaped(f"{run.storage.label(name)} could not be cleaned up: {error}"))
             over.discard(announced.get(name, ""))
     for name in run.names if saves and run.storage.near else ():
         if series_of(name) == series and name not in records:

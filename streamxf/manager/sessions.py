@@ -104,11 +104,11 @@ class Sessions:
             raise AbortedError(
                 f"{who} saves to this run, too: two jobs in one folder remove and replace each other's checkpoints. "
                 "End one of them, or give this one a folder, or a name=, of its own",
-                file=self._storage.given,
+                file=self._storage.label(),
             )
         if held is None:
             text = "%s: %s has not said that it ended. If it still saves there, end one of the two jobs"
-            _log.warning(text, self._storage.given, who)
+            _log.warning(text, self._storage.label(), who)
 
     def seen(self, ended: bool = False) -> None:
         """Give a sign of life."""

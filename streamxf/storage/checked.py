@@ -19,7 +19,7 @@ def checked(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def call(storage: Any, *given: Any, **more: Any) -> Any:
-        file = storage.full(given[0]) if given and isinstance(given[0], str) else storage.given
+        file = storage.label(given[0] if given and isinstance(given[0], str) else "")
         with _errors(file):
             found = method(storage, *given, **more)
             return found if check is None else check(found, file)

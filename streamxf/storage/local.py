@@ -53,8 +53,8 @@ class LocalStorage(Storage, raises_only_known=True):
     near = True
     has_links = True
 
-    def __init__(self, path: str | os.PathLike[str], given: str | None = None, folder: int | None = None) -> None:
-        super().__init__(os.fspath(path), os.fspath(path) if given is None else given)
+    def __init__(self, path: str | os.PathLike[str], location: str | None = None, folder: int | None = None) -> None:
+        super().__init__(os.fspath(path), os.fspath(path) if location is None else location)
         self.folder = folder
         self._close: Callable[[], Any] | None = None
 
@@ -63,7 +63,7 @@ class LocalStorage(Storage, raises_only_known=True):
         """The descriptor while it is held, or else the path."""
         return self.path if self.folder is None else self.folder
 
-    def inner(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
         return os.path.join(self.path, name) if name else self.path
 
     def parent(self) -> tuple[Storage, str]:
@@ -71,13 +71,13 @@ class LocalStorage(Storage, raises_only_known=True):
         return LocalStorage(folder), name
 
     def real(self, name: str = "") -> str:
-        return os.path.realpath(self.inner(name))
+        return os.path.realpath(self.path_of(name))
 
-    def _at(self, given: str, path: str) -> Storage:
-        return LocalStorage(path, given)
+    def _at(self, location: str, path: str) -> Storage:
+        return LocalStorage(path, location)
 
     def is_link(self, name: str) -> bool:
-        return os.path.islink(self.inner(name))
+        return os.path.islink(self.path_of(name))
 
     # -- listing -----------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class LocalStorage(Storage, raises_only_known=True):
     def folders(self) -> dict[str, str | None]:
         with os.scandir(self.path) as entries:
             found = {each.name: os.path.realpath(each.path) if each.is_symlink() else None for each in entries}
-        return {name: link for name, link in found.items() if os.path.isdir(link or self.inner(name))}
+        return {name: link for name, link in found.items() if os.path.isdir(link or self.path_of(name))}
 
     def below(self, path: str = "", *, folders: bool = False) -> Iterator[StorageEntry]:
         with opened(self.place, components(path) if path else ["."]) as top:
@@ -135,27 +135,27 @@ class LocalStorage(Storage, raises_only_known=True):
         return found
 
     def held(self, name: str, size: int | None) -> int:
-        return held_at(self.inner(name))
+        return held_at(self.path_of(name))
 
     def version(self, name: str = "") -> object:
         """Times of writing alone would not do: programs that copy files set them back."""
         try:
             with _missing_files():
-                facts = os.stat(self.inner(name))
+                facts = os.stat(self.path_of(name))
         except FileNotFoundError:
             return None
         return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
 
-    def marks(self, folder: str, names: Iterable[str]) -> tuple[str | None, str | None]:
+    def fingerprints(self, folder: str, names: Iterable[str]) -> tuple[str | None, str | None]:
         """The first is None, too, while the folder's times may not show the next change."""
         of_folder = None
         with suppress(OSError):
-            facts = os.lstat(self.inner(folder))
+            facts = os.lstat(self.path_of(folder))
             if stat.S_ISDIR(facts.st_mode) and facts.st_mtime_ns + _SETTLED <= time.time_ns():
                 of_folder = f"{facts.st_ino:x}.{facts.st_mtime_ns:x}"
         for name in names:
             with suppress(OSError):
-                facts = os.lstat(self.inner(f"{folder}/{name}"))
+                facts = os.lstat(self.path_of(f"{folder}/{name}"))
                 marks = facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
                 return of_folder, ".".join(f"{mark:x}" for mark in marks)
         return of_folder, None
@@ -165,7 +165,7 @@ class LocalStorage(Storage, raises_only_known=True):
 
     def _target(self, name: str) -> str:
         """What a call is given beside ``dir_fd=self.folder``."""
-        return self.inner(name) if self.folder is None else name
+        return self.path_of(name) if self.folder is None else name
 
     @contextmanager
     def _below(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
@@ -181,13 +181,13 @@ class LocalStorage(Storage, raises_only_known=True):
         with self._opened(name) as raw:
             if (size := size_of(raw)) is None:
                 raise self._no_size(name)
-            yield StoredFile(self.full(name), size, raw, access_to(raw))
+            yield StoredFile(self.label(name), size, raw, access_to(raw))
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         """Looked at first, since to open a device may do something; and again, since it may be another one by then."""
         with self._below(path) as (folder, name):
             if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-                raise NotRegular(errno.EINVAL, "this is not a regular file; it was not read", self.full(path))
+                raise NotRegular(errno.EINVAL, "this is not a regular file; it was not read", self.label(path))
             with open_regular(name, folder) as file:
                 file.seek(start)
                 data = bytearray()
@@ -196,7 +196,7 @@ class LocalStorage(Storage, raises_only_known=True):
                 return bytes(data)
 
     def _opened(self, name: str) -> IO[bytes]:
-        path = self.inner(name)
+        path = self.path_of(name)
         with _missing_files():
             if not name:
                 self._check_regular(path, name)
@@ -218,13 +218,13 @@ class LocalStorage(Storage, raises_only_known=True):
         device in place of a file, which might never end. Returns where it is in the folder, links resolved.
         """
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise MetadataError(NOT_REGULAR, file=self.full(name))
+            raise MetadataError(NOT_REGULAR, file=self.label(name))
         base, real = self.real(), os.path.realpath(path)
         if name and os.path.commonpath([base, real]) != base:
             raise MetadataError(
                 f"this is a link to {real}, outside the checkpoint's folder; it was not followed. Put the file itself "
                 "there if you trust it",
-                file=self.full(name),
+                file=self.label(name),
             )
         return os.path.relpath(real, base).split(os.sep)
 
@@ -251,12 +251,12 @@ class LocalStorage(Storage, raises_only_known=True):
                 write_all(file, data)
         except OSError as error:
             if error.filename is not None:  # which is a name in the folder, or that of the draft
-                error.filename, error.filename2 = self.inner(path), None
+                error.filename, error.filename2 = self.path_of(path), None
             raise
         if make and sync:
             parts = path.split("/")
             for depth in range(len(parts) - 1):  # the names of folders that may be new
-                sync_folder(self.inner("/".join(parts[:depth])))
+                sync_folder(self.path_of("/".join(parts[:depth])))
 
     def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
         self.put(path, data)
@@ -267,7 +267,7 @@ class LocalStorage(Storage, raises_only_known=True):
         try:
             raw = create(self._target(path), folder=self.folder, anew=False)
         except OSError as error:
-            error.filename = self.inner(path)
+            error.filename = self.path_of(path)
             raise
         with io.BufferedWriter(raw) as file:
             yield file
@@ -280,7 +280,7 @@ class LocalStorage(Storage, raises_only_known=True):
         return _unlink_each(self.place, paths)
 
     def make_folder(self, path: str = "", *, durable: bool = True) -> list[Path]:
-        folder = self.inner(path)
+        folder = self.path_of(path)
         made = missing_folders(folder)
         os.makedirs(folder, exist_ok=True)
         if durable:
@@ -336,8 +336,8 @@ class LocalStorage(Storage, raises_only_known=True):
             if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise
             text = "a link, or a file, was put in the place of this folder, and nothing was saved: find out by whom"
-            raise AbortedError(text, file=self.given) from error
-        held = LocalStorage(self.path, self._given, descriptor)
+            raise AbortedError(text, file=self.label()) from error
+        held = LocalStorage(self.path, self._location, descriptor)
         held._close = close = weakref.finalize(held, os.close, descriptor)
         close.atexit = False  # threads may still be writing there
         return held
@@ -345,7 +345,7 @@ class LocalStorage(Storage, raises_only_known=True):
     def let_go(self) -> LocalStorage:
         if self._close is not None:
             self._close()
-        return LocalStorage(self.path, self._given)
+        return LocalStorage(self.path, self._location)
 
     def was_swapped(self) -> bool:
         return self.folder is not None and not is_still(self.folder, self.path)

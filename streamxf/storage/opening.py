@@ -37,14 +37,14 @@ def open_storage(path: Location, storage_options: Mapping[str, Any] | None = Non
     return storage_over(filesystem, inner, text)
 
 
-def storage_over(filesystem: Any, path: str, given: str) -> Storage:
+def storage_over(filesystem: Any, path: str, location: str) -> Storage:
     """A path in a file system of fsspec's; None is the local one, which may also lie below others of its layers."""
     if filesystem is None:
-        return LocalStorage(path, given)
+        return LocalStorage(path, location)
     for place, names in layers_of(filesystem, path):
         if "file" in names:
-            return LocalStorage(str(place), given)
-    return RemoteStorage(path, filesystem, given)
+            return LocalStorage(str(place), location)
+    return RemoteStorage(path, filesystem, location)
 
 
 def are_same(first: Location, second: Location) -> bool:

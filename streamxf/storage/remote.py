@@ -42,10 +42,10 @@ _NOT_LITERAL = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]")
 class RemoteStorage(Storage):
     """A folder or a file of a file system of fsspec's."""
 
-    def __init__(self, path: str, filesystem: Any, given: str | None = None) -> None:
+    def __init__(self, path: str, filesystem: Any, location: str | None = None) -> None:
         self.filesystem = filesystem
         layers = tuple(layers_of(filesystem, path))
-        super().__init__(layers[0][0] if layers else path, path if given is None else given)
+        super().__init__(layers[0][0] if layers else path, path if location is None else location)
         self.protocol = layers[-1][1][0] if layers else "file"  # that below all layers: ``s3``, ``sftp``, ...
         self.has_links = self.protocol not in _FLAT
         self.is_cached = any(_CACHES.intersection(names) for _, names in layers)
@@ -53,9 +53,9 @@ class RemoteStorage(Storage):
 
     @property
     def conditional(self) -> bool:  # type: ignore[override]
-        return multipart_of(self.filesystem, self.inner("any")) is not None
+        return multipart_of(self.filesystem, self.path_of("any")) is not None
 
-    def inner(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
         return f"{self.path.rstrip('/') or '/'}/{name}" if name else self.path
 
     def forget_listings(self) -> None:
@@ -66,7 +66,7 @@ class RemoteStorage(Storage):
     def info(self, path: str = "") -> StorageEntry:
         self.forget_listings()
         try:
-            return _entry(path, self.filesystem.info(self.inner(path)))
+            return _entry(path, self.filesystem.info(self.path_of(path)))
         except FileNotFoundError as error:
             cause = error.__cause__
             if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
@@ -76,15 +76,15 @@ class RemoteStorage(Storage):
     def entries(self, path: str = "") -> Iterator[StorageEntry]:
         self._check_folders(path)
         self.forget_listings()
-        for entry in self.filesystem.ls(self.inner(path), detail=True):
+        for entry in self.filesystem.ls(self.path_of(path), detail=True):
             yield _entry(_last(entry), entry)
 
     def below(self, path: str = "", *, folders: bool = False) -> Iterator[StorageEntry]:
         self.forget_listings()
         if path and (_NOT_LITERAL.search(path) or self.is_link(path)):
             return
-        base = self.inner(path).rstrip("/") + "/"
-        for found, entry in self.filesystem.find(self.inner(path), withdirs=folders, detail=True).items():
+        base = self.path_of(path).rstrip("/") + "/"
+        for found, entry in self.filesystem.find(self.path_of(path), withdirs=folders, detail=True).items():
             if found.startswith(base) and found != base:
                 yield _entry(found.removeprefix(base), entry)
 
@@ -100,23 +100,23 @@ class RemoteStorage(Storage):
                 if any(key in listed.get(name, ()) for key in _WRITTEN):
                     found[name] = _written_in(listed[name])
                 else:
-                    found[name] = _seconds(self.filesystem.modified(self.inner(name)))  # a request
+                    found[name] = _seconds(self.filesystem.modified(self.path_of(name)))  # a request
         return found
 
     def version(self, name: str = "") -> object:
         self.forget_listings()
-        return self.filesystem.ukey(self.inner(name))
+        return self.filesystem.ukey(self.path_of(name))
 
     def _check_folders(self, path: str) -> None:
         """Refuse a path through a link, where there may be some."""
         for above in _above(path) if self.has_links else ():
             if self._kind(above) != "folder":
-                raise NotADirectoryError(errno.ENOTDIR, f"{above} is a link, or no folder", self.full(path))
+                raise NotADirectoryError(errno.ENOTDIR, f"{above} is a link, or no folder", self.label(path))
 
     def _kind(self, path: str) -> Kind | None:
         """What is there by a listing, which follows no link at the end of the path."""
         self.forget_listings()
-        above, _, last = self.inner(path).rpartition("/")
+        above, _, last = self.path_of(path).rpartition("/")
         with suppress(FileNotFoundError, NotADirectoryError):
             found = {_last(each): each for each in self.filesystem.ls(above or "/", detail=True)}
             return _entry(last, found[last]).kind if last in found else None
@@ -129,21 +129,21 @@ class RemoteStorage(Storage):
         options: dict[str, Any] = {"cache_type": "none"} if random else {}
         if step is not None:
             options["block_size"] = step
-        with self.filesystem.open(self.inner(name), "rb", **options) as raw:
+        with self.filesystem.open(self.path_of(name), "rb", **options) as raw:
             if (size := size_of(raw)) is None:
                 raise self._no_size(name)
             if not is_asynchronous(self.filesystem):
-                yield StoredFile(self.full(name), size, raw, access_to(raw))
+                yield StoredFile(self.label(name), size, raw, access_to(raw))
                 return
-            with closing(FetchedFile(self.filesystem, self.inner(name), size)) as fetched:
-                yield StoredFile(self.full(name), size, raw, fetched, fetched)
+            with closing(FetchedFile(self.filesystem, self.path_of(name), size)) as fetched:
+                yield StoredFile(self.label(name), size, raw, fetched, fetched)
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         if self.has_links:
             self._check_folders(path.rpartition("/")[0])
             if self._kind(path) != "file":
-                raise FileNotFoundError(errno.ENOENT, "there is no such regular file", self.full(path))
-        place, filesystem = self.inner(path), self.filesystem
+                raise FileNotFoundError(errno.ENOENT, "there is no such regular file", self.label(path))
+        place, filesystem = self.path_of(path), self.filesystem
         try:
             if is_asynchronous(filesystem):
                 return bytes(made(filesystem, lambda: filesystem._cat_file(place, start=start, end=stop)))
@@ -160,7 +160,7 @@ class RemoteStorage(Storage):
         filesystem = self.filesystem
         if self.has_links or not is_asynchronous(filesystem):
             return super().fetch(path, start, stop)
-        return begun(filesystem, lambda: filesystem._cat_file(self.inner(path), start=start, end=stop))
+        return begun(filesystem, lambda: filesystem._cat_file(self.path_of(path), start=start, end=stop))
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class RemoteStorage(Storage):
         if make and self.has_links:
             for above in _above(path):
                 if self._kind(above) == "link":
-                    raise NotADirectoryError(errno.ENOTDIR, f"{above} is a link", self.full(path))
+                    raise NotADirectoryError(errno.ENOTDIR, f"{above} is a link", self.label(path))
             self.make_folder(path.rpartition("/")[0])
         super().put(path, data, **how)
 
@@ -176,7 +176,7 @@ class RemoteStorage(Storage):
         self._replace(path, data, over, lambda: None)
 
     def _replace(self, path: str, data: bytes, over: str | None, check: Check) -> None:
-        place = self.inner(path)
+        place = self.path_of(path)
         try:
             if self.protocol in _RENAMES:
                 with self._renamed(place) as draft:
@@ -208,7 +208,7 @@ class RemoteStorage(Storage):
             raise
 
     def create(self, path: str = "") -> AbstractContextManager[IO[bytes]]:
-        return creating(self.filesystem, self.inner(path))
+        return creating(self.filesystem, self.path_of(path))
 
     @contextmanager
     def replacing(self) -> Iterator[IO[bytes]]:
@@ -218,11 +218,11 @@ class RemoteStorage(Storage):
             yield file
 
     def make_folder(self, path: str = "", *, durable: bool = True) -> list[Path]:
-        self.filesystem.makedirs(self.inner(path), exist_ok=True)
+        self.filesystem.makedirs(self.path_of(path), exist_ok=True)
         return []
 
     def stamp(self, name: str) -> str | None:
-        return stamp_of(self.filesystem, self.inner(name))
+        return stamp_of(self.filesystem, self.path_of(name))
 
     def uploads(self) -> list[PendingUpload]:
         return pending_uploads(self.filesystem, self.path)
@@ -235,21 +235,21 @@ class RemoteStorage(Storage):
             raise ParameterError(f"{ascii(name)[:80]} cannot be removed: not all clients of stores take it literally")
 
     def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
-        places = {self.inner(path): path for path in paths}
+        places = {self.path_of(path): path for path in paths}
         failed = remove_files(self.filesystem, places)
         self.forget_listings()
         return {places[place]: error for place, error in failed.items()}
 
     def remove_all(self) -> None:
         if self.is_link(""):
-            raise OSError(errno.ELOOP, "this is a link, which cannot be removed from here", self.given)
+            raise OSError(errno.ELOOP, "this is a link, which cannot be removed from here", self.label())
         super().remove_all()
 
     def prune(self, path: str) -> list[str]:
         self.forget_listings()
         if not self.has_links and self.protocol != "memory":
             return []
-        place = self.inner(path)
+        place = self.path_of(path)
         try:
             found = self.filesystem.find(place, withdirs=True, detail=True)
             left = sorted(path for path, entry in found.items() if entry.get("type") != "directory")

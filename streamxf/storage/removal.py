@@ -96,7 +96,7 @@ def files_of(storage: Storage, name: str, most: int = MOST) -> Entries:
             raise
         return {}
     if more:
-        _log.warning("%s holds more than %d files; the others are not looked at", escaped(storage.full(name)), most)
+        _log.warning("%s holds more than %d files; the others are not looked at", escaped(storage.label(name)), most)
     return found
 
 
@@ -123,7 +123,7 @@ def _remove_batch(
     wanted: dict[str, list[list[str]]] = {}
     for name, (first, rest) in orders.items():
         if storage.is_link(name):
-            done[name] = OSError(errno.ELOOP, "this is a link, which cannot be removed from here", storage.full(name))
+            done[name] = OSError(errno.ELOOP, "this is a link, which cannot be removed from here", storage.label(name))
             continue
         wanted[name] = [[*first], [*rest][:-1], [*rest][-1:]]
         if storage.has_links:  # which a listing does not enter

@@ -45,10 +45,10 @@ def small_names(storage: Storage, folder: str) -> dict[str, int]:
         if error.errno not in NOT_THERE and not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise
         if not isinstance(error, FileNotFoundError):
-            _tell(storage.full(folder), "it is no folder, or a link")
+            _tell(storage.label(folder), "it is no folder, or a link")
         return {}
     if more:
-        _tell(f"what else is in {storage.full(folder)}", f"there are more than {MOST_NAMES} names")
+        _tell(f"what else is in {storage.label(folder)}", f"there are more than {MOST_NAMES} names")
     return {each.name: each.size for each in found if each.size is not None}
 
 
@@ -62,11 +62,11 @@ def small_files(storage: Storage, folder: str, wanted: Callable[[str], bool]) ->
     for name, size in sorted(small_names(storage, folder).items()):
         if not wanted(name):
             continue
-        place = storage.full(_join(folder, name))
+        place = storage.label(_join(folder, name))
         if size > MOST_BYTES:
             _tell(place, f"it has {size} bytes")
         elif held + size > MOST_IN_ALL:
-            _tell(f"what else is in {storage.full(folder)}", f"the files there have more than {MOST_IN_ALL} bytes")
+            _tell(f"what else is in {storage.label(folder)}", f"the files there have more than {MOST_IN_ALL} bytes")
             break
         elif not size:
             found[name] = b""
@@ -79,7 +79,7 @@ def small_files(storage: Storage, folder: str, wanted: Callable[[str], bool]) ->
         try:
             data = _received(storage, path, MOST_BYTES, answer)
         except Exception as error:  # of whatever class; these files may be lost
-            _tell(storage.full(path), f"{type(error).__name__}: {error}")
+            _tell(storage.label(path), f"{type(error).__name__}: {error}")
         if data is not None and (left := left - len(data)) >= 0:  # they may have grown
             found[name] = data
     return found
@@ -111,9 +111,9 @@ def _received(storage: Storage, path: str, most: int, data: bytes | Exception) -
         if not isinstance(data, NotRegular | NotADirectoryError) and getattr(data, "errno", None) not in NOT_THERE:
             raise data
         behind = "it lies behind a link, or in place of a folder there is something else"
-        _tell(storage.full(path), "it is no regular file" if isinstance(data, NotRegular) else behind)
+        _tell(storage.label(path), "it is no regular file" if isinstance(data, NotRegular) else behind)
         return None
     if len(data) > most:
-        _tell(storage.full(path), f"it has more than {most} bytes")
+        _tell(storage.label(path), f"it has more than {most} bytes")
         return None
     return data

@@ -71,21 +71,21 @@ class Storage(ABC):
     implementation.
 
     Each method takes a path below this place, "" being the place itself. Its parts are separated by ``/`` and taken
-    literally: ``*``, ``?`` and ``..`` have no meaning. `inner` turns it into a path from the storage's root. Any method
-    may be called in several threads at once. An exception that is neither an OSError nor streamxf's becomes a
+    literally: ``*``, ``?`` and ``..`` have no meaning. `path_of` turns it into a path from the storage's root. Any
+    method may be called in several threads at once. An exception that is neither an OSError nor streamxf's becomes a
     `ForeignError`, which has it as its cause.
 
     Parameters
     ----------
     path : str
         From the storage's root, ``/`` between its parts; "" is the root.
-    given : str, optional
-        The name of this place in errors and reports.
+    location : str, optional
+        What opens this place again, such as a URL; its name in errors and reports.
     """
 
     near: ClassVar[bool] = False
     """Whether it is a folder of this machine or mounted there: files are read and listed without requests, and folders
-    have locks and `marks`.
+    have locks and `fingerprints`.
     """
     has_links: bool = False
     """Whether a name may stand for a link, or for something else that is not a regular file."""
@@ -102,12 +102,12 @@ class Storage(ABC):
             if not name.startswith("_") and inspect.isfunction(method := vars(cls)[name]):
                 setattr(cls, name, checked(method))
 
-    def __init__(self, path: str = "", given: str | None = None) -> None:
+    def __init__(self, path: str = "", location: str | None = None) -> None:
         self.path = path
-        self._given = f"{type(self).__name__}:{path}" if given is None else given
+        self._location = f"{type(self).__name__}:{path}" if location is None else location
 
     def __str__(self) -> str:
-        return self.given
+        return self.label()
 
     # -- what an implementation says ---------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Storage(ABC):
         raise self._read_only()
 
     def _read_only(self) -> Exception:
-        return UnsupportedError("this storage is only read", file=self.given)
+        return UnsupportedError("this storage is only read", file=self.label())
 
     # -- where it is -------------------------------------------------------------------------------
 
@@ -156,39 +156,36 @@ class Storage(ABC):
     def name(self) -> str:
         return os.path.basename(self.path.rstrip("/"))
 
-    @property
-    def given(self) -> str:
-        """What errors and reports call this place: without the password of a URL, which `location` has."""
-        return redacted(self._given)
-
-    def full(self, name: str) -> str:
-        """What errors and reports call a file of this folder."""
+    def label(self, name: str = "") -> str:
+        """What errors and reports call this place, or a file of this folder: without the password of a URL, which
+        `location` has.
+        """
         return redacted(self.location(name))
 
     def location(self, name: str = "") -> str:
         """The path or URL that opens this place again, or a file of this folder."""
-        return f"{self._given.rstrip('/')}/{name}" if name else self._given
+        return f"{self._location.rstrip('/')}/{name}" if name else self._location
 
-    def inner(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
         """The path from the storage's root, for a path below this place."""
         return "/".join(filter(None, (self.path.rstrip("/"), name)))
 
     def child(self, name: str) -> Storage:
         """What is below, as a place of its own. A link is followed then, wherever it leads."""
-        return self._at(self.location(name), self.inner(name))
+        return self._at(self.location(name), self.path_of(name))
 
     def parent(self) -> tuple[Storage, str]:
         """The folder that this lies in, and its name there."""
-        above = (each.rstrip("/").rpartition("/")[0] for each in (self._given, self.path))
+        above = (each.rstrip("/").rpartition("/")[0] for each in (self._location, self.path))
         return self._at(*above), self.name
 
     def real(self, name: str = "") -> str:
         """What names the same file or folder whichever way it is reached, with all links resolved."""
         return self.location(name)
 
-    def _at(self, given: str, path: str) -> Storage:
+    def _at(self, location: str, path: str) -> Storage:
         made = copy.copy(self)
-        made._given, made.path = given, path
+        made._location, made.path = location, path
         return made
 
     def is_folder(self) -> bool:
@@ -198,9 +195,9 @@ class Storage(ABC):
         try:
             kind = self.info().kind
         except FileNotFoundError as error:
-            raise FileNotFoundError(errno.ENOENT, "there is no such file or folder", self.given) from error.__cause__
+            raise FileNotFoundError(errno.ENOENT, "there is no such file or folder", self.label()) from error.__cause__
         if kind not in ("folder", "file"):
-            raise UnsupportedError("this is neither a file nor a folder, so it holds no checkpoint", file=self.given)
+            raise UnsupportedError("this is neither a file nor a folder, so it holds no checkpoint", file=self.label())
         return kind == "folder"
 
     def is_link(self, name: str) -> bool:
@@ -258,7 +255,7 @@ class Storage(ABC):
             yield entry
 
     def _endless(self, path: str) -> ForeignError:
-        return ForeignError(f"it lists more than {MOST:,} names, which no checkpoint has", file=self.full(path))
+        return ForeignError(f"it lists more than {MOST:,} names, which no checkpoint has", file=self.label(path))
 
     def written(self, names: Collection[str]) -> dict[str, float | None]:
         """When files were last written, in seconds since 1970; None if one has gone, or the storage does not say."""
@@ -298,7 +295,7 @@ class Storage(ABC):
         """
         entry = self.info("/".join(components(name)) if name else "")
         if entry.kind != "file":
-            raise MetadataError(NOT_REGULAR, file=self.full(name))
+            raise MetadataError(NOT_REGULAR, file=self.label(name))
         if type(entry.size) is not int or entry.size < 0:
             raise self._no_size(name)
         yield self.sized(name, entry.size)
@@ -306,10 +303,10 @@ class Storage(ABC):
     def sized(self, name: str, size: int) -> StoredFile:
         """The same of a file that has been listed with its size."""
         access = RangedFile(partial(self.read, name), size)
-        return StoredFile(self.full(name), size, io.BufferedReader(access), access)
+        return StoredFile(self.label(name), size, io.BufferedReader(access), access)
 
     def _no_size(self, name: str) -> UnsupportedError:
-        return UnsupportedError("the file has no known size", file=self.full(name))
+        return UnsupportedError("the file has no known size", file=self.label(name))
 
     def fetch(self, path: str, start: int, stop: int) -> Future[bytes]:
         """Begin to `read`, where a storage can do that in the background; elsewhere it is done then."""
@@ -348,7 +345,7 @@ class Storage(ABC):
         if once and not self.conditional:
             self.forget_listings()
             if self.exists(path):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.full(path))
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.label(path))
         if make:
             self.make_folder(path.rpartition("/")[0], durable=sync)
         wanted = (ABSENT if once else over) if self.conditional else None
@@ -357,7 +354,7 @@ class Storage(ABC):
         except ReplacedMeanwhile:
             if not once:
                 raise
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.full(path)) from None
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.label(path)) from None
 
     def _replace(self, path: str, data: bytes, over: str | None, check: Check) -> None:
         """`write` a file, once `check` has passed; `over` is None unless this is `conditional`."""
@@ -449,7 +446,7 @@ class Storage(ABC):
         """
         return None
 
-    def marks(self, folder: str, names: Iterable[str]) -> tuple[str | None, str | None]:
+    def fingerprints(self, folder: str, names: Iterable[str]) -> tuple[str | None, str | None]:
         """What changes with the names in a folder below, and what changes with the first of the files `names` that is
         there; None if it is not known.
         """

@@ -246,7 +246,7 @@ def _open_reader(
         with located(file=name):
             return read_file(origin, ring, registry, name=name)
     opened = ExitStack()  # which the reader closes
-    name = origin.given if isinstance(origin, Storage) else redacted(os.fspath(origin))
+    name = origin.label() if isinstance(origin, Storage) else redacted(os.fspath(origin))
     try:
         with located(file=name):
             file: IO[bytes] | FileSlice

@@ -119,7 +119,7 @@ def clean(
         raise UnsupportedError(
             "this URL leads through a cache of fsspec's, which may show what has been replaced since; name the storage "
             "itself",
-            file=storage.given,
+            file=storage.label(),
         )
     with storage.entered() as storage, locked(storage) as alone:
         age = min_age if min_age is not None else 0 if alone else DAY
@@ -141,7 +141,7 @@ def clean(
             raise MetadataError(
                 "the metadata was replaced meanwhile: another process saves to this folder. Nothing was removed; try "
                 "again when that is over",
-                file=storage.given,
+                file=storage.label(),
             )
         failed = {} if dry_run else storage.remove([name for name in found if name in old])
     removed = tuple(name for name in found if name in old and name not in failed)
@@ -188,7 +188,7 @@ def _clean_uploads(
 def _metadata_files(storage: Storage) -> list[str]:
     try:
         if not storage.is_folder():
-            raise UnsupportedError("this is a file, and not a checkpoint's folder", file=storage.given)
+            raise UnsupportedError("this is a file, and not a checkpoint's folder", file=storage.label())
         return metadata_files(storage)
     except FileNotFoundError:
         raise no_metadata(storage, ()) from None
@@ -222,6 +222,6 @@ def _named_files(checkpoint: Checkpoint) -> set[str]:
         raise MetadataError(
             f"the checkpoint is incomplete, or its metadata is damaged: {reason}. Nothing was removed, since an "
             "apparent leftover may belong to it. `streamxf verify` lists the damage, `streamxf salvage` saves the rest",
-            file=checkpoint.storage.given,
+            file=checkpoint.storage.label(),
         )
     return {*contents.files}

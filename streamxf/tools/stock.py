@@ -33,7 +33,7 @@ def stock(path: Location, *, storage_options: Mapping[str, Any] | None = None) -
     """
     files, written = MetadataFiles(open_storage(path, storage_options)), []
     for name in files.names():
-        with located(file=files.full(name)):
+        with located(file=files.label(name)):
             sections = files.sections(name)
             if not sections.pickled:
                 metadata_in(sections, name, Access(), listing=True)

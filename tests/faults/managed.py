@@ -455,7 +455,7 @@ def newest_published(run: str, options: dict[str, Any]) -> int:
     steps = [int(name[5:]) for name in names if name.startswith("step-") and ".metadata" in place.child(name).names()]
     if not steps:
         return 0
-    report = streamxf.verify(place.full(f"step-{max(steps)}"), storage_options=options or None)
+    report = streamxf.verify(place.label(f"step-{max(steps)}"), storage_options=options or None)
     if not report.ok:
         raise ValueError(f"step {max(steps)} is damaged: {report.damaged}")
     return max(steps)
@@ -489,7 +489,7 @@ def what_is_wrong(run: str, options: dict[str, Any]) -> list[str]:
     readers = held(place)  # those of killed jobs count for a day
     wrong += [f"{name} is kept by no rule" for name, why in reasons.items() if not why and name not in readers]
     for record in records:
-        report = streamxf.verify(place.full(record.name), storage_options=options or None)
+        report = streamxf.verify(place.label(record.name), storage_options=options or None)
         if not report.ok:
             wrong.append(f"{record.name} is damaged: {report.damaged}")
         left = set(place.child(record.name).names()) - {".metadata"}

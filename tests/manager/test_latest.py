@@ -320,7 +320,7 @@ def test_data_that_cannot_be_read_is_not_damage(tmp_path: Path, monkeypatch: pyt
 
     def failing(place: LocalStorage, name: str = "", **options: Any) -> Any:
         if place.name == "step-3" and name.endswith(".distcp"):
-            raise OSError(errno.EIO, "Input/output error", place.full(name))
+            raise OSError(errno.EIO, "Input/output error", place.label(name))
         return opened(place, name, **options)
 
     monkeypatch.setattr(LocalStorage, "open", failing)
@@ -366,7 +366,7 @@ def test_an_old_checkpoint_that_cannot_be_read_stops_nothing(tmp_path: Path, mon
 
     def failing(place: Storage, *arguments: Any, **options: Any) -> Any:
         if place.name in bad:
-            raise OSError(errno.EIO, "Input/output error", place.given)
+            raise OSError(errno.EIO, "Input/output error", place.label())
         return read(place, *arguments, **options)
 
     monkeypatch.setattr(folder, "read_metadata", failing)
@@ -390,7 +390,7 @@ def test_one_that_cannot_be_read_may_have_been_the_best(
 
     def failing(place: Storage, *arguments: Any, **options: Any) -> Any:
         if place.name == "step-1":
-            raise OSError(errno.EIO, "Input/output error", place.given)
+            raise OSError(errno.EIO, "Input/output error", place.label())
         return read(place, *arguments, **options)
 
     if damaged:

@@ -278,7 +278,7 @@ def test_a_folder_that_may_only_be_read_is_resumed_from(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(storage: Storage, path: str, *_: Any, **__: Any) -> None:
-        raise PermissionError(13, "Permission denied", storage.full(path))
+        raise PermissionError(13, "Permission denied", storage.label(path))
 
     monkeypatch.setattr(module_of_holds, "put_small", refuse)
     assert resumed(run) == 3

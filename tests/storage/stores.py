@@ -31,7 +31,7 @@ class MemoryStorage(Storage):
         self._lock = threading.Lock()
 
     def info(self, path: str = "") -> StorageEntry:
-        key = self.inner(path)
+        key = self.path_of(path)
         if key in self.files:
             data, version = self.files[key]
             return StorageEntry(path.rpartition("/")[2], "file", len(data), tag=str(version))
@@ -40,7 +40,7 @@ class MemoryStorage(Storage):
         raise FileNotFoundError(key)
 
     def entries(self, path: str = "") -> Iterable[StorageEntry]:
-        key = self.inner(path)
+        key = self.path_of(path)
         prefix = f"{key}/" if key else ""
         names = {other.removeprefix(prefix).partition("/")[0] for other in [*self.files] if other.startswith(prefix)}
         if not names:
@@ -49,7 +49,7 @@ class MemoryStorage(Storage):
 
     def read(self, path: str, start: int, stop: int) -> bytes:
         try:
-            return self.files[self.inner(path)][0][start:stop]
+            return self.files[self.path_of(path)][0][start:stop]
         except KeyError:
             raise FileNotFoundError(path) from None
 
@@ -61,7 +61,7 @@ class MemoryStorage(Storage):
         with self._lock:
             if over is not None and over != self._stamp(path):
                 raise ReplacedMeanwhile
-            self.files[self.inner(path)] = bytes(data), len(self.files) + id(data)
+            self.files[self.path_of(path)] = bytes(data), len(self.files) + id(data)
 
     @contextmanager
     def create(self, path: str = "") -> Iterator[IO[bytes]]:
@@ -71,11 +71,11 @@ class MemoryStorage(Storage):
 
     def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
         for path in paths:
-            self.files.pop(self.inner(path), None)
+            self.files.pop(self.path_of(path), None)
         return {}
 
     def _stamp(self, name: str) -> str:
-        found = self.files.get(self.inner(name))
+        found = self.files.get(self.path_of(name))
         return ABSENT if found is None else str(found[1])
 
 
@@ -114,7 +114,7 @@ class HttpStorage(Storage):
 
     @contextmanager
     def _asked(self, path: str, method: str = "GET", **headers: str) -> Iterator[Any]:
-        url = f"{self._base}/{quote(self.inner(path))}"
+        url = f"{self._base}/{quote(self.path_of(path))}"
         try:
             with urlopen(Request(url, method=method, headers=headers), timeout=30) as answer:
                 yield answer

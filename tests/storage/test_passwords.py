@@ -121,6 +121,6 @@ def test_what_opens_a_checkpoint_has_the_password(run: str, capsys: pytest.Captu
     assert main(["latest", run]) == 0
     assert capsys.readouterr().out.strip() == NEWEST
     storage = open_storage(run)
-    assert (storage.given, storage.full("a"), storage.location("a")) == (SHOWN, f"{SHOWN}/a", f"{RUN}/a")
+    assert (storage.label(), storage.label("a"), storage.location("a")) == (SHOWN, f"{SHOWN}/a", f"{RUN}/a")
     assert (storage.child("a").location(), storage.child("a").parent()[0].location()) == (f"{RUN}/a", RUN)
     load(NEWEST)

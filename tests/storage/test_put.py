@@ -56,7 +56,7 @@ def test_a_path_that_is_given_as_a_url_is_that_in_the_store() -> None:
     base = f"memory://{uuid4().hex}/run"
     storage = storage_over(fsspec.filesystem("memory"), base, base)
     assert storage.path == "/" + base.partition("://")[2]
-    assert storage.given == base
+    assert storage.label() == base
     storage.put("a", b"")
     assert storage.remove(["a"]) == {}
     assert storage.names() == {}

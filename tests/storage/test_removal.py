@@ -336,7 +336,7 @@ def test_a_file_or_a_folder(run: Path, tmp_path: Path) -> None:
 def put_all(storage: Storage, names: dict[str, list[str]]) -> None:
     for name, files in names.items():
         for file in files:
-            path = storage.inner(f"{name}/{file}")
+            path = storage.path_of(f"{name}/{file}")
             storage.filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
             storage.filesystem.pipe_file(path, b"data")
 
@@ -431,7 +431,7 @@ def test_more_than_a_batch_on_s3(endpoint: str) -> None:
     storage = open_storage(f"s3://checkpoints/{uuid4().hex}", s3_options(endpoint))
     files = [f"file{number}" for number in range(1200)]
     filesystem = storage.filesystem
-    filesystem.pipe({storage.inner(f"step-1/{file}"): b"" for file in [*files, "mine"]})
+    filesystem.pipe({storage.path_of(f"step-1/{file}"): b"" for file in [*files, "mine"]})
     assert remove_tree(storage, "step-1", [".metadata"], files) == ["mine"]
     sent: list[Any] = []
     real = filesystem._call_s3

@@ -107,7 +107,7 @@ class _Overwrites(MemoryStorage):
 
 class _Invents(MemoryStorage):
     def read(self, path: str, start: int, stop: int) -> bytes:
-        return self.files.get(self.inner(path), (b"", 0))[0][start:stop]
+        return self.files.get(self.path_of(path), (b"", 0))[0][start:stop]
 
 
 class _KeepsHalves(MemoryStorage):

@@ -65,7 +65,7 @@ class Memory(BoxReader):
         self.largest = max(self.largest, box.size)
         return super().jobs(box, out)
 
-    def full(self, file: str) -> str:
+    def label(self, file: str) -> str:
         return file
 
     def load_object(self, name: str) -> Any:

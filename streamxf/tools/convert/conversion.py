@@ -101,7 +101,7 @@ def check_same(source: Storage, before: object, now: object) -> None:
         raise ContainerError(
             "the source was changed while it was read, so the copy was not published; call again when no other process "
             "writes to it",
-            file=source.given,
+            file=source.label(),
         )
 
 

@@ -181,7 +181,7 @@ class FileTree:
                 files[path] = what
             elif isinstance(what, int) or path not in full:  # an object may have a name that others have as a folder
                 if what == _EMPTY and storage.near and any(storage.entries(path)):  # or it may not be read
-                    raise UnsupportedError("the folder lies too deep to be packed", file=storage.full(path))
+                    raise UnsupportedError("the folder lies too deep to be packed", file=storage.label(path))
                 left_out.append(f"{printable(path, 200)} ({_STRANGE if isinstance(what, int) else what})")
         return cls(storage, True, files, tuple(left_out))
 

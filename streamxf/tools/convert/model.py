@@ -51,7 +51,7 @@ def open_model(storage: Storage, access: Access) -> BoxReader:
         if parts and "" not in parts:
             storage = storage.child(parts[0])
     if not storage.is_folder():
-        with located(file=storage.given), storage.open() as file:
+        with located(file=storage.label()), storage.open() as file:
             plain = format_of(file, storage.name) is Format.PLAIN
         if plain:
             return _decoded(storage, access)
@@ -65,13 +65,13 @@ def _decoded(storage: Storage, access: Access) -> FileReader:
     def opened(name: str) -> Iterator[StoredFile]:
         with storage.open(random=True) as file, open_plain(file.raw, keys=access.keys) as stream:
             assert isinstance(stream, StreamReader)  # the file is seekable
-            yield StoredFile(storage.given, stream.size, cast("IO[bytes]", stream), access_to(stream))
+            yield StoredFile(storage.label(), stream.size, cast("IO[bytes]", stream), access_to(stream))
 
-    with located(file=storage.given), opened("") as file:
+    with located(file=storage.label()), opened("") as file:
         if format_of(file, storage.name) is not Format.TORCH:
             raise NoCheckpointError("the file of streamxf.open holds no file of torch.save")
         shard = torchfile.read(file, storage.name)
-        contents = Contents(storage.given, Format.TORCH, shard.items, {storage.name: file.size})
+        contents = Contents(storage.label(), Format.TORCH, shard.items, {storage.name: file.size})
     return FileReader(storage, contents, {storage.name: shard}, access, opened)
 
 

@@ -126,7 +126,7 @@ def _read(whole: PackedReader, wanted: ItemPart) -> Content:
     if chunk is None or not isinstance(item, TensorItem):
         return Content(MemorySource(memoryview(saved(whole.load_object(item.name)))), Kind.OBJECT)
     elements = whole.elements(item, chunk)
-    reads = RangeSource(elements.blocks, whole.full(chunk.place.file), item.name, elements.origin, item.size)
+    reads = RangeSource(elements.blocks, whole.label(chunk.place.file), item.name, elements.origin, item.size)
     return Content(reads, Kind.TENSOR)
 
 
@@ -153,5 +153,5 @@ def _refuse_beside(tree: FileTree) -> None:
         raise UnsupportedError(
             f"the folder is a DCP checkpoint with other files, which would not be packed: {some(beside)}. Move them "
             "away, or copy the checkpoint alone with transcode",
-            file=tree.storage.given,
+            file=tree.storage.label(),
         )

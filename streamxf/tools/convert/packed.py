@@ -74,7 +74,7 @@ class PackedReader(FileReader):
             return self.manifest.to_plain()
         for place in self.stored[name].places:
             weight = self.shards[place.file].weights.get(name, 0)
-            self.budget.spend_once(name, weight, "the object", file=self.full(place.file), item=name)
+            self.budget.spend_once(name, weight, "the object", file=self.label(place.file), item=name)
         return super().load_object(name)
 
 
@@ -115,13 +115,13 @@ def open_packed(tree: FileTree, max_expansion: int = MAX_EXPANSION) -> PackedRea
         opened = open_source(storage)
         assert isinstance(opened, FileReader)  # a DCP checkpoint is a folder
         if not is_inside(storage.name):
-            raise UnsupportedError("the name of the file could not be restored: rename it", file=storage.given)
+            raise UnsupportedError("the name of the file could not be restored: rename it", file=storage.label())
         main, kind = opened, opened.contents.format
     packing = _Packing(tree, main)
     for path in tree.files:
         packing.add(path)
     if not packing.of_checkpoint:
-        raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.given)
+        raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.label())
     if packing.unread:
         files = many(len(packing.unread), "file")
         notes.append(f"no tensors could be read from {files}, packed as bytes: {some(packing.unread)}")
@@ -139,10 +139,10 @@ def open_packed(tree: FileTree, max_expansion: int = MAX_EXPANSION) -> PackedRea
             gaps[rest] = around
     manifest = PackManifest(kind, packed, tree.left_out)
     items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **packing.items, **rests}
-    contents = Contents(storage.given, kind, items, tree.files, notes=tuple(notes))
+    contents = Contents(storage.label(), kind, items, tree.files, notes=tuple(notes))
     whole = PackedReader(tree, contents, packing.shards, gaps, manifest, max_expansion)
     for rest, (place,) in ((rest, item.places) for rest, item in rests.items()):  # a file may be one hole
-        whole.budget.spend_once(rest, place.size, "the file", file=whole.full(place.file))
+        whole.budget.spend_once(rest, place.size, "the file", file=whole.label(place.file))
     return whole
 
 
@@ -186,7 +186,7 @@ class _Packing:
             return
         place = self._tree.place(path)
         self.shards[path] = Shard({})
-        with located(file=place.given), place.open(random=True) as file:
+        with located(file=place.label()), place.open(random=True) as file:
             try:
                 found = self._shard(path, file)
             except StreamxfError:
@@ -233,7 +233,7 @@ class _Packing:
             if name in self.items:
                 raise UnsupportedError(
                     f"two tensors would have the name {printable(name)!r}: rename the file",
-                    file=self._tree.storage.given,
+                    file=self._tree.storage.label(),
                 )
         self.items.update(items)
 

@@ -122,7 +122,7 @@ def transcode(
         raise UnsupportedError(
             "this URL leads through a cache, which may return the metadata of an older save; use the URL of the "
             "storage itself. Nothing was changed",
-            file=storage.given,
+            file=storage.label(),
         )
     return copy(storage, access, to, file_size, progress, in_place=in_place)
 
@@ -159,14 +159,14 @@ def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_pla
             raise MetadataError(
                 "the metadata was replaced while the checkpoint was read: another process saves to this folder, or "
                 "changes its recipients. It was left as it is; try again when that is done",
-                file=storage.full(metadata.name),
+                file=storage.label(metadata.name),
             )
         check_same(storage, before, versions())
 
     return Conversion(
         tuple(metadata.items.values()),
         metadata.rank,
-        json.dumps([storage.given, [version, before] if index is None else index.save_id]),
+        json.dumps([storage.label(), [version, before] if index is None else index.save_id]),
         partial(_read, checkpoint),
         index.extra if index is not None else {},
         check,
@@ -177,7 +177,7 @@ def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_pla
 def _read(checkpoint: Checkpoint, wanted: ItemPart) -> Content:
     """An object as it is stored, or a shard: its elements, where these are all that there is of it."""
     item, chunk, name = wanted.item, wanted.chunk, wanted.item.name
-    file = checkpoint.full(wanted.place.file)
+    file = checkpoint.label(wanted.place.file)
     dtype, shape = item.dtype if isinstance(item, TensorItem) else "", chunk.shape if chunk is not None else ()
     checkpoint.budget.spend_once((name, chunk and chunk.offset), wanted.place.size, "the item", file=file, item=name)
     blocks = checkpoint.blocks(item, chunk)

@@ -161,7 +161,7 @@ def unpack(
     tensors, size = sum(isinstance(item, TensorItem) for item in plan.items), sum(file.size for file in plan.files)
     counts = len(plan.files), size, tensors, len(plan.items) - tensors
     seconds = perf_counter() - begin
-    return Unpacked(place.given, str(wanted), *counts, plan.restored, plan.left_out, seconds, plan.notes)
+    return Unpacked(place.label(), str(wanted), *counts, plan.restored, plan.left_out, seconds, plan.notes)
 
 
 _WEIGHTS = (".safetensors", ".bin", INDEX)  # suffixes of files that hold tensors, or list those that do
@@ -191,7 +191,7 @@ def refuse_existing(target: Storage) -> None:
     else:
         found = target.exists() and not (target.is_folder() and not target.names())
     if found:
-        raise FileExistsError(errno.EEXIST, _EXISTS, target.given)
+        raise FileExistsError(errno.EEXIST, _EXISTS, target.label())
 
 
 def _write_files(target: Storage, plan: Plan, reader: BoxReader, progress: Progress | None) -> None:

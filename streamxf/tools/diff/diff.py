@@ -109,9 +109,11 @@ def diff(
                 if (manifest := manifest_of(side)) is not None:
                     manifests[number] = manifest
             except DAMAGE as error:
-                unknown[number] = f"{storages[number].given}: what else was packed, since this cannot be read: {error}"
+                unknown[number] = (
+                    f"{storages[number].label()}: what else was packed, since this cannot be read: {error}"
+                )
         files = len(manifests) == 2 and all(manifest.is_folder for manifest in manifests.values())
-        given = storages[0].given, storages[1].given
+        given = storages[0].label(), storages[1].label()
         options: Any = {"only": only, "prefixes": prefixes, "values": values, "files": files, "progress": progress}
         found = compare(sides[0], sides[1], given, **options)
         left = [unknown.get(number, "") for number in (0, 1)]
@@ -132,16 +134,15 @@ def _not_compared(storage: Storage, side: BoxReader, manifest: PackManifest | No
     """What one side has besides tensors and objects, if that was not compared."""
     if manifest is not None:
         if manifest.is_folder and not files:
-            return (
-                f"{storage.given}: what {many(len(manifest.files), 'file')} of the folder that was packed hold besides"
-            )
+            files_there = many(len(manifest.files), "file")
+            return f"{storage.label()}: what {files_there} of the folder that was packed hold besides"
         if manifest.left_out and not isinstance(side, PackedReader):
-            return f"{storage.given}: entries left out when it was packed, {some(manifest.left_out)}"
+            return f"{storage.label()}: entries left out when it was packed, {some(manifest.left_out)}"
     elif isinstance(side, FileReader) and storage.is_folder():
         tree = FileTree.of(storage)
         others = (path for path in (*tree.files, *tree.left_out) if path not in side.shards)
         other = next((path for path in others if not path.endswith(INDEX)), None)
-        return f"{storage.given}: what else is in the folder, such as {other}" if other else ""
+        return f"{storage.label()}: what else is in the folder, such as {other}" if other else ""
     return ""
 
 

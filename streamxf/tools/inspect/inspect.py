@@ -103,7 +103,7 @@ class PlainSummary:
     @classmethod
     def read(cls, storage: Storage, keys: KeyRing) -> PlainSummary:
         """Read what the file says; with keys it has to be true. Raises as `streamxf.open`."""
-        with storage.open(random=True) as file, located(file=storage.given):
+        with storage.open(random=True) as file, located(file=storage.label()):
             parts = PlainParts.of(file.slice(0, file.size))
             blocks = BlockReader(parts.container, parts.header, None)
             if len(keys):
@@ -115,7 +115,7 @@ class PlainSummary:
         if signature is not None and signature[0] not in [key.id for key in keys.trust]:
             notes.append(_UNSIGNED)
         return cls(
-            storage.given,
+            storage.label(),
             parts.header.chain,
             blocks.size,
             file.size,

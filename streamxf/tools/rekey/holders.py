@@ -60,13 +60,13 @@ class MetadataFiles:
             raise MetadataError(
                 f"the folder has a {GLOBAL} and, beside it, metadata of single ranks such as {ranks[0]}, which readers "
                 "ignore: it is left from another save, or of another checkpoint. Move it away, and try again",
-                file=self._storage.given,
+                file=self._storage.label(),
             )
         return found
 
-    def full(self, name: str) -> str:
+    def label(self, name: str) -> str:
         """A file's whole path, for errors."""
-        return self._storage.full(name)
+        return self._storage.label(name)
 
     def read(self, name: str) -> tuple[KeySet, Sections]:
         """A file's keys, of which nothing is believed yet, and all else that `open` and `pack` need."""
@@ -108,7 +108,7 @@ class MetadataFiles:
         by_writer = {writer.id: wrapped[writer.dek or b""] for writer in index.writers}
         first, *others = wrapped.values()
         lines = pack_keys(first, str(keys.vouchers), others) if keys is not None else b""
-        head = pickled(index, by_writer, self._storage.given) if sections.pickled else NO_PICKLE
+        head = pickled(index, by_writer, self._storage.label()) if sections.pickled else NO_PICKLE
         data = pack(head, bytes(sections.index), lines, sections.format_bytes)
         if len(data) > MAX_METADATA:
             raise MetadataError(
@@ -132,7 +132,7 @@ class MetadataFiles:
             raise UnsupportedError(
                 "this URL leads through a cache, which may remember the metadata of an older save; use that of the "
                 "storage itself. Nothing was changed",
-                file=self._storage.given,
+                file=self._storage.label(),
             )
 
         def check() -> None:
@@ -168,7 +168,7 @@ class PlainFile:
     def names(self) -> list[str]:
         return [os.path.basename(self._path)]
 
-    def full(self, name: str) -> str:
+    def label(self, name: str) -> str:
         return self._path
 
     def read(self, name: str) -> tuple[KeySet, PlainParts]:
@@ -227,7 +227,7 @@ def holder_at(path: Location, storage_options: Mapping[str, Any] | None, expecte
             is_plain = file.read(len(PLAIN_MAGIC)) == PLAIN_MAGIC
     if not is_plain:
         raise UnsupportedError(
-            "this file is neither a checkpoint's folder nor a local file that streamxf.open wrote", file=storage.given
+            "this file is neither a checkpoint's folder nor a local file that streamxf.open wrote", file=storage.label()
         )
     if expected is not None:
         raise ParameterError("expect_save_id is for checkpoints: a file that streamxf.open wrote is not a save")

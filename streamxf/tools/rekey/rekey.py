@@ -229,7 +229,7 @@ def remove_recipient(
 def _each(holder: Holder, names: list[str], work: Callable[[str, KeySet, Any], T]) -> list[T]:
     done = []
     for name in names:
-        with located(file=holder.full(name)):
+        with located(file=holder.label(name)):
             done.append(work(name, *holder.read(name)))
     return done
 
@@ -260,7 +260,7 @@ def _change(
 
     planned = [each for each in _each(holder, names, plan) if each[1] != each[2]]
     for name, keys, made in planned:
-        with located(file=holder.full(name)):
+        with located(file=holder.label(name)):
             holder.write(name, keys, made)
     return tuple(name for name, _, _ in planned)
 

@@ -63,15 +63,15 @@ def rename(
     changed: dict[str, dict[str, str]] = {}
     seen: set[str] = set()
     for name in files.names():
-        with located(file=files.full(name)):
+        with located(file=files.label(name)):
             items = metadata_in(files.sections(name), name, access).items
             changed[name] = {old: new for old, new in renaming.of(items).items() if old != new}
             _renamed(items, renaming)
         seen.update(items)
     if unused := renaming.unused(seen, patterns=True):
-        raise ParameterError(f"the checkpoint has no items of these names: {some(unused)}", file=storage.given)
+        raise ParameterError(f"the checkpoint has no items of these names: {some(unused)}", file=storage.label())
     for name in filter(changed.get, changed):
-        with located(file=files.full(name)):
+        with located(file=files.label(name)):
             before = files.sections(name)
             index = metadata_in(before, name, access).index
             assert index is not None  # there is one where there are sections

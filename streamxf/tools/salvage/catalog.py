@@ -134,7 +134,7 @@ class DamagedCheckpoint(Checkpoint):
         for file, begin, size, name in places:
             if file == at and begin < reach:
                 error = MetadataError("the metadata gives two items the same bytes of a file: it is damaged")
-                self.damaged += [Damage.of(error, one, self.full(file)) for one in (name, last)]
+                self.damaged += [Damage.of(error, one, self.label(file)) for one in (name, last)]
                 found |= {name, last}
             if file != at or begin + size > reach:
                 at, reach, last = file, begin + size, name
@@ -147,7 +147,7 @@ class DamagedCheckpoint(Checkpoint):
         item, chunk = copy[1].item, copy[1].chunk
         assert isinstance(item, TensorItem)
         assert chunk is not None
-        with located(file=self.full(chunk.place.file), item=item.name):
+        with located(file=self.label(chunk.place.file), item=item.name):
             blocks = self._blocks_of(copy)
             try:
                 elements = copy[1].elements(blocks)
@@ -160,13 +160,13 @@ class DamagedCheckpoint(Checkpoint):
             run_jobs(elements.jobs(tuple(map(int.__sub__, offset, chunk.offset)), out.shape, out))
 
     def read_object(self, copy: Copy) -> bytes:
-        with located(file=self.full(copy[1].place.file), item=copy[1].item.name):
+        with located(file=self.label(copy[1].place.file), item=copy[1].item.name):
             return StreamReader(self._blocks_of(copy)).read()
 
     def _blocks_of(self, copy: Copy) -> Blocks:
         """The stream of an item, opened with all checks; what has no codec is compared with its CRCs, whole."""
         opener, wanted = self.opener(copy[0]), copy[1]
-        place, full = wanted.place, self.full(wanted.place.file)
+        place, full = wanted.place, self.label(wanted.place.file)
         try:
             file = self._files[place.file]
         except FileNotFoundError as error:
@@ -232,7 +232,7 @@ def open_catalog(
     if isinstance(without_metadata, str):
         raise ParameterError("without_metadata= is True, or a list of writer ids")
     if not storage.is_folder():
-        raise UnsupportedError("this is a file, and not a checkpoint's folder", file=storage.given)
+        raise UnsupportedError("this is a file, and not a checkpoint's folder", file=storage.label())
     names = storage.names()
     read: list[Metadata] = []
     errors: list[StreamxfError] = []
@@ -244,16 +244,16 @@ def open_catalog(
     strange = [each for each in read if _is_of_others(each, names, without_metadata)]
     if strange and without_metadata:
         read = [each for each in read if each not in strange]
-        errors += [MetadataError(_FOREIGN, file=storage.full(each.name)) for each in strange]
+        errors += [MetadataError(_FOREIGN, file=storage.label(each.name)) for each in strange]
     if len(read) > 1 and not merge_ranks and access.expected_saves is None:
         raise PolicyError(
             "each rank has its own metadata here, and nothing shows that all of it is of one save: after a crash some "
             "may be older. Choose one of them (rank), name the save ids of all ranks (expect_save_id), "
             "or say that they belong together (merge_ranks)",
-            file=storage.given,
+            file=storage.label(),
         )
     if not read and not (without_metadata and any(map(OWN_FILE.fullmatch, names))):
-        raise _nothing(storage.given, errors[0] if errors else None, names, bool(len(access.keys)))
+        raise _nothing(storage.label(), errors[0] if errors else None, names, bool(len(access.keys)))
     if read:
         files = {place.file for each in read for item in each.items.values() for place in item.places}
         catalog = DamagedCheckpoint(storage, access, read, access.budget(storage.held_by(files, names)))
@@ -294,7 +294,7 @@ def _chosen(names: list[str], rank: int | None) -> list[str]:
 
 
 def _read(storage: Storage, access: Access, name: str) -> Metadata:
-    full = storage.full(name)
+    full = storage.label(name)
     try:
         found = read_metadata(storage, name, access)
     except OSError as error:

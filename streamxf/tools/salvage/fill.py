@@ -155,7 +155,7 @@ class Filler:
             try:
                 data = read(copy, bool(found))
             except Exception as error:  # torch and foreign transforms raise anything
-                file = self._catalog.full(copy[1].place.file)
+                file = self._catalog.label(copy[1].place.file)
                 self.damaged.append(Damage.of(error, item.name, file, offset, shape))
                 continue
             if found and not same(found[0], data):

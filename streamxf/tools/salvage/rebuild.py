@@ -96,7 +96,7 @@ class _Files:
 
     def gap(self, error: Exception, file: str) -> None:
         """Note a piece of a file of which nothing says what it held."""
-        self.damaged.append(Damage.of(error, None, self._storage.full(file)))
+        self.damaged.append(Damage.of(error, None, self._storage.label(file)))
 
     def read(self, name: str, shares: Shares) -> None:
         """Find everything in a file. Raises StreamxfError if it is encrypted, and no key opens what is left of the
@@ -147,7 +147,7 @@ class _Files:
                 fragment = self._fragment(found.header, identity)
             except AuthenticationError as error:
                 offset = identity.offset if identity.kind is not Kind.OBJECT else None
-                self.damaged.append(Damage.of(error, identity.name, self._storage.full(file), offset))
+                self.damaged.append(Damage.of(error, identity.name, self._storage.label(file), offset))
                 return
         place = Place(file, found.at, found.size, _descriptors(found.header, fragment))
         self._found.setdefault(identity.name, []).append((identity, place))

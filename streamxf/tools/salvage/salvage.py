@@ -201,7 +201,7 @@ def salvage(
         found = Filler(catalog, partial, progress).check()
         if not found.loaded:
             return found, None
-        return found, convert(to, _conversion(storage.given, catalog, found, partial), FILE_SIZE, progress)
+        return found, convert(to, _conversion(storage.label(), catalog, found, partial), FILE_SIZE, progress)
 
 
 def _conversion(source: str, catalog: DamagedCheckpoint, found: Salvaged, partial: bool) -> Conversion:

@@ -126,7 +126,7 @@ def verify(
         parts = [] if named else parts_of(storage, links=links)
     if parts in ([], [""]) and not links:
         return verify_at(storage, access, progress, only_dcp=named)
-    inner = (link.removeprefix(f"{storage.given.rstrip('/')}/") for link in links)
+    inner = (link.removeprefix(f"{storage.label().rstrip('/')}/") for link in links)
     unchecked = [f"{link}: a link to a folder, which is not followed" for link in inner]
     return _verify_parts(storage, parts, unchecked, access, progress)
 
@@ -156,7 +156,7 @@ def _verify_parts(
             findings.damage(error)
             reports[part] = report_of([findings], begin, kind=FileReport)
     if not reports:
-        raise NoCheckpointError("; ".join(unchecked), file=storage.given)
+        raise NoCheckpointError("; ".join(unchecked), file=storage.label())
     if strangers:
         unchecked.append(f"who wrote {some(strangers)}, which cannot be encrypted")
     return together(reports, unchecked, perf_counter() - begin, folders)
@@ -199,12 +199,12 @@ def _report(call: Verification, only_dcp: bool, part: tuple[int, int]) -> Verify
         if is_folder and not is_checkpoint(call.storage):
             layout = huggingface.layout_of(call.storage.names())
     except FileNotFoundError:
-        raise NoCheckpointError("there is no checkpoint, and no file or folder", file=call.storage.given) from None
+        raise NoCheckpointError("there is no checkpoint, and no file or folder", file=call.storage.label()) from None
     if is_folder and layout is None:
         return _check_checkpoint(call, begin, part)
     if only_dcp:
         raise ParameterError("require and expect_save_id are for checkpoints of DCP, and this is not one")
-    with located(file=call.storage.given):
+    with located(file=call.storage.label()):
         if layout is not None:
             check_folder(call, layout)
         else:
@@ -220,7 +220,7 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
     if not names:
         reason = unfinished(listed) if data else "there is no checkpoint: the folder has no .metadata"
         if reason is not None:
-            raise NoCheckpointError(reason, file=call.storage.given)
+            raise NoCheckpointError(reason, file=call.storage.label())
         call.findings(GLOBAL).damage(MetadataError(_NO_METADATA))
     read = [(findings, _read(call, findings)) for findings in map(call.findings, names)]
     known = [metadata for _, metadata in read if metadata is not None]
@@ -357,4 +357,4 @@ def _note_missing(call: Verification) -> None:
         if blocks
         else "nothing was checked"
     )
-    raise type(missing[0])(f"{reasons}. Without it {items} cannot be decoded; {checked}", file=call.storage.given)
+    raise type(missing[0])(f"{reasons}. Without it {items} cannot be decoded; {checked}", file=call.storage.label())
