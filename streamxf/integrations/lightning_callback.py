@@ -10,7 +10,7 @@ from typing import Any
 from streamxf.errors import ParameterError
 from streamxf.integrations.lightning import packages
 from streamxf.manager.manager import CheckpointManager
-from streamxf.manager.notices import Notices
+from streamxf.manager.signals import StopSignals
 
 _FILE = "lightning.ckpt"
 _NAMES = "lightning.pytorch", "pytorch_lightning"
@@ -81,7 +81,7 @@ class ManagedCheckpoint(*_BASES):  # type: ignore[misc]
                 "fit(..., ckpt_path=managed.latest())",
                 stacklevel=2,
             )
-        if isinstance(getattr(self._sigterm, "__self__", None), Notices):
+        if isinstance(getattr(self._sigterm, "__self__", None), StopSignals):
             signal.signal(signal.SIGTERM, self._sigterm)  # Lightning's would end training before it is saved
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:

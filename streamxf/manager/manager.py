@@ -35,12 +35,12 @@ from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, give_back, gloo_group
 from streamxf.manager.authority import Authority
 from streamxf.manager.choice import ALL, Verify, check_verify, choose, clear, damage_of
-from streamxf.manager.keeper import Keeper
+from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
-from streamxf.manager.notices import Notices
 from streamxf.manager.record import Record, numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
+from streamxf.manager.signals import StopSignals
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage, is_url
 
@@ -183,11 +183,11 @@ class CheckpointManager:
         self._verify, self._series = verify, series
         self._run = Run(self._storage, Authority(access, self._chain.encryption), run_id)
         self._holds = ExitStack()  # on what was resumed from
-        self._keeper = Keeper(self._run, self._keep, series, verify) if self._agreement.rank == 0 else None
+        self._housekeeper = Housekeeper(self._run, self._keep, series, verify) if self._agreement.rank == 0 else None
         self.skipped: dict[str, str] = {}
-        before = self._keeper.sessions() if self._keeper is not None and self._schedule.optimal else []
+        before = self._housekeeper.sessions() if self._housekeeper is not None and self._schedule.optimal else []
         self._timer = SaveTimer(self._schedule, before)
-        self._notices = Notices(self._schedule.signals)
+        self._signals = StopSignals(self._schedule.signals)
         self._told: Interval | None = None
         self._announced: float | None = None  # when a framework's save began
         self._closed = False
@@ -220,7 +220,7 @@ class CheckpointManager:
         flags = self._agreement.exchange(
             step,
             due=self._agreement.rank == 0 and not self._saving_too_many() and self._timer.due(),
-            stop=self._notices.requested,
+            stop=self._signals.requested,
             finished=self._finished + done,
             wait=asked,
         )
@@ -280,8 +280,8 @@ class CheckpointManager:
             else:
                 future = dcp_async_save(state, async_checkpointer_type=_ASYNC[self._async], **given)
         except BaseException:
-            if self._keeper is not None:
-                self._keeper.give_up(name)
+            if self._housekeeper is not None:
+                self._housekeeper.give_up(name)
             raise
         if self._async is None:
             self._published(_Saving(name, Future(), group), writer.save_id)
@@ -294,7 +294,7 @@ class CheckpointManager:
         while self._saving_too_many() or any(saving.name == name for saving in self._saving):
             self._collect(1)
         self._holds.close()
-        facts = self._on_rank_0(lambda keeper: keeper.begin(name, metrics, framework=framework))
+        facts = self._on_rank_0(lambda housekeeper: housekeeper.begin(name, metrics, framework=framework))
         self._timer.began()
         return facts
 
@@ -302,7 +302,7 @@ class CheckpointManager:
         try:
             dcp_save(state, **given)
         except CheckpointException as error:
-            if not _is_full(error) or not self._on_rank_0(lambda keeper: keeper.make_room(name, full=True)):
+            if not _is_full(error) or not self._on_rank_0(lambda housekeeper: housekeeper.make_room(name, full=True)):
                 raise
             dcp_save(state, **given)  # into the room that old checkpoints have left
 
@@ -361,7 +361,7 @@ class CheckpointManager:
             if after is not None:
                 self._in_background(_Saving(name, after, None, numbers, known), began or time.monotonic())
             else:
-                self._on_rank_0(lambda keeper: keeper.complete(name, numbers, known))
+                self._on_rank_0(lambda housekeeper: housekeeper.complete(name, numbers, known))
         if began is not None:
             self._blocked(began)
 
@@ -369,8 +369,8 @@ class CheckpointManager:
         """Wait for all saves in the background, and for removals. Raises the error of a save."""
         self._check_open()
         self._collect(len(self._saving))
-        if self._keeper is not None:
-            self._keeper.wait()
+        if self._housekeeper is not None:
+            self._housekeeper.wait()
 
     # -- resuming ------------------------------------------------------------------------------------
 
@@ -493,10 +493,10 @@ class CheckpointManager:
             return
         self._closed = True
         with ExitStack() as stack:
-            stack.callback(self._notices.close)
-            if self._keeper is not None:
+            stack.callback(self._signals.close)
+            if self._housekeeper is not None:
                 ended = error is None or (isinstance(error, SystemExit) and not error.code)
-                stack.callback(self._keeper.close, ended=ended)
+                stack.callback(self._housekeeper.close, ended=ended)
             stack.callback(self._holds.close)
             if error is None:
                 for group in filter(None, self._groups):
@@ -543,20 +543,20 @@ class CheckpointManager:
 
     def _resumed(self, record: Record) -> None:
         self._run.run_id = self._run.run_id or record.run
-        if self._keeper is not None:
-            self._keeper.resumed = record.name
+        if self._housekeeper is not None:
+            self._housekeeper.resumed = record.name
 
-    def _on_rank_0(self, call: Callable[[Keeper], T]) -> T:
+    def _on_rank_0(self, call: Callable[[Housekeeper], T]) -> T:
         """What rank 0 does, and all wait for; what it raises is raised on every rank."""
         self._check_open()
-        keeper = self._keeper
-        return self._agreement.broadcast(lambda: call(keeper) if keeper is not None else None)  # type: ignore[return-value]
+        housekeeper = self._housekeeper
+        return self._agreement.broadcast(lambda: call(housekeeper) if housekeeper is not None else None)  # type: ignore[return-value]
 
     def _published(self, saving: _Saving, save_id: str | None = None) -> None:
-        if self._keeper is not None and saving.group is None:
-            self._keeper.complete(saving.name, saving.metrics, saving.digests, wait=False)
-        elif self._keeper is not None:
-            self._keeper.commit(saving.name, save_id, saving.metrics)
+        if self._housekeeper is not None and saving.group is None:
+            self._housekeeper.complete(saving.name, saving.metrics, saving.digests, wait=False)
+        elif self._housekeeper is not None:
+            self._housekeeper.commit(saving.name, save_id, saving.metrics)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -580,11 +580,11 @@ class CheckpointManager:
             try:
                 saving.future.result()
             except BaseException as error:
-                if self._keeper is not None:
-                    self._keeper.give_up(saving.name)
+                if self._housekeeper is not None:
+                    self._housekeeper.give_up(saving.name)
                 if _is_full(error) and not self._keep.keeps_all:
-                    if self._keeper is not None:
-                        self._keeper.make_room(saving.name, full=True)
+                    if self._housekeeper is not None:
+                        self._housekeeper.make_room(saving.name, full=True)
                     error.add_note("next: save again; the rules of keep= have been applied, to make room for that")
                 failure = failure or error
             else:

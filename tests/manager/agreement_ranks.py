@@ -17,7 +17,7 @@ import torch.distributed as dist
 from streamxf.errors import ParameterError, WrongKeyError
 from streamxf.manager import agreement as agreement_module
 from streamxf.manager.agreement import Agreement, Flags
-from streamxf.manager.notices import Notices
+from streamxf.manager.signals import StopSignals
 from tests.dcp.process_groups import join_group
 
 SHORT = timedelta(seconds=3)
@@ -57,13 +57,13 @@ def due_when_saving_anyway(folder: Path) -> Any:
 def stopped_by_one(folder: Path) -> Any:
     """The last rank gets a signal in step 3; all others learn of it at the same step, and it stays."""
     agreement, last = Agreement(), dist.get_rank() == dist.get_world_size() - 1
-    notices = Notices((signal.SIGTERM,))
+    signals = StopSignals((signal.SIGTERM,))
     found = []
     for step in range(1, 7):
         if last and step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        found.append(told(agreement.exchange(step, stop=notices.requested))[1])
-    notices.close()
+        found.append(told(agreement.exchange(step, stop=signals.requested))[1])
+    signals.close()
     agreement.close()
     return found
 

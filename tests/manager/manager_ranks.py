@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from streamxf.checkpoint.notes import parse_note
 from streamxf.errors import NoCheckpointError
-from streamxf.manager.keeper import Keeper
+from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.notes import COMMIT
 from streamxf.manager.retention import Retention
@@ -204,16 +204,16 @@ def announced(folder: Path) -> Any:
         found["before"] = manager.latest()
         manager.commit(1, metrics={"loss": 1.0})
         found["after"] = Path(manager.latest() or "").name
-        note = Keeper._note
+        note = Housekeeper._note
 
         def refuse(*_: Any) -> None:
             raise PermissionError(13, "Permission denied")
 
-        Keeper._note = refuse  # type: ignore[method-assign, assignment]
+        Housekeeper._note = refuse  # type: ignore[method-assign, assignment]
         try:
             found["refused"] = error_of(lambda: manager.begin(2))
         finally:
-            Keeper._note = note  # type: ignore[method-assign]
+            Housekeeper._note = note  # type: ignore[method-assign]
     return found
 
 

@@ -14,12 +14,12 @@ from unittest.mock import patch
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from streamxf.manager import forget, holds, keeper, listing, removal, sessions
-from streamxf.manager.keeper import Keeper
+from streamxf.manager import forget, holds, housekeeper, listing, removal, sessions
+from streamxf.manager.housekeeper import Housekeeper
 from streamxf.storage import local
 
 # where removals look at what others may have changed, each by its module's own name
-LOOKS = ((removal, "held"), (removal, "remove_trees"), (forget, "held"), (forget, "newest"), (keeper, "put_hold"))
+LOOKS = ((removal, "held"), (removal, "remove_trees"), (forget, "held"), (forget, "newest"), (housekeeper, "put_hold"))
 CHANGES = (
     *((os, name) for name in ("unlink", "rmdir", "rename", "replace", "link")),
     *((MemoryFileSystem, name) for name in ("rm_file", "pipe_file")),
@@ -30,8 +30,8 @@ class Killed(BaseException):
     """The process was killed."""
 
 
-def kill(job: Keeper) -> None:
-    """End a job's keeper as a kill does: its locks are free, and what it holds stays. The caller keeps the keeper."""
+def kill(job: Housekeeper) -> None:
+    """End a job's housekeeper as a kill does: its locks are free, and what it holds stays. The caller keeps it."""
     job._pool.shutdown()
     lock = job._sessions._lock
     if lock is not None:

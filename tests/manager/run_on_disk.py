@@ -15,7 +15,7 @@ from streamxf.errors import NoCheckpointError
 from streamxf.format.run import RunFacts
 from streamxf.manager.forget import ForgetReport, forget_in
 from streamxf.manager.holds import holding
-from streamxf.manager.keeper import Keeper
+from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
 from streamxf.manager.retention import Retention
 from streamxf.storage.opening import open_storage
@@ -37,7 +37,7 @@ WRITERS = re.compile(r"__.*\.distcp|\.metadata")  # names of files of a checkpoi
 
 
 class Errors(logging.Handler):
-    """What a keeper has logged as an error, since it raises none."""
+    """What a housekeeper has logged as an error, since it raises none."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -63,8 +63,8 @@ class RunOnDisk(RuleBasedStateMachine):
         self.model = Model()
         self.points = Points()
         self.now = NOON
-        self.job: Keeper | None = None
-        self.killed: list[Keeper] = []
+        self.job: Housekeeper | None = None
+        self.killed: list[Housekeeper] = []
         self.keeping: dict[str, Any] = {}
         self.check = "sample"
         self.saves = 0
@@ -237,9 +237,9 @@ class RunOnDisk(RuleBasedStateMachine):
         self.end_job()
         self.keeping, self.check, self.tidy = rules, check, False
 
-    def running(self) -> Keeper:
+    def running(self) -> Housekeeper:
         if self.job is None:
-            self.job = Keeper(self.seen(), Retention(**self.keeping), "step-{}", self.check)
+            self.job = Housekeeper(self.seen(), Retention(**self.keeping), "step-{}", self.check)
         return self.job
 
     def end_job(self) -> None:
@@ -256,8 +256,8 @@ class RunOnDisk(RuleBasedStateMachine):
             self.job = None
         self.tidy = False
 
-    def go(self, call: Callable[[Keeper], Any]) -> Any:
-        """Have the job's keeper do something."""
+    def go(self, call: Callable[[Housekeeper], Any]) -> Any:
+        """Have the job's housekeeper do something."""
         job, found = self.running(), None
         with self.watched():
             with suppress(Killed):
@@ -314,7 +314,7 @@ class RunOnDisk(RuleBasedStateMachine):
             self.own(f"step-{step}", made, Folder(f"step-{step}", True, facts.time, metrics))
         return save_id
 
-    def saved(self, step: int, call: Callable[[Keeper], Any]) -> set[int]:
+    def saved(self, step: int, call: Callable[[Housekeeper], Any]) -> set[int]:
         """The save of a step is complete; what the rules remove then."""
         name = f"step-{step}"
         read = self.read_now() - {name}  # its own hold ends first

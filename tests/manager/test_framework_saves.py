@@ -22,7 +22,7 @@ from streamxf import CheckpointManager
 from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import NoCheckpointError
-from streamxf.manager import keeper
+from streamxf.manager import housekeeper
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING, Saving
 
 from .points import no_locks
@@ -334,7 +334,7 @@ def test_a_save_that_could_not_be_noted_takes_the_place_of_a_frameworks(
         save(manager, 3)
         manager.wait()
         with monkeypatch.context() as patched:
-            patched.setattr(keeper, "put_small", full)
+            patched.setattr(housekeeper, "put_small", full)
             manager.save(3, state_at(3))
             manager.wait()
     assert kinds(tmp_path) == {"step-3": "own"}

@@ -23,7 +23,7 @@ from .runs import blank, complete, is_at, saved_run, state_at, unsaveable
 def killed_saves(run: Path, monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
     """Saves of a job that was killed after it had published them, before it could say so."""
     with monkeypatch.context() as patched, CheckpointManager(run) as job:
-        patched.setattr("streamxf.manager.keeper.Keeper._end", lambda *_: None)
+        patched.setattr("streamxf.manager.housekeeper.Housekeeper._end", lambda *_: None)
         for step in steps:
             job.save(step, state_at(step))
 

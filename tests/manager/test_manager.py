@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.errors import NoCheckpointError, ParameterError
-from streamxf.manager import keeper as module
+from streamxf.manager import housekeeper as module
 from streamxf.manager import notes
 from streamxf.manager.forget import forget
 from streamxf.manager.holds import going
@@ -161,11 +161,11 @@ def test_a_job_that_only_reads_changes_nothing(tmp_path: Path) -> None:
 
 def test_what_a_killed_save_left_goes_when_the_next_job_saves(tmp_path: Path) -> None:
     killed = CheckpointManager(tmp_path)
-    killed._keeper.begin("step-5", {})  # type: ignore[union-attr]
+    killed._housekeeper.begin("step-5", {})  # type: ignore[union-attr]
     (tmp_path / "step-5" / f"__0_0_{'a' * 32}.distcp").write_bytes(b"half")
     (tmp_path / "step-5" / "README").write_text("of a person")
     assert [(record.name, record.kind) for record in list_checkpoints(tmp_path)] == [("step-5", "unfinished")]
-    killed._keeper._sessions.close()  # type: ignore[union-attr]
+    killed._housekeeper._sessions.close()  # type: ignore[union-attr]
     with patch.object(time, "time", lambda: now + 100_000):
         saved_run(tmp_path, 6)
     assert [record.name for record in list_checkpoints(tmp_path)] == ["step-6"]
@@ -175,9 +175,9 @@ def test_what_a_killed_save_left_goes_when_the_next_job_saves(tmp_path: Path) ->
 
 def test_a_save_that_was_killed_before_it_wrote_anything_is_forgotten(tmp_path: Path) -> None:
     killed = CheckpointManager(tmp_path)
-    killed._keeper.begin("step-5", {})  # type: ignore[union-attr]
+    killed._housekeeper.begin("step-5", {})  # type: ignore[union-attr]
     assert os.listdir(tmp_path / "step-5") == [".streamxf-saving"], "noted before anything is written"
-    killed._keeper._sessions.close()  # type: ignore[union-attr]
+    killed._housekeeper._sessions.close()  # type: ignore[union-attr]
     with patch.object(time, "time", lambda: now + 100_000):
         saved_run(tmp_path, 6)
     assert not (tmp_path / "step-5").exists()
@@ -186,7 +186,7 @@ def test_a_save_that_was_killed_before_it_wrote_anything_is_forgotten(tmp_path: 
 
 def test_metrics_survive_a_kill_between_a_save_and_its_entry(tmp_path: Path) -> None:
     killed = CheckpointManager(tmp_path)
-    killed._keeper._saved = lambda *_: None  # type: ignore[union-attr, method-assign]
+    killed._housekeeper._saved = lambda *_: None  # type: ignore[union-attr, method-assign]
     killed.save(3, state_at(3), metrics={"loss": 0.5})
     killed.close()
     assert [record.metrics for record in list_checkpoints(tmp_path)] == [{"loss": 0.5}]

@@ -115,7 +115,7 @@ def convert(to: Save, conversion: Conversion, file_size: int, progress: Progress
     begin = perf_counter()
     made = to.storage.make_folder()
     try:
-        return replace(_Session(to, conversion, file_size).run(progress), seconds=perf_counter() - begin)
+        return replace(_Writing(to, conversion, file_size).run(progress), seconds=perf_counter() - begin)
     except BaseException:
         with suppress(OSError):  # it is not empty, or was removed
             for folder in made:
@@ -123,7 +123,7 @@ def convert(to: Save, conversion: Conversion, file_size: int, progress: Progress
         raise
 
 
-class _Session:
+class _Writing:
     def __init__(self, to: Save, conversion: Conversion, file_size: int) -> None:
         self._to = to
         self._storage = to.storage

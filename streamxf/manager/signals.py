@@ -1,4 +1,4 @@
-"""`Notices`: whether this process was told by a signal that the job will end."""
+"""`StopSignals`: whether this process was told by a signal that the job will end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 
-class Notices:
+class StopSignals:
     """Watches signals until it is closed; then each has the handler that it had before. That of Python's is called,
     too, and what was ignored stays ignored. Several may watch the same signals, and be closed in any order. Only in the
     main thread does Python let a program handle signals.
@@ -79,6 +79,6 @@ def _in_main_thread() -> bool:
 
 def _open(number: int, before: Any) -> Any:
     """The handler that was there before, and before those of others that are closed by now."""
-    while isinstance(owner := getattr(before, "__self__", None), Notices) and owner._closed:
+    while isinstance(owner := getattr(before, "__self__", None), StopSignals) and owner._closed:
         before = owner._before[number]
     return before

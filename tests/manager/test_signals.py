@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamxf.manager.notices import Notices
+from streamxf.manager.signals import StopSignals
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 
@@ -25,7 +25,7 @@ def handlers() -> Iterator[None]:
 
 
 def test_a_signal_is_noticed_and_nothing_else_happens(caplog: pytest.LogCaptureFixture) -> None:
-    watch = Notices((USR1, USR2))
+    watch = StopSignals((USR1, USR2))
     assert not watch.requested
     signal.raise_signal(USR2)
     assert watch.requested
@@ -42,7 +42,7 @@ def test_handlers_that_were_there_are_called_and_come_back() -> None:
         called.append(number)
 
     signal.signal(USR1, handler)
-    watch = Notices((USR1,))
+    watch = StopSignals((USR1,))
     signal.raise_signal(USR1)
     assert watch.requested
     assert called == [USR1]
@@ -54,7 +54,7 @@ def test_handlers_that_were_there_are_called_and_come_back() -> None:
 
 def test_what_was_ignored_stays_ignored() -> None:
     signal.signal(USR1, signal.SIG_IGN)
-    watch = Notices((USR1,))
+    watch = StopSignals((USR1,))
     signal.raise_signal(USR1)
     assert not watch.requested
     watch.close()
@@ -64,7 +64,7 @@ def test_what_was_ignored_stays_ignored() -> None:
 def test_an_interrupt_can_be_a_request() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have their background jobs ignore it
     try:
-        watch = Notices((signal.SIGINT,))
+        watch = StopSignals((signal.SIGINT,))
         signal.raise_signal(signal.SIGINT)
         assert watch.requested
         watch.close()
@@ -76,7 +76,7 @@ def test_an_interrupt_can_be_a_request() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)], ids=str)
 def test_nested_ones_are_all_told_and_close_in_any_order(order: tuple[int, ...]) -> None:
-    watches = [Notices((USR1,)) for _ in range(3)]
+    watches = [StopSignals((USR1,)) for _ in range(3)]
     left = list(watches)
     for place in order:
         for watch in left:
@@ -92,7 +92,7 @@ def test_a_closed_one_below_a_foreign_handler_stands_aside() -> None:
     """Someone has put a handler over it, which stays, and calls it."""
     called: list[int] = []
     signal.signal(USR1, lambda number, _: called.append(number))
-    watch = Notices((USR1,))
+    watch = StopSignals((USR1,))
     below = signal.getsignal(USR1)
     foreign = signal.signal(USR1, lambda number, frame: below(number, frame))  # type: ignore[operator]
     assert foreign == below
@@ -107,7 +107,7 @@ def test_a_closed_one_below_a_foreign_handler_stands_aside() -> None:
 def test_copies_of_the_process(number: signal.Signals) -> None:
     """A copy ends by SIGTERM, but not by a signal that a batch system sends to every process."""
     before = signal.signal(number, signal.SIG_DFL)
-    watch = Notices((number,))
+    watch = StopSignals((number,))
     try:
         if (child := os.fork()) == 0:
             signal.raise_signal(number)
@@ -124,8 +124,8 @@ def test_copies_of_the_process(number: signal.Signals) -> None:
 
 
 def test_other_threads_cannot_watch_signals(caplog: pytest.LogCaptureFixture) -> None:
-    made: list[Notices] = []
-    thread = threading.Thread(target=lambda: made.append(Notices((USR1,))))
+    made: list[StopSignals] = []
+    thread = threading.Thread(target=lambda: made.append(StopSignals((USR1,))))
     thread.start()
     thread.join()
     assert "SIGUSR1 will not lead to a save" in caplog.text
@@ -137,7 +137,7 @@ def test_other_threads_cannot_watch_signals(caplog: pytest.LogCaptureFixture) ->
 def test_closed_by_another_thread_it_stands_aside() -> None:
     called: list[int] = []
     signal.signal(USR1, lambda number, _: called.append(number))
-    watch = Notices((USR1,))
+    watch = StopSignals((USR1,))
     thread = threading.Thread(target=watch.close)
     thread.start()
     thread.join()
@@ -148,7 +148,7 @@ def test_closed_by_another_thread_it_stands_aside() -> None:
 
 def test_a_thread_can_ask_for_a_save() -> None:
     """As docs/manager.md has it for machines that announce their end otherwise than by a signal."""
-    watch = Notices((signal.SIGUSR1,))
+    watch = StopSignals((signal.SIGUSR1,))
     thread = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGUSR1))
     thread.start()
     thread.join()

@@ -1,4 +1,4 @@
-"""`Keeper`: what one process of a job does in the run's folder beside the saves themselves, in a thread of its own."""
+"""`Housekeeper`: what one process of a job does in the run's folder besides saving, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Save:
     hold: ExitStack = field(default_factory=ExitStack)
 
 
-class Keeper:
+class Housekeeper:
     """Keeps the rules of retention, and what the run's folder says beside its checkpoints; on rank 0 alone.
 
     What its calls ask for is done in their order, and few of them wait for it. An error is logged, unless a call says
@@ -73,7 +73,7 @@ class Keeper:
         self._series = series
         self._verify = verify
         self._sessions = Sessions(run.storage, series, run.authority)
-        self._pool = ThreadPoolExecutor(1, "streamxf-keeper")
+        self._pool = ThreadPoolExecutor(1, "streamxf-housekeeper")
         self._began = False
         self._size = 0  # of the last checkpoint
         self._saves: dict[str, _Save] = {}
@@ -162,7 +162,7 @@ class Keeper:
     def _submit(self, failure: str, call: Callable[..., T], *arguments: Any) -> Future[T | None]:
         return self._pool.submit(_logging, failure, call, *arguments)
 
-    # -- in the keeper's thread --------------------------------------------------------------------
+    # -- in the housekeeper's thread --------------------------------------------------------------------
 
     def _prepare(self) -> None:
         records = self._run.records(series=self._series)
