@@ -153,6 +153,7 @@ def make_up(path: Path, ranks: int, items: int, gib: int) -> int:
             (),
             chain.summary(),
             None,
+            chain.encryption.data_key.secret if chain.encryption is not None else b"",
         )
         with (path / record.path).open("wb") as stream:
             stream.truncate(record.size)

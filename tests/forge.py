@@ -6,9 +6,11 @@ sealing.py has what a key holder can make.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -231,14 +233,43 @@ class Places:
 
 # -- metadata --------------------------------------------------------------------------------------------------------
 
+Columns = dict[int, "list[int] | bytes"]
+"""The values of columns by their ids."""
+
+WIDTHS = {2: 1, 4: 1, 17: 32, 33: 1, 35: 16, 36: 40, 38: 4}
+"""Of columns that do not have integers."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """Some items of an index, and how they are cut into parts.
+
+    `first`, `last` and `items` are what the root says of it, and `starts` where its parts begin; what is None is as it
+    should be. `change` may alter the columns of each part.
+    """
+
+    names: list[str]
+    starts: tuple[int, ...] = (0,)
+    first: str | None = None
+    last: str | None = None
+    items: int | None = None
+    change: Callable[[Columns], object] | None = None
+
 
 @dataclass(frozen=True)
 class MetadataParts:
-    """A metadata file in pieces. `index` is JSON, or the frame as it is stored; what is None is computed."""
+    """A metadata file in pieces. `index` says what root and parts say, as one JSON document, or is the root's frame as
+    it is stored, with `parts`; what is None is computed.
+    """
 
     pickled: bytes
     index: dict[str, Any] | bytes
     keys: bytes = b""
+    parts: bytes = b""
+    root: bytes = b""
+    """As it is stored, with `parts`, where `index` says what these do."""
+    head_size: int | None = None
+    parts_size: int | None = None
     index_size: int | None = None
     keys_size: int | None = None
     format_bytes: bytes = FORMAT
@@ -246,39 +277,257 @@ class MetadataParts:
     head_digest: bytes | None = None
 
     def change(self, **fields: object) -> MetadataParts:
-        return replace(self, **fields)
+        return replace(self, **({"root": b""} if "index" in fields else {}), **fields)
+
+    def stored(self) -> tuple[bytes, bytes]:
+        """Root and parts, as they are stored."""
+        if isinstance(self.index, bytes):
+            return self.index, self.parts
+        return (self.root, self.parts) if self.root else pack_index(self.index)
 
     @property
     def packed_index(self) -> bytes:
-        """The index as it is stored."""
-        return self.index if isinstance(self.index, bytes) else pack_index(self.index)
+        """The root as it is stored."""
+        return self.stored()[0]
+
+    def raw_parts(self) -> list[bytes]:
+        """What the parts decompress to."""
+        return [zstandard.ZstdDecompressor().decompress(packed) for packed, _ in self._each_part()[1]]
+
+    def with_part(self, number: int, raw: bytes) -> MetadataParts:
+        """The same with another part, the digest and sizes of which are right."""
+        content, parts = self._each_part()
+        made = b""
+        for place, (packed, entry) in enumerate(parts):
+            if place == number:
+                packed = frame_of(raw)
+                entry |= entry_of(packed, len(raw), entry["from"])
+            made += packed
+        return self.change(index=frame_of(json.dumps(content, separators=(",", ":")).encode("ascii")), parts=made)
+
+    def _each_part(self) -> tuple[Any, list[tuple[bytes, Any]]]:
+        root, parts = self.stored()
+        content = json.loads(zstandard.ZstdDecompressor().decompress(root))
+        entries = [*content["files"], *(entry for band in content["items"] for entry in band["parts"])]
+        ends = list(accumulate((entry["bytes"] for entry in entries), initial=0))
+        return content, [(parts[begin:end], entry) for (begin, end), entry in zip(pairwise(ends), entries, strict=True)]
 
     def pack(self) -> bytes:
         """The file, with its digests."""
-        index = self.packed_index
+        root, parts = self.stored()
+        sizes = self.head_size, self.parts_size, self.index_size, self.keys_size
         lengths = struct.pack(
-            "<II4s4s",
-            len(index) if self.index_size is None else self.index_size,
-            len(self.keys) if self.keys_size is None else self.keys_size,
+            "<QQII4s4s",
+            *(
+                len(found) if size is None else size
+                for found, size in zip((self.pickled, parts, root, self.keys), sizes, strict=True)
+            ),
             self.format_bytes,
             self.reserved,
         )
         head_digest = hashlib.sha256(self.pickled).digest() if self.head_digest is None else self.head_digest
-        covered = index + self.keys + lengths + head_digest
-        return self.pickled + covered + hashlib.sha256(covered).digest() + METADATA_MAGIC
+        covered = root + self.keys + lengths + head_digest
+        return self.pickled + parts + covered + hashlib.sha256(covered).digest() + METADATA_MAGIC
 
 
 def split_metadata(data: bytes) -> MetadataParts:
     """The pieces of an intact metadata file."""
-    index_size, keys_size = struct.unpack_from("<II", data, len(data) - 88)
-    start = len(data) - 88 - keys_size - index_size
-    index, keys = data[start : start + index_size], data[start + index_size : len(data) - 88]
-    return MetadataParts(data[:start], json.loads(zstandard.ZstdDecompressor().decompress(index)), keys)
+    head_size, parts_size, root_size, _ = struct.unpack_from("<QQII", data, len(data) - 104)
+    parts_at, root_at = head_size, head_size + parts_size
+    root, keys = data[root_at : root_at + root_size], data[root_at + root_size : len(data) - 104]
+    content = json.loads(zstandard.ZstdDecompressor().decompress(root))
+    parts = data[parts_at:root_at]
+    return MetadataParts(data[:head_size], unpack_index(content, parts), keys, parts, root)
 
 
-def pack_index(index: object) -> bytes:
-    """An index as it is stored."""
-    return frame_of(json.dumps(index, separators=(",", ":")).encode("ascii"))
+def pack_index(index: dict[str, Any], bands: list[Band] | None = None) -> tuple[bytes, bytes]:
+    """Root and parts of an index, as they are stored."""
+    root, parts = encode(index, bands)
+    return frame_of(json.dumps(root, separators=(",", ":")).encode("ascii")), b"".join(parts)
+
+
+def encode(
+    index: dict[str, Any],
+    bands: list[Band] | None = None,
+    files: Callable[[Columns], object] | None = None,
+    width: int | None = None,
+    raw: Callable[[bytes], bytes] | None = None,
+) -> tuple[dict[str, Any], list[bytes]]:
+    """The root's JSON, and the parts. `files` may alter the columns of the files, `raw` each part of items before it is
+    compressed; `width` is that of integers.
+    """
+    root = copy.deepcopy({name: value for name, value in index.items() if name not in ("files", "items")})
+    tensors = [item for item in index["items"].values() if "dtype" in item]
+    root["dtypes"] = sorted({item["dtype"] for item in tensors}) if "dtypes" not in index else index["dtypes"]
+    parts: list[bytes] = []
+
+    def part(columns: Columns, rows: int, chunks: int, begin: int) -> dict[str, Any]:
+        data = pack_columns(columns, rows, chunks, width)
+        data = raw(data) if raw is not None and 1 in columns else data
+        parts.append(frame_of(data))
+        return entry_of(parts[-1], len(data), begin)
+
+    rows = index["files"]
+    root["files"] = []
+    if rows:
+        columns = file_columns(rows)
+        if files is not None:
+            files(columns)
+        root["files"].append(part(columns, len(rows), 0, 0))
+    root["items"] = []
+    names = sorted(index["items"])
+    for band in ([Band(names)] if names else []) if bands is None else bands:
+        items = {name: index["items"][name] for name in band.names}
+        entries = []
+        for number, begin in enumerate(band.starts):
+            stop = band.starts[number + 1] if number + 1 < len(band.starts) else None
+            columns, chunks = item_columns(items, root["dtypes"], begin, stop)
+            if band.change is not None:
+                band.change(columns)
+            entries.append(part(columns, len(items), chunks, begin))
+        ends = {"first": band.names[0], "last": band.names[-1], "items": len(items)}
+        said = {"first": band.first, "last": band.last, "items": band.items}
+        root["items"].append(
+            ends | {key: value for key, value in said.items() if value is not None} | {"parts": entries}
+        )
+    return root, parts
+
+
+def entry_of(packed: bytes, raw: int, begin: int = 0) -> dict[str, Any]:
+    """What a root says of a part."""
+    return {"from": begin, "bytes": len(packed), "raw": raw, "sha256": hashlib.sha256(packed).hexdigest()}
+
+
+def file_columns(rows: list[dict[str, Any]]) -> Columns:
+    paths = [row["path"].encode("utf-8", "surrogatepass") for row in rows]
+    columns: Columns = {
+        32: list(accumulate(map(len, paths))),
+        33: b"".join(paths),
+        34: [row["size"] for row in rows],
+        35: b"".join(bytes.fromhex(row["writer"]) for row in rows),
+    }
+    for member, number in (("key", 36), ("crc32c", 38)):
+        if any(member in row for row in rows):
+            columns[number] = b"".join(bytes.fromhex(row[member]) for row in rows if member in row)
+    return columns
+
+
+def item_columns(items: dict[str, Any], dtypes: list[str], begin: int, stop: int | None) -> tuple[Columns, int]:
+    """The columns of a part of a band, and the number of chunks in it."""
+    names = [name.encode("utf-8", "surrogatepass") for name in items]
+    tensors = ["dtype" in item for item in items.values()]
+    coded = {"file", "at", "bytes", "number", "sha256", "dtype", "shape", "chunks"}
+    more = [{name: value for name, value in item.items() if name not in coded} for item in items.values()]
+    texts = [json.dumps(each, separators=(",", ":")).encode() if each else b"" for each in more]
+    shapes = [item.get("shape", []) for item in items.values()]
+    chunks = [item["chunks"] if is_tensor else [item] for item, is_tensor in zip(items.values(), tensors, strict=True)]
+    own = [(chunk, is_tensor) for all_, is_tensor in zip(chunks, tensors, strict=True) for chunk in all_[begin:stop]]
+    boxes = [(chunk["offset"], chunk["shape"]) for chunk, is_tensor in own if is_tensor]
+    kinds = [chunk.get("kind", 3 if "framed" in chunk else 2) if is_tensor else 1 for chunk, is_tensor in own]
+    columns: Columns = {1: list(accumulate(map(len, names))), 2: b"".join(names)}
+    if not begin:
+        columns |= {3: list(accumulate(map(len, texts))), 4: b"".join(texts)}
+    columns |= {
+        5: [dtypes.index(item["dtype"]) + 1 if "dtype" in item else 0 for item in items.values()],
+        6: [len(shape) for shape in shapes],
+        7: [size for shape in shapes for size in shape],
+        8: [len(all_) for all_ in chunks],
+        10: [number for offset, _ in boxes for number in offset],
+        11: [number for _, shape in boxes for number in shape],
+        12: kinds,
+    }
+    columns |= {number: [chunk[name] for chunk, _ in own] for number, name in ((13, "file"), (14, "at"), (15, "bytes"))}
+    known = {name for all_ in chunks for chunk in all_ for name in chunk}
+    if "number" in known:
+        columns[16] = [chunk["number"] for chunk, _ in own if "number" in chunk]
+    if "sha256" in known:
+        columns[17] = b"".join(bytes.fromhex(chunk["sha256"]) for chunk, _ in own if "sha256" in chunk)
+    return columns, len(own)
+
+
+def pack_columns(columns: Columns, rows: int, chunks: int, width: int | None = None) -> bytes:
+    """A part before it is compressed."""
+    directory, stored = b"", b""
+    for number, values in columns.items():
+        if isinstance(values, bytes):
+            used, packed = WIDTHS.get(number, 1), values
+        else:
+            used = width or next(size for size in (1, 2, 4, 8) if max(values, default=0) < 1 << 8 * size)
+            packed = b"".join(value.to_bytes(used, "little") for value in values)
+        directory += struct.pack("<BBHI", number, used, 0, len(packed) // used)
+        stored += packed + bytes(-len(packed) % 8)
+    return struct.pack("<4sIII", b"SXP\1", len(columns), rows, chunks) + directory + stored
+
+
+def unpack_columns(raw: bytes) -> Columns:
+    """Undo `pack_columns`."""
+    _, count, _, _ = struct.unpack_from("<4sIII", raw)
+    at, columns = 16 + 8 * count, Columns()
+    for number, width, _, values in struct.iter_unpack("<BBHI", raw[16:at]):
+        data = raw[at : at + width * values]
+        at += len(data) + -len(data) % 8
+        steps = range(0, len(data), width)
+        ints = number not in WIDTHS and number < 128
+        columns[number] = [int.from_bytes(data[step : step + width], "little") for step in steps] if ints else data
+    return columns
+
+
+def unpack_index(root: dict[str, Any], parts: bytes) -> dict[str, Any]:
+    """What root and parts say, as `MetadataParts` has it."""
+    at = 0
+
+    def columns(entry: dict[str, Any]) -> Any:
+        nonlocal at
+        at += entry["bytes"]
+        return unpack_columns(zstandard.ZstdDecompressor().decompress(parts[at - entry["bytes"] : at]))
+
+    index = {name: value for name, value in root.items() if name not in ("files", "items", "dtypes")}
+    index["files"] = [row for entry in root["files"] for row in _rows(columns(entry))]
+    index["items"] = {}
+    for band in root["items"]:
+        begins = [entry["from"] for entry in band["parts"]] + [1 << 62]
+        for number, entry in enumerate(band["parts"]):
+            _add_items(index["items"], columns(entry), root["dtypes"], *begins[number : number + 2])
+    return index
+
+
+def _rows(columns: Any) -> list[dict[str, Any]]:
+    rows = []
+    for row, (begin, end) in enumerate(pairwise([0, *columns[32]])):
+        made = {"path": columns[33][begin:end].decode(), "size": columns[34][row]}
+        for name, number in (("writer", 35), ("key", 36), ("crc32c", 38)):
+            if number in columns:
+                made[name] = columns[number][WIDTHS[number] * row :][: WIDTHS[number]].hex()
+        rows.append(made)
+    return rows
+
+
+def _add_items(items: dict[str, Any], columns: Any, dtypes: list[str], begin: int, stop: int) -> None:
+    boxes, shapes = ((iter(columns[10]), iter(columns[11])), iter(columns[7]))
+    chunk = 0
+    for row, (name_at, name_end) in enumerate(pairwise([0, *columns[1]])):
+        name, ndim, dtype = columns[2][name_at:name_end].decode(), columns[6][row], columns[5][row]
+        shape = [next(shapes) for _ in range(ndim)]
+        item = items.setdefault(name, {"dtype": dtypes[dtype - 1], "shape": shape, "chunks": []} if dtype else {})
+        if 3 in columns and (text := columns[4][columns[3][row - 1] if row else 0 : columns[3][row]]):
+            item |= json.loads(text)
+        for _ in range(max(min(columns[8][row], stop) - begin, 0)):
+            made = {"file": columns[13][chunk], "at": columns[14][chunk], "bytes": columns[15][chunk]}
+            if 16 in columns:
+                made["number"] = columns[16][chunk]
+            if 17 in columns:
+                made["sha256"] = columns[17][32 * chunk :][:32].hex()
+            if dtype:
+                made |= {
+                    "offset": [next(boxes[0]) for _ in range(ndim)],
+                    "shape": [next(boxes[1]) for _ in range(ndim)],
+                }
+                if columns[12][chunk] == 3:
+                    made["framed"] = True
+                item["chunks"].append(made)
+            else:
+                item |= made
+            chunk += 1
 
 
 def frame_of(data: bytes) -> bytes:

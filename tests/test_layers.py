@@ -257,19 +257,19 @@ def test_other_names_do_not():
 LINES = {
     # the modules at the top
     ".": 2_740,
-    "checkpoint": 4_363,
+    "checkpoint": 4_370,
     "cli": 3_022,
     "codecs": 1_635,
     "dcp": 3_273,
-    "format": 1_944,
+    "format": 2_523,
     "formats": 995,
     "integrations": 816,
-    "keys": 2_131,
+    "keys": 2_157,
     "manager": 4_084,
     "storage": 3_290,
     "stream": 1_332,
     "testing": 893,
-    "tools": 7_938,
+    "tools": 7_974,
     "torchsave": 1_881,
     "tuning": 710,
 }

@@ -6,7 +6,7 @@ import errno
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import IO, Any, NamedTuple
@@ -61,6 +61,8 @@ class FileRecord:
     - `path`: relative to the checkpoint.
     - `crc`: CRC-32C of the whole file, where its items have no containers.
     - `wrapped`: the wrapped data key of the process, as text; empty where the chain does not encrypt.
+    - `data_key`: the same bare, for the process that publishes: records cross the group of processes that save, as the
+      weights do, and are neither written nor kept.
     - `modules`: the third-party packages that provided its codecs.
     - `chain`: the extensions and the ids of the keys, for people; all ranks must have the same.
     - `place`: where the process found the checkpoint's folder, if that is a local or mounted one.
@@ -74,6 +76,7 @@ class FileRecord:
     modules: tuple[str, ...]
     chain: str
     place: Mount | None
+    data_key: bytes = field(default=b"", repr=False)
 
 
 class SavedFile(NamedTuple):
@@ -147,7 +150,8 @@ class DataFile:
         meter.io(perf_counter() - begin)
         encryption = save.extensions.encryption
         wrapped = encryption.wrapped if encryption is not None else ""
-        about = save.modules, save.extensions.summary(), save.place
+        secret = encryption.data_key.secret if encryption is not None else b""
+        about = save.modules, save.extensions.summary(), save.place, secret
         return SavedFile(FileRecord(self.path, self.size, self.crc, save.writer_id, wrapped, *about), self.written)
 
     def cancel(self) -> None:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from typing import Any
+from weakref import finalize
 
 from streamxf.budget import check_whole
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.renaming import Renaming, renamed
 from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, ParameterError, PolicyError, located
-from streamxf.format.index import File, Index, Sections, Trailer
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, overlap
+from streamxf.format.index import File, Index
+from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.limits import MAX_METADATA, MAX_RANK
 from streamxf.format.names import SLIP, metadata_among, rank_metadata_among, rank_of
+from streamxf.format.table import ItemTable
+from streamxf.format.tiling import overlap
+from streamxf.format.trailer import Sections, Trailer
 from streamxf.keys import KeyRing
-from streamxf.keys.envelope import DataKey, Envelope
+from streamxf.keys.envelope import DataKey
 from streamxf.keys.pair import VerifyKey
 from streamxf.keys.vouchers import Vouchers
 from streamxf.storage.reading import StoredFile
@@ -117,7 +121,7 @@ class Metadata:
     - `modules`: third-party packages that provide codecs.
     - `authenticated`: whether it was vouched for: false where it is encrypted and there are no keys, and where nothing
       can be.
-    - `wrapped`: the wrapped data keys by their ids, that of the process that published first.
+    - `wrapped`: the wrapped data key of the process that published; empty if it is not encrypted.
     - `vouchers`: as text; empty if there are none.
     - `digest`: D of the format, what the vouchers are made for.
     - `pickled`: whether torch's own readers can read the file.
@@ -129,7 +133,7 @@ class Metadata:
     index: Index | None
     modules: tuple[str, ...] = ()
     authenticated: bool = False
-    wrapped: Mapping[bytes, str] = field(default_factory=dict)
+    wrapped: str = ""
     vouchers: str = ""
     digest: bytes = b""
     pickled: bool = True
@@ -138,14 +142,12 @@ class Metadata:
     def files(self) -> Mapping[str, File]:
         return self.index.files if self.index is not None else {}
 
-    def data_key(self, dek: bytes, keys: KeyRing) -> DataKey:
-        """The data key that has the id `dek`. Raises KeyMissingError, WrongKeyError, KeyServiceError if it cannot be
-        unwrapped.
+    def data_key(self, wrapped: bytes, keys: KeyRing) -> DataKey:
+        """The data key of the process that wrote a file, `File.key` of which is `wrapped`. Raises KeyMissingError,
+        WrongKeyError, KeyServiceError if it cannot be unwrapped.
         """
-        wrapped = self.wrapped.get(dek)
-        if wrapped is None:
-            raise MetadataError(f"the metadata has no wrapped data key {dek.hex()[:16]}: the file is damaged")
-        return keys.unwrap(wrapped)
+        published = keys.unwrap(self.wrapped)
+        return published.unwrap(wrapped) if any(wrapped) else published
 
     def signed_by(self, trust: Iterable[VerifyKey]) -> bool:
         """Whether one of `trust` signed the index, which no other key is needed for; raises AuthenticationError for a
@@ -170,13 +172,16 @@ def read_metadata(
     weaker than what is required; IdentityError if it is another save than the expected one; ParameterError if items
     cannot be renamed as `access` says.
     """
-    opened = storage.open(name) if size is None else nullcontext(storage.sized(name, size))
-    with located(file=storage.label(name)), opened as file:
+    with located(file=storage.label(name)), ExitStack() as stack:
+        file = stack.enter_context(storage.open(name)) if size is None else storage.sized(name, size)
         try:
             sections = read_sections(file)
             if sections is None:
                 return _renamed(_stock(file, name, access), access.renaming)
-            return _renamed(metadata_in(sections, name, access, listing=listing), access.renaming)
+            made = metadata_in(sections, name, access, listing=listing)
+            if isinstance(made.items, ItemTable):  # it reads from the file for as long as it is used
+                finalize(made.items, stack.pop_all().close)
+            return _renamed(made, access.renaming)
         except FileNotFoundError as error:  # of a key, say; only a metadata file that is not there may pass for one
             raise MetadataError(f"the metadata cannot be used: FileNotFoundError: {error}") from error
 
@@ -190,11 +195,9 @@ def _renamed(metadata: Metadata, renaming: Renaming | None) -> Metadata:
 
 
 def read_sections(file: StoredFile) -> Sections | None:
-    """Index and keys of a metadata file; None if it ends in no trailer. Raises MetadataError if it is damaged."""
-    if file.size > MAX_METADATA:
-        raise MetadataError(
-            f"the metadata has {file.size} bytes, {MAX_METADATA} are allowed; save fewer items or shards"
-        )
+    """Root and keys of a metadata file, which is still read from afterwards; None if it ends in no trailer. Raises
+    MetadataError if it is damaged.
+    """
     if not file.size:
         raise MetadataError("the file is empty: it was cut, or never written; restore it")
     end = min(file.size, _TAIL)
@@ -204,7 +207,7 @@ def read_sections(file: StoredFile) -> Sections | None:
         return None
     if trailer.size > end:
         tail = file.read(file.size - trailer.size, trailer.size - end) + tail
-    return trailer.split(tail[-trailer.size :])
+    return trailer.split(tail[-trailer.size :], read=file.read)
 
 
 def metadata_in(sections: Sections, name: str, access: Access, *, listing: bool = False) -> Metadata:
@@ -215,12 +218,15 @@ def metadata_in(sections: Sections, name: str, access: Access, *, listing: bool 
     opened = lines is not None and (bool(len(access.keys)) or not listing)
     if lines is not None and opened:
         _open(sections, lines, access)
-    index = Index.parse(sections.index)
+    signed = lines is not None and Vouchers.parse(lines[1]).signature is not None
+    index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=signed)
+    if index.keyed != (lines is not None):
+        raise MetadataError("the metadata has keys exactly if its chain encrypts, and this one contradicts that")
     is_slip = name.endswith(SLIP)
     if index.rank != (SLIP_RANK if is_slip else rank_of(name)) or (index.rank == SLIP_RANK and not is_slip):
         whose = "all ranks" if index.rank is None else f"rank {index.rank}"
         raise MetadataError(f"this is the metadata of {whose}: the file was renamed or copied")
-    wrapped, vouchers = _keys_of(sections, lines, index)
+    wrapped, vouchers = lines or ("", "")
     access.check_save(index.save_id)
     authenticated = opened or lines is None
     made = name, index.rank, index.items, index, index.modules, authenticated, wrapped, vouchers
@@ -234,21 +240,6 @@ def _open(sections: Sections, lines: tuple[str, str], access: Access) -> None:
         raise KeyMissingError(f"this checkpoint is {error.message}") from None
 
 
-def _keys_of(sections: Sections, lines: tuple[str, str] | None, index: Index) -> tuple[dict[bytes, str], str]:
-    if lines is None:
-        if index.dek is not None:
-            raise MetadataError("the metadata has no keys, and its index says that it is encrypted")
-        return {}, ""
-    others = sections.other_key_lines()
-    wrapped = {Envelope.parse(line).dek_id: line for line in (lines[0], *others)}
-    deks = dict.fromkeys([index.dek, *(writer.dek for writer in index.writers)])
-    if next(iter(wrapped)) != index.dek or wrapped.keys() != deks.keys() or len(others) != len(deks) - 1:
-        raise MetadataError("the metadata's keys contradict its index")
-    if index.hashed not in (None, Vouchers.parse(lines[1]).signature is not None):
-        raise MetadataError("the metadata's index has hashes exactly if it is signed, and this one contradicts that")
-    return wrapped, lines[1]
-
-
 def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
     if access.require == "published":
         raise PolicyError(
@@ -257,6 +248,8 @@ def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
             "(or 'bound', for an attached writer)"
         )
     access.check_save(None)
+    if file.size > MAX_METADATA:
+        raise MetadataError(f"the metadata has {file.size} bytes, {MAX_METADATA} are allowed where it is a pickle")
     check_whole(file.raw, file.size, file.size, MetadataError)
     rank = rank_of(name)
     stock = read_stock(file.slice(0, file.size).read_at(0, file.size), rank)

@@ -13,8 +13,8 @@ from streamxf.checkpoint.metadata import _open
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import DescriptorError, MetadataError, PolicyError
 from streamxf.format.fields import check_plain, pack_json, parse_json
-from streamxf.format.index import NOTE_LABEL, Sections, Trailer, pack, pack_keys
 from streamxf.format.limits import MAX_NOTE, MAX_NOTE_MARKS
+from streamxf.format.trailer import NOTE_LABEL, Sections, Trailer, pack, pack_keys
 from streamxf.keys.envelope import Envelope
 from streamxf.keys.pair import VerifyKey
 from streamxf.keys.vouchers import Vouchers
@@ -31,8 +31,8 @@ def seal_note(content: Any, encryption: Encrypt | None = None) -> bytes:
     if encryption is not None:
         fresh = encryption.renew()
         digest = Sections(memoryview(frame), memoryview(b""), NOTE_LABEL).digest
-        keys = pack_keys(fresh.wrapped, fresh.vouch(digest), [])
-    made = pack(b"", frame, keys)
+        keys = pack_keys(fresh.wrapped, fresh.vouch(digest))
+    made = pack(b"", b"", frame, keys)
     if len(made) > MAX_NOTE:
         raise MetadataError(f"the note would have {len(made)} bytes, {MAX_NOTE} are allowed; {_CURE}")
     return made
@@ -50,7 +50,7 @@ class Note:
     @collector_paused()
     def content(self) -> Any:
         """What it says. Raises MetadataError if it is damaged or hostile."""
-        content = parse_json(self._sections.index, "the note", self._most, MAX_NOTE_MARKS)
+        content = parse_json(self._sections.root, "the note", self._most, MAX_NOTE_MARKS)
         check_plain(content, "the note")
         return content
 
@@ -89,6 +89,4 @@ def parse_note(data: bytes, most: int = MAX_NOTE) -> Note:
             Envelope.parse(lines[0]), Vouchers.parse(lines[1])
         except DescriptorError as error:
             raise MetadataError(f"the note's keys are malformed: {error.message}") from None
-        if sections.other_key_lines():
-            raise MetadataError("the note has keys of several processes")
     return Note(sections, lines, most)

@@ -26,7 +26,7 @@ from streamxf.errors import (
     UnsupportedError,
 )
 from streamxf.format.header import Header, Identity, Kind
-from streamxf.format.index import Writer
+from streamxf.format.index import File
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
 from streamxf.keys.envelope import DataKey
@@ -174,14 +174,14 @@ class ItemOpener:
         self, header: Header, place: Place, meter: Meter | None = None, check: Callable[[], object] = lambda: None
     ) -> StreamCoder:
         """What decodes the blocks of a container; its chain is rebuilt once. `check` as in `ChainOpener.coder`."""
-        writer = self._writer_of(place)
-        dek = writer.dek if writer is not None else None
-        known = self._openers.get((place.descriptors, dek))
+        file = self._file_of(place)
+        key = file.key if file is not None else None
+        known = self._openers.get((place.descriptors, key))
         if known is None:
             descriptors = [*map(Descriptor.parse, place.descriptors[len(header.chain) - len(header.block_chain) :])]
-            data_key = self._data_key(descriptors, dek) if header.keyed else None
+            data_key = self._data_key(descriptors, key) if header.keyed else None
             about = descriptors, self._access.codecs, data_key, providers_in(self.metadata.modules)
-            known = self._openers[place.descriptors, dek] = ChainOpener(*about)
+            known = self._openers[place.descriptors, key] = ChainOpener(*about)
         return known.coder(header, meter, check)
 
     def size_check(self, wanted: ItemPart) -> Callable[[int], None]:
@@ -227,8 +227,8 @@ class ItemOpener:
 
     def _header(self, source: FileSlice, wanted: ItemPart) -> Header:
         place = wanted.place
-        if (writer := self._writer_of(place)) is not None:
-            identity = wanted.identity(writer.id)
+        if (file := self._file_of(place)) is not None:
+            identity = wanted.identity(file.writer)
             start = source.read_at(0, min(MAX_HEADER, source.length))
             header = Header.expected(start, _bound(place.descriptors), identity, place.sha256 is not None)
             if header is not None:
@@ -239,31 +239,31 @@ class ItemOpener:
 
     def check_header(self, header: Header, wanted: ItemPart) -> None:
         """Compare chain and identity with what the metadata says, and both with what is required; raises as `open`."""
-        writer = self._writer_of(wanted.place)
-        found = header.chain if writer is not None else tuple(text.removeprefix("!") for text in header.chain)
+        file = self._file_of(wanted.place)
+        found = header.chain if file is not None else tuple(text.removeprefix("!") for text in header.chain)
         recorded = _bound(wanted.place.descriptors)
         if found != recorded:
             raise IdentityError(
                 f"the stored chain is {' > '.join(header.chain)}, the metadata says {' > '.join(recorded)}: "
                 "one of them was altered"
             )
-        if writer is None:
+        if file is None:
             self._check_unpublished(header, wanted)
         else:
-            self._check_published(header, wanted, writer)
+            self._check_published(header, wanted, file.writer)
 
-    def _writer_of(self, place: Place) -> Writer | None:
+    def _file_of(self, place: Place) -> File | None:
         index = self.metadata.index
-        return index.writers[index.files[place.file].writer] if index is not None else None
+        return index.files[place.file] if index is not None else None
 
-    def _check_published(self, header: Header, wanted: ItemPart, writer: Writer) -> None:
+    def _check_published(self, header: Header, wanted: ItemPart, writer: bytes) -> None:
         identity = header.identity
         if identity is None or not header.published:
             raise IdentityError(
                 "the container is not bound to a place in a checkpoint, though streamxf's writer made this one: it "
                 "comes from elsewhere"
             )
-        wanted.check(identity, writer.id)
+        wanted.check(identity, writer)
         if header.hashed != (wanted.place.sha256 is not None):
             raise IdentityError("the container contradicts the metadata about hashes of its blocks: it was altered")
 
@@ -283,12 +283,12 @@ class ItemOpener:
                 "could be swapped; require='encrypted' accepts it"
             )
 
-    def _data_key(self, descriptors: list[Descriptor], dek: bytes | None) -> Callable[[], DataKey]:
+    def _data_key(self, descriptors: list[Descriptor], key: bytes | None) -> Callable[[], DataKey]:
         keys = self._access.keys
-        if dek is not None:
+        if key is not None:
             if not len(keys):
                 raise KeyMissingError("this checkpoint is encrypted, and no keys were given")
-            return partial(self.metadata.data_key, dek, keys)
+            return partial(self.metadata.data_key, key, keys)
         fragment = next(descriptor.fragment for descriptor in descriptors if descriptor.name == ENCRYPT)
         return partial(keys.unwrap_unvouched, fragment)
 

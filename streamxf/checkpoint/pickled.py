@@ -10,7 +10,8 @@ from typing import Any
 
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError, UnsupportedError, redacted
-from streamxf.format.index import Index, from_json, to_json
+from streamxf.format.extra import from_json, to_json
+from streamxf.format.index import Index
 from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, Item, ObjectItem, Path, TensorItem
 from streamxf.torchsave.writing import named, plain
 
@@ -83,11 +84,15 @@ def descriptors_of(index: Index, wrapped: Mapping[bytes, str]) -> dict[str, list
     """What torch's readers need to read the items of each file, in the order in which they apply it; nothing where
     items are bare.
     """
-    by_writer = {}
-    for writer in index.writers if index.transforms or index.chain else ():
-        keyed = (f"{text}#{wrapped[writer.id]}" if text.startswith(f"{ENCRYPT}/") else text for text in index.chain)
-        by_writer[writer.id] = [*index.transforms, *keyed][::-1]
-    return {path: by_writer[index.writers[file.writer].id] for path, file in index.files.items()} if by_writer else {}
+    if not (index.transforms or index.chain):
+        return {}
+    by_writer: dict[bytes, list[str]] = {}
+    for file in index.files.values():
+        if file.writer not in by_writer:
+            own = wrapped.get(file.writer)
+            keyed = (f"{text}#{own}" if text.startswith(f"{ENCRYPT}/") else text for text in index.chain)
+            by_writer[file.writer] = [*index.transforms, *keyed][::-1]
+    return {path: by_writer[file.writer] for path, file in index.files.items()}
 
 
 class _Pickle:

@@ -15,7 +15,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-from streamxf.budget import Steps
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord, SavedFile
@@ -23,12 +22,14 @@ from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import pickled
 from streamxf.checkpoint.saving import Extensions, Save
 from streamxf.errors import AbortedError, ChainError, ContainerError, MetadataError, StreamxfError, UnsupportedError
-from streamxf.format.index import File, Index, Sections, Writer, pack, pack_keys, steps_of
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, check_apart, check_tiles
-from streamxf.format.limits import NO_PICKLE
+from streamxf.format.index import File, Index
+from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
+from streamxf.format.limits import NO_PICKLE, WRAPPED_KEY_BYTES
 from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, made_by_saves, metadata_name, rank_of
 from streamxf.format.run import RunFacts
-from streamxf.keys.envelope import Envelope
+from streamxf.format.tiling import check_apart, check_tiles, work_for
+from streamxf.format.trailer import Sections, pack, pack_keys
+from streamxf.keys.envelope import DataKey
 from streamxf.storage.lock import locked
 from streamxf.storage.multipart import ReplacedMeanwhile
 from streamxf.storage.storage import LOCK, Storage
@@ -92,19 +93,15 @@ def assemble(
     """
     _check_agreement(records)
     encryption = extensions.encryption
-    own = encryption.wrapped if encryption is not None else ""
-    writers = {record.writer_id: record.wrapped for record in records}
-    numbers = {writer_id: number for number, writer_id in enumerate(writers)}
     torch: Any = sys.modules.get("torch")
     index = Index(
         save_id,
         rank,
         tuple(transform.get_descriptor() for transform in extensions.foreign),
         tuple(map(str, extensions.chain.descriptors)),
-        _dek(own),
-        tuple(Writer(writer_id, _dek(wrapped)) for writer_id, wrapped in writers.items()),
-        {record.path: File(record.size, numbers[record.writer_id], record.crc) for record in records},
+        _files(records, encryption.data_key if encryption is not None else None),
         items,
+        encryption is not None and encryption.hashed,
         tuple(sorted({module for record in records for module in record.modules})),
         {"streamxf": __version__, **({"torch": torch.__version__} if torch is not None else {})},
         extra or {},
@@ -112,24 +109,34 @@ def assemble(
     )
     if index.chain:
         _check_numbers(index)
-    packed = index.pack()
-    _check_whole(items.values(), rank, steps_of(memoryview(packed)))
+    root, parts = index.pack()
+    _check_whole(items.values(), rank, len(parts))
     keys = b""
     if encryption is not None:
-        digest = Sections(memoryview(packed), memoryview(b"")).digest
-        others = [wrapped for wrapped in dict.fromkeys(writers.values()) if wrapped != own]
-        keys = pack_keys(own, encryption.vouch(digest), others)
-    head = pickled(index, writers, checkpoint_id) if checkpoint_id is not None else NO_PICKLE
-    return index, pack(head, packed, keys)
+        digest = Sections(memoryview(root), memoryview(b"")).digest
+        keys = pack_keys(encryption.wrapped, encryption.vouch(digest))
+    wrapped = {record.writer_id: record.wrapped for record in records}
+    head = pickled(index, wrapped, checkpoint_id) if checkpoint_id is not None else NO_PICKLE
+    return index, pack(head, parts, root, keys)
 
 
-def _dek(wrapped: str) -> bytes | None:
-    return Envelope.parse(wrapped).dek_id if wrapped else None
+def _files(records: Iterable[FileRecord], own: DataKey | None) -> dict[str, File]:
+    """The files of a save, by path; `own` is the data key of this process."""
+    known = dict[bytes, bytes | None]()
+    for record in records:
+        if record.writer_id not in known:
+            others = own is not None and record.data_key != own.secret
+            known[record.writer_id] = own.wrap(DataKey(record.data_key)) if own is not None and others else None
+    none = bytes(WRAPPED_KEY_BYTES) if own is not None else None
+    return {
+        record.path: File(record.size, record.writer_id, known[record.writer_id] or none, record.crc)
+        for record in records
+    }
 
 
-def _check_whole(items: Iterable[Item], rank: int | None, steps: Steps) -> None:
+def _check_whole(items: Iterable[Item], rank: int | None, size: int) -> None:
     """Refuse to publish tensors of which parts are missing: who loads them would keep old values there, unnoticed."""
-    check = check_tiles if rank is None else check_apart
+    check, steps = check_tiles if rank is None else check_apart, work_for(size)
     for item in items:
         if isinstance(item, TensorItem):
             try:

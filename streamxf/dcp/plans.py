@@ -1,4 +1,4 @@
-"""What plans say of a save: its items and their bytes, how large its index may become, and whether it can fit.
+"""What plans say of a save: its items and their bytes, whether its index can hold them, and whether it can fit.
 
 A save that cannot fit on its file system fails before it writes, where that is certain: tensors take at least their
 bytes through a chain that cannot shrink them. A wrong refusal would be worse than an error while data is written, so
@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from streamxf.checkpoint.saving import Entry, Extensions, check_space
 from streamxf.checkpoint.sources import Content, content_of, dtype_name, has_elements
 from streamxf.checkpoint.staging import Staging
-from streamxf.dcp.metadata import extra_of, stored_properties
+from streamxf.dcp.metadata import extra_of
 from streamxf.errors import MetadataError, UnsupportedError, located
 from streamxf.format import limits
 from streamxf.format.header import Identity, Kind
@@ -86,68 +86,31 @@ def _check_planned(item: WriteItem, data: torch.Tensor) -> None:
         )
 
 
-# Bytes that the index has of each, without names, numbers and lists; and of everything else, its run among it.
-_ITEM = len(':{"dtype":"","shape":,"chunks":[],"path":},')
-_CHUNK = len('{"file":,"at":,"bytes":,"number":,"offset":,"shape":,"framed":true},')
-_HASH = len(',"sha256":""') + 2 * limits.DIGEST_BYTES
-_FILE = _WRITER = 160
-_REST = limits.MAX_RUN + 2**16
-
-
-def check_index(plans: Sequence[SavePlan], files: int | None, hashed: bool) -> None:
-    """Refuse to begin a save whose index may be larger than readers take: raises MetadataError.
-
-    - `files`: the most that each rank writes; None for one for each item.
-    - `hashed`: whether there is a SHA-256 for each item.
+def check_index(plans: Sequence[SavePlan]) -> None:
+    """Refuse to begin a save that its index cannot hold; raises MetadataError. What planners put into DCP's metadata
+    past their plans is not known yet.
     """
-    most = index_bound(plans, files, hashed)
-    if most > limits.MAX_INDEX:
-        raise MetadataError(
-            f"the index of this save may take {most:,} bytes, and {limits.MAX_INDEX:,} are allowed; nothing was "
-            "written. Save fewer items or shards, or shorter names"
-        )
-
-
-def index_bound(plans: Sequence[SavePlan], files: int | None, hashed: bool) -> int:
-    """The most bytes of JSON that the index of a save has, but for what planners put there past their plans."""
-    count = [len(plan.items) if files is None else min(files, len(plan.items)) for plan in plans]
-    chunk = _CHUNK + len(str(sum(count))) + _HASH * hashed
-    size = _REST + _FILE * sum(count) + _WRITER * len(plans)
     paths: dict[str, Any] = {}
     for plan in plans:
         paths |= plan.planner_data if isinstance(plan.planner_data, dict) else {}
-    seen: set[str] = set()
-    for plan in plans:
-        stored = [*map(_most_stored, plan.items)]
-        at = len(str(sum(stored))) + len(str(len(stored)))
-        size += len(str(stored)) + len(stored) * (chunk + at)
-        new: dict[str, Any] = {}
-        for item in plan.items:
-            name, data = item.index.fqn, item.tensor_data
-            if data is not None:
-                size += _digits(data.chunk.offsets) + _digits(data.chunk.sizes)
-            if name in seen:
-                continue
-            seen.add(name)
-            new[name] = paths.get(name)
-            if data is not None:
-                size += len(dtype_name(data.properties.dtype)) + _digits(data.size)
-                if properties := stored_properties(data.properties):
-                    size += len(',"properties":' + json.dumps(properties))
-        size += len(new) * _ITEM + len(json.dumps(new, default=str))
+    names = {item.index.fqn for plan in plans for item in plan.items}
+    longest = max(names, key=lambda name: len(name.encode()), default="")
+    most = {"a name": len(longest.encode()), "a path": max((_size_of(path) for path in paths.values()), default=0)}
     with suppress(UnsupportedError):  # the planner may leave it out
-        size += len(json.dumps(extra_of(Metadata(dict.fromkeys(seen), paths))))  # type: ignore[arg-type]
-    return size
+        most["planner data"] = _size_of(extra_of(Metadata(dict.fromkeys(names), paths)))  # type: ignore[arg-type]
+    for what, allowed in (("a name", limits.MAX_IDENTITY), ("a path", limits.MAX_PART // 2), ("planner data", _EXTRA)):
+        if most.get(what, 0) > allowed:
+            raise MetadataError(
+                f"the index would have {what} of {most[what]:,} bytes, and {allowed:,} are allowed; nothing was "
+                "written. Save with shorter names, or put less into DCP's metadata"
+            )
 
 
-@lru_cache(1024)
-def _digits(size: torch.Size) -> int:
-    return len(str([*size]))
+_EXTRA = limits.MAX_ROOT // 2
 
 
-def _most_stored(item: WriteItem) -> int:
-    planned = planned_bytes(item)
-    return 2 * planned + 2**16 if planned else limits.MAX_RAW_SIZE
+def _size_of(content: Any) -> int:
+    return len(json.dumps(content, default=str))
 
 
 # -- room ------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.sources import array_of
 from streamxf.checkpoint.staging import DeviceMemory, Staging
 from streamxf.errors import MetadataError
-from streamxf.format.items import Span, TensorItem, check_tiles
+from streamxf.format.items import TensorItem
+from streamxf.format.tiling import Span, check_tiles
 from streamxf.torch_private import create_chunk_list, is_cow_tensor
 
 

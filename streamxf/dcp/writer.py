@@ -176,7 +176,7 @@ class ChainWriterMixin(StorageMixin):
         the index may not be able to hold. What ranks write goes with the save: DCP tells no writer that one failed.
         """
         save = self._under_way
-        check_index(plans, self.thread_count if self.single_file_per_rank else None, save.extensions.hashed)
+        check_index(plans)
         others = {plan.storage_data.save.hex() for plan in plans if isinstance(plan.storage_data, RoomNote)}
         own, rank = save.writer_id.hex(), None if self.use_collectives else self.rank
         save.alone = len(plans) == 1

@@ -22,7 +22,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _SIGNED = re.compile(r"(?:^|[\[:,\s])-")
 
 
-def pack_json(content: Any, what: str, cure: str, most: int = limits.MAX_INDEX, marks: int = limits.MAX_INDEX) -> bytes:
+def pack_json(content: Any, what: str, cure: str, most: int = limits.MAX_ROOT, marks: int = limits.MAX_ROOT) -> bytes:
     """`what` names the content in errors, and `cure` says what helps if readers would refuse its size. At most `most`
     bytes of JSON are allowed, with at most `marks` commas and opening brackets.
     """
@@ -39,7 +39,7 @@ def pack_json(content: Any, what: str, cure: str, most: int = limits.MAX_INDEX, 
     return packed
 
 
-def parse_json(packed: memoryview, what: str, most: int = limits.MAX_INDEX, marks: int = limits.MAX_INDEX) -> Any:
+def parse_json(packed: memoryview, what: str, most: int = limits.MAX_ROOT, marks: int = limits.MAX_ROOT) -> Any:
     """Limits as in `pack_json`."""
     try:
         size = frames.declared_size(packed)
@@ -51,6 +51,11 @@ def parse_json(packed: memoryview, what: str, most: int = limits.MAX_INDEX, mark
         raise MetadataError(f"{what} is damaged: {error.message}") from None
     if _too_many(text, marks):
         raise MetadataError(f"{what} has more than {marks} commas and brackets")
+    return loads(text, what)
+
+
+def loads(text: bytes, what: str) -> Any:
+    """JSON that keeps the rules of an index; raises MetadataError."""
     try:
         decoded = text.decode("ascii")
         # json takes -0 for 0, and is several times as fast where it does not have to ask for each number
@@ -63,7 +68,7 @@ def parse_json(packed: memoryview, what: str, most: int = limits.MAX_INDEX, mark
 
 
 def _most(packed_size: int) -> int:
-    return min(limits.MAX_INDEX, limits.MAX_INDEX_EXPANSION * packed_size + _FREE)
+    return min(limits.MAX_ROOT, limits.MAX_ROOT_EXPANSION * packed_size + _FREE)
 
 
 def _too_many(text: bytes, marks: int) -> bool:

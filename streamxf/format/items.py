@@ -1,21 +1,16 @@
-"""What a checkpoint consists of, whoever wrote it: items, their chunks, and where these are stored; and whether chunks
-tile their tensor: no element is missing, and none is there twice.
-"""
+"""What a checkpoint consists of, whoever wrote it: items, their chunks, and where these are stored."""
 
 from __future__ import annotations
 
 import math
-import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import combinations, groupby, product
 from typing import NamedTuple
 
-from streamxf.budget import Steps, TooMuch
 from streamxf.errors import MetadataError
-from streamxf.format.limits import MAX_NUMBER, MAX_PATH, MAX_STEP, MAX_STEPS
+from streamxf.format.limits import MAX_PATH, MAX_STEP, MAX_STEPS
 
 _BY_SIZE = {
     1: "bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2",
@@ -198,182 +193,3 @@ def check_path(path: object) -> str:
     if _STRANGE.search(path) or ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
         raise MetadataError(f"the metadata names a file outside the checkpoint: {ascii(path)[:_SHOWN]}")
     return path
-
-
-# -- tiling ------------------------------------------------------------------------------------------------
-# The signed corners of a box are its corners, each with the sign (-1)^(number of coordinates that are upper ends). They
-# are the box's mixed derivative, so they determine it, and they add up as boxes do: boxes tile a tensor exactly when
-# their signed corners add up to those of the tensor, in any number of dimensions. Sorting finds those that meet.
-# Boxes without elements have no derivative, and dimensions that every chunk spans whole need not be looked at.
-
-MAX_CUT_DIMS = 6  # dimensions along which one tensor is cut into chunks
-
-MAX_CORNERS = 2**20  # corners of all chunks of one tensor, in the dimensions along which it is cut
-
-MAX_RANK_CHUNKS = 1024  # chunks of one tensor in a rank's own metadata: each is compared with its neighbours
-
-_MAX_GROUP = 64  # chunks that no dimension parts into groups
-_MAX_LEVELS = 16  # of groups in groups
-_STRANGE_CUT = "its {} chunks are cut as no writer cuts a tensor: comparing them takes too long"
-
-Ints = Sequence[int]
-Span = tuple[Ints, Ints]  # offsets and sizes
-Spans = tuple[tuple[int, int], ...]  # where a box begins and ends, along each dimension
-
-
-def check_offsets(chunks: Sequence[Chunk]) -> None:
-    """Check that no two have the same offset; raises MetadataError."""
-    offsets = sorted([chunk.offset for chunk in chunks])  # in a set all may have one hash: numbers have none of ours
-    if any(map(operator.eq, offsets, offsets[1:])):
-        raise MetadataError("the metadata is malformed: two chunks have the same offset")
-
-
-def check_tiles(shape: Ints, chunks: Sequence[Span], steps: Steps | None = None) -> None:
-    """Check that `chunks` lie in a tensor of `shape` and tile it. Raises MetadataError if they do not, or are cut in a
-    way beyond the limits, or take more than what is left of `steps`.
-    """
-    _check_elements(shape)
-    whole = len(chunks) == 1 and tuple(chunks[0][1]) == tuple(shape) and tuple(chunks[0][0]) == (0,) * len(shape)
-    if whole or _is_grid(shape, chunks):
-        return
-    axes, boxes = _cut(shape, chunks)
-    if _beyond_limits(len(axes), len(boxes)):
-        raise MetadataError(
-            f"its {len(boxes)} chunks are cut along {len(axes)} dimensions; at most {MAX_CUT_DIMS} dimensions and "
-            f"{MAX_CORNERS} corners are allowed"
-        )
-    _spend(steps, (len(boxes) << len(axes)) // 2, chunks)
-    signed = [(tuple(zip(begins, ends, strict=True)), 1) for begins, ends in boxes]
-    if all(shape):
-        signed.append((tuple((0, shape[axis]) for axis in axes), -1))
-    if not _cancel(signed):
-        raise MetadataError("its chunks leave out a part of it, or cover one twice")
-
-
-def check_apart(shape: Ints, chunks: Sequence[Span], steps: Steps | None = None) -> None:
-    """Check that `chunks` lie in a tensor of `shape` and do not overlap; they may leave parts out. Raises MetadataError
-    if they do, or are more than a rank may have, or take more than what is left of `steps`.
-    """
-    _check_elements(shape)
-    count = sum(0 not in sizes for _, sizes in chunks)
-    if count > MAX_RANK_CHUNKS:
-        raise MetadataError(f"a rank has {count} chunks of it; {MAX_RANK_CHUNKS} are allowed")
-    if overlap(shape, chunks, steps):
-        raise MetadataError("its chunks overlap")
-
-
-def overlap(shape: Ints, chunks: Sequence[Span], steps: Steps | None = None) -> bool:
-    """Whether two chunks share an element. Raises MetadataError if a chunk reaches beyond the tensor's end, or that
-    takes more than what is left of `steps`.
-    """
-    axes, boxes = _cut(shape, chunks)
-    if len(boxes) < 2:
-        return False
-    if not axes:
-        return True
-    groups = [(boxes, _MAX_LEVELS)]
-    while groups:
-        group, levels = groups.pop()
-        for axis in range(len(axes)):
-            _spend(steps, len(group), chunks)
-            if len(parts := _parted(group, axis)) > 1:
-                groups += [(part, levels - 1) for part in parts if len(part) > 1]
-                break
-        else:
-            if any(_share(one, other) for one, other in combinations(group[:_MAX_GROUP], 2)):
-                return True
-            levels = 0 if len(group) > _MAX_GROUP else levels
-        if not levels:
-            raise MetadataError(_STRANGE_CUT.format(len(chunks)))
-    return False
-
-
-def _parted(boxes: list[tuple[Ints, Ints]], axis: int) -> list[list[tuple[Ints, Ints]]]:
-    """Boxes in groups that are apart along one dimension."""
-    parts: list[list[tuple[Ints, Ints]]] = []
-    stop = 0
-    for box in sorted(boxes, key=lambda box: box[0][axis]):
-        if not parts or box[0][axis] >= stop:
-            parts.append([])
-        parts[-1].append(box)
-        stop = max(stop, box[1][axis])
-    return parts
-
-
-def _share(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
-    return all(map(operator.lt, one[0], other[1])) and all(map(operator.lt, other[0], one[1]))
-
-
-def _spend(steps: Steps | None, count: int, chunks: Sequence[Span]) -> None:
-    try:
-        (steps or Steps(64 * len(chunks))).spend(count)
-    except TooMuch:
-        raise MetadataError(_STRANGE_CUT.format(len(chunks))) from None
-
-
-def _check_elements(shape: Ints) -> None:
-    if math.prod(size or 1 for size in shape) > MAX_NUMBER:
-        raise MetadataError("it has more elements than a tensor can have")
-
-
-def _is_grid(shape: Ints, chunks: Sequence[Span]) -> bool:
-    """Whether `chunks` are the parts of a tensor that is cut along each dimension as a whole, within the limits, and
-    none of them empty. That is what most are, and needs no more than sorting them.
-    """
-    ndim = len(shape)
-    if not chunks or any(len(offsets) != ndim or len(sizes) != ndim for offsets, sizes in chunks):
-        return False
-    cuts: list[list[int]] = []
-    columns = zip(*[offsets for offsets, _ in chunks], strict=True), zip(*[sizes for _, sizes in chunks], strict=True)
-    for whole, begins, lengths in zip(shape, *columns, strict=True):
-        if lengths.count(whole) == len(chunks) and not any(begins):
-            cuts.append([0])
-            continue
-        spans = [span for span, _ in groupby(sorted(zip(begins, lengths, strict=True)))]
-        ends = [begin + size for begin, size in spans if size > 0]
-        if len(ends) < len(spans) or [begin for begin, _ in spans] + [whole] != [0, *ends]:
-            return False
-        cuts.append([begin for begin, _ in spans])
-    if math.prod(map(len, cuts)) != len(chunks) or _beyond_limits(sum(len(each) > 1 for each in cuts), len(chunks)):
-        return False
-    return sorted(tuple(offsets) for offsets, _ in chunks) == [*product(*cuts)]
-
-
-def _beyond_limits(dims: int, count: int) -> bool:
-    return dims > MAX_CUT_DIMS or (dims > 1 and count << dims > MAX_CORNERS)
-
-
-def _cut(shape: Ints, chunks: Iterable[Span]) -> tuple[list[int], list[tuple[Ints, Ints]]]:
-    """The dimensions along which a tensor is cut, and where the chunks that have elements begin and end in them."""
-    whole = tuple(shape)
-    axes: set[int] = set()
-    boxes: list[tuple[Ints, Ints]] = []
-    for offsets, sizes in chunks:
-        if len(offsets) != len(shape) or len(sizes) != len(shape):
-            raise MetadataError("its chunks have another number of dimensions than the tensor")
-        ends = tuple(map(int.__add__, offsets, sizes))
-        if any(map(int.__gt__, ends, whole)):
-            raise MetadataError("its chunks reach beyond its end")
-        if 0 not in sizes:
-            axes.update(axis for axis, size in enumerate(sizes) if size != whole[axis])
-            boxes.append((offsets, ends))
-    kept = sorted(axes)
-    if len(kept) == len(whole):
-        return kept, boxes
-    return kept, [(tuple(begins[axis] for axis in kept), tuple(ends[axis] for axis in kept)) for begins, ends in boxes]
-
-
-def _cancel(boxes: list[tuple[Spans, int]]) -> bool:
-    """Whether the corners of boxes with signs add up to nothing: at each place along the first dimension, those of the
-    boxes that begin or end there. So few are held at a time, however many there are.
-    """
-    groups = groupby(sorted(boxes), key=operator.itemgetter(0))
-    left = [(spans, total) for spans, group in groups if (total := sum(sign for _, sign in group))]
-    if not left or not left[0][0]:
-        return not left
-    places = sorted(
-        [(at, spans[1:], way * sign) for spans, sign in left for at, way in zip(spans[0], (1, -1), strict=True)]
-    )
-    return all(
-        _cancel([(rest, sign) for _, rest, sign in group]) for _, group in groupby(places, key=operator.itemgetter(0))
-    )

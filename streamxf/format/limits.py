@@ -9,6 +9,7 @@ PLAIN_MAGIC = b"\xd3SXK\r\n\x1a\n"
 SEAL_MAGIC = b"\n\x1a\r\nKXS\xd3"
 METADATA_MAGIC = b"\n\x1a\r\nMXS\xd3"
 NO_PICKLE = b"\xd3SXM\r\n\x1a\n"  # the head of a metadata file that torch's own readers cannot read
+PART_MAGIC = b"SXP\x01"
 
 VERSION = SUITE = 1
 FORMAT = bytes([VERSION, SUITE, 0, 0])  # format bytes: version, suite, critical and informative flags
@@ -30,13 +31,17 @@ FOOTER_BYTES = 20
 HEADER_FIXED_BYTES = 33
 MAX_HEADER = HEADER_FIXED_BYTES + MAX_CHAIN + MAX_IDENTITY + SEAL_BYTES + 4
 
-MAX_INDEX = 2**27
-MAX_INDEX_EXPANSION = 64
+MAX_ROOT = 2**26
+MAX_ROOT_EXPANSION = 64
+MAX_PART = 2**22
+MAX_PART_EXPANSION = 256
+MAX_DTYPES = 256
 MAX_RANK = 2**31 - 1
 MAX_DEPTH = 128
-MAX_KEYS = 2**26
-MAX_METADATA = 2**30
-TRAILER_BYTES = 88
+MAX_KEYS = 2 * MAX_KEY_LINE + 1
+MAX_METADATA = 2**30  # of other writers
+WRAPPED_KEY_BYTES = 40
+TRAILER_BYTES = 104
 
 MAX_PATH = 4096
 MAX_STEPS = 256

@@ -196,7 +196,7 @@ def contents_of(source: Source) -> Contents:
 
 
 def _key_ids(checkpoint: Checkpoint, descriptors: set[tuple[str, ...]]) -> Iterator[str]:
-    lines = [line for metadata in checkpoint.metadata for line in metadata.wrapped.values()]
+    lines = [metadata.wrapped for metadata in checkpoint.metadata if metadata.wrapped]
     fragments = (text.partition("#") for chain in descriptors for text in chain)
     lines += sorted({fragment for name, _, fragment in fragments if fragment and name.startswith(f"{ENCRYPT}/")})
     for line in lines:

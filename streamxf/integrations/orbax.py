@@ -17,7 +17,7 @@ from streamxf.checkpoint.access import access_for, chain_and_ring
 from streamxf.checkpoint.checkpoint import Checkpoint, ObjectHandle, TensorHandle
 from streamxf.checkpoint.writer import CheckpointWriter
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError
-from streamxf.format.index import from_json
+from streamxf.format.extra import from_json
 from streamxf.format.items import ITEMSIZES
 from streamxf.format.names import GLOBAL
 from streamxf.keys import KeysLike

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
 from streamxf.descriptor import MAX_KEY_LINE, shorten
-from streamxf.errors import DescriptorError, KeyMissingError, KeyServiceError, ParameterError, StreamxfError
+from streamxf.errors import (
+    DescriptorError,
+    KeyMissingError,
+    KeyServiceError,
+    ParameterError,
+    StreamxfError,
+    WrongKeyError,
+)
 from streamxf.keys.derive import decode_b64url, derive, encode_b64url
 from streamxf.keys.key import Uncopied
 from streamxf.keys.provider import KeyProvider
@@ -21,6 +28,9 @@ from streamxf.keys.provider import KeyProvider
 DEK_BYTES = 32
 MAX_ENTRY = 6144
 MAX_RECIPIENTS = 16
+
+WRAPPED_KEY = re.compile(rb"dek=[0-9a-f]{64}(?:&w=[a-z0-9-]{1,32}:[0-9a-f]{16}:[A-Za-z0-9_-]{1,8192}){1,16}")
+"""What looks like an `Envelope`, among other bytes."""
 
 _ENTRY = re.compile(r"([a-z0-9-]{1,32}):([0-9a-f]{16}):(.*)", re.ASCII)
 _ENVELOPE = re.compile(r"dek=([0-9a-f]{64})((?:&w=[A-Za-z0-9:_-]+)+)", re.ASCII)
@@ -58,6 +68,22 @@ class DataKey(Uncopied):
     def mac_key(self) -> bytes:
         """The HMAC-SHA256 key of the vouchers' MAC, 32 bytes."""
         return derive(self.secret, b"streamxf/1 mac", 32)
+
+    def wrap(self, other: DataKey) -> bytes:
+        """The data key of another process that wrote files of the same save, 40 bytes."""
+        from cryptography.hazmat.primitives.keywrap import aes_key_wrap
+
+        return aes_key_wrap(derive(self.secret, b"streamxf/1 keys", 32), other.secret)
+
+    def unwrap(self, wrapped: bytes) -> DataKey:
+        """Undo `wrap`; raises WrongKeyError for anything else."""
+        from cryptography.hazmat.primitives.keywrap import InvalidUnwrap, aes_key_unwrap
+
+        try:
+            return DataKey(aes_key_unwrap(derive(self.secret, b"streamxf/1 keys", 32), wrapped))
+        except (InvalidUnwrap, ValueError):
+            text = "the data key of another process is not wrapped under that of the one that published"
+            raise WrongKeyError(text) from None
 
     def stream_keys(self, salt: bytes, header_digest: bytes) -> tuple[bytes, bytes]:
         """The AES-256-GCM key and the seal of one stream, 32 bytes each."""

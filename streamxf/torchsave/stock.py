@@ -23,14 +23,12 @@ from streamxf.format.items import (
     Path,
     Place,
     TensorItem,
-    check_apart,
     check_name,
-    check_offsets,
     check_path,
-    check_tiles,
     is_path,
 )
 from streamxf.format.limits import MAX_CODECS, MAX_INT, MAX_NDIM
+from streamxf.format.tiling import check_apart, check_offsets, check_tiles, work_for
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.unpickler import Name, Size, StandIn, Unpickler
 
@@ -64,7 +62,7 @@ def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
             raise MetadataError(
                 "something follows the metadata that is not a trailer: the file is damaged, truncated or appended to"
             )
-        return _Items(_state(content, "Metadata"), rank, Steps(len(pickled) // 8)).convert()
+        return _Items(_state(content, "Metadata"), rank, work_for(len(pickled) // 8)).convert()
 
 
 # -- unpickling ----------------------------------------------------------------------------------------------
@@ -252,7 +250,7 @@ class _Items:
             offset = _numbers(chunk.get("offsets"), "a chunk's offsets")
             sizes = _numbers(chunk.get("sizes"), "a chunk's sizes")
             chunks.append(Chunk(offset, sizes, self._place_of(name, offset), framed=True))
-        check_offsets(chunks)
+        check_offsets([chunk[:2] for chunk in chunks])
         self._check(shape, [(chunk.offset, chunk.shape) for chunk in chunks], self._steps)
         return TensorItem(name, dtype, shape, tuple(chunks), path, properties)
 

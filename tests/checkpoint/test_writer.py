@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 import streamxf
 from streamxf import Checkpoint, CheckpointWriter, Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, StreamxfError, UnsupportedError
-from streamxf.format.index import Trailer
 from streamxf.format.items import ITEMSIZES, ObjectItem, TensorItem
 from streamxf.format.limits import TRAILER_BYTES
+from streamxf.format.trailer import Trailer
 from streamxf.torchsave.stock import read_stock
 from tests.dcp.helpers import KEY, assert_same, blank, data_files, raw_bytes
 from tests.progress.recorder import Recorder
@@ -143,7 +143,7 @@ def test_its_pickle_is_one_of_other_writers_where_the_index_is_gone(tmp_path: Pa
     trailer = Trailer.parse(data[-TRAILER_BYTES:], len(data))
     assert trailer is not None
     with Checkpoint(tmp_path) as checkpoint:
-        items = read_stock(data[: -trailer.size], None).items
+        items = read_stock(data[: trailer.head_size], None).items
         assert items.keys() == checkpoint.stored.keys()
         assert items["w"].places[0][:3] == checkpoint.stored["w"].places[0][:3]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import pickle
 import threading
@@ -15,7 +14,6 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-import zstandard
 from torch.distributed.checkpoint._extension import StreamTransformExtension
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
@@ -23,11 +21,13 @@ from torch.torch_version import TorchVersion
 
 import streamxf
 from streamxf import Checksum, Encrypt, Key, ZStandard
-from streamxf.format.index import Index, Sections, Trailer, pack, pack_keys
+from streamxf.format.index import Index
 from streamxf.format.limits import TRAILER_BYTES
+from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey
 from streamxf.keys.vouchers import Vouchers
+from tests.forge import pack_index, split_metadata
 
 KEY = Key(bytes(range(32)))
 OTHER_KEY = Key(bytes(range(1, 33)))
@@ -194,16 +194,20 @@ class Told(logging.Handler):
 
 
 def sections_of(path: Path, name: str = ".metadata") -> tuple[bytes, Sections]:
-    """The pickle of a metadata file, and its index and keys as they are stored."""
+    """The head of a metadata file, and the rest of it as it is stored."""
     data = (path / name).read_bytes()
     trailer = Trailer.parse(data[-TRAILER_BYTES:], len(data))
     assert trailer is not None
-    begin = len(data) - trailer.size
-    return data[:begin], trailer.split(data[begin:])
+    sections = trailer.split(data[-trailer.size :], read=lambda at, size: data[at : at + size])
+    return sections.head(), sections
 
 
 def index_of(path: Path, name: str = ".metadata") -> Index:
-    return Index.parse(sections_of(path, name)[1].index)
+    sections = sections_of(path, name)[1]
+    lines = sections.key_lines()
+    return Index.parse(
+        sections.root, sections.parts, sections.parts_size, hashed=lines is not None and "&sig=" in lines[1]
+    )
 
 
 def data_key_of(path: Path, key: Key = KEY, name: str = ".metadata") -> DataKey | None:
@@ -213,22 +217,29 @@ def data_key_of(path: Path, key: Key = KEY, name: str = ".metadata") -> DataKey 
 
 
 def rewrite_index(path: Path, change: Callable[[Any], Any], key: Key = KEY, *, name: str = ".metadata") -> None:
-    """Let `change` alter the index, which is JSON, and vouch for what comes of it."""
-    pickled, sections = sections_of(path, name)
-    content = json.loads(zstandard.ZstdDecompressor().decompress(sections.index))
-    change(content)
-    index = zstandard.ZstdCompressor().compress(json.dumps(content).encode())
-    (path / name).write_bytes(pack(pickled, index, revouched(sections, index, key)))
+    """Let `change` alter what the index says, as tests/forge.py has it, and vouch for what comes of it."""
+    made = split_metadata((path / name).read_bytes())
+    assert isinstance(made.index, dict)
+    change(made.index)
+    root, parts = pack_index(made.index)
+    keys = revouched(sections_of(path, name)[1], root, key)
+    (path / name).write_bytes(made.change(index=root, parts=parts, keys=keys).pack())
 
 
-def revouched(sections: Sections, index: bytes, key: Key = KEY) -> bytes:
+def rewritten(sections: Sections, *, head: bytes | None = None, keys: bytes | None = None) -> bytes:
+    """A metadata file with another head, or other keys."""
+    parts, root = sections.parts(0, sections.parts_size), bytes(sections.root)
+    return pack(sections.head() if head is None else head, parts, root, bytes(sections.keys) if keys is None else keys)
+
+
+def revouched(sections: Sections, root: bytes, key: Key = KEY) -> bytes:
     """The keys of a metadata file, with vouchers for another index."""
     lines = sections.key_lines()
     if lines is None:
         return b""
-    digest = Sections(memoryview(index), memoryview(b"")).digest
+    digest = Sections(memoryview(root), memoryview(b"")).digest
     vouchers = Vouchers.make(digest, lines[0], KeyRing.of(key).unwrap(lines[0]), [key])
-    return pack_keys(lines[0], str(vouchers), sections.other_key_lines())
+    return pack_keys(lines[0], str(vouchers))
 
 
 def rewrite_pickle(path: Path, change: Callable[[Metadata], Any], *, name: str = ".metadata") -> None:

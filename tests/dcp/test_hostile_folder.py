@@ -13,7 +13,8 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 
 import streamxf
 from streamxf.errors import MetadataError
-from streamxf.format.index import File, Index, Writer, pack
+from streamxf.format.index import File, Index
+from streamxf.format.trailer import pack
 from streamxf.torchsave.stock import read_stock
 
 from .helpers import KEY, load, refused, save, since
@@ -33,8 +34,9 @@ CLASSES = [
 
 def plant(folder: Path, names: list[str]) -> None:
     """An index that nobody vouches for, of a checkpoint that the next save will replace."""
-    index = Index("0" * 32, None, (), (), None, (Writer(bytes(16), None),), dict.fromkeys(names, File(1, 0, 0)), {})
-    (folder / ".metadata").write_bytes(pack(b"no pickle", index.pack(), b""))
+    index = Index("0" * 32, None, (), (), dict.fromkeys(names, File(1, bytes(16), None, 0)), {})
+    root, parts = index.pack()
+    (folder / ".metadata").write_bytes(pack(b"no pickle", parts, root, b""))
 
 
 def test_a_planted_manifest_removes_nothing_but_data_files_of_the_folder(tmp_path: Path) -> None:

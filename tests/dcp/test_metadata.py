@@ -52,18 +52,18 @@ def test_a_keyed_reader_parses_nothing_before_the_voucher_is_right(
 ) -> None:
     save(STATE, checkpoint)
     file = checkpoint / ".metadata"
-    pickled, _ = sections_of(checkpoint)
+    _, sections = sections_of(checkpoint)
     altered = bytearray(file.read_bytes())
-    altered[len(pickled) + 20] ^= 1
+    altered[sections.head_size + sections.parts_size + 20] ^= 1
     file.write_bytes(altered)
-    monkeypatch.setattr(Index, "parse", lambda _: pytest.fail("it was parsed"))
+    monkeypatch.setattr(Index, "parse", lambda *_, **__: pytest.fail("it was parsed"))
     with refused(StreamxfError):
         load(STATE, checkpoint)
 
 
 # -- places --------------------------------------------------------------------------------------
 
-OUTSIDE = ["../secret.distcp", "a/../../secret.distcp", "/etc/hostname", "..", "", "C:\\x", "x\0y", "file:///x", 7]
+OUTSIDE = ["../secret.distcp", "a/../../secret.distcp", "/etc/hostname", "..", "", "C:\\x", "x\0y", "file:///x"]
 
 
 @pytest.mark.parametrize("place", OUTSIDE)
@@ -82,7 +82,7 @@ def test_paths_stay_inside_the_checkpoint(checkpoint: Path, place: Any, keyed: b
         load(STATE, checkpoint, KEY if keyed else None)
 
 
-@pytest.mark.parametrize("place", OUTSIDE)
+@pytest.mark.parametrize("place", [*OUTSIDE, 7])
 def test_paths_of_a_stock_checkpoint_stay_inside_too(checkpoint: Path, place: Any) -> None:
     dcp.save(dict(STATE), storage_writer=dcp.FileSystemWriter(checkpoint))
 
@@ -100,6 +100,8 @@ def test_paths_of_a_stock_checkpoint_stay_inside_too(checkpoint: Path, place: An
     ("at", "size"), [(-1, 10), (0, -1), (10**12, 10), (0, 10**15), (0, 0), (0.0, 10), (True, 10), (1, 100), (None, 5)]
 )
 def test_impossible_places(checkpoint: Path, at: Any, size: Any, stock_writer: bool) -> None:
+    if not stock_writer and not (type(at) is type(size) is int and at >= 0 and size >= 0):
+        return  # what columns cannot say
     if stock_writer:
         dcp.save(dict(STATE), storage_writer=dcp.FileSystemWriter(checkpoint))
 
@@ -201,6 +203,11 @@ def test_errors_survive_the_pickle_that_carries_them_between_ranks(checkpoint: P
 # -- readers of others' that take a whole checkpoint ---------------------------------------------
 
 
+def sorted_by_name(value: Any) -> Any:
+    """As torch makes nested dicts of items, which an index has in the order of their names."""
+    return {name: value[name] for name in sorted(value)} if isinstance(value, dict) else value
+
+
 def test_loading_without_a_state_dict(checkpoint: Path, state: dict[str, Any]) -> None:
     """As torch's `dcp_to_torch_save` does."""
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
@@ -209,7 +216,7 @@ def test_loading_without_a_state_dict(checkpoint: Path, state: dict[str, Any]) -
     found: dict[str, Any] = {}
     reader = streamxf.FileSystemReader(checkpoint, keys=KEY)
     _load_state_dict(found, storage_reader=reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
-    assert_same({name: found[name] for name in state}, state)
+    assert_same({name: found[name] for name in state}, {name: sorted_by_name(state[name]) for name in state})
     found.clear()
     planner = _EmptyStateDictLoadPlanner(keys={"weight"})
     _load_state_dict(found, storage_reader=reader, planner=planner, no_dist=True)

@@ -212,7 +212,7 @@ def test_stock_adds_the_pickle_and_touches_nothing_else(checkpoint: Path, state:
     _, vouched = sections_of(checkpoint)
     assert stock(checkpoint) == (".metadata",)
     _, found = sections_of(checkpoint)
-    assert (found.index, found.keys, found.format_bytes) == (vouched.index, vouched.keys, vouched.format_bytes)
+    assert (found.root, found.keys, found.format_bytes) == (vouched.root, vouched.keys, vouched.format_bytes)
     assert found.digest == vouched.digest
     after = {file.name: file.read_bytes() for file in checkpoint.iterdir()}
     assert {name for name in before if before[name] != after.pop(name)} == {".metadata"}

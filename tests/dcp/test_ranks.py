@@ -30,8 +30,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check_loaded(report["load_model"])
     index = index_of(folder / "model")
     assert reports[0]["save_model"]["files"] == sorted([".metadata", *index.files])
-    assert len({file.writer for file in index.files.values()}) == len(index.writers) == 2
-    assert len({writer.dek for writer in index.writers}) == 2
+    assert len({file.writer for file in index.files.values()}) == 2
+    assert len({file.key for file in index.files.values()}) == 2
     return folder
 
 

@@ -11,8 +11,9 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf.errors import UnsupportedError
+from streamxf.keys.envelope import Envelope
 
-from .helpers import KEY, assert_same, data_files, full_chain, index_of, load, load_with, refused, save
+from .helpers import KEY, assert_same, data_files, full_chain, index_of, load, load_with, refused, save, sections_of
 
 
 def states(count: int) -> list[dict[str, Any]]:
@@ -37,7 +38,9 @@ def assert_only_the_save_remains(path: Path) -> None:
 def ids_of(path: Path) -> tuple[str, set[bytes], bytes | None]:
     """The save's id, its writers' ids, and the id of its data key."""
     index = index_of(path)
-    return index.save_id, {writer.id for writer in index.writers}, index.dek
+    lines = sections_of(path)[1].key_lines()
+    dek = Envelope.parse(lines[0]).dek_id if lines is not None else None
+    return index.save_id, {file.writer for file in index.files.values()}, dek
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["planned anew", "cached plans"])

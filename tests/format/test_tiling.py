@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import MetadataError
-from streamxf.format import items
-from streamxf.format.items import MAX_CUT_DIMS, MAX_RANK_CHUNKS, check_apart, check_tiles
-
-CORNERS = 2**12  # a limit that is quick to reach
+from streamxf.format import tiling
+from streamxf.format.tiling import MAX_GROUP, check_apart, check_tiles, work_for
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
@@ -132,24 +130,74 @@ def test_many_shards_in_three_dimensions() -> None:
         check_tiles(shape, boxes)
 
 
-def test_cuts_beyond_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (items.MAX_CUT_DIMS, items.MAX_CORNERS) == (6, 2**20)  # as docs/format.md says
-    monkeypatch.setattr(items, "MAX_CORNERS", CORNERS)
-    too_deep = MAX_CUT_DIMS + 1
-    with pytest.raises(MetadataError, match=f"cut along {too_deep} dimensions"):
-        check_tiles(
-            (2,) * too_deep, [(corner, (1,) * too_deep) for corner in itertools.product((0, 1), repeat=too_deep)]
-        )
-    count = CORNERS // 4 // 2
-    pairs = [((at, half), (1, 1)) for at in range(count) for half in range(2)]
-    check_tiles((count, 2), pairs)
-    with pytest.raises(MetadataError, match="corners are allowed"):
-        check_tiles((count + 1, 2), [*pairs, ((count, 0), (1, 1)), ((count, 1), (1, 1))])
+@pytest.mark.parametrize("ndim", [7, 12])
+def test_a_grid_may_be_cut_along_any_number_of_dimensions(ndim: int) -> None:
+    boxes: list[Box] = [(corner, (1,) * ndim) for corner in itertools.product((0, 1), repeat=ndim)]
+    check_tiles((2,) * ndim, boxes)
+    check_tiles((2,) * ndim, [*boxes, ((1,) * ndim, (0,) * ndim)])  # which is not the plain case any more
+    with pytest.raises(MetadataError, match="leave out"):
+        check_tiles((2,) * ndim, [*boxes[1:], boxes[1]])
 
 
-def test_along_one_dimension_there_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(items, "MAX_CORNERS", CORNERS)
-    count = CORNERS // 2 + 1
+def wheels(count: int) -> list[Box]:
+    """`count` wheels of five boxes in a row, which no cut parts as a whole: each has one box around a middle."""
+    boxes: list[Box] = []
+    for number in range(count):
+        at = number * 3
+        boxes += [
+            ((0, at), (1, 2)),
+            ((0, at + 2), (2, 1)),
+            ((2, at + 1), (1, 2)),
+            ((1, at), (2, 1)),
+            ((1, at + 1), (1, 1)),
+        ]
+    return boxes
+
+
+def spiral(rings: int) -> tuple[tuple[int, int], list[Box]]:
+    """Wheels around wheels: boxes that no dimension parts at all."""
+    boxes: list[Box] = [((rings, rings), (1, 1))]
+    for ring in range(rings):
+        side, low, high = 2 * (rings - ring), ring, 2 * rings - ring
+        boxes += [
+            ((low, low), (1, side)),
+            ((low, high), (side, 1)),
+            ((high, low + 1), (1, side)),
+            ((low + 1, low), (side, 1)),
+        ]
+    return (2 * rings + 1, 2 * rings + 1), boxes
+
+
+def test_boxes_that_no_dimension_parts() -> None:
+    check_tiles((3, 90), wheels(30))
+    shape, boxes = spiral((MAX_GROUP - 1) // 4)
+    assert MAX_GROUP - 4 < len(boxes) <= MAX_GROUP
+    check_tiles(shape, boxes)
+    check_apart(shape, boxes[1:])
+    with pytest.raises(MetadataError, match="leave out"):
+        check_tiles(shape, boxes[1:])
+    offset, _ = boxes[-1]
+    with pytest.raises(MetadataError, match="leave out"):
+        check_tiles(shape, [*boxes[1:], (offset, (1, 1))])
+    shape, boxes = spiral(MAX_GROUP // 4 + 1)
+    with pytest.raises(MetadataError, match="takes too long"):
+        check_tiles(shape, boxes)
+
+
+def test_comparing_them_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a budget for all tensors of an index, in proportion to what was read."""
+    monkeypatch.setattr(tiling, "_PAIRS_FREE", 0)
+    shape, boxes = spiral(1000)
+    work = work_for(2 * 16 * len(boxes))
+    for _ in range(2):
+        check_tiles(shape, boxes, work)
+    with pytest.raises(MetadataError, match="takes too long"):
+        for _ in range(8):
+            check_tiles(shape, boxes, work)
+
+
+def test_along_one_dimension_there_is_no_limit() -> None:
+    count = 3 * MAX_GROUP
     rows = [((at,), (1,)) for at in range(count)]
     check_tiles((count,), rows)
     check_tiles((count,), [*rows, ((7,), (0,))])  # which is not the plain case any more
@@ -182,8 +230,3 @@ def test_a_ranks_own_chunks_are_compared_with_their_neighbours_only() -> None:
         check_apart((2000, layers), [*boxes, ((50, 7), (1000, 2))])
     with pytest.raises(MetadataError, match="overlap"):
         check_apart((3,), [((0,), (3,)), ((0,), (3,))])
-    most = [((at,), (1,)) for at in range(MAX_RANK_CHUNKS)]
-    empty = ((0,), (0,))
-    check_apart((2000,), [*most, empty])
-    with pytest.raises(MetadataError, match=f"{MAX_RANK_CHUNKS} are allowed"):
-        check_apart((2000,), [*most, ((MAX_RANK_CHUNKS,), (1,))])

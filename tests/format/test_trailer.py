@@ -10,36 +10,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import MetadataError
-from streamxf.format.index import Sections, Trailer, pack, pack_keys
-from streamxf.format.limits import MAX_INDEX, MAX_KEY_LINE, MAX_KEYS, TRAILER_BYTES
+from streamxf.format.limits import MAX_KEY_LINE, MAX_KEYS, MAX_ROOT, TRAILER_BYTES
+from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 from tests.forge import METADATA_MAGIC, MetadataParts
 
 
 def read(data: bytes) -> Sections | None:
-    """As a reader does: the last 88 bytes first."""
+    """As a reader does: the last 104 bytes first."""
     trailer = Trailer.parse(data[-TRAILER_BYTES:], len(data))
     return trailer.split(data[-trailer.size :]) if trailer is not None else None
 
 
-@given(pickled=st.binary(max_size=60), index=st.binary(min_size=1, max_size=60), keys=st.binary(max_size=60))
-def test_round_trip(pickled: bytes, index: bytes, keys: bytes) -> None:
-    data = pack(pickled, index, keys)
-    assert data == MetadataParts(pickled, index, keys).pack()
-    found = read(data)
-    assert found is not None
-    assert (bytes(found.index), bytes(found.keys)) == (index, keys)
-    assert found.digest == hashlib.sha256(b"streamxf/1 index\1\1\0\0" + index).digest()
-    flagged = read(pack(pickled, index, keys, bytes([1, 1, 0, 255])))
-    assert flagged is not None
-    assert flagged.digest == hashlib.sha256(b"streamxf/1 index\1\1\0\xff" + index).digest()
-    trailer = Trailer.parse(data[-88:], len(data))
+some = st.binary(max_size=60)
+
+
+@given(head=some, parts=some, root=st.binary(min_size=1, max_size=60), keys=some)
+def test_round_trip(head: bytes, parts: bytes, root: bytes, keys: bytes) -> None:
+    data = pack(head, parts, root, keys)
+    assert data == MetadataParts(head, root, keys, parts).pack()
+    trailer = Trailer.parse(data[-104:], len(data))
     assert trailer is not None
-    assert trailer.head_digest == hashlib.sha256(pickled).digest()
+    assert trailer.head_digest == hashlib.sha256(head).digest()
+    found = trailer.split(data[-trailer.size :], read=lambda at, size: data[at : at + size])
+    assert (bytes(found.root), bytes(found.keys)) == (root, keys)
+    assert (found.head(), found.parts(0, len(parts)), found.parts(len(parts), 0)) == (head, parts, b"")
+    with pytest.raises(MetadataError, match="beyond the parts"):
+        found.parts(0, len(parts) + 1)
+    assert found.digest == hashlib.sha256(b"streamxf/1 index\1\1\0\0" + root).digest()
+    flagged = read(pack(head, parts, root, keys, bytes([1, 1, 0, 255])))
+    assert flagged is not None
+    assert flagged.digest == hashlib.sha256(b"streamxf/1 index\1\1\0\xff" + root).digest()
 
 
-def test_whatever_changes_behind_the_pickle_is_found() -> None:
-    data = pack(b"pickle", b"index", b"keys")
-    for bit in range(8 * 6, 8 * len(data)):
+def test_whatever_changes_behind_the_parts_is_found() -> None:
+    data = pack(b"head", b"parts", b"root", b"keys")
+    for bit in range(8 * 9, 8 * len(data)):
         changed = bytearray(data)
         changed[bit // 8] ^= 1 << bit % 8
         if bytes(changed[-8:]) != METADATA_MAGIC:
@@ -54,10 +59,10 @@ def test_other_files_have_no_trailer(data: bytes) -> None:
     assert read(data) is None
 
 
-@pytest.mark.parametrize("size", [8, 40, 87])
+@pytest.mark.parametrize("size", [8, 40, 103])
 def test_a_part_of_a_trailer(size: int) -> None:
     with pytest.raises(MetadataError, match="truncated"):
-        read(pack(b"", b"i", b"")[-size:])
+        read(pack(b"", b"", b"r", b"")[-size:])
 
 
 @pytest.mark.parametrize(
@@ -65,11 +70,15 @@ def test_a_part_of_a_trailer(size: int) -> None:
     [
         ({"index_size": 0}, "impossible sizes"),
         ({"index_size": 2**32 - 1}, "impossible sizes"),
-        ({"index_size": MAX_INDEX + 1}, "impossible sizes"),
-        ({"index_size": 100}, "impossible sizes"),
+        ({"index_size": MAX_ROOT + 1}, "impossible sizes"),
+        ({"index_size": 5}, "impossible sizes"),
+        ({"index_size": 3}, "impossible sizes"),
+        ({"head_size": 5}, "impossible sizes"),
+        ({"head_size": 2**64 - 1}, "impossible sizes"),
+        ({"parts_size": 4}, "impossible sizes"),
         ({"keys_size": MAX_KEYS + 1}, "impossible sizes"),
         ({"keys_size": 100}, "impossible sizes"),
-        ({"index_size": 4}, "does not match"),
+        ({"index_size": 3, "parts_size": 6}, "does not match"),
         ({"format_bytes": bytes([0, 1, 0, 0])}, "version 0"),
         ({"format_bytes": bytes([2, 1, 0, 0])}, "version 2"),
         ({"format_bytes": bytes([1, 2, 0, 0])}, "suite 2"),
@@ -80,46 +89,46 @@ def test_a_part_of_a_trailer(size: int) -> None:
 )
 def test_trailers_that_cannot_be(changes: dict[str, object], match: str) -> None:
     with pytest.raises(MetadataError, match=match):
-        read(MetadataParts(b"pickle", b"index", b"keys").change(**changes).pack())
+        read(MetadataParts(b"head", b"root", b"keys", b"parts").change(**changes).pack())
 
 
 def test_what_is_too_large_is_not_written() -> None:
     with pytest.raises(MetadataError, match="too large"):
-        pack(b"", bytes(MAX_INDEX + 1), b"")
-    with pytest.raises(MetadataError, match="too large"):
-        pack(b"", b"x", bytes(MAX_KEYS + 1))
+        pack(b"", b"", bytes(MAX_ROOT + 1), b"")
 
 
 def sections(keys: bytes) -> Sections:
-    return Sections(memoryview(b"index"), memoryview(keys))
+    return Sections(memoryview(b"root"), memoryview(keys))
 
 
 def test_the_lines_of_keys() -> None:
-    keys = pack_keys("dek=1", "mac=2", ["dek=3", "dek=4"])
-    assert keys == b"dek=1\nmac=2\ndek=3\ndek=4"
+    keys = pack_keys("dek=1", "mac=2")
+    assert keys == b"dek=1\nmac=2"
     assert sections(keys).key_lines() == ("dek=1", "mac=2")
-    assert sections(keys).other_key_lines() == ["dek=3", "dek=4"]
-    assert sections(b"a\nb").other_key_lines() == []
     assert sections(b"").key_lines() is None
     most = b"x" * MAX_KEY_LINE
-    assert sections(most + b"\n" + most + b"\nmore").key_lines() == (most.decode(), most.decode())
+    assert sections(most + b"\n" + most).key_lines() == (most.decode(), most.decode())
 
 
 @pytest.mark.parametrize(
-    "keys", [b"x", b"x" * (MAX_KEY_LINE + 1) + b"\ny", b"x\n" + b"y" * (MAX_KEY_LINE + 1), b"\x80\ny", b"x\n\x80"]
+    "keys",
+    [
+        b"x",
+        b"x" * (MAX_KEY_LINE + 1) + b"\ny",
+        b"x\n" + b"y" * (MAX_KEY_LINE + 1),
+        b"\x80\ny",
+        b"x\n\x80",
+        b"a\nb\n",
+        b"a\nb\nc",
+    ],
 )
 def test_lines_that_are_malformed(keys: bytes) -> None:
     with pytest.raises(MetadataError, match=r"malformed|ASCII"):
         sections(keys).key_lines()
 
 
-def test_other_lines_are_ascii_too() -> None:
-    with pytest.raises(MetadataError, match="ASCII"):
-        sections(b"a\nb\n\x80").other_key_lines()
-
-
 def test_fields_stand_where_the_page_says() -> None:
-    data = pack(b"pickle", b"index", b"keys")
-    fields = struct.unpack("<II4sI32s32s8s", data[-88:])
-    assert fields[:4] == (5, 4, bytes([1, 1, 0, 0]), 0)
-    assert fields[5] == hashlib.sha256(data[6:-40]).digest()
+    data = pack(b"head", b"parts", b"root", b"key")
+    fields = struct.unpack("<QQII4sI32s32s8s", data[-104:])
+    assert fields[:6] == (4, 5, 4, 3, bytes([1, 1, 0, 0]), 0)
+    assert fields[7] == hashlib.sha256(data[9:-40]).digest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import struct
@@ -12,7 +13,7 @@ import zstandard
 
 from streamxf.errors import StreamxfError
 from streamxf.keys import KeyRing
-from tests.forge import MetadataParts, frame_of, split_metadata
+from tests.forge import MetadataParts, frame_of, pack_index, split_metadata
 from tests.fuzz.target import Havoc
 from tests.samples import KEY
 from tests.sealing import SIGNER, Vouching, index_digest
@@ -93,22 +94,39 @@ def _changed(parts: MetadataParts, choose: random.Random, havoc: Havoc) -> Metad
                 del lines[choose.randrange(len(lines))]
             return parts.change(keys=b"\n".join(lines))
         case 2:
-            return parts.change(index=frame_of(havoc(_text_of(parts))))
+            root, stored = parts.stored()
+            return parts.change(index=frame_of(havoc(_text_of(root))), parts=stored)
         case 3:
-            return parts.change(index=havoc(parts.packed_index))
+            root, stored = parts.stored()
+            return parts.change(index=havoc(root), parts=stored)
         case 4:
-            field = choose.choice(("index_size", "keys_size", "version"))
+            field = choose.choice(("head_size", "parts_size", "index_size", "keys_size"))
             return parts.change(**{field: choose.choice((0, 1, 2, 7, 255))})
-        case _:
-            content = json.loads(_text_of(parts))
+        case 5 | 6:
+            return _with_altered_part(parts, choose, havoc)
+        case 7 if isinstance(parts.index, bytes) or choose.random() < 0.5:
+            root, stored = parts.stored()
+            content = json.loads(_text_of(root))
             _change_value(content, choose, havoc)
-            return parts.change(index=content)
+            return parts.change(index=frame_of(json.dumps(content).encode("ascii")), parts=stored)
+        case _ if isinstance(parts.index, bytes):
+            return _with_altered_part(parts, choose, havoc)
+        case _:
+            content = copy.deepcopy(parts.index)
+            _change_value(content, choose, havoc)
+            root, stored = pack_index(content)
+            return parts.change(index=root, parts=stored)
 
 
-def _text_of(parts: MetadataParts) -> bytes:
-    if isinstance(parts.index, bytes):
-        return zstandard.ZstdDecompressor().decompress(parts.index, max_output_size=MAX_JSON)
-    return json.dumps(parts.index, separators=(",", ":")).encode("ascii")
+def _text_of(root: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().decompress(root, max_output_size=MAX_JSON)
+
+
+def _with_altered_part(parts: MetadataParts, choose: random.Random, havoc: Havoc) -> MetadataParts:
+    """Bytes of a part change, and digests and sizes are right again."""
+    raw = parts.raw_parts()
+    chosen = choose.randrange(len(raw))
+    return parts.with_part(chosen, havoc(raw[chosen]))
 
 
 def _change_value(content: Any, choose: random.Random, havoc: Havoc) -> None:

@@ -9,8 +9,8 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata, metadata_in
 from streamxf.errors import MetadataError
 from streamxf.format.header import Kind
-from streamxf.format.index import Trailer
 from streamxf.format.items import ObjectItem
+from streamxf.format.trailer import Trailer
 from tests.fuzz import held, metadata_files, second
 from tests.fuzz.oracle import attempt
 from tests.fuzz.target import Target
@@ -31,10 +31,11 @@ def run(data: bytes) -> None:
 
 
 def _read(data: bytes, name: str, access: Access) -> Metadata:
-    trailer = Trailer.parse(data[-88:], len(data))
+    trailer = Trailer.parse(data[-104:], len(data))
     if trailer is None:
         raise MetadataError("it does not end in a trailer")
-    return metadata_in(trailer.split(data[-trailer.size :]), name, access, listing=True)
+    sections = trailer.split(data[-trailer.size :], read=lambda at, size: data[at : at + size])
+    return metadata_in(sections, name, access, listing=True)
 
 
 def _facts(metadata: Metadata) -> dict[str, Any]:
@@ -59,10 +60,9 @@ def _facts_of_reference(index: Index) -> dict[str, Any]:
     found: dict[str, Any] = {"": index.run and index.run | {"time": 0}}
     for name, parts in index.parts.items():
         places = []
-        for place, file, identity in parts:
-            sha256 = bytes.fromhex(place["sha256"]) if "sha256" in place else None
+        for at, size, sha256, file, identity in parts:
             box = ((), ()) if identity.kind == OBJECT else (identity.offset, identity.shard)
-            places.append((file["path"], place["at"], place["bytes"], sha256, identity.kind, *box))
+            places.append((file.path, at, size, sha256, identity.kind, *box))
         found[name] = index.shapes.get(name), places
     return found
 

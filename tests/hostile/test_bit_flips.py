@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import zstandard
 
 from streamxf import Encrypt
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError, PolicyError
@@ -129,8 +129,12 @@ def test_every_bit_of_unkeyed_metadata_under_a_digest_that_is_right(row: Row, sm
                 raise
             raise MetadataError("an item has another name, so DCP misses it") from error
 
-    for number, altered in row.share(flips(json.dumps(parts.index).encode()), 3):
+    text = zstandard.ZstdDecompressor().decompress(parts.packed_index)
+    for number, altered in row.share(flips(text), 3):
         row.refuse_or_equal(f"bit {number}", small.right, load, parts.change(index=frame_of(altered)).pack())
+    for place, raw in enumerate(parts.raw_parts()):
+        for number, altered in row.share(flips(raw), 3):
+            row.refuse_or_equal(f"{place}: {number}", small.right, load, parts.with_part(place, altered).pack())
 
 
 @pytest.mark.parametrize("pipe", [False, True], ids=["file", "pipe"])

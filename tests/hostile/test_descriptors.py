@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf import LZ4, Checksum, Encrypt, Key, ZStandard
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError
-from streamxf.format.index import Sections, pack, pack_keys
+from streamxf.format.trailer import Sections, pack_keys
 from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.vouchers import Vouchers
 from tests.dcp.helpers import (
@@ -83,7 +83,7 @@ def test_every_subset_and_order_under_a_digest_that_anyone_can_make(row: Row, ch
     parts = split_metadata(whole)
     for order in orders(3):
         index = parts.index | {"chain": [parts.index["chain"][number] for number in order]}
-        open_index = index | {"dek": None, "writers": [writer | {"dek": None} for writer in index["writers"]]}
+        open_index = index | {"files": [{n: v for n, v in file.items() if n != "key"} for file in index["files"]]}
         made = [
             parts.change(index=index),
             parts.change(index=index, keys=b""),
@@ -202,13 +202,10 @@ def test_an_altered_level_does_no_harm(row: Row, checkpoint: Path) -> None:
 def with_data_key(path: Path, data_key: DataKey, key: Key, vouching: DataKey | None = None) -> bytes:
     """The metadata of a checkpoint, which says that everything is encrypted under another data key."""
     parts = split_metadata((path / ".metadata").read_bytes())
-    dek = data_key.id.hex()
-    writers = [writer | {"dek": dek} for writer in parts.index["writers"]]
-    made = pack_index(parts.index | {"dek": dek, "writers": writers})
     wrapped = str(Envelope.seal(data_key, [key]))
-    digest = Sections(memoryview(made), memoryview(b"")).digest
+    digest = Sections(memoryview(parts.packed_index), memoryview(b"")).digest
     vouchers = str(Vouchers.make(digest, wrapped, vouching or data_key, [key]))
-    return pack(parts.pickled, made, pack_keys(wrapped, vouchers, ()))
+    return parts.change(keys=pack_keys(wrapped, vouchers)).pack()
 
 
 def test_another_data_key(row: Row, checkpoint: Path) -> None:
@@ -227,7 +224,7 @@ def test_metadata_that_was_vouched_for_without_the_key(row: Row, checkpoint: Pat
     parts = split_metadata((checkpoint / ".metadata").read_bytes())
     wrapped, vouchers = parts.keys.split(b"\n")
     index = parts.index | {"items": {"a": parts.index["items"]["a"]}}
-    digest = Sections(memoryview(pack_index(index)), memoryview(b"")).digest
+    digest = Sections(memoryview(pack_index(index)[0]), memoryview(b"")).digest
     forged = str(Vouchers.make(digest, wrapped.decode(), once, [mine])).encode()
     for number, data in enumerate(
         [

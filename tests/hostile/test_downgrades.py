@@ -57,11 +57,11 @@ def test_a_checkpoint_rebuilt_without_encryption(
     keyed = split_metadata((checkpoint.parent / "keyed" / ".metadata").read_bytes())
     if write is own:
         parts = split_metadata(whole)
-        index = parts.index | {"dek": keyed.index["dek"]}
+        index = parts.index | {"files": [file | {"key": "00" * 40} for file in parts.index["files"]]}
         forms = [whole, parts.pickled, parts.change(keys=keyed.keys).pack()]
         forms += [parts.change(index=index, keys=keys).pack() for keys in (b"", keyed.keys)]
     else:
-        index = keyed.index | {"dek": None, "chain": [], "items": {}}
+        index = keyed.index | {"chain": [], "items": {}, "files": []}
         forms = [whole, keyed.change(pickled=whole).pack()]
         forms += [keyed.change(pickled=whole, index=index, keys=keys).pack() for keys in (b"", keyed.keys)]
     for data in forms:

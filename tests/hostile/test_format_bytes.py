@@ -93,9 +93,9 @@ def test_metadata(row: Row, checkpoint: Path, keyed: bool) -> None:
 
 def packed_index(metadata: bytes) -> bytes:
     """As it is stored, and vouched for."""
-    index, keys = (int.from_bytes(metadata[at : at + 4], "little") for at in (len(metadata) - 88, len(metadata) - 84))
-    start = len(metadata) - 88 - keys - index
-    return metadata[start : start + index]
+    root, keys = (int.from_bytes(metadata[at : at + 4], "little") for at in (len(metadata) - 88, len(metadata) - 84))
+    start = len(metadata) - 104 - keys - root
+    return metadata[start : start + root]
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["unkeyed", "keyed"])

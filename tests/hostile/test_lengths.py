@@ -129,8 +129,10 @@ def test_every_number_of_the_trailer(row: Row, tmp_path: Path, keyed: bool) -> N
     target = Checkpoint(tmp_path / "checkpoint", keyed=keyed)
     parts = split_metadata(target.metadata)
     values = {
-        "index_size": (len(parts.packed_index), 32, 2**27),
-        "keys_size": (len(parts.keys), 32, 2**26),
+        "head_size": (len(parts.pickled), 64, 2**63),
+        "parts_size": (len(parts.parts), 64, 2**63),
+        "index_size": (len(parts.packed_index), 32, 2**26),
+        "keys_size": (len(parts.keys), 32, 2**16 + 1),
     }
     for name, (value, bits, limit) in values.items():
         for number in six(value, bits, limit=limit):
@@ -170,7 +172,11 @@ def test_every_number_of_the_index(row: Row, tmp_path: Path, keyed: bool) -> Non
             index[last] = number
 
         for number in (*six(0, 53), -1, 2**53, 2**63, 2**200, 1e300, 0.5, True, "1", [1]):
-            rewrite_index(target.folder, lambda index, number=number, change=change: change(index, number=number))
+            try:
+                rewrite_index(target.folder, lambda index, number=number, change=change: change(index, number=number))
+            except (AttributeError, OverflowError, TypeError, ValueError):
+                assert path[0] in ("files", "items"), "columns cannot say it"
+                continue
             row.refuse_or_equal(f"{path} = {number}", target.right, target.load_metadata)
             if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**53:
                 row.refuse(f"{path} = {number}", target.load_metadata)

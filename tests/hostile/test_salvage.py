@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import zstandard
 
 import streamxf
 from tests.forge import frame_of, identity_of, split_metadata, take_container_apart
@@ -85,9 +85,13 @@ def test_forged_metadata(row: Row, tmp_path: Path) -> None:
     """Without a key anyone can make it, so values may be anyone's; but errors are typed, and memory is bounded."""
     target = Checkpoint(tmp_path / "checkpoint", state(), keyed=False)
     parts = split_metadata(target.metadata)
-    for number, altered in row.share(flips(json.dumps(parts.index).encode()), 2):
-        data = parts.change(index=frame_of(altered)).pack()
-        row.refuse_or_equal(f"bit {number}", RIGHT, with_file, target, target.metadata_file, data, judge=False)
+    text = zstandard.ZstdDecompressor().decompress(parts.packed_index)
+    forged = [parts.change(index=frame_of(altered)) for _, altered in row.share(flips(text), 2)]
+    for place, raw in enumerate(parts.raw_parts()):
+        forged += [parts.with_part(place, altered) for _, altered in row.share(flips(raw), 2)]
+    for number, made in enumerate(forged):
+        data = made.pack()
+        row.refuse_or_equal(f"{number}", RIGHT, with_file, target, target.metadata_file, data, judge=False)
 
 
 def test_forged_headers(row: Row, tmp_path: Path) -> None:

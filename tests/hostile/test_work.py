@@ -24,8 +24,9 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorProperties, Te
 from streamxf import diff, pack
 from streamxf.budget import Steps, TooMuch
 from streamxf.errors import MetadataError, PolicyError
-from streamxf.format.index import from_json
-from streamxf.format.items import Chunk, Place, TensorItem, check_apart, check_offsets, check_tiles
+from streamxf.format.extra import from_json
+from streamxf.format.items import Chunk, Place, TensorItem
+from streamxf.format.tiling import check_apart, check_offsets, check_tiles, work_for
 from streamxf.formats.opening import open_source
 from streamxf.formats.reader import FileReader
 from streamxf.storage.opening import open_storage
@@ -326,22 +327,27 @@ def test_chunks_that_no_dimension_parts() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_chunks_cut_along_six_dimensions_draw_from_one_budget() -> None:
-    counts = (5, 5, 5, 5, 5, 5)
-    steps = Steps(0)
-    cut = [*grid(counts), (counts, (0,) * 6)]  # with an empty one, so that corners are compared
-    check_tiles(counts, cut, steps)  # as many corners as one tensor may have
+def test_chunks_that_no_dimension_parts_draw_from_one_budget() -> None:
+    """Nested pinwheels again and again: as many as are in proportion to what was read."""
+    wheels = [((0, 0), (1, 2)), ((0, 2), (2, 1)), ((2, 1), (1, 2)), ((1, 0), (2, 1)), ((1, 1), (1, 1))]
+    check_tiles((3, 3), wheels, work_for(0))
+    rings, boxes = 1000, [((1000, 1000), (1, 1))]
+    for ring in range(rings):
+        side, low, high = 2 * (rings - ring), ring, 2 * rings - ring
+        boxes += [((low, low), (1, side)), ((low, high), (side, 1))]
+        boxes += [((high, low + 1), (1, side)), ((low + 1, low), (side, 1))]
+    work = work_for(0)
     with pytest.raises(MetadataError, match="as no writer cuts a tensor"):
-        check_tiles(counts, cut, steps)
-    check_tiles(counts, grid(counts), steps)
+        for _ in range(20):
+            check_tiles((2001, 2001), boxes, work)
     check_tiles((500, 500), grid((500, 500)))
 
 
-def test_corners_of_chunks_are_never_held_all_at_once() -> None:
+def test_what_is_compared_is_never_held_all_at_once() -> None:
     number, shape = random.Random(1), (256,) * 6
     chunks = [tuple(tuple(number.randrange(1, 128) for _ in shape) for _ in range(2)) for _ in range(2**14)]
-    with memory_below(64 * MIB), pytest.raises(MetadataError, match="leave out"):
-        check_tiles(shape, chunks, Steps(MIB))
+    with memory_below(64 * MIB), pytest.raises(MetadataError):
+        check_tiles(shape, chunks, work_for(MIB))
 
 
 @pytest.mark.timeout(60)

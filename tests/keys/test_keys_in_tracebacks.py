@@ -117,7 +117,7 @@ def test_passwords_are_left_out(text: str, shown: str) -> None:
 
 
 def test_a_password_is_not_in_metadata(tmp_path: Path) -> None:
-    index = Index("0" * 32, None, (), (), None, (), {}, {})
+    index = Index("0" * 32, None, (), (), {}, {})
     made = pickle.loads(pickled(index, {}, URL))
     assert made.storage_meta is not None
     assert made.storage_meta.checkpoint_id == SHOWN

@@ -16,9 +16,10 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import streamxf
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access, access_for
-from streamxf.format.index import Index, Sections, Trailer, pack, pack_keys
+from streamxf.format.index import Index
 from streamxf.format.names import GLOBAL
 from streamxf.format.run import RunFacts
+from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 from streamxf.manager.authority import Authority
 
 DIFFERENT = 40  # saves, each with ids of its own
@@ -76,19 +77,19 @@ def _canned(name: str, number: int) -> _Canned:
     trailer = Trailer.parse(metadata, len(metadata))
     assert trailer is not None
     assert writer._save is not None
-    sections = trailer.split(metadata[-trailer.size :])
-    made = metadata[: -trailer.size]
-    return _Canned(files, Index.parse(sections.index), made, writer._save.extensions.encryption)
+    sections = trailer.split(metadata[-trailer.size :], read=lambda at, size: metadata[at : at + size])
+    index = Index.parse(sections.root, sections.parts, sections.parts_size)
+    return _Canned(files, index, sections.head(), writer._save.extensions.encryption)
 
 
 def checkpoint(name: str, number: int, run: RunFacts | None) -> tuple[dict[str, bytes], str]:
     """The files of a save, and its id."""
     data, index, pickled, encrypt = _canned(name, number % DIFFERENT)
-    packed, keys = replace(index, run=run).pack(), b""
+    (root, parts), keys = replace(index, run=run).pack(), b""
     if encrypt is not None:
-        digest = Sections(memoryview(packed), memoryview(b"")).digest
-        keys = pack_keys(encrypt.wrapped, encrypt.vouch(digest), [])
-    return {**data, GLOBAL: pack(pickled, packed, keys)}, index.save_id
+        digest = Sections(memoryview(root), memoryview(b"")).digest
+        keys = pack_keys(encrypt.wrapped, encrypt.vouch(digest))
+    return {**data, GLOBAL: pack(pickled, parts, root, keys)}, index.save_id
 
 
 def data_of(files: Files) -> str:

@@ -27,9 +27,10 @@ from streamxf.checkpoint.publish import assemble, placed, publish
 from streamxf.checkpoint.saving import Save, check_space
 from streamxf.checkpoint.sources import Content
 from streamxf.errors import ContainerError, ParameterError, StreamxfError
-from streamxf.format.items import MAX_RANK_CHUNKS, Item
+from streamxf.format.items import Item
 from streamxf.format.names import OWN_SLIP, SLIP
 from streamxf.format.run import RunFacts
+from streamxf.format.tiling import MAX_GROUP
 from streamxf.progress import Progress
 from streamxf.storage.opening import Location, are_same
 from streamxf.storage.storage import Storage
@@ -75,7 +76,7 @@ class Conversion:
         filled, shards = 0, Counter[str]()
         for part, length in zip(parts, sizes, strict=True):
             name = part.item.name
-            if not files or (filled and filled + length > size) or shards[name] == MAX_RANK_CHUNKS:
+            if not files or (filled and filled + length > size) or shards[name] == MAX_GROUP:
                 files.append([])
                 filled, shards = 0, Counter()
             files[-1].append(part)
@@ -223,10 +224,10 @@ class _Writing:
             if index is None or index.save_id != self._job or number >= len(self._files) or {*index.files} != {path}:
                 others += 1
             elif number not in found and listed.get(path) == index.files[path].size:
-                facts, wrapped = index.files[path], slip.wrapped[index.dek] if index.dek is not None else ""
-                about = (save.modules, save.extensions.summary(), save.place)
-                writer = index.writers[facts.writer].id
-                record = FileRecord(path, facts.size, facts.crc, writer, wrapped, *about)
+                facts, about = index.files[path], (save.modules, save.extensions.summary(), save.place)
+                secret = slip.data_key(facts.key, access.keys).secret if facts.key is not None else b""
+                writer = facts.writer
+                record = FileRecord(path, facts.size, facts.crc, writer, slip.wrapped, *about, secret)
                 parts = [part for item in index.items.values() for part in streams_of(item)]
                 if set(map(_key_of, parts)) == set(map(_key_of, self._files[number])):
                     known = [(part.identity(writer), part.place) for part in parts]

@@ -6,8 +6,10 @@ import hmac
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+from streamxf.budget import check_whole
 from streamxf.buffers import write_all
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import metadata_files, metadata_in, read_sections
@@ -15,17 +17,19 @@ from streamxf.checkpoint.pickled import pickled
 from streamxf.errors import (
     AuthenticationError,
     ContainerError,
+    DescriptorError,
     KeyMissingError,
     MetadataError,
     ParameterError,
     PolicyError,
     UnsupportedError,
 )
-from streamxf.format.index import Index, Sections, Trailer, pack, pack_keys
-from streamxf.format.limits import MAX_METADATA, NO_PICKLE, PLAIN_MAGIC, TRAILER_BYTES
+from streamxf.format.index import Index
+from streamxf.format.limits import NO_PICKLE, PLAIN_MAGIC, TRAILER_BYTES, WRAPPED_KEY_BYTES
 from streamxf.format.names import GLOBAL, rank_metadata_among
 from streamxf.format.plain import pack_prefix, pack_seal
-from streamxf.keys.envelope import Envelope
+from streamxf.format.trailer import Read, Sections, Trailer, pack, pack_keys
+from streamxf.keys.envelope import WRAPPED_KEY, Envelope
 from streamxf.keys.vouchers import Vouchers
 from streamxf.storage.files import open_regular
 from streamxf.storage.local import LocalStorage
@@ -51,6 +55,7 @@ class MetadataFiles:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._ids: dict[bytes | None, bytes] = {}  # of data keys, by `File.key`
 
     def names(self) -> list[str]:
         """The files; raises MetadataError if there are none, or some that readers ignore."""
@@ -81,6 +86,10 @@ class MetadataFiles:
             self._storage.forget_listings()
             with self._storage.open(name) as file:
                 sections = read_sections(file)
+                if sections is not None:
+                    size = sections.head_size + sections.parts_size
+                    check_whole(file.raw, file.size, size, MetadataError)
+                    sections = replace(sections, read=_reader_of(file.read(0, size)))
         except FileNotFoundError as error:
             raise MetadataError("the metadata has gone: is another process saving to this folder?") from error
         if sections is None:
@@ -96,28 +105,41 @@ class MetadataFiles:
         metadata = metadata_in(sections, name, access)
         index = metadata.index
         assert index is not None  # there is one where there are sections
-        wrapped, *others = metadata.wrapped.values()
-        opener, data_key = access.keys.open_by(wrapped, metadata.vouchers, keys.digest)
-        data_keys = (data_key, *map(access.keys.unwrap, others))
-        return Opened(keys, data_keys, opener, index.hashed is not False, index.save_id)
+        opener, data_key = access.keys.open_by(metadata.wrapped, metadata.vouchers, keys.digest)
+        wrapped = {file.key for file in index.files.values() if file.key is not None and any(file.key)}
+        others = {key: data_key.unwrap(key) for key in wrapped}
+        self._ids |= {key: other.id for key, other in others.items()}
+        data_keys = {other.id: other for other in (data_key, *others.values())}
+        envelopes = tuple(envelope for envelope in keys.envelopes if envelope.dek_id in data_keys)
+        if len(envelopes) < len(data_keys) and sections.pickled:
+            raise MetadataError("the pickle that torch's readers read lacks a wrapped data key: the file is damaged")
+        opened = tuple(data_keys[envelope.dek_id] for envelope in envelopes)
+        hashed = index.hashed or not index.items
+        return Opened(replace(keys, envelopes=envelopes), opened, opener, hashed, index.save_id)
 
     def pack(self, sections: Sections, keys: KeySet | None) -> bytes:
         """The file with other keys, if it has any; raises MetadataError if it would not be as readers expect."""
-        index = Index.parse(sections.index)
-        wrapped = {envelope.dek_id: str(envelope) for envelope in keys.envelopes} if keys is not None else {b"": ""}
-        by_writer = {writer.id: wrapped[writer.dek or b""] for writer in index.writers}
-        first, *others = wrapped.values()
-        lines = pack_keys(first, str(keys.vouchers), others) if keys is not None else b""
-        head = pickled(index, by_writer, self._storage.label()) if sections.pickled else NO_PICKLE
-        data = pack(head, bytes(sections.index), lines, sections.format_bytes)
-        if len(data) > MAX_METADATA:
-            raise MetadataError(
-                f"the metadata would have {len(data)} bytes, {MAX_METADATA} are allowed; name fewer recipients"
-            )
+        head = self._pickled(sections, keys) if sections.pickled else NO_PICKLE
+        lines = pack_keys(str(keys.envelopes[0]), str(keys.vouchers)) if keys is not None else b""
+        parts = sections.parts(0, sections.parts_size)
+        data = pack(head, parts, bytes(sections.root), lines, sections.format_bytes)
         trailer = Trailer.parse(data[-TRAILER_BYTES:], len(data))
-        if trailer is None or key_set(trailer.split(data[-trailer.size :])) != keys:
+        if trailer is None or key_set(trailer.split(data[-trailer.size :], read=_reader_of(data))) != keys:
             raise MetadataError("the keys cannot be replaced; the metadata was left as it is")
         return data
+
+    def _pickled(self, sections: Sections, keys: KeySet | None) -> bytes:
+        hashed = keys is not None and keys.vouchers.signature is not None
+        index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=hashed)
+        texts = {envelope.dek_id: str(envelope) for envelope in keys.envelopes} if keys is not None else {b"": ""}
+        ids = self._ids | {bytes(WRAPPED_KEY_BYTES): next(iter(texts)), None: b""}
+        by_writer = {file.writer: texts.get(ids.get(file.key, b"?")) for file in index.files.values()}
+        if None in by_writer.values():
+            raise UnsupportedError(
+                "several processes encrypted this checkpoint, and torch's own readers need each of their data keys "
+                "wrapped for its recipients, which it does not have without a pickle: save it with stock=True"
+            )
+        return pickled(index, {writer: text or "" for writer, text in by_writer.items()}, self._storage.label())
 
     def write(self, name: str, before: KeySet, keys: KeySet) -> None:
         """Replace a file that has the keys `before` by one with other keys."""
@@ -147,13 +169,23 @@ class MetadataFiles:
                 raise MetadataError(_REPLACED) from None
 
 
+def _reader_of(data: bytes) -> Read:
+    return lambda at, size: data[at : at + size]
+
+
 def key_set(sections: Sections) -> KeySet | None:
-    """The keys of a metadata file; None if it has none."""
+    """The keys of a metadata file: that of the process that published and, as torch's readers find them, those of the
+    others; None if it has none.
+    """
     lines = sections.key_lines()
     if lines is None:
         return None
-    envelopes = map(Envelope.parse, (lines[0], *sections.other_key_lines()))
-    return KeySet(tuple(envelopes), Vouchers.parse(lines[1]), sections.digest)
+    envelopes = {(first := Envelope.parse(lines[0])).dek_id: first}
+    for found in WRAPPED_KEY.findall(sections.head() if sections.pickled else b""):
+        with suppress(DescriptorError):
+            other = Envelope.parse(found.decode("ascii"))
+            envelopes.setdefault(other.dek_id, other)
+    return KeySet(tuple(envelopes.values()), Vouchers.parse(lines[1]), sections.digest)
 
 
 class PlainFile:

@@ -76,7 +76,7 @@ def rename(
             index = metadata_in(before, name, access).index
             assert index is not None  # there is one where there are sections
             packed = replace(index, items=_renamed(index.items, renaming)).pack()
-            after, keys_before = replace(before, index=memoryview(packed)), key_set(before)
+            after, keys_before = before.with_index(*packed), key_set(before)
             opened = files.open(access, name, keys_before, before) if keys_before is not None else None
             files.replace(name, before, after, _vouched(opened, after.digest, access, terms))
     return {old: new for each in changed.values() for old, new in each.items()}

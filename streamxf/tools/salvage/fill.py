@@ -12,7 +12,8 @@ from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import Box, shared_part
 from streamxf.errors import IdentityError, MetadataError
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, check_tiles
+from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
+from streamxf.format.tiling import check_tiles
 from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.damage import Damage

@@ -28,18 +28,19 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.format.header import Header, Identity, Kind
-from streamxf.format.index import Index, Trailer
+from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.limits import MAX_METADATA, TRAILER_BYTES
 from streamxf.format.names import GLOBAL, OWN_FILE
+from streamxf.format.trailer import Trailer
 from streamxf.keys import KeyRing
+from streamxf.keys.envelope import WRAPPED_KEY
 from streamxf.progress import Progress, Shares
 from streamxf.storage.reading import Counted
 from streamxf.storage.storage import Storage
 from streamxf.tools.damage import Damage
 from streamxf.wording import many, some
 
-_WRAPPED = re.compile(rb"dek=[0-9a-f]{64}(?:&w=[a-z0-9-]{1,32}:[0-9a-f]{16}:[A-Za-z0-9_-]{1,8192}){1,16}")
 _NAMED = re.compile(rb"__[0-9]{1,10}_[0-9]{1,10}_[0-9a-f]{32}\.distcp")
 _LONGEST = 2**17  # bytes; a wrapped data key has at most 32 KiB
 _WINDOW = 2**20
@@ -222,7 +223,7 @@ def _wrapped_in(storage: Storage, files: Collection[str]) -> Iterator[str]:
             left -= len(window)
             if left < 0:
                 return
-            for found in _WRAPPED.findall(window):
+            for found in WRAPPED_KEY.findall(window):
                 if len(seen) < _TRIED and found not in seen:
                     seen.add(found)
                     yield found.decode("ascii")
@@ -283,8 +284,9 @@ def _listed(remains: bytes) -> set[str] | None:
         trailer = Trailer.parse(remains[-TRAILER_BYTES:], len(remains))
         if trailer is None:
             return None
-        begin = len(remains) - trailer.size
-        index = Index.parse(memoryview(remains)[begin : begin + trailer.index_size])
+        begin, head = len(remains) - trailer.size, trailer.head_size
+        root, parts = memoryview(remains)[begin : begin + trailer.root_size], remains[head : head + trailer.parts_size]
+        index = Index.parse(root, lambda at, size: parts[at : at + size], len(parts))
     except StreamxfError:
         return None
     if index.rank is not None or not all(map(OWN_FILE.fullmatch, index.files)):

@@ -26,9 +26,9 @@ from streamxf.errors import (
     UnsupportedError,
     located,
 )
-from streamxf.format.index import Trailer
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.names import GLOBAL, made_by_saves, metadata_among, rank_of
+from streamxf.format.trailer import Trailer
 from streamxf.formats import huggingface
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, is_checkpoint, parts_of
@@ -297,7 +297,7 @@ def _check_head(call: Verification, findings: Findings) -> bool:
             return False
         digest = hashlib.sha256()
         try:
-            for piece in pieces_of(file.slice(0, file.size - trailer.size)):
+            for piece in pieces_of(file.slice(0, trailer.head_size)):
                 digest.update(piece)
             if digest.digest() != trailer.head_digest:
                 raise MetadataError(

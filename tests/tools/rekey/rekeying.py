@@ -11,11 +11,11 @@ from streamxf import Key, PrivateKey, SigningKey
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import metadata_in
 from streamxf.errors import KeyMissingError
-from streamxf.format.index import pack, pack_keys
+from streamxf.format.trailer import pack_keys
 from streamxf.keys import KeyRing
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.envelope import WRAPPED_KEY, Envelope
 from streamxf.keys.vouchers import Vouchers
-from tests.dcp.helpers import refused, sections_of
+from tests.dcp.helpers import refused, rewritten, sections_of
 
 KEY = Key(bytes(range(32)))
 OTHER_KEY = Key(bytes(range(1, 33)))
@@ -39,11 +39,14 @@ def untouched(action: Callable[[], Any], path: Path, kind: type[BaseException], 
 
 
 def lines(path: Path, name: str = ".metadata") -> tuple[str, str, list[str]]:
-    """The wrapped data key of who published, the vouchers, and the other wrapped data keys."""
-    _, sections = sections_of(path, name)
+    """The wrapped data key of who published, the vouchers, and the wrapped data keys of others, as torch's readers have
+    them.
+    """
+    head, sections = sections_of(path, name)
     found = sections.key_lines()
     assert found is not None
-    return *found, sections.other_key_lines()
+    there = dict.fromkeys(text.decode() for text in WRAPPED_KEY.findall(head))
+    return *found, [text for text in there if text[:68] != found[0][:68]]
 
 
 def envelopes(path: Path, name: str = ".metadata") -> list[Envelope]:
@@ -56,10 +59,13 @@ def vouchers(path: Path, name: str = ".metadata") -> Vouchers:
 
 
 def forge(path: Path, wrapped: list[str], made: str, name: str = ".metadata") -> None:
-    """Put other keys into a metadata file, whatever they are; the digest is made right."""
-    pickled, sections = sections_of(path, name)
-    keys = pack_keys(wrapped[0], made, wrapped[1:])
-    (path / name).write_bytes(pack(pickled, bytes(sections.index), keys))
+    """Put other keys into a metadata file, whatever they are; those of other writers, where torch's readers find them.
+    The digests are made right.
+    """
+    head, sections = sections_of(path, name)
+    for old, new in zip(lines(path, name)[2], wrapped[1:], strict=False):
+        head = head.replace(old.encode(), new.encode())
+    (path / name).write_bytes(rewritten(sections, head=head, keys=pack_keys(wrapped[0], made)))
 
 
 def reforge(path: Path, change: Callable[[Envelope], Envelope], name: str = ".metadata", **fields: Any) -> None:
@@ -79,13 +85,14 @@ def opens(path: Path, keys: Any, name: str = ".metadata", **policy: Any) -> bool
         metadata = metadata_in(sections_of(path, name)[1], name, access)
     except KeyMissingError:
         return False
-    return all(metadata.data_key(dek, access.keys).id == dek for dek in metadata.wrapped)
+    keys_of_files = {file.key for file in metadata.files.values() if file.key is not None}
+    return all(metadata.data_key(key, access.keys) for key in keys_of_files)
 
 
 def apart(path: Path, name: str = ".metadata") -> tuple[bytes, list[bytes], Any]:
     """A metadata file without what is meant to change: index, ids of data keys, and the pickle's content."""
-    pickled, sections = sections_of(path, name)
-    content = pickle.loads(pickled)
+    head, sections = sections_of(path, name)
+    content = pickle.loads(head)
     for info in content.storage_data.values():
         info.transform_descriptors = [text.partition("#")[0] for text in info.transform_descriptors]
-    return bytes(sections.index), [envelope.dek_id for envelope in envelopes(path, name)], content
+    return bytes(sections.root), [envelope.dek_id for envelope in envelopes(path, name)], content

@@ -13,7 +13,7 @@ import pytest
 
 import streamxf
 from streamxf.errors import MetadataError, StreamxfError
-from streamxf.format.index import pack_keys
+from streamxf.format.trailer import pack_keys
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import LOCK
@@ -176,8 +176,8 @@ def test_an_object_store_that_fails(state: dict[str, Any], monkeypatch: pytest.M
 def test_keys_that_would_not_be_read_back_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save({"n": 1}, tmp_path)
 
-    def pack_others(wrapped: str, vouchers: str, others: list[str]) -> bytes:
-        return pack_keys(wrapped, f"mac={'0' * 64}{vouchers[68:]}", others)
+    def pack_others(wrapped: str, vouchers: str) -> bytes:
+        return pack_keys(wrapped, f"mac={'0' * 64}{vouchers[68:]}")
 
     monkeypatch.setattr("streamxf.tools.rekey.holders.pack_keys", pack_others)
     untouched(

@@ -20,7 +20,7 @@ from streamxf.errors import (
     MetadataError,
     PolicyError,
 )
-from streamxf.format.index import pack
+from streamxf.format.trailer import pack
 from streamxf.keys import KeyProvider, KeyRing
 from streamxf.keys.envelope import Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
@@ -216,7 +216,7 @@ def test_metadata_files_are_in_memory_one_at_a_time(checkpoint: Path, state: dic
     _, sections = sections_of(checkpoint)
     (checkpoint / ".metadata").unlink()  # beside which no metadata of ranks may stand
     for number in range(24):
-        data = pack(b"", os.urandom(4 << 20), bytes(sections.keys))
+        data = pack(b"", b"", os.urandom(4 << 20), bytes(sections.keys))
         (checkpoint / f"__{number}.metadata").write_bytes(data)
     tracemalloc.start()
     try:

@@ -23,9 +23,18 @@ from streamxf.errors import (
     PolicyError,
     UnsupportedError,
 )
-from streamxf.format.index import pack
 from streamxf.tools.rekey.holders import MetadataFiles
-from tests.dcp.helpers import assert_same, data_files, index_of, load, refused, save, sections_of, small_state
+from tests.dcp.helpers import (
+    assert_same,
+    data_files,
+    index_of,
+    load,
+    refused,
+    rewritten,
+    save,
+    sections_of,
+    small_state,
+)
 from tests.dcp.writers import save_as_ranks
 from tests.tools.rekey.rekeying import KEY, OTHER_KEY, PRIVATE, SIGNER, STRANGER, contents, untouched
 
@@ -246,6 +255,6 @@ def test_the_mac_covers_the_names(tmp_path: Path) -> None:
     keys = bytes(sections_of(tmp_path)[1].keys)
     streamxf.rename(tmp_path, NAMES, keys=KEY)
     pickled, sections = sections_of(tmp_path)
-    (tmp_path / ".metadata").write_bytes(pack(pickled, bytes(sections.index), keys))
+    (tmp_path / ".metadata").write_bytes(rewritten(sections, head=pickled, keys=keys))
     with refused(AuthenticationError, "MAC"):
         load(RENAMED, tmp_path)

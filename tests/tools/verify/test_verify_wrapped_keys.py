@@ -9,8 +9,8 @@ import torch
 
 import streamxf
 from streamxf.errors import KeyMissingError, StreamxfError, WrongKeyError
-from streamxf.format.index import pack, pack_keys
-from tests.dcp.helpers import KEY, OTHER_KEY, save, sections_of
+from streamxf.format.trailer import pack_keys
+from tests.dcp.helpers import KEY, OTHER_KEY, rewritten, save, sections_of
 
 
 @pytest.fixture
@@ -35,14 +35,14 @@ def test_flipped_bits(checkpoint: Path) -> None:
 
 def test_a_wrapped_key_that_was_altered_under_a_digest_that_matches(checkpoint: Path) -> None:
     file = checkpoint / ".metadata"
-    pickled, sections = sections_of(checkpoint)
+    _, sections = sections_of(checkpoint)
     lines = sections.key_lines()
     assert lines is not None
     raised = set()
     for at in range(lines[0].index("&w="), len(lines[0])):
         other = "0" if lines[0][at] != "0" else "1"
         wrapped = lines[0][:at] + other + lines[0][at + 1 :]
-        file.write_bytes(pack(pickled, bytes(sections.index), pack_keys(wrapped, lines[1], [])))
+        file.write_bytes(rewritten(sections, keys=pack_keys(wrapped, lines[1])))
         try:
             assert not streamxf.verify(checkpoint, keys=KEY).ok, at
         except StreamxfError as error:

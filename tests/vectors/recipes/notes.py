@@ -152,7 +152,7 @@ def _around() -> list[Vector]:
     return [
         *(_breaks("trailer", name, about, data) for name, about, data in cases),
         _breaks("N1", "pickle", "a byte before the content", made.change(pickled=b"P").pack()),
-        _breaks("N1", "byte-before", "the same, in no digest", b"P" + whole),
+        _breaks("trailer", "byte-before", "the same, in no digest", b"P" + whole),
         _breaks("N1", "pickle-digest", "a digest of something else", made.change(head_digest=bytes(32)).pack()),
     ]
 
@@ -173,7 +173,7 @@ def _keys() -> list[Vector]:
     unsigned = Vouching(_PRIVATE.text, (), None)
     stranger = Vouching(_PRIVATE.text, (), OTHER_SIGNER)
     return [
-        _breaks("N3", "three-lines", "a third line", made.change(keys=made.keys + b"\n" + line.encode()).pack()),
+        _breaks("M12", "three-lines", "a third line", made.change(keys=made.keys + b"\n" + line.encode()).pack()),
         _breaks("M12", "one-line", "a wrapped data key alone", keys(line)),
         _breaks("M12", "long", "a line of 32,769 bytes", keys("a" * 32769, of_index)),
         _breaks("M12", "ascii", "a letter that is not ASCII", keys(line + "\xe9", of_index)),

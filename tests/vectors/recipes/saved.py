@@ -54,7 +54,7 @@ def _save(codecs: list[streamxf.Codec]) -> dict[str, bytes]:
 
 def _content(framed: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, value in _flat("", STATE).items():
+    for name, value in sorted(_flat("", STATE).items()):
         if not isinstance(value, torch.Tensor):
             found[name] = {"loads": value}
             continue

@@ -9,21 +9,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crc32c import crc32c
+from cryptography.hazmat.primitives.keywrap import aes_key_wrap
 
-from tests.forge import BOUND, HASHED, KEYED, PUBLISHED, MetadataParts, Parts, frame_of, identity_of, pack_index
+from tests.forge import BOUND, HASHED, KEYED, PUBLISHED, MetadataParts, Parts, encode, frame_of, identity_of
 from tests.sealing import (
     DEK,
     ENCRYPT,
     OTHER_DEK,
     SIGNER,
     Vouching,
-    aes_wrap,
     container,
-    dek_id,
     encrypted,
+    hkdf,
     index_digest,
     secret,
-    wrapped,
     zstd,
 )
 from tests.vectors.recipes.data import payload
@@ -81,23 +80,20 @@ class World:
     data : dict of str to bytes
         The data files.
     index : dict
+        What root and parts say, as one JSON document; tests/forge.py has its form.
     vouching : Vouching or None
-    lines : tuple of str
-        Wrapped data keys of other writers.
     """
 
     data: dict[str, bytes]
     index: dict[str, Any]
     vouching: Vouching | None = None
-    lines: tuple[str, ...] = ()
 
-    def metadata(self, index: dict[str, Any] | bytes) -> MetadataParts:
-        """The metadata with another index, for which the keys vouch."""
-        packed = index if isinstance(index, bytes) else pack_index(index)
+    def metadata(self, root: bytes, parts: bytes) -> MetadataParts:
+        """The metadata with another root, for which the keys vouch."""
         keys = ""
         if self.vouching is not None:
-            keys = "\n".join([self.vouching.wrapped, self.vouching.vouchers(index_digest(packed)), *self.lines])
-        return MetadataParts(PICKLE, packed, keys.encode())
+            keys = "\n".join([self.vouching.wrapped, self.vouching.vouchers(index_digest(root))])
+        return MetadataParts(PICKLE, root, keys.encode(), parts)
 
     def files(
         self,
@@ -108,14 +104,23 @@ class World:
         around: Callable[[MetadataParts], MetadataParts] | None = None,
         data: dict[str, bytes] | None = None,
         rank: int | None = None,
+        root: Change | None = None,
+        parts: Callable[[bytes], bytes] | None = None,
+        **coded: Any,
     ) -> dict[str, bytes]:
-        """The files, after changes to the index, its JSON, its frame, or to what stands around it."""
+        """The files, after changes to the index, the root, its JSON, its frame, the parts as they are stored, or to
+        what stands around these; `coded` goes to `encode`.
+        """
         index = copy.deepcopy(self.index)
         if change is not None:
             change(index)
-        written = json.dumps(index, separators=(",", ":"))
+        content, stored = encode(index, **coded)
+        if root is not None:
+            root(content)
+        written = json.dumps(content, separators=(",", ":"))
         frame = frame_of((text(written) if text is not None else written).encode("latin-1"))
-        made = self.metadata(packed(frame) if packed is not None else frame)
+        joined = b"".join(stored)
+        made = self.metadata(packed(frame) if packed is not None else frame, parts(joined) if parts else joined)
         name = ".metadata" if rank is None else f"__{rank}.metadata"
         return {name: (around(made) if around is not None else made).pack(), **(self.data if data is None else data)}
 
@@ -156,17 +161,17 @@ def world(
             place["framed"] = True
         usual = {"dtype": piece.dtype, "shape": list(piece.tensor), "chunks": []}
         items.setdefault(piece.name, usual)["chunks"].append(place)
-    ids = [dek_id(dek).hex() if keyed else None for dek in deks[:count]]
+        items[piece.name]["chunks"].sort(key=lambda chunk: chunk["offset"])
+    keys = [bytes(40), *(aes_key_wrap(hkdf(deks[0], b"streamxf/1 keys"), dek) for dek in deks[1:count])]
     index = {
         "save_id": SAVE_ID,
         "rank": None,
         "transforms": list(transforms),
         "chain": list(chain),
-        "dek": ids[0],
-        "writers": [{"id": id_.hex(), "dek": dek} for id_, dek in zip(WRITERS[:count], ids, strict=True)],
         "files": [
-            {"path": name, "size": len(data[name]), "writer": number}
-            | ({} if chain else {"crc32c": f"{crc32c(data[name]):08x}"})
+            {"path": name, "size": len(data[name]), "writer": WRITERS[number].hex()}
+            | ({"key": keys[number].hex()} if keyed else {})
+            | ({} if chain else {"crc32c": crc32c(data[name]).to_bytes(4, "little").hex()})
             for number, name in enumerate(names)
         ],
         "items": items,
@@ -174,8 +179,7 @@ def world(
         "packages": {"streamxf": "1", "torch": "2"},
         "extra": {},
     }
-    others = tuple(wrapped([aes_wrap(dek=dek)], dek) for dek in deks[1:count]) if keyed else ()
-    return World(data, index, vouching, others)
+    return World(data, index, vouching)
 
 
 def _stored(piece: Piece, number: int, chain: Sequence[str], signed: bool, dek: bytes) -> tuple[bytes, bytes]:
@@ -208,7 +212,7 @@ TWO = world([replace(WEIGHT[0]), replace(WEIGHT[1], writer=1), STEP], chain=(ENC
 def content_of(pieces: Sequence[Piece]) -> dict[str, Any]:
     """What comes of items: an object's stream, or a tensor's chunks."""
     found: dict[str, Any] = {}
-    for piece in pieces:
+    for piece in sorted(pieces, key=lambda piece: (piece.name, piece.offset)):
         if piece.kind == OBJECT:
             found[piece.name] = digest_of(piece.data)
             continue

@@ -1,0 +1,137 @@
+"""Bands of items, as they are written: each has some items, cut into parts with some chunks of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, chain
+from typing import Any
+
+from streamxf.errors import MetadataError
+from streamxf.format import columns as col
+from streamxf.format import limits
+from streamxf.format.columns import Column, TooLarge, pack_part
+from streamxf.format.header import Kind
+from streamxf.format.items import Chunk, Item, TensorItem
+
+_ROWS = 16_384  # chunks in a part, or items with one chunk each
+_ITEMS = 64  # in a band, where they have many chunks
+_BYTES = 2**20  # of what each part of a band has of its items
+
+_Coded = tuple[Item, list[Chunk], bytes]  # an item, its chunks by their offsets, and what else there is to say of it
+
+
+def packed_bands(
+    items: Mapping[str, Item],
+    files: Mapping[str, int],
+    dtypes: list[str],
+    numbered: bool,
+    hashed: bool,
+    parts: list[bytes],
+) -> Iterator[dict[str, Any]]:
+    """What the root says of bands; their parts are added to `parts`. `files` are the ordinals of files."""
+    kinds = {dtype: number for number, dtype in enumerate(dtypes, 1)}
+    left_out = {*(() if numbered else [col.NUMBER]), *(() if hashed else [col.SHA256])}
+    for band in _bands(map(items.__getitem__, sorted(items))):
+        about = _about(band, kinds)
+        most, step = max(len(chunks) for _, chunks, _ in band), max(1, _ROWS // len(band))
+        while True:
+            try:
+                found = [*_parts(band, about, files, left_out, most, step)]
+                break
+            except TooLarge:
+                if step == 1:
+                    raise
+                step //= 2
+        parts += [packed for packed, _ in found]
+        ends = {"first": band[0][0].name, "last": band[-1][0].name}
+        yield {**ends, "items": len(band), "parts": [entry for _, entry in found]}
+
+
+def _bands(items: Iterable[Item]) -> Iterator[list[_Coded]]:
+    band: list[_Coded] = []
+    most = size = 0
+    for item in items:
+        chunks = _chunks(item)
+        more = _more(item)
+        own = len(item.name.encode()) + len(more) + 64
+        if isinstance(item, TensorItem):
+            own += 24 * len(item.shape)  # with one chunk
+        widest = max(most, len(chunks))
+        full = len(band) >= _ITEMS and (len(band) + 1) * widest > _ROWS
+        if band and (full or size + own > _BYTES):
+            yield band
+            band, size, widest = [], 0, len(chunks)
+        band.append((item, chunks, more))
+        most, size = widest, size + own
+    if band:
+        yield band
+
+
+def _chunks(item: Item) -> list[Chunk]:
+    if isinstance(item, TensorItem):
+        return sorted(item.chunks)
+    return [Chunk((), (), item.place, False)]
+
+
+def _more(item: Item) -> bytes:
+    content: dict[str, Any] = {} if item.path is None else {"path": item.path}
+    if isinstance(item, TensorItem) and item.properties:
+        content["properties"] = dict(item.properties)
+    return json.dumps(content, separators=(",", ":")).encode("ascii") if content else b""
+
+
+def _about(band: list[_Coded], dtypes: Mapping[str, int]) -> dict[Column, Any]:
+    """The columns of a band's items."""
+    names = [item.name.encode() for item, _, _ in band]
+    if max(map(len, names)) > limits.MAX_IDENTITY:
+        raise MetadataError(f"an item has a name of more than {limits.MAX_IDENTITY} bytes, which is the most")
+    shapes = [item.shape if isinstance(item, TensorItem) else () for item, _, _ in band]
+    mores = [more for _, _, more in band]
+    return {
+        col.NAME_ENDS: [*accumulate(map(len, names))],
+        col.NAMES: b"".join(names),
+        col.MORE_ENDS: [*accumulate(map(len, mores))],
+        col.MORE: b"".join(mores),
+        col.DTYPE: [dtypes[item.dtype] if isinstance(item, TensorItem) else 0 for item, _, _ in band],
+        col.NDIM: [*map(len, shapes)],
+        col.SHAPE: [*chain.from_iterable(shapes)],
+        col.COUNT: [len(chunks) for _, chunks, _ in band],
+    }
+
+
+def _parts(
+    band: list[_Coded],
+    about: Mapping[Column, Any],
+    files: Mapping[str, int],
+    left_out: set[Column],
+    most: int,
+    step: int,
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    for begin in range(0, most or 1, step):
+        chunks = [chunk for _, all_, _ in band for chunk in all_[begin : begin + step]]
+        tensors = [isinstance(item, TensorItem) for item, all_, _ in band for _ in all_[begin : begin + step]]
+        columns = {column: values for column, values in about.items() if not begin or column not in _FIRST}
+        columns |= _of_chunks(chunks, tensors, files)
+        yield pack_part(
+            len(band), len(chunks), {c: values for c, values in columns.items() if c not in left_out}, begin
+        )
+
+
+_FIRST = {col.MORE_ENDS, col.MORE}
+
+
+def _of_chunks(chunks: list[Chunk], tensors: list[bool], files: Mapping[str, int]) -> dict[Column, Any]:
+    offsets, shapes, places, framed = zip(*chunks, strict=True) if chunks else ((),) * 4
+    paths, at, sizes, _, sha256, numbers = zip(*places, strict=True) if places else ((),) * 6
+    of_tensors = [Kind.FRAMED if frame else Kind.TENSOR for frame in framed]
+    return {
+        col.OFFSET: [*chain.from_iterable(offsets)],
+        col.SIZES: [*chain.from_iterable(shapes)],
+        col.KIND: [kind if one else Kind.OBJECT for kind, one in zip(of_tensors, tensors, strict=True)],
+        col.FILE: [files[path] for path in paths],
+        col.AT: at,
+        col.BYTES: sizes,
+        col.NUMBER: [number or 0 for number in numbers],
+        col.SHA256: b"".join(digest or b"" for digest in sha256),
+    }

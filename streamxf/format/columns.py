@@ -1,0 +1,270 @@
+"""A part of an index: columns of integers and bytes for some files, or for chunks of some items; docs/format.md,
+"Parts".
+
+`FILE_COLUMNS` and `ITEM_COLUMNS` declare all columns: a new one is a line there, with a rule for how many values it
+has. What a part says of each file, item or column is checked when it is read, without a look at single chunks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
+from operator import mul
+from typing import Any, NamedTuple
+
+import zstandard
+
+from streamxf.codecs import frames
+from streamxf.errors import CodecError, MetadataError
+from streamxf.format import limits
+from streamxf.format.fields import bad
+
+_HEAD = struct.Struct("<4sIII")
+_ENTRY = struct.Struct("<BBHI")
+_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_IGNORED = 128  # ids from here on
+_SMALL = bytes(range(32))  # what the seventh byte of an integer may be; the eighth is 0
+
+Values = Sequence[int] | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a part has of each file, item or chunk.
+
+    - `width`: bytes of a value; 0 for integers.
+    - `count`: the number of values, from the columns before.
+    - `ends`: whether they are where strings end, in the column behind.
+    """
+
+    id: int
+    width: int
+    count: Callable[[IndexPart], int] = field(compare=False)
+    ends: bool = False
+
+
+def _rows(part: IndexPart) -> int:
+    return part.rows
+
+
+def _chunks(part: IndexPart) -> int:
+    return part.chunks
+
+
+def _last(ends: Column) -> Callable[[IndexPart], int]:
+    return lambda part: part[ends][-1] if len(part[ends]) else 0
+
+
+PATH_ENDS = Column(32, 0, _rows, ends=True)
+PATHS = Column(33, 1, _last(PATH_ENDS))
+FILE_SIZE = Column(34, 0, _rows)
+WRITER = Column(35, limits.WRITER_ID_BYTES, _rows)
+KEY = Column(36, limits.WRAPPED_KEY_BYTES, _rows)
+FILE_CRC = Column(38, 4, _rows)
+FILE_COLUMNS = (PATH_ENDS, PATHS, FILE_SIZE, WRITER, KEY, FILE_CRC)
+
+NAME_ENDS = Column(1, 0, _rows, ends=True)
+NAMES = Column(2, 1, _last(NAME_ENDS))
+MORE_ENDS = Column(3, 0, _rows, ends=True)
+MORE = Column(4, 1, _last(MORE_ENDS))
+DTYPE = Column(5, 0, _rows)
+NDIM = Column(6, 0, _rows)
+SHAPE = Column(7, 0, lambda part: sum(part[NDIM]))
+COUNT = Column(8, 0, _rows)
+OFFSET = Column(10, 0, lambda part: part.numbers_at[-1])
+SIZES = Column(11, 0, lambda part: part.numbers_at[-1])
+KIND = Column(12, 0, _chunks)
+FILE = Column(13, 0, _chunks)
+AT = Column(14, 0, _chunks)
+BYTES = Column(15, 0, _chunks)
+NUMBER = Column(16, 0, _chunks)
+SHA256 = Column(17, limits.DIGEST_BYTES, _chunks)
+ITEM_COLUMNS = (
+    *(NAME_ENDS, NAMES, MORE_ENDS, MORE, DTYPE, NDIM, SHAPE, COUNT),
+    *(OFFSET, SIZES, KIND, FILE, AT, BYTES, NUMBER, SHA256),
+)
+SAME_IN_BAND = (NAME_ENDS, NAMES, DTYPE, NDIM, SHAPE, COUNT)
+
+
+class PartEntry(NamedTuple):
+    """What the root says of a part: `begin` is the ordinal of its first file or chunk, `at` where it is among parts."""
+
+    begin: int
+    at: int
+    size: int
+    raw: int
+    sha256: bytes
+
+
+@dataclass(eq=False)
+class IndexPart:
+    """A part that was read: `rows` files, or items with `chunks` chunks from the `begin`-th of each to the `stop`-th;
+    None for all.
+    """
+
+    rows: int
+    chunks: int
+    begin: int = 0
+    stop: int | None = None
+    columns: dict[int, memoryview] = field(default_factory=dict)
+
+    def __getitem__(self, column: Column) -> memoryview:
+        return self.columns[column.id]
+
+    def get(self, column: Column) -> memoryview | None:
+        return self.columns.get(column.id)
+
+    @cached_property
+    def chunks_at(self) -> list[int]:
+        """Where the chunks of each item begin, and where those of the last one end."""
+        stop = limits.MAX_NUMBER if self.stop is None else self.stop
+        return list(accumulate((max(min(count, stop) - self.begin, 0) for count in self[COUNT]), initial=0))
+
+    @cached_property
+    def numbers_at(self) -> list[int]:
+        """The same where each chunk has a number for each dimension."""
+        here = (end - begin for begin, end in pairwise(self.chunks_at))
+        return list(accumulate(map(mul, self[NDIM], here), initial=0))
+
+    @cached_property
+    def shapes_at(self) -> list[int]:
+        return list(accumulate(self[NDIM], initial=0))
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Names of items; paths of files. Raises MetadataError if they are not as readers expect."""
+        ends, names, most = (NAME_ENDS, NAMES, limits.MAX_IDENTITY) if COUNT.id in self.columns else _PATHS
+        made = self.texts(ends, names)
+        lengths = [end - begin for begin, end in pairwise([0, *self[ends]])]
+        if lengths and (min(lengths) < 1 or max(lengths) > most):
+            bad("a name is empty, or too long")
+        if not all(one < two for one, two in pairwise(made)):  # which compares as their bytes in UTF-8
+            bad("names do not rise")
+        return made
+
+    def texts(self, ends: Column, texts: Column) -> list[str]:
+        data = bytes(self[texts])
+        try:
+            return [data[begin:end].decode() for begin, end in pairwise([0, *self[ends]])]
+        except UnicodeDecodeError:
+            bad("a name is not UTF-8")
+
+    def value(self, column: Column, row: int) -> bytes:
+        """That of a row, where a column has bytes."""
+        return bytes(self[column][row * column.width : (row + 1) * column.width])
+
+    @classmethod
+    def parse(
+        cls, data: bytes, entry: PartEntry, columns: Iterable[Column], rows: int | None = None, stop: int | None = None
+    ) -> IndexPart:
+        """A part of exactly these columns, from the bytes that `entry` names. Raises MetadataError if it is damaged."""
+        if hashlib.sha256(data).digest() != entry.sha256:
+            bad("the digest of a part does not match: the file is damaged")
+        raw = memoryview(_decompressed(memoryview(data), entry.raw))
+        if len(raw) < _HEAD.size:
+            bad("a part is too short")
+        magic, count, found, chunks = _HEAD.unpack_from(raw)
+        at = _HEAD.size + count * _ENTRY.size
+        if magic != limits.PART_MAGIC or at > len(raw) or (rows is not None and rows != found):
+            bad("the head of a part")
+        made = cls(found, chunks, entry.begin, stop)
+        stored = dict[int, tuple[int, int, int]]()
+        last = 0
+        for number, width, zeros, values in _ENTRY.iter_unpack(raw[_HEAD.size : at]):
+            end = at + width * values
+            stored[number] = width, at, values
+            at = end + -end % 8
+            if number <= last or zeros or at > len(raw) or any(raw[end:at]):
+                bad("the columns of a part")
+            last = number
+        if at != len(raw):
+            bad("a part has bytes that belong to no column")
+        for column in columns:
+            width, begin, values = stored.pop(column.id, (0, 0, 0))
+            made.columns[column.id] = _column(column, width, raw[begin : begin + width * values])
+            if not width or values != column.count(made):
+                bad(f"column {column.id} of a part")
+            if column is COUNT and made.chunks_at[-1] != chunks:
+                bad("the number of chunks in a part")
+        if any(number < _IGNORED for number in stored):
+            bad("a part has a column that it should not have")
+        return made
+
+
+_PATHS = PATH_ENDS, PATHS, 4 * limits.MAX_PATH
+
+
+def _column(column: Column, width: int, data: memoryview) -> memoryview:
+    if column.width:
+        return data if width in (0, column.width) else bad(f"the width of column {column.id}")
+    if width not in (0, *_CODES):
+        bad(f"the width of column {column.id}")
+    if width == 8:
+        view = bytes(data)
+        if view[7::8].strip(b"\0") or view[6::8].translate(None, _SMALL):
+            bad("a number is too large")
+    values: memoryview = data.cast(_CODES[width or 1])  # type: ignore[call-overload]
+    if sys.byteorder == "big":
+        swapped = array(values.format, values)
+        swapped.byteswap()
+        values = memoryview(swapped)
+    if column.ends and any(one > two for one, two in pairwise(values)):
+        bad("the ends of names fall")
+    if column is NDIM and max(values, default=0) > limits.MAX_NDIM:
+        bad("there are too many dimensions")
+    return values
+
+
+def _decompressed(data: memoryview, size: int) -> bytes:
+    try:
+        if frames.declared_size(data) != size:
+            bad("a part has another size than the root says")
+        return frames.decompress(data, size)
+    except CodecError as error:
+        raise MetadataError(f"a part of the metadata is damaged: {error.message}") from None
+
+
+class TooLarge(MetadataError):
+    """What would be in one part has no room there."""
+
+
+def largest_part(size: int) -> int:
+    """The most bytes that a part of `size` stored bytes may decompress to."""
+    return min(limits.MAX_PART, limits.MAX_PART_EXPANSION * size + 2**16)
+
+
+def pack_part(
+    rows: int, chunks: int, columns: Mapping[Column, Values | bytes], begin: int
+) -> tuple[bytes, dict[str, Any]]:
+    """A part as it is stored, and what the root says of it. Raises MetadataError if it would be too large."""
+    directory, stored = [], []
+    for column, values in columns.items():
+        packed, width = (bytes(values), column.width) if column.width else _packed(values)
+        directory.append(_ENTRY.pack(column.id, width, 0, len(packed) // width))
+        stored.append(packed + bytes(-len(packed) % 8))
+    raw = b"".join([_HEAD.pack(limits.PART_MAGIC, len(columns), rows, chunks), *directory, *stored])
+    packed = zstandard.ZstdCompressor(level=3).compress(raw)
+    if limits.MAX_PART >= len(raw) > largest_part(len(packed)):
+        packed = frames.stored(raw)
+    if len(raw) > largest_part(len(packed)):
+        raise TooLarge(
+            f"a part of the index would have {len(raw)} bytes, {limits.MAX_PART} are allowed; save fewer items, or "
+            "shorter names and paths"
+        )
+    sha256 = hashlib.sha256(packed).hexdigest()
+    return packed, {"from": begin, "bytes": len(packed), "raw": len(raw), "sha256": sha256}
+
+
+def _packed(values: Values | bytes) -> tuple[bytes, int]:
+    most = max(values, default=0)
+    width = next(width for width in _CODES if most < 1 << 8 * width)
+    made = array(_CODES[width], values)
+    if sys.byteorder == "big":
+        made.byteswap()
+    return made.tobytes(), width

@@ -1,0 +1,237 @@
+"""The items of an index, read from its parts when they are asked for."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, repeat
+from typing import Any, NamedTuple
+
+from streamxf.buffers import collector_paused
+from streamxf.errors import MetadataError
+from streamxf.format import columns as col
+from streamxf.format import fields, limits
+from streamxf.format.columns import IndexPart, PartEntry
+from streamxf.format.header import Kind
+from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Path, Place, TensorItem
+from streamxf.format.tiling import check_apart, check_elements, check_tiles, work_for
+
+_SHOWN = 200
+_REMEMBERED = 2**27  # bytes of parts, decompressed
+_AT_ONCE = 2**23  # bytes of parts, as they are stored, that are read in one request
+_TEXTS = frozenset({"path", "properties"})
+
+
+class ItemRules(NamedTuple):
+    """What an index says of all items.
+
+    - `rank`: whose rank-local metadata it stands in.
+    - `descriptors`: those of each `Place`.
+    - `framed`: whether all tensors are.
+    - `coded`: whether items are in containers.
+    """
+
+    rank: int | None
+    descriptors: tuple[str, ...]
+    framed: bool
+    coded: bool
+    hashed: bool
+    dtypes: tuple[str, ...]
+
+
+class Band(NamedTuple):
+    first: str
+    last: str
+    rows: int
+    parts: tuple[PartEntry, ...]
+
+
+class ItemTable(Mapping[str, Item]):
+    """Items by name, in the order of names.
+
+    - `files`: paths, and the size and writer of each, in the order in which chunks count them.
+    - `read`: gives bytes of the parts, from a position, so many.
+    """
+
+    def __init__(
+        self,
+        rules: ItemRules,
+        bands: Sequence[Band],
+        files: Mapping[str, Any],
+        read: Callable[[int, int], bytes],
+    ) -> None:
+        self._rules = rules
+        self._bands = bands
+        self._lasts = [band.last for band in bands]
+        self._paths = [*files]
+        self._sizes = [file.size for file in files.values()]
+        self._writers = {path: file.writer for path, file in files.items()}
+        self._read = read
+        self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
+        self._room = _REMEMBERED
+        self._same: dict[int, list[bytes]] = {}
+        self._work = work_for(sum(part.size for band in bands for part in band.parts))
+        columns = [column for column in col.ITEM_COLUMNS if rules.coded or column is not col.NUMBER]
+        self._first = [column for column in columns if rules.hashed or column is not col.SHA256]
+        self._further = [column for column in self._first if column not in (col.MORE_ENDS, col.MORE)]
+
+    def __len__(self) -> int:
+        return sum(band.rows for band in self._bands)
+
+    def __iter__(self) -> Iterator[str]:
+        for number in range(len(self._bands)):
+            yield from self._part(number, 0).names
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._find(name) is not None
+
+    def __getitem__(self, name: str) -> Item:
+        if (found := self._find(name)) is None:
+            raise KeyError(name)
+        with collector_paused():
+            try:
+                return self._item(name, *found)
+            except MetadataError as error:
+                raise error.locate(item=name[:_SHOWN]) from None
+
+    def whole(self) -> dict[str, Item]:
+        """All items, read and checked at once, and compared with each other."""
+        made = {name: self[name] for name in self}
+        self._check_numbers(made.values())
+        return made
+
+    def _check_numbers(self, items: Iterable[Item]) -> None:
+        numbers: dict[bytes, list[int]] = {}
+        for item in items if self._rules.coded else ():
+            for place in item.places:
+                numbers.setdefault(self._writers[place.file], []).append(place.number or 0)
+        for each in map(sorted, numbers.values()):  # hostile ones would all have one place in a set
+            if any(one == two for one, two in pairwise(each)):
+                fields.bad("two items, or chunks, have one writer and number")
+
+    def _find(self, name: str) -> tuple[int, int] | None:
+        """The band and the row of an item."""
+        number = bisect_left(self._lasts, name)
+        if number == len(self._bands) or name < self._bands[number].first:
+            return None
+        names = self._part(number, 0).names
+        row = bisect_left(names, name)
+        return (number, row) if row < len(names) and names[row] == name else None
+
+    # -- parts -------------------------------------------------------------------------------------------------
+
+    def _part(self, number: int, place: int) -> IndexPart:
+        """A part of a band."""
+        key = number, place
+        if key not in self._known:
+            entry = self._bands[number].parts[place]
+            self._take(number, place, self._read(entry.at, entry.size))
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def _take(self, number: int, place: int, data: bytes) -> None:
+        band = self._bands[number]
+        entry, stop = band.parts[place], band.parts[place + 1].begin if place + 1 < len(band.parts) else None
+        part = IndexPart.parse(data, entry, self._further if place else self._first, band.rows, stop)
+        same = [bytes(part[column]) for column in col.SAME_IN_BAND]
+        if number not in self._same:
+            if not part.names or (part.names[0], part.names[-1]) != (band.first, band.last):
+                fields.bad("a band has other items than the root says")
+            self._same[number] = same
+        elif self._same[number] != same:
+            fields.bad("parts of a band have other items")
+        self._room -= entry.raw
+        self._known[number, place] = part
+        while self._room < 0 and len(self._known) > 1:
+            (old, at), _ = self._known.popitem(last=False)
+            self._room += self._bands[old].parts[at].raw
+
+    # -- items -------------------------------------------------------------------------------------------------
+
+    def _item(self, name: str, number: int, row: int) -> Item:
+        first = self._part(number, 0)
+        dtype, shape, count = self._about(first, row)
+        path, properties = _more(first, row, dtype is None)
+        chunks: list[Chunk] = []
+        for place, entry in enumerate(self._bands[number].parts):
+            if entry.begin < count:
+                part = self._part(number, place)
+                chunks += self._chunks(part, row, part.chunks_at[row], part.chunks_at[row + 1])
+        if dtype is None:
+            return ObjectItem(name, chunks[0].place, path)
+        check = check_tiles if self._rules.rank is None else check_apart
+        check(shape, [chunk[:2] for chunk in chunks], self._work)
+        if not all(one.offset < two.offset for one, two in pairwise(chunks)):
+            fields.bad("two chunks have the same offset, or they do not rise")
+        made = TensorItem(name, dtype, shape, tuple(chunks), path, properties)
+        self._check_numbers([made])
+        return made
+
+    def _about(self, part: IndexPart, row: int) -> tuple[str | None, tuple[int, ...], int]:
+        """The dtype of an item, its shape, and how many chunks it has."""
+        dtype, count = part[col.DTYPE][row], part[col.COUNT][row]
+        shape = tuple(part[col.SHAPE][part.shapes_at[row] : part.shapes_at[row + 1]])
+        if dtype > len(self._rules.dtypes) or (not dtype and (shape or count != 1)):
+            fields.bad("the dtype of an item, or an object of several chunks")
+        check_elements(shape)
+        return self._rules.dtypes[dtype - 1] if dtype else None, shape, count
+
+    def _chunks(self, part: IndexPart, row: int, begin: int, end: int) -> list[Chunk]:
+        """Some chunks of an item, with where they are stored."""
+        ndim, dtype, count = part[col.NDIM][row], part[col.DTYPE][row], end - begin
+        at = part.numbers_at[row] + (begin - part.chunks_at[row]) * ndim
+        boxes = (part[column][at : at + count * ndim] for column in (col.OFFSET, col.SIZES))
+        offsets, shapes = (_groups(values, ndim, count) for values in boxes)
+        kinds, files = part[col.KIND][begin:end], part[col.FILE][begin:end]
+        self._check_kinds(kinds, dtype)
+        if max(files, default=0) >= len(self._paths):
+            fields.bad("a chunk is in a file that there is not")
+        numbers: Iterable[int | None] = part[col.NUMBER][begin:end] if self._rules.coded else repeat(None)
+        hashes: Iterable[bytes | None] = repeat(None)
+        if self._rules.hashed:
+            hashes = (part.value(col.SHA256, at) for at in range(begin, end))
+        made = []
+        places = zip(files, part[col.AT][begin:end], part[col.BYTES][begin:end], hashes, numbers, strict=False)
+        for offset, shape, kind, place in zip(offsets, shapes, kinds, places, strict=True):
+            file, start, size, sha256, number = place
+            if start + size > self._sizes[file]:
+                fields.bad(f"it reaches beyond the end of {self._paths[file]}")
+            stored = Place(self._paths[file], start, size, self._rules.descriptors, sha256, number)
+            made.append(Chunk(offset, shape, stored, kind == Kind.FRAMED))
+        return made
+
+    def _check_kinds(self, kinds: memoryview, dtype: int) -> None:
+        found = {*kinds}
+        allowed = {Kind.OBJECT}
+        if dtype:
+            plain = not self._rules.framed and self._rules.dtypes[dtype - 1] in ITEMSIZES
+            allowed = {Kind.TENSOR, Kind.FRAMED} if plain else {Kind.FRAMED}
+        if not found <= allowed:
+            fields.bad("a chunk has a kind that it cannot have")
+
+
+def _groups(values: memoryview, size: int, count: int) -> Iterable[tuple[int, ...]]:
+    return zip(*[iter(values)] * size, strict=True) if size else repeat((), count)
+
+
+def _more(part: IndexPart, row: int, is_object: bool) -> tuple[Path | None, dict[str, Any]]:
+    """The path of an item, and properties of a tensor."""
+    ends = part[col.MORE_ENDS]
+    text = bytes(part[col.MORE][ends[row - 1] if row else 0 : ends[row]])
+    if not text:
+        return None, {}
+    content = fields.loads(text, "what a part says of an item")
+    fields.exact(content, set(), frozenset({"path"}) if is_object else _TEXTS, "an item")
+    properties = fields.mapping(content.get("properties", {}), "properties")
+    for member, value in properties.items():
+        fields.string(member, "properties"), type(value) is bool or fields.string(value, "properties")
+    if "path" not in content:
+        return None, properties
+    steps = fields.array(content["path"], "path")
+    if not 1 <= len(steps) <= limits.MAX_STEPS:
+        fields.bad("path")
+    most = limits.MAX_STEP
+    return tuple(
+        fields.string(step, "path") if type(step) is str else fields.integer(step, "path", most) for step in steps
+    ), properties

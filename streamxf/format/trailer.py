@@ -1,0 +1,149 @@
+"""A metadata file as sections: head, parts, root, keys and trailer; docs/format.md, "Metadata"."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from streamxf.errors import MetadataError
+from streamxf.format import limits
+from streamxf.format.header import format_fault
+
+_LENGTHS = struct.Struct("<QQII4s4x")
+_TRAILER = struct.Struct("<QQII4sI32s32s8x")
+INDEX_LABEL, NOTE_LABEL = b"streamxf/1 index", b"streamxf/1 note"
+_NO_PICKLE_DIGEST = hashlib.sha256(limits.NO_PICKLE).digest()
+_SIGNED_BYTES = _LENGTHS.size + limits.DIGEST_BYTES  # of the trailer, covered by its second digest
+
+Read = Callable[[int, int], bytes]
+
+
+def _nothing(at: int, size: int) -> bytes:
+    raise MetadataError("the metadata has no parts")
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """The last 104 bytes of a metadata file: sizes of what is before it, format bytes, and digests."""
+
+    head_size: int
+    parts_size: int
+    root_size: int
+    keys_size: int
+    format_bytes: bytes
+    head_digest: bytes
+    digest: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of root, keys and trailer."""
+        return self.root_size + self.keys_size + limits.TRAILER_BYTES
+
+    @classmethod
+    def parse(cls, end: bytes, file_size: int) -> Trailer | None:
+        """Read the trailer from the last 104 bytes of a file, or all of it if it is smaller; None if it does not end in
+        one. Raises MetadataError if it ends in one that cannot be.
+        """
+        if end[-len(limits.METADATA_MAGIC) :] != limits.METADATA_MAGIC:
+            return None
+        if len(end) < limits.TRAILER_BYTES:
+            raise MetadataError("the metadata is truncated: only a part of its trailer is there")
+        *sizes, format_bytes, zeros, head_digest, digest = _TRAILER.unpack(end[-limits.TRAILER_BYTES :])
+        head_size, parts_size, root_size, keys_size = sizes
+        if fault := format_fault(format_bytes):
+            raise MetadataError(f"the metadata {fault}")
+        if zeros:
+            raise MetadataError("the metadata's trailer has a byte that is not zero where version 1 has zeros")
+        trailer = cls(head_size, parts_size, root_size, keys_size, format_bytes, head_digest, digest)
+        fits = 1 <= root_size <= limits.MAX_ROOT and keys_size <= limits.MAX_KEYS
+        if not fits or sum(sizes) + limits.TRAILER_BYTES != file_size:
+            raise MetadataError("the metadata's trailer has impossible sizes: the file is damaged")
+        return trailer
+
+    def split(self, tail: bytes, label: bytes = INDEX_LABEL, read: Read = _nothing) -> Sections:
+        """Root (or other contents vouched for under `label`) and keys out of the file's last `size` bytes; `read` as in
+        `Sections`. Raises MetadataError if their digest does not match.
+        """
+        view = memoryview(tail)
+        signed = view[: self.root_size + self.keys_size + _SIGNED_BYTES]
+        if not hmac.compare_digest(hashlib.sha256(signed).digest(), self.digest):
+            raise MetadataError("the digest of the metadata does not match: the file is damaged")
+        keys = view[self.root_size : self.root_size + self.keys_size]
+        about = self.head_digest != _NO_PICKLE_DIGEST, self.head_size, self.parts_size
+        return Sections(view[: self.root_size], keys, label, self.format_bytes, *about, read)
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """Root (a Zstandard frame) and keys (lines of ASCII, empty if not encrypted) of a metadata file, as they are
+    stored, and its format bytes; `label` separates kinds of vouched contents.
+
+    - `pickled`: whether the file begins with a pickle for torch's own readers.
+    - `read`: gives bytes of the file, from a position, so many; its head comes first, then its parts.
+    """
+
+    root: memoryview
+    keys: memoryview
+    label: bytes = INDEX_LABEL
+    format_bytes: bytes = limits.FORMAT
+    pickled: bool = False
+    head_size: int = 0
+    parts_size: int = 0
+    read: Read = field(default=_nothing, compare=False)
+
+    def parts(self, at: int, size: int) -> bytes:
+        """Bytes of the parts."""
+        if at + size > self.parts_size:
+            raise MetadataError("the metadata is malformed: a part reaches beyond the parts")
+        return self.read(self.head_size + at, size)
+
+    def head(self) -> bytes:
+        return self.read(0, self.head_size) if self.head_size else b""
+
+    def with_index(self, root: bytes, parts: bytes) -> Sections:
+        """The same with another index, and without a head."""
+
+        def read(at: int, size: int) -> bytes:
+            return parts[at : at + size]
+
+        return replace(self, root=memoryview(root), head_size=0, parts_size=len(parts), read=read)
+
+    @property
+    def digest(self) -> bytes:
+        """D of the format: the digest that vouchers cover."""
+        made = hashlib.sha256(self.label + self.format_bytes)
+        made.update(self.root)
+        return made.digest()
+
+    def key_lines(self) -> tuple[str, str] | None:
+        """The wrapped data key and the vouchers of the process that published; None if there are no keys. Raises
+        MetadataError if there are other bytes.
+        """
+        if not self.keys:
+            return None
+        try:
+            lines = bytes(self.keys).decode("ascii").split("\n")
+        except UnicodeDecodeError:
+            raise MetadataError("the metadata's keys are not ASCII") from None
+        if len(lines) != 2 or max(map(len, lines)) > limits.MAX_KEY_LINE:
+            raise MetadataError("the metadata's keys are malformed")
+        return lines[0], lines[1]
+
+
+def pack(head: bytes, parts: bytes, root: bytes, keys: bytes, format_bytes: bytes = limits.FORMAT) -> bytes:
+    """A metadata file; raises MetadataError if it would be too large to be read."""
+    if len(root) > limits.MAX_ROOT:
+        raise MetadataError(
+            f"the metadata would be too large: its root has {len(root)} bytes, {limits.MAX_ROOT} are allowed; save "
+            "fewer items, or put less into DCP's metadata"
+        )
+    lengths = _LENGTHS.pack(len(head), len(parts), len(root), len(keys), format_bytes)
+    signed = root + keys + lengths + hashlib.sha256(head).digest()
+    return b"".join((head, parts, signed, hashlib.sha256(signed).digest(), limits.METADATA_MAGIC))
+
+
+def pack_keys(wrapped: str, vouchers: str) -> bytes:
+    return f"{wrapped}\n{vouchers}".encode("ascii")
