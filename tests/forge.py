@@ -337,7 +337,9 @@ def split_metadata(data: bytes) -> MetadataParts:
     root, keys = data[root_at : root_at + root_size], data[root_at + root_size : len(data) - 104]
     content = json.loads(zstandard.ZstdDecompressor().decompress(root))
     parts = data[parts_at:root_at]
-    return MetadataParts(data[:head_size], unpack_index(content, parts), keys, parts, root)
+    if "items" in content:  # a note has none
+        content = unpack_index(content, parts)
+    return MetadataParts(data[:head_size], content, keys, parts, root)
 
 
 def pack_index(index: dict[str, Any], bands: list[Band] | None = None) -> tuple[bytes, bytes]:
@@ -452,7 +454,7 @@ def pack_columns(columns: Columns, rows: int, chunks: int, width: int | None = N
         if isinstance(values, bytes):
             used, packed = WIDTHS.get(number, 1), values
         else:
-            used = width or next(size for size in (1, 2, 4, 8) if max(values, default=0) < 1 << 8 * size)
+            used = width or next((size for size in (1, 2, 4) if max(values, default=0) < 1 << 8 * size), 8)
             packed = b"".join(value.to_bytes(used, "little") for value in values)
         directory += struct.pack("<BBHI", number, used, 0, len(packed) // used)
         stored += packed + bytes(-len(packed) % 8)
