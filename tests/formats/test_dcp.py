@@ -31,7 +31,7 @@ def test_what_metadata_tells(tmp_path: Path) -> None:
     contents = contents_at(path)
     assert contents.format is Format.STREAMXF
     assert list(contents.items) == [
-        "weight", "half", "nested.list.0", "nested.list.1", "nested.text", "nested.raw", "nested.none", "step",
+        "half", "nested.list.0", "nested.list.1", "nested.none", "nested.raw", "nested.text", "step", "weight",
     ]  # fmt: skip
     half = contents.tensors["half"]
     assert (half.dtype, half.shape, half.size) == ("bfloat16", (33,), 66)

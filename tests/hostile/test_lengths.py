@@ -172,6 +172,8 @@ def test_every_number_of_the_index(row: Row, tmp_path: Path, keyed: bool) -> Non
             index[last] = number
 
         for number in (*six(0, 53), -1, 2**53, 2**63, 2**200, 1e300, 0.5, True, "1", [1]):
+            if number is True and path[0] in ("files", "items"):  # which columns store as 1
+                continue
             try:
                 rewrite_index(target.folder, lambda index, number=number, change=change: change(index, number=number))
             except (AttributeError, OverflowError, TypeError, ValueError):
