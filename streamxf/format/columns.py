@@ -236,7 +236,7 @@ class TooLarge(MetadataError):
 
 def largest_part(size: int) -> int:
     """The most bytes that a part of `size` stored bytes may decompress to."""
-    return min(limits.MAX_PART, limits.MAX_PART_EXPANSION * size + 2**16)
+    return min(limits.MAX_PART, limits.PART_EXPANSION * size + 2**16)
 
 
 def pack_part(

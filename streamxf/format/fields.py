@@ -68,7 +68,7 @@ def loads(text: bytes, what: str) -> Any:
 
 
 def _most(packed_size: int) -> int:
-    return min(limits.MAX_ROOT, limits.MAX_ROOT_EXPANSION * packed_size + _FREE)
+    return min(limits.MAX_ROOT, limits.ROOT_EXPANSION * packed_size + _FREE)
 
 
 def _too_many(text: bytes, marks: int) -> bool:

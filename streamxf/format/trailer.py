@@ -58,7 +58,7 @@ class Trailer:
         if zeros:
             raise MetadataError("the metadata's trailer has a byte that is not zero where version 1 has zeros")
         trailer = cls(head_size, parts_size, root_size, keys_size, format_bytes, head_digest, digest)
-        fits = 1 <= root_size <= limits.MAX_ROOT and keys_size <= limits.MAX_KEYS
+        fits = 1 <= root_size <= limits.MAX_ROOT and keys_size <= limits.KEYS_BYTES
         if not fits or sum(sizes) + limits.TRAILER_BYTES != file_size:
             raise MetadataError("the metadata's trailer has impossible sizes: the file is damaged")
         return trailer

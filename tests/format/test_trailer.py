@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import MetadataError
-from streamxf.format.limits import MAX_KEY_LINE, MAX_KEYS, MAX_ROOT, TRAILER_BYTES
+from streamxf.format.limits import KEYS_BYTES, MAX_KEY_LINE, MAX_ROOT, TRAILER_BYTES
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 from tests.forge import METADATA_MAGIC, MetadataParts
 
@@ -76,7 +76,7 @@ def test_a_part_of_a_trailer(size: int) -> None:
         ({"head_size": 5}, "impossible sizes"),
         ({"head_size": 2**64 - 1}, "impossible sizes"),
         ({"parts_size": 4}, "impossible sizes"),
-        ({"keys_size": MAX_KEYS + 1}, "impossible sizes"),
+        ({"keys_size": KEYS_BYTES + 1}, "impossible sizes"),
         ({"keys_size": 100}, "impossible sizes"),
         ({"index_size": 3, "parts_size": 6}, "does not match"),
         ({"format_bytes": bytes([0, 1, 0, 0])}, "version 0"),
