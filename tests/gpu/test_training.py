@@ -83,7 +83,8 @@ def test_weights_that_change_as_soon_as_they_may(device: torch.device, checkpoin
     trained = Trained(device)
     own = streamxf.FileSystemWriter(checkpoint, _extensions=chain(), thread_count=2)
     options = STAGERS[name]()
-    for _ in range(2):  # the second save is staged into the memory of the first
+    # the second save is staged into the memory of the first; older torch closes the stager with the save
+    for _ in range(2 if torch.__version__ >= (2, 13) else 1):
         trained.step()
         state = trained.state()
         wanted = whole(state)
@@ -98,7 +99,7 @@ def test_weights_that_change_as_soon_as_they_may(device: torch.device, checkpoin
         found = load_into(blank(trained.state()), checkpoint)
         assert_kept(found, wanted)
         assert not torch.equal(whole(trained.state())["model"]["0.weight"], wanted["model"]["0.weight"])
-    if options:
+    if options and torch.__version__ >= (2, 13):
         options["async_stager"].close()
 
 

@@ -21,7 +21,7 @@ from streamxf.manager.rows import ANY
 from streamxf.storage.opening import open_storage
 from tests.manager.canned import checkpoint, data_of, keying
 from tests.manager.model import Folder
-from tests.manager.run_on_disk import EVERY_CHECK, NOON, NOTE, OTHER_ID, SOMEBODYS, RunOnDisk
+from tests.manager.run_on_disk import EVERY_CHECK, NOON, NOTE, OTHER_ID, RunOnDisk
 
 STRANGE = ("step-1*", "step-[1-9]", "step-?9", "step-7 (copy)", "step-0003", "x-3", "step--3")
 NAMES = st.one_of(st.integers(1, 60).map(lambda step: f"step-{step}"), st.sampled_from(STRANGE))
@@ -63,7 +63,8 @@ class Adversary(RunOnDisk):
         metadata = [path for path in found if path in (".metadata", ".streamxf-commit")]
         for path in sorted(found, key=lambda path: path in metadata):
             self.place.put(f"{name}/{path}", found[path], self.now)
-        extra = {path: what for path, what in found.items() if what == SOMEBODYS}
+        # beyond a link, others are not known by this path
+        extra = {path: what for path, what in found.items() if path.rpartition("/")[2] in ("notes.txt", "kept.txt")}
         self.others |= {f"{name}/{path}": what for path, what in extra.items()}
         notes = {path for path in found if path.startswith(".streamxf-") and path != ".streamxf-commit"}
         self.litter |= {f"{name}/{path}" for path in found if path in notes or f"{source}/{path}" in self.litter}

@@ -32,7 +32,6 @@ SETTLED = 12_000_000  # ns, more than the kernel's clock for files takes from ti
 HOLD = re.compile(r"(.+)@([0-9]{1,15})@[^@]+-[0-9a-f]{8}")
 SESSION = re.compile(r"-([0-9a-f]{32})-[0-9a-f]{8}$")  # in a save's hold
 NOTE = ".streamxf-note-00000000"  # somebody else's
-SOMEBODYS = b"not of the checkpoint"  # a file that somebody puts among those of a checkpoint
 WRITERS = re.compile(r"__.*\.distcp|\.metadata")  # names of files of a checkpoint
 
 

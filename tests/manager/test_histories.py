@@ -30,7 +30,7 @@ from tests.manager.adversary import STRANGE, Adversary
 from tests.manager.canned import checkpoint, data_of
 from tests.manager.model import DAY, Folder
 from tests.manager.points import Killed
-from tests.manager.run_on_disk import EVERY_CHECK, SETTLED, SOMEBODYS, WRITERS
+from tests.manager.run_on_disk import EVERY_CHECK, SETTLED, WRITERS
 
 STEPS = st.integers(1, 40)
 LOSSES = st.sampled_from([None, float("nan"), float("-inf"), 0.25, 0.5, 0.5, 1.0])
@@ -157,8 +157,8 @@ class Histories(Adversary):
     def somebody_puts_a_file(self, data: st.DataObject) -> None:
         path = data.draw(st.sampled_from(sorted(self.model.folders))) + "/notes.txt"
         if path.partition("/")[0] not in self.linked and self.is_free(path):
-            self.place.put(path, SOMEBODYS)
-            self.others[path] = SOMEBODYS
+            self.place.put(path, b"not of the checkpoint")
+            self.others[path] = b"not of the checkpoint"
 
     # -- the command line, and whatever else people do ---------------------------------------------------
 
