@@ -43,9 +43,11 @@ def totals(summary: Summary) -> None:
         stored = f": {size_text(total.object_bytes)} stored" if total.object_bytes else ""  # torch.save has one pickle
         say(f"{many(total.objects, 'non-tensor object')}{stored}")
     if summary.dtypes:
-        _groups("dtype", "tensors", ((dtype, tally.tensors, tally) for dtype, tally in summary.dtypes.items()))
+        _groups("dtype", "tensors", ((dtype, totals.tensors, totals) for dtype, totals in summary.dtypes.items()))
     if any(summary.chains):
-        _groups("chain", "items", ((chain_text(chain), tally.items, tally) for chain, tally in summary.chains.items()))
+        _groups(
+            "chain", "items", ((chain_text(chain), totals.items, totals) for chain, totals in summary.chains.items())
+        )
 
 
 def plain(file: PlainSummary) -> str:
@@ -86,7 +88,7 @@ def modules(tree: Module, depth: int | None) -> None:
     table = show.TextTable(*headings, right=_NUMBERS, spare=("tensors", _SIZES[0]))
     for level, module in walk(tree, depth):
         about = ("", "") if module.item is None else _about(module.item)
-        table.row(f"{'  ' * level}{module.name}", f"{module.tally.tensors:,}", *about, *_sizes(module.tally))
+        table.row(f"{'  ' * level}{module.name}", f"{module.totals.tensors:,}", *about, *_sizes(module.totals))
     table.print()
 
 
@@ -132,14 +134,14 @@ def _item_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 def _groups(heading: str, counted: str, rows: Iterable[tuple[str, int, ItemTotals]]) -> None:
     table = show.TextTable(heading, counted, *_SIZES, right=_NUMBERS)
-    for name, number, tally in rows:
-        table.row(name, f"{number:,}", *_sizes(tally))
+    for name, number, totals in rows:
+        table.row(name, f"{number:,}", *_sizes(totals))
     table.print()
 
 
-def _sizes(tally: ItemTotals) -> tuple[str, str, str]:
-    raw = size_text(tally.raw_bytes) if tally.tensors else "-"
-    return raw, size_text(tally.stored_bytes + tally.object_bytes), ratio_text(tally.ratio)
+def _sizes(totals: ItemTotals) -> tuple[str, str, str]:
+    raw = size_text(totals.raw_bytes) if totals.tensors else "-"
+    return raw, size_text(totals.stored_bytes + totals.object_bytes), ratio_text(totals.ratio)
 
 
 def _about(item: Item) -> tuple[str, str]:

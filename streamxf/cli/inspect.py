@@ -124,7 +124,7 @@ def _plain(path: str, access: options.Access) -> PlainSummary | None:
 
 
 def _branch(module: Module, depth: int | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": module.name, "times": module.times, **module.tally.as_dict()}
+    found: dict[str, Any] = {"name": module.name, "times": module.times, **module.totals.as_dict()}
     if isinstance(module.item, TensorItem):
         found |= {"dtype": module.item.dtype, "shape": list(module.item.shape)}
     if module.children and (depth is None or depth > 1):

@@ -39,10 +39,10 @@ class ItemTotals:
 
     @classmethod
     def of(cls, items: Iterable[Item]) -> ItemTotals:
-        tally = cls()
+        totals = cls()
         for item in items:
-            tally.add(item)
-        return tally
+            totals.add(item)
+        return totals
 
     @property
     def items(self) -> int:
@@ -175,10 +175,10 @@ class Summary:
             "shards": self.shards,
             "files": len(contents.files),
             "file_bytes": sum(contents.files.values()),
-            "by_dtype": [{"dtype": dtype, **tally.as_dict()} for dtype, tally in self.dtypes.items()],
+            "by_dtype": [{"dtype": dtype, **totals.as_dict()} for dtype, totals in self.dtypes.items()],
             "by_chain": [
-                {"chain": names_of(chain), "descriptors": list(chain), **tally.as_dict()}
-                for chain, tally in self.chains.items()
+                {"chain": names_of(chain), "descriptors": list(chain), **totals.as_dict()}
+                for chain, totals in self.chains.items()
             ],
             "largest_tensors": [self.item(item) for item in self.largest(largest)],
             "packages": dict(contents.packages),

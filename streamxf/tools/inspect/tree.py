@@ -29,7 +29,7 @@ class Module:
     """A module, several that are built alike, or an item."""
 
     name: str  # one or more parts of the items' names, as in ``layers.[0-31]``
-    tally: ItemTotals
+    totals: ItemTotals
     item: Item | None  # that has just this name; the first of several
     children: list[Module]
     times: int = 1  # how many of them are shown as this one
@@ -86,12 +86,12 @@ def _fold(name: str, node: _Node, numbers: dict[object, int]) -> tuple[Module, i
         if module.item is None and len(module.children) == 1:  # joined with the only one in it
             (child,) = module.children
             children[place] = replace(child, name=f"{module.name}.{child.name}")
-    tally = ItemTotals.of(() if node.item is None else (node.item,))
+    totals = ItemTotals.of(() if node.item is None else (node.item,))
     for child in children:
-        tally.merge(child.tally)
+        totals.merge(child.totals)
     about = (node.item.dtype, node.item.shape) if isinstance(node.item, TensorItem) else node.item is None
     build = tuple((module.name, number) for module, number in made)
-    return Module(name, tally, node.item, children), numbers.setdefault((about, build), len(numbers))
+    return Module(name, totals, node.item, children), numbers.setdefault((about, build), len(numbers))
 
 
 @lru_cache(1 << 16)  # names have few different parts
@@ -115,12 +115,12 @@ def _collapsed(made: list[tuple[Module, int]]) -> list[Module]:
 
 
 def _merged(name: str, alike: list[Module]) -> Module:
-    tally = ItemTotals()
+    totals = ItemTotals()
     for module in alike:
-        tally.merge(module.tally)
+        totals.merge(module.totals)
     inner = zip(*(module.children for module in alike), strict=True)
     children = [_merged(group[0].name, list(group)) for group in inner]
-    return Module(name, tally, alike[0].item, children, sum(module.times for module in alike))
+    return Module(name, totals, alike[0].item, children, sum(module.times for module in alike))
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""From a catalog into memory: an item arrives whole and verified, or not at all."""
+"""From a checkpoint into memory: an item arrives whole and verified, or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streamxf.format.tiling import check_tiles
 from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.damage import Damage
-from streamxf.tools.salvage.catalog import Copy, DamagedCheckpoint, memory_for
+from streamxf.tools.salvage.damaged import Copy, DamagedCheckpoint, memory_for
 from streamxf.tools.salvage.result import Salvaged
 
 T = TypeVar("T")
@@ -36,14 +36,14 @@ class Noted(Exception):
 
 
 class Filler:
-    """Reads what a catalog has; with `partial` also tensors of which a part verified. `damaged` is what did not."""
+    """Reads what a checkpoint has; with `partial` also tensors of which a part verified. `damaged` is what did not."""
 
-    def __init__(self, catalog: DamagedCheckpoint, partial: bool, progress: Progress | None = None) -> None:
-        self._catalog = catalog
+    def __init__(self, checkpoint: DamagedCheckpoint, partial: bool, progress: Progress | None = None) -> None:
+        self._checkpoint = checkpoint
         self._partial = partial
         self._progress = progress
-        self._budget = catalog.budget.renewed()
-        self.damaged = list(catalog.damaged)
+        self._budget = checkpoint.budget.renewed()
+        self.damaged = list(checkpoint.damaged)
         self._in_part: list[str] = []
 
     def whole(self) -> Salvaged:
@@ -52,12 +52,12 @@ class Filler:
         def load(item: Item) -> Any:
             return as_torch(self._whole(item), item.dtype) if isinstance(item, TensorItem) else self._loaded(item)
 
-        loaded = self._each(self._catalog.stored, load)
-        return self._result(nested(loaded, self._catalog.paths), loaded)
+        loaded = self._each(self._checkpoint.stored, load)
+        return self._result(nested(loaded, self._checkpoint.paths), loaded)
 
     def check(self) -> Salvaged:
         """Everything is read and nothing kept: the result has an empty state dict."""
-        return self._result({}, self._each(self._catalog.stored, lambda item: self._stored(item) is None))
+        return self._result({}, self._each(self._checkpoint.stored, lambda item: self._stored(item) is None))
 
     def read(self, name: str) -> Array | bytes | None:
         """An item by itself: the elements of a whole tensor, or an object's bytes; None if it did not verify."""
@@ -69,11 +69,11 @@ class Filler:
         return self._whole(item) if isinstance(item, TensorItem) else self._object(item)
 
     def _loaded(self, item: ObjectItem) -> Any:
-        return self._catalog.access.objects.load(self._object(item), item.place.size)
+        return self._checkpoint.access.objects.load(self._object(item), item.place.size)
 
     def _object(self, item: ObjectItem) -> bytes:
         def read(copy: Copy, _: bool) -> bytes:
-            data = self._catalog.read_object(copy)
+            data = self._checkpoint.read_object(copy)
             self._budget.spend(len(data), "the object")
             return data
 
@@ -135,7 +135,7 @@ class Filler:
 
         def read(copy: Copy, again: bool) -> Array:
             into = memory_for(out.shape, item.dtype) if again else out
-            self._catalog.fill(copy, offset, into)
+            self._checkpoint.fill(copy, offset, into)
             return into
 
         try:
@@ -152,11 +152,11 @@ class Filler:
         """
         offset, shape = (None, None) if chunk is None else chunk[:2]
         found: list[T] = []
-        for copy in self._catalog.copies(item, chunk):
+        for copy in self._checkpoint.copies(item, chunk):
             try:
                 data = read(copy, bool(found))
             except Exception as error:  # torch and foreign transforms raise anything
-                file = self._catalog.label(copy[1].place.file)
+                file = self._checkpoint.label(copy[1].place.file)
                 self.damaged.append(Damage.of(error, item.name, file, offset, shape))
                 continue
             if found and not same(found[0], data):
@@ -171,9 +171,9 @@ class Filler:
         """What `read` makes of items that verify, in the order of `names`. They are read in the order of their places,
         so that files are read from front to back.
         """
-        self._catalog.expect(names, self._progress)
+        self._checkpoint.expect(names, self._progress)
         made: dict[str, T] = {}
-        items = [self._catalog.stored[name] for name in names]
+        items = [self._checkpoint.stored[name] for name in names]
         for item in sorted(items, key=lambda item: item.places[0][:2] if item.places else ("", 0)):
             try:
                 made[item.name] = read(item)
@@ -184,7 +184,7 @@ class Filler:
         return {name: made[name] for name in names if name in made}
 
     def _result(self, state_dict: dict[str, Any], loaded: Iterable[str], missing: Iterable[str] = ()) -> Salvaged:
-        self._catalog.finish()
+        self._checkpoint.finish()
         found = tuple(loaded)
         classes = {cls.__name__: cls for cls in NOT_AT_HAND}
         missed = [entry for entry in self.damaged if entry.error in classes]
@@ -200,8 +200,8 @@ class Filler:
             damaged=tuple(self.damaged),
             partial=tuple(self._in_part),
             missing=tuple(missing),
-            unchecked=tuple(self._catalog.unchecked),
-            save_ids={each.name: each.index.save_id for each in self._catalog.metadata if each.index is not None},
+            unchecked=tuple(self._checkpoint.unchecked),
+            save_ids={each.name: each.index.save_id for each in self._checkpoint.metadata if each.index is not None},
         )
 
 

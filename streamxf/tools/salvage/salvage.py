@@ -24,7 +24,7 @@ from streamxf.storage.opening import Location, open_storage
 from streamxf.stream.encoder import MemorySource
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, convert, refuse_same
 from streamxf.tools.convert.result import Converted
-from streamxf.tools.salvage.catalog import DamagedCheckpoint, open_catalog
+from streamxf.tools.salvage.damaged import DamagedCheckpoint, open_damaged
 from streamxf.tools.salvage.fill import Filler
 from streamxf.tools.salvage.result import Salvaged
 
@@ -116,8 +116,8 @@ def load_intact(
         max_expansion=max_expansion,
     )
     storage = open_storage(path, storage_options)
-    with open_catalog(storage, access, rank, merge_ranks, without_metadata, progress) as catalog:
-        filler = StateDictFiller(catalog, partial, progress)
+    with open_damaged(storage, access, rank, merge_ranks, without_metadata, progress) as checkpoint:
+        filler = StateDictFiller(checkpoint, partial, progress)
         return filler.whole() if state_dict is None else filler.into(state_dict)
 
 
@@ -185,8 +185,8 @@ def salvage(
         max_expansion=max_expansion,
     )
     storage = open_storage(source, storage_options)
-    with open_catalog(storage, access, rank, merge_ranks, without_metadata, progress) as catalog:
-        items = [item for metadata in catalog.metadata for item in metadata.items.values()]
+    with open_damaged(storage, access, rank, merge_ranks, without_metadata, progress) as checkpoint:
+        items = [item for metadata in checkpoint.metadata for item in metadata.items.values()]
         descriptors = {text for item in items for place in item.places for text in place.descriptors}
         encrypted = any(text.partition("/")[0] == ENCRYPT for text in descriptors)
         to = Save.to(
@@ -198,23 +198,23 @@ def salvage(
             storage_options=target_options,
             cure="name another target",
         )
-        found = Filler(catalog, partial, progress).check()
+        found = Filler(checkpoint, partial, progress).check()
         if not found.loaded:
             return found, None
-        return found, convert(to, _conversion(storage.label(), catalog, found, partial), FILE_SIZE, progress)
+        return found, convert(to, _conversion(storage.label(), checkpoint, found, partial), FILE_SIZE, progress)
 
 
-def _conversion(source: str, catalog: DamagedCheckpoint, found: Salvaged, partial: bool) -> Conversion:
+def _conversion(source: str, checkpoint: DamagedCheckpoint, found: Salvaged, partial: bool) -> Conversion:
     # where items are tells this checkpoint from another one at the same place; a name comes once, however long it is
     places = [
         (name, *(place[:3] for place in item.places))
-        for metadata in catalog.metadata
+        for metadata in checkpoint.metadata
         for name, item in sorted(metadata.items.items())
     ]
     identity = hashlib.sha256()
     for fact in (source, partial, *found.partial, *found.damaged, *places):
         identity.update(repr(fact).encode("ascii", "backslashreplace"))
-    filler, known = Filler(catalog, partial), {*found.damaged}
+    filler, known = Filler(checkpoint, partial), {*found.damaged}
 
     def read(wanted: ItemPart) -> Content:
         before = len(filler.damaged)
@@ -228,13 +228,13 @@ def _conversion(source: str, catalog: DamagedCheckpoint, found: Salvaged, partia
         memory, kind = (data, Kind.OBJECT) if isinstance(data, bytes) else (data.data, Kind.TENSOR)
         return Content(MemorySource(flat_view(memory)), kind)
 
-    run = next((metadata.index.run for metadata in catalog.metadata if metadata.index is not None), None)
-    items = [_in_one_piece(catalog, name) for name in found.loaded]
+    run = next((metadata.index.run for metadata in checkpoint.metadata if metadata.index is not None), None)
+    items = [_in_one_piece(checkpoint, name) for name in found.loaded]
     return Conversion(items, None, identity.hexdigest(), read, run=run)
 
 
-def _in_one_piece(catalog: DamagedCheckpoint, name: str) -> Item:
-    item = replace(catalog.stored[name], path=catalog.paths.get(name))
+def _in_one_piece(checkpoint: DamagedCheckpoint, name: str) -> Item:
+    item = replace(checkpoint.stored[name], path=checkpoint.paths.get(name))
     if not isinstance(item, TensorItem):
         return item
     first = item.places[0] if item.chunks else Place("", 0, 0, ())

@@ -1,4 +1,4 @@
-"""`StateDictFiller`: from a catalog into a state dict, as ``dcp.load`` fills it; it alone needs torch."""
+"""`StateDictFiller`: from a checkpoint into a state dict, as ``dcp.load`` fills it; it alone needs torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class StateDictFiller(Filler):
         plain = {name: item.state_dict() if isinstance(item, Stateful) else item for name, item in state_dict.items()}
         planner = DefaultLoadPlanner(allow_partial_load=True)
         planner.set_up_planner(plain, Metadata({}), True)
-        items = self._catalog.stored
+        items = self._checkpoint.stored
         missing = planner.state_dict.keys() - items.keys() - {entry.item for entry in self.damaged}
 
         def load(item: Item) -> None:

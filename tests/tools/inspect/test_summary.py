@@ -68,8 +68,8 @@ def test_groups_add_up(drawn: list[tuple[str, int, int]]) -> None:
     found = Summary.of(contents(entries))
     for groups in (found.dtypes, found.chains):
         total = ItemTotals()
-        for tally in groups.values():
-            total.merge(tally)
+        for totals in groups.values():
+            total.merge(totals)
         assert total == found.total
 
 

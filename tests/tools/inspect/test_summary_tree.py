@@ -42,8 +42,8 @@ def test_equal_layers_stand_in_one_line() -> None:
     ]
     tree = tree_of(transformer(32))
     (layers,) = (module for _, module in walk(tree) if module.name == "layers.[0-31]")
-    assert (layers.times, layers.tally.tensors) == (32, 32 * 6)
-    assert layers.children[1].tally == ItemTotals.of(e for e in transformer(32) if "up_proj" in e.name)
+    assert (layers.times, layers.totals.tensors) == (32, 32 * 6)
+    assert layers.children[1].totals == ItemTotals.of(e for e in transformer(32) if "up_proj" in e.name)
 
 
 def test_depth() -> None:
@@ -93,13 +93,13 @@ NAMES = st.lists(st.lists(PARTS, min_size=1, max_size=5).map(".".join), unique=T
 def test_nothing_is_lost_or_counted_twice(names: list[str], data: st.DataObject) -> None:
     entries = [tensor(name, (data.draw(st.integers(1, 2)),)) for name in names]
     tree = tree_of(entries)
-    assert tree.tally == ItemTotals.of(entries)
+    assert tree.totals == ItemTotals.of(entries)
     assert sum(leaf.times for leaf in leaves(tree)) == len(names)
     for _, module in walk(tree):
         inner = ItemTotals()
         for child in module.children:
-            inner.merge(child.tally)
-        own = module.tally.items - inner.items
+            inner.merge(child.totals)
+        own = module.totals.items - inner.items
         assert own == (module.times if module.item else 0)
 
 

@@ -139,8 +139,8 @@ def _stack(stack: Stack, values: TensorStatistics | None) -> dict[str, Any]:
 
 def _cell(items: list[TensorItem], values: TensorStatistics | None) -> list[Any]:
     """Tensors, raw bytes, stored bytes; and of their values flags, count, mean and standard deviation."""
-    tally = ItemTotals.of(items)
-    sums = [tally.tensors, tally.raw_bytes, tally.stored_bytes]
+    totals = ItemTotals.of(items)
+    sums = [totals.tensors, totals.raw_bytes, totals.stored_bytes]
     if values is None:
         return sums
     moments = Moments()

@@ -42,8 +42,8 @@ def html_page(summary: Summary, max_items: int = MAX_ITEMS) -> str:
         format=_text(str(contents.format)),
         figures=_figures(summary),
         attention=_attention(summary.values) if summary.values is not None and summary.values.flagged else "",
-        groups=_table("dtype", [(dtype, dtype, tally) for dtype, tally in summary.dtypes.items()])
-        + _table("chain", [(chain_text(chain), " + ".join(chain), tally) for chain, tally in summary.chains.items()]),
+        groups=_table("dtype", [(dtype, dtype, totals) for dtype, totals in summary.dtypes.items()])
+        + _table("chain", [(chain_text(chain), " + ".join(chain), totals) for chain, totals in summary.chains.items()]),
         facts=_facts(summary),
         note=escape(note),
         source="the checkpoint's own metadata" + (" and its tensors" if summary.values is not None else ""),
@@ -121,10 +121,10 @@ def _count(number: int) -> str:
 
 def _table(heading: str, rows: Iterable[tuple[str, str, ItemTotals]]) -> str:
     cells = "".join(
-        f'<tr><th scope=row title="{_text(whole)}">{_text(label)}</th><td>{tally.items:,}</td>'
-        f"<td class=wide>{size_text(tally.raw_bytes)}</td><td>{size_text(tally.stored_bytes + tally.object_bytes)}</td>"
-        f"<td>{ratio_text(tally.ratio)}</td></tr>"
-        for label, whole, tally in rows
+        f'<tr><th scope=row title="{_text(whole)}">{_text(label)}</th><td>{sums.items:,}</td>'
+        f"<td class=wide>{size_text(sums.raw_bytes)}</td><td>{size_text(sums.stored_bytes + sums.object_bytes)}</td>"
+        f"<td>{ratio_text(sums.ratio)}</td></tr>"
+        for label, whole, sums in rows
     )
     heads = (
         f"<th scope=col>{heading}</th><th scope=col>items</th><th scope=col class=wide>in memory</th>"

@@ -218,7 +218,7 @@ def memory_for(shape: Ints, dtype: str, *, zero: bool = False) -> Array:
         raise MetadataError(f"torch cannot make a tensor of {dtype} and shape {shape} here: {error}") from None
 
 
-def open_catalog(
+def open_damaged(
     storage: Storage,
     access: Access,
     rank: int | None,
@@ -256,30 +256,32 @@ def open_catalog(
         raise _nothing(storage.label(), errors[0] if errors else None, names, bool(len(access.keys)))
     if read:
         files = {place.file for each in read for item in each.items.values() for place in item.places}
-        catalog = DamagedCheckpoint(storage, access, read, access.budget(storage.held_by(files, names)))
+        checkpoint = DamagedCheckpoint(storage, access, read, access.budget(storage.held_by(files, names)))
         if strange:
-            catalog.unchecked.append(f"the data files here: {_FOREIGN}. {_WITHOUT}")
+            checkpoint.unchecked.append(f"the data files here: {_FOREIGN}. {_WITHOUT}")
     else:
         metadata, damaged, budget = rebuild(storage, access, names, without_metadata, progress)
-        catalog = DamagedCheckpoint(storage, access, [metadata], budget)
-        catalog.damaged += damaged
-        catalog.unchecked.append(
+        checkpoint = DamagedCheckpoint(storage, access, [metadata], budget)
+        checkpoint.damaged += damaged
+        checkpoint.unchecked.append(
             "no metadata could be used: that no data file of the save is missing, and that all files are of one save, "
             "is what you vouched for"
         )
-    catalog.damaged += map(Damage.of, errors)
-    if list_lengths(catalog.paths.values()) > MAX_LISTS + 16 * len(catalog.paths):  # which would take memory
-        catalog.paths.clear()
-        catalog.unchecked.append("the metadata describes longer lists than its items fill, so the state dict is flat")
-    if read and GLOBAL not in names and rank is None and frozenset(catalog.save_ids) != access.expected_saves:
-        catalog.unchecked.append(UNKNOWN_RANKS)
+    checkpoint.damaged += map(Damage.of, errors)
+    if list_lengths(checkpoint.paths.values()) > MAX_LISTS + 16 * len(checkpoint.paths):  # which would take memory
+        checkpoint.paths.clear()
+        checkpoint.unchecked.append(
+            "the metadata describes longer lists than its items fill, so the state dict is flat"
+        )
+    if read and GLOBAL not in names and rank is None and frozenset(checkpoint.save_ids) != access.expected_saves:
+        checkpoint.unchecked.append(UNKNOWN_RANKS)
         others = sorted(name for name in names if OWN_FILE.fullmatch(name) and name not in files)
         if others and not errors:
-            catalog.unchecked.append(
+            checkpoint.unchecked.append(
                 f"if this is the newest save: no metadata names {many(len(others), 'data file')} here, {others[0]} "
                 "among them; saves that failed may have left them, or a newer one whose .metadata is lost"
             )
-    return catalog
+    return checkpoint
 
 
 def _chosen(names: list[str], rank: int | None) -> list[str]:
