@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_type_hints
 from typing_extensions import Buffer
 
 from streamxf.buffers import Scratch
-from streamxf.descriptor import Descriptor, shorten
-from streamxf.errors import DescriptorError
+from streamxf.descriptor import Descriptor
+from streamxf.errors import DescriptorError, shorten
 from streamxf.extension import TorchExtension
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from streamxf.errors import DescriptorError
+from streamxf.errors import DescriptorError, shorten
 
 ENCRYPT = "streamxf.encrypt"  # the one codec that containers, registries and readers know by name
 
@@ -103,8 +103,3 @@ def parse_parameters(text: str, repeatable: tuple[str, ...] = ()) -> Parameters:
         seen.add(key)
         pairs.append((key, value))
     return tuple(pairs)
-
-
-def shorten(text: str, width: int = 80) -> str:
-    """Cut untrusted text to a length that fits an error message."""
-    return text if len(text) <= width else text[: width - 3] + "..."

@@ -27,6 +27,11 @@ def redacted(text: str) -> str:
     return _PASSWORD.sub(r"\1***@", text) if "@" in text else text
 
 
+def shorten(text: str, width: int = 80) -> str:
+    """Cut untrusted text to a length that fits an error message."""
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
 def text_of(error: BaseException) -> str:
     """The text of an error whose class may be anyone's."""
     try:

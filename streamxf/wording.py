@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from itertools import islice
 
-from streamxf.errors import escaped, redacted
+from streamxf.errors import escaped, redacted, shorten
 
 SHOWN = 20
 WIDTH = 1000
@@ -63,5 +63,4 @@ def some(names: Iterable[str], most: int = 5) -> str:
 
 def printable(text: str, width: int = WIDTH) -> str:
     """Text in one line, for a terminal: what would steer it is escaped, and what is longer than `width` is cut."""
-    shown = escaped(redacted(text)[: width + 1])
-    return shown if len(shown) <= width else f"{shown[: width - 3]}..."
+    return shorten(escaped(redacted(text)[: width + 1]), width)

@@ -14,7 +14,7 @@ from streamxf.chain import StreamCoder
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, framed_elements, itemsize_of
 from streamxf.checkpoint.metadata import Metadata
-from streamxf.descriptor import ENCRYPT, Descriptor, shorten
+from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import (
     ContainerError,
     IdentityError,
@@ -24,6 +24,7 @@ from streamxf.errors import (
     StreamxfError,
     UnknownCodecError,
     UnsupportedError,
+    shorten,
 )
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.index import File

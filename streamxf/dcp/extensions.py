@@ -11,8 +11,8 @@ from streamxf.chain import Chain
 from streamxf.checkpoint.access import known_transform
 from streamxf.checkpoint.saving import Extensions
 from streamxf.codec import Codec
-from streamxf.descriptor import Descriptor, shorten
-from streamxf.errors import ChainError, DescriptorError, UnsupportedError
+from streamxf.descriptor import Descriptor
+from streamxf.errors import ChainError, DescriptorError, UnsupportedError, shorten
 from streamxf.format.limits import MAX_CODECS
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import crc32c
 
-from streamxf.descriptor import ENCRYPT, Descriptor, shorten
-from streamxf.errors import ContainerError, DescriptorError
+from streamxf.descriptor import ENCRYPT, Descriptor
+from streamxf.errors import ContainerError, DescriptorError, shorten
 from streamxf.format import limits
 from streamxf.format.items import ITEMSIZES, is_dtype_name
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from streamxf.budget import check_whole
 from streamxf.buffers import collector_paused
-from streamxf.descriptor import shorten
-from streamxf.errors import ContainerError, UnsupportedError, located
+from streamxf.errors import ContainerError, UnsupportedError, located, shorten
 from streamxf.format.items import Item, TensorItem, check_path
 from streamxf.formats import safetensors, torchfile
 from streamxf.formats.contents import Contents, Format, Shard, sizes_of

@@ -7,8 +7,7 @@ from typing import Any
 
 from streamxf.budget import check_head
 from streamxf.buffers import collector_paused
-from streamxf.descriptor import shorten
-from streamxf.errors import ContainerError, UnsupportedError
+from streamxf.errors import ContainerError, UnsupportedError, shorten
 from streamxf.format.items import TensorItem, elements_size
 from streamxf.format.limits import MAX_INT, MAX_NDIM
 from streamxf.formats.contents import Shard, whole_tensor

@@ -8,8 +8,7 @@ from typing import Any
 
 from streamxf.budget import FREE_WHOLE, MAX_EXPANSION
 from streamxf.buffers import collector_paused
-from streamxf.descriptor import shorten
-from streamxf.errors import ContainerError, UnsupportedError
+from streamxf.errors import ContainerError, UnsupportedError, shorten
 from streamxf.format.items import Item, ObjectItem, Path, Place
 from streamxf.format.limits import MAX_STEPS
 from streamxf.formats.contents import Shard, whole_tensor

@@ -7,8 +7,7 @@ import re
 from functools import cache
 from typing import Any
 
-from streamxf.descriptor import shorten
-from streamxf.errors import DescriptorError
+from streamxf.errors import DescriptorError, shorten
 
 HYBRID = "hpke-mlkem768-x25519"
 X25519 = "hpke-x25519"

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
-from streamxf.descriptor import MAX_KEY_LINE, shorten
+from streamxf.descriptor import MAX_KEY_LINE
 from streamxf.errors import (
     DescriptorError,
     KeyMissingError,
@@ -20,6 +20,7 @@ from streamxf.errors import (
     ParameterError,
     StreamxfError,
     WrongKeyError,
+    shorten,
 )
 from streamxf.keys.derive import decode_b64url, derive, encode_b64url
 from streamxf.keys.key import Uncopied

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from streamxf.descriptor import shorten
-from streamxf.errors import AuthenticationError, DescriptorError, ParameterError, WrongKeyError
+from streamxf.errors import AuthenticationError, DescriptorError, ParameterError, WrongKeyError, shorten
 from streamxf.keys.derive import decode_b64url, encode_b64url, statement
 from streamxf.keys.envelope import DataKey, Entry, ask, breach, fault
 from streamxf.keys.pair import SigningKey, VerifyKey

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamxf.descriptor import shorten
-from streamxf.errors import StreamxfError, escaped
+from streamxf.errors import StreamxfError, escaped, shorten
 
 _TEXT = 600  # characters of a message, which may quote a damaged file
 

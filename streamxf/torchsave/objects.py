@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamxf.budget import MAX_EXPANSION, Budget, check_expansion, most
 from streamxf.buffers import flat_view
-from streamxf.descriptor import shorten
-from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError
+from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError, shorten
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.check import Check, Maker, NotAllowed, by_name, chosen, numbers_in
 from streamxf.torchsave.tensors import STORAGES

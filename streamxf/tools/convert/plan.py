@@ -14,8 +14,7 @@ import numpy as np
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
-from streamxf.descriptor import shorten
-from streamxf.errors import MetadataError, ParameterError, UnsupportedError
+from streamxf.errors import MetadataError, ParameterError, UnsupportedError, shorten
 from streamxf.format.items import ITEMSIZES, Item, Path, TensorItem
 from streamxf.formats.contents import OF_TORCH, SUFFIXES, Format, chosen
 from streamxf.formats.huggingface import INDEX

@@ -20,7 +20,6 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.scan import Found, scan, walk
-from streamxf.descriptor import shorten
 from streamxf.engine import Pipeline
 from streamxf.errors import (
     BlockError,
@@ -34,6 +33,7 @@ from streamxf.errors import (
     UnsupportedError,
     WrongKeyError,
     is_damage,
+    shorten,
 )
 from streamxf.format.container import Block, ContainerParser
 from streamxf.format.header import Header, Kind
