@@ -260,7 +260,7 @@ LINES = {
     "checkpoint": 4_371,
     "cli": 3_024,
     "codecs": 1_635,
-    "dcp": 3_268,
+    "dcp": 3_264,
     "format": 2_523,
     "formats": 995,
     "integrations": 816,
@@ -269,7 +269,7 @@ LINES = {
     "storage": 3_290,
     "stream": 1_332,
     "testing": 893,
-    "tools": 7_976,
+    "tools": 7_980,
     "torchsave": 1_881,
     "tuning": 710,
 }

@@ -82,9 +82,9 @@ class _File:
         if not callable(found):
             return found
 
-        def call(*given: Any) -> Any:
+        def call(*given: Any, **more: Any) -> Any:
             with _errors(self._name):
-                return found(*given)
+                return found(*given, **more)
 
         self.__dict__[name] = call
         return call

@@ -185,6 +185,25 @@ def test_wrapped_keys_of_others_are_each_asked_for_once(checkpoint: Path, state:
     assert len(Service.asked) == len(set(Service.asked)) == 101
 
 
+def test_no_codec_is_looked_up_before_a_table_has_passed(tmp_path: Path) -> None:
+    """Whoever may write there could name any codec of a third party, and have it imported."""
+    save({"w": torch.arange(1000.0)}, tmp_path, full_chain())
+    (file,) = data_files(tmp_path)
+    file.write_bytes(file.read_bytes()[:-10] + bytes(10))
+    damage(tmp_path, "cut")
+    built: list[str] = []
+
+    class Watched(streamxf.CodecRegistry):
+        def build(self, descriptor: Any, *arguments: Any, **more: Any) -> Any:
+            built.append(descriptor.name)
+            return super().build(descriptor, *arguments, **more)
+
+    found = load_intact(tmp_path, keys=KEY, without_metadata=True, codecs=Watched())
+    assert found.damaged
+    assert not found.loaded
+    assert built == []
+
+
 def metadata(path: Path) -> bytes:
     return (path / ".metadata").read_bytes()
 
