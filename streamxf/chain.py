@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 DEFAULT_CHAIN = "floatzip"
 """Where no chain is given; for bytes, too: most are files of floats, and what is not goes through zstd."""
 
+_RAW = "raw"
+
 ChainLike = Union["Chain", str, Codec, Sequence[Codec]]
 
 
@@ -39,14 +41,20 @@ class Chain:
     """A frozen tuple of at most 8 codecs, in the order in which data flows through them on save:
     ``[ZStandard(), Checksum(), Encrypt(key)]`` compresses, then checks, then encrypts. Raises ChainError, with the
     reason, if they break a rule of order.
+
+    - `raw`: whether tensors are stored as their bare elements, and nothing has a container; then there are no codecs.
     """
 
     codecs: tuple[Codec, ...]
+    raw: bool = False
 
-    def __init__(self, codecs: Iterable[Codec] = ()) -> None:
+    def __init__(self, codecs: Iterable[Codec] = (), *, raw: bool = False) -> None:
         if isinstance(codecs, str | Codec):
             raise ChainError("Chain takes a list of codecs; Chain.parse reads the text form, Chain.of takes either")
         object.__setattr__(self, "codecs", tuple(codecs))
+        object.__setattr__(self, "raw", raw)
+        if raw and self.codecs:
+            raise ChainError("raw data passes no codec: raw is a chain of its own")
         if len(self.codecs) > MAX_CODECS:
             raise ChainError(f"a chain holds at most {MAX_CODECS} codecs, this one has {len(self.codecs)}")
         encrypted = False
@@ -96,16 +104,18 @@ class Chain:
         """Read the text form: ``zstd:level=3+checksum+encrypt``.
 
         Codecs are joined by ``+``. Each is a name, the ``streamxf.`` of built-in ones left out, then optionally ``:``
-        and parameters joined by commas. The empty string is the empty chain.
+        and parameters joined by commas. The empty string is the empty chain; ``raw``, by itself, is one without codecs
+        whose tensors are stored as their bare elements.
 
         Raises ChainError if the text cannot be read, names a parameter that the codec does not have, or has ``encrypt``
         and `keys` does not hold exactly one key; ParameterError if a value is out of range; UnknownCodecError.
         """
         registry, ring = codecs or CodecRegistry(), KeyRing.of(keys)
-        return cls(_parse_codec(part.strip(), ring, registry) for part in text.split("+")) if text.strip() else cls()
+        words = [part.strip() for part in text.split("+")] if text.strip() else []
+        return cls((_parse_codec(word, ring, registry) for word in words if word != _RAW), raw=_RAW in words)
 
     def __str__(self) -> str:
-        texts = []
+        texts = [_RAW] if self.raw else []
         for codec in self.codecs:
             name, descriptor = short_name(codec.name), codec.descriptor()
             parameters = ",".join(f"{key}={value}" for key, value in descriptor.parameters + descriptor.fragment)
@@ -118,6 +128,9 @@ class Chain:
     def __len__(self) -> int:
         return len(self.codecs)
 
+    def __bool__(self) -> bool:
+        return len(self.codecs) > 0 or self.raw
+
     @cached_property
     def bound(self) -> tuple[str, ...]:
         """The codecs' descriptors without their fragments, as a container's header records them."""
@@ -129,7 +142,7 @@ class Chain:
 
     def renew(self) -> Chain:
         """The chain for one save: whatever is random for each save is drawn again."""
-        return Chain(codec.renew() for codec in self.codecs)
+        return Chain((codec.renew() for codec in self.codecs), raw=self.raw)
 
     @cached_property
     def encryption(self) -> Encrypt | None:

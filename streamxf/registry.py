@@ -11,7 +11,7 @@ from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 
 from streamxf.codec import Codec
-from streamxf.descriptor import ENCRYPT, Descriptor, check_name
+from streamxf.descriptor import ENCRYPT, RAW, Descriptor, check_name
 from streamxf.errors import CodecNotAllowedError, DuplicateCodecError, UnknownCodecError
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey
@@ -180,7 +180,7 @@ def what_to_install(name: str, providers: Iterable[Provider]) -> str:
 
 def short_name(name: str) -> str:
     """A codec's name as the text form of a chain has it: ``zstd`` for ``streamxf.zstd``."""
-    return name.removeprefix("streamxf.") if name in BUILTINS else name
+    return name.removeprefix("streamxf.") if name in BUILTINS or name == RAW else name
 
 
 def providers_in(modules: Iterable[object] | None) -> list[Provider]:

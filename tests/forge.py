@@ -236,7 +236,7 @@ class Places:
 Columns = dict[int, "list[int] | bytes"]
 """The values of columns by their ids."""
 
-WIDTHS = {2: 1, 4: 1, 17: 32, 33: 1, 35: 16, 36: 40, 38: 4}
+WIDTHS = {2: 1, 4: 1, 17: 32, 18: 4, 33: 1, 35: 16, 36: 40}
 """Of columns that do not have integers."""
 
 
@@ -408,9 +408,8 @@ def file_columns(rows: list[dict[str, Any]]) -> Columns:
         34: [row["size"] for row in rows],
         35: b"".join(bytes.fromhex(row["writer"]) for row in rows),
     }
-    for member, number in (("key", 36), ("crc32c", 38)):
-        if any(member in row for row in rows):
-            columns[number] = b"".join(bytes.fromhex(row[member]) for row in rows if member in row)
+    if any("key" in row for row in rows):
+        columns[36] = b"".join(bytes.fromhex(row["key"]) for row in rows if "key" in row)
     return columns
 
 
@@ -418,7 +417,7 @@ def item_columns(items: dict[str, Any], dtypes: list[str], begin: int, stop: int
     """The columns of a part of a band, and the number of chunks in it."""
     names = [name.encode("utf-8", "surrogatepass") for name in items]
     tensors = ["dtype" in item for item in items.values()]
-    coded = {"file", "at", "bytes", "number", "sha256", "dtype", "shape", "chunks"}
+    coded = {"file", "at", "bytes", "number", "sha256", "crc32c", "dtype", "shape", "chunks"}
     more = [{name: value for name, value in item.items() if name not in coded} for item in items.values()]
     texts = [json.dumps(each, separators=(",", ":")).encode() if each else b"" for each in more]
     shapes = [item.get("shape", []) for item in items.values()]
@@ -442,8 +441,9 @@ def item_columns(items: dict[str, Any], dtypes: list[str], begin: int, stop: int
     known = {name for all_ in chunks for chunk in all_ for name in chunk}
     if "number" in known:
         columns[16] = [chunk["number"] for chunk, _ in own if "number" in chunk]
-    if "sha256" in known:
-        columns[17] = b"".join(bytes.fromhex(chunk["sha256"]) for chunk, _ in own if "sha256" in chunk)
+    for member, number in (("sha256", 17), ("crc32c", 18)):
+        if member in known:
+            columns[number] = b"".join(bytes.fromhex(chunk[member]) for chunk, _ in own if member in chunk)
     return columns, len(own)
 
 
@@ -497,7 +497,7 @@ def _rows(columns: Any) -> list[dict[str, Any]]:
     rows = []
     for row, (begin, end) in enumerate(pairwise([0, *columns[32]])):
         made = {"path": columns[33][begin:end].decode(), "size": columns[34][row]}
-        for name, number in (("writer", 35), ("key", 36), ("crc32c", 38)):
+        for name, number in (("writer", 35), ("key", 36)):
             if number in columns:
                 made[name] = columns[number][WIDTHS[number] * row :][: WIDTHS[number]].hex()
         rows.append(made)
@@ -506,7 +506,7 @@ def _rows(columns: Any) -> list[dict[str, Any]]:
 
 def _add_items(items: dict[str, Any], columns: Any, dtypes: list[str], begin: int, stop: int) -> None:
     boxes, shapes = ((iter(columns[10]), iter(columns[11])), iter(columns[7]))
-    chunk = 0
+    chunk = crcs = 0
     for row, (name_at, name_end) in enumerate(pairwise([0, *columns[1]])):
         name, ndim, dtype = columns[2][name_at:name_end].decode(), columns[6][row], columns[5][row]
         shape = [next(shapes) for _ in range(ndim)]
@@ -519,6 +519,10 @@ def _add_items(items: dict[str, Any], columns: Any, dtypes: list[str], begin: in
                 made["number"] = columns[16][chunk]
             if 17 in columns:
                 made["sha256"] = columns[17][32 * chunk :][:32].hex()
+            if 18 in columns:
+                size = 4 * -(-made["bytes"] // 2**20)
+                made["crc32c"] = columns[18][crcs : crcs + size].hex()
+                crcs += size
             if dtype:
                 made |= {
                     "offset": [next(boxes[0]) for _ in range(ndim)],

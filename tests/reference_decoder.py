@@ -35,7 +35,7 @@ DTYPES = {
 ELEMENT_SIZE = {dtype: size for size, dtypes in DTYPES.items() for dtype in dtypes.split()}
 
 
-MAX_NUMBER = (1 << 53) - 1
+MAX_NUMBER, MIB = (1 << 53) - 1, 1 << 20
 
 
 def check_format(format_bytes: bytes, known: int, where: str) -> None:
@@ -198,7 +198,7 @@ def read_plain(file: bytes, reader: Reader) -> bytes:
 # -- The index
 
 # A chunk of a tensor, or an object: where it is, and what its container says of it; the columns of its file.
-Part = namedtuple("Part", "at size sha256 file identity")
+Part = namedtuple("Part", "at size sha256 crcs file identity")
 File = namedtuple("File", "path size writer key")
 # The parts of each item; dtype and shape of each tensor; the first wrapped data key.
 Index = namedtuple("Index", "transforms chain parts shapes wrapped run")
@@ -354,7 +354,7 @@ def parse_root(root: Any, rank: int | None, found: Sections, signed: bool) -> In
     for dtype in root["dtypes"]:
         check_dtype(dtype, FRAMED)
     f = Fields(found.parts, "index: parts")
-    files = read_files(root["files"], f, keyed, bare=not chain)
+    files = read_files(root["files"], f, keyed)
     items = [item for band in root["items"] for item in read_band(band, f, bool(chain), signed)]
     check(not f.rest(), "index: bytes that belong to no part")
     names = [item["name"] for item in items]
@@ -406,15 +406,13 @@ def strings(ends: tuple[int, bytes], texts: tuple[int, bytes], count: int) -> li
     return [texts[1][begin:end] for begin, end in zip([0, *stops], stops, strict=False)]
 
 
-def read_files(entries: Any, f: Fields, keyed: bool, bare: bool) -> list[File]:
+def read_files(entries: Any, f: Fields, keyed: bool) -> list[File]:
     files: list[File] = []
     for entry in entries:
-        rows, chunks, columns = read_part(entry, f, {32, 33, 34, 35, *[36] * keyed, *[38] * bare})
+        rows, chunks, columns = read_part(entry, f, {32, 33, 34, 35, *[36] * keyed})
         check(entry["from"] == len(files) and chunks == 0 and rows, "M16: from, or chunks of files")
         keys = fixed(columns[36], 40, rows) if keyed else [None] * rows
         sizes, writers = integers(columns[34], rows), fixed(columns[35], 16, rows)
-        if bare:
-            fixed(columns[38], 4, rows)
         with refusing("M16: UTF-8", UnicodeDecodeError):
             paths = [path.decode() for path in strings(columns[32], columns[33], rows)]
         files += map(File, paths, sizes, writers, keys)
@@ -434,7 +432,7 @@ def read_band(band: Any, f: Fields, coded: bool, signed: bool) -> list[Any]:
     begins = [entry["from"] for entry in band["parts"]]
     check(begins and begins[0] == 0 and begins == sorted(set(begins)), "index: where the parts of a band begin")
     for begin, end, entry in zip(begins, [*begins[1:], 1 << 53], band["parts"], strict=True):
-        needed = {1, 2, *range(5, 9), *range(10, 16), *[3, 4] * (begin == 0), *[16] * coded, *[17] * signed}
+        needed = {1, 2, *range(5, 9), *range(10, 16), *[3, 4] * (begin == 0), *[16 if coded else 18], *[17] * signed}
         rows, count, columns = read_part(entry, f, needed)
         names = strings(columns[1], columns[2], rows)
         more = strings(columns[3], columns[4], rows) if not begin else [b""] * rows
@@ -448,6 +446,9 @@ def read_band(band: Any, f: Fields, coded: bool, signed: bool) -> list[Any]:
         boxes = [iter(integers(columns[number], dims)) for number in (10, 11)]
         rest = [integers(columns[number], count) for number in (12, 13, 14, 15)]
         rest.append(integers(columns[16], count) if coded else [None] * count)
+        pieces = [-(-size // MIB) for size in rest[3]]
+        crcs = iter(fixed(columns[18], 4, sum(pieces)) if not coded else ())
+        rest.append([[next(crcs) for _ in range(n)] if not coded else None for n in pieces])
         chunks = zip(*rest, fixed(columns[17], 32, count) if signed else [None] * count, strict=True)
         made = []
         rows_of = zip(names, more, dtypes, ndims, shapes, counts, here, strict=True)
@@ -482,15 +483,17 @@ def parse_item(item: Any, root: dict[str, Any], files: list[File], signed: bool)
     check(item["dtype"] <= len(root["dtypes"]), "M16: no such dtype")
     check(tensor or (not shape and item["count"] == 1), "M16: an object has no dimensions, and one chunk")
     dtype = root["dtypes"][item["dtype"] - 1] if tensor else ""
-    for offset, shard, kind, file, at, size, number, digest in item["chunks"]:
+    for offset, shard, kind, file, at, size, number, crcs, digest in item["chunks"]:
         check(kind in ((TENSOR, FRAMED) if tensor else (OBJECT,)), "M16: a kind")
-        check(kind != TENSOR or (root["chain"] and not root["transforms"]), "M6")
+        check(kind != TENSOR or not root["transforms"], "M6")
         check(file < len(files), "M16: no such file")
         check(at + size <= files[file].size, "M2: not within the file")
         check(kind != TENSOR or dtype in ELEMENT_SIZE, "C5: the dtype")
+        raw = kind == TENSOR and not root["chain"]
+        check(not raw or size == prod(shard) * ELEMENT_SIZE[dtype], "B1: the size of a raw tensor")
         box = (offset, shard, shape) if tensor else ((), (), ())
         identity = Identity(files[file].writer, number, kind, dtype, *box, name)
-        parts.append(Part(at, size, digest, files[file], identity))
+        parts.append(Part(at, size, digest, crcs, files[file], identity))
     if tensor:
         offsets = [part.identity.offset for part in parts]
         check_chunks(shape, [(part.identity.offset, part.identity.shard) for part in parts], root["rank"] is None)
@@ -536,7 +539,9 @@ def read_stream(folder: Path, part: Part, index: Index, reader: Reader) -> bytes
     file = (folder / part.file.path).read_bytes()
     check(len(file) == part.file.size, "M3: the size of a file")
     stream = file[part.at : part.at + part.size]
-    if index.chain:
+    if not index.chain:
+        check([crc(stream[at : at + MIB]) for at in range(0, len(stream), MIB)] == part.crcs, "B2: the CRC of a MiB")
+    else:
         header = parse_header(stream)
         check(header.chain == ["!" + d.text for d in index.transforms] + [d.text for d in index.chain], "M8: the chain")
         check(header.flags & PUBLISHED, "M8: published")

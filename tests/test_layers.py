@@ -256,20 +256,20 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_740,
-    "checkpoint": 4_371,
-    "cli": 3_024,
+    ".": 2_753,
+    "checkpoint": 4_440,
+    "cli": 3_025,
     "codecs": 1_635,
-    "dcp": 3_264,
-    "format": 2_523,
+    "dcp": 3_301,
+    "format": 2_621,
     "formats": 995,
     "integrations": 816,
     "keys": 2_157,
     "manager": 4_084,
     "storage": 3_290,
-    "stream": 1_332,
+    "stream": 1_351,
     "testing": 893,
-    "tools": 7_980,
+    "tools": 7_983,
     "torchsave": 1_881,
     "tuning": 710,
 }

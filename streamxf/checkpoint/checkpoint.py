@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.checkpoint.access import Access, Codecs, Require, SaveIds
-from streamxf.checkpoint.elements import Array, Elements
+from streamxf.checkpoint.elements import Array, Elements, itemsize_of, unsigned
 from streamxf.checkpoint.metadata import Metadata, merged, metadata_files, no_file, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.reading import Box, BoxReader, empty_array
 from streamxf.checkpoint.renaming import Names
-from streamxf.errors import ParameterError, UnsupportedError, located
+from streamxf.errors import ContainerError, ParameterError, UnsupportedError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
 from streamxf.format.names import metadata_name
 from streamxf.keys import KeysLike, TrustLike
@@ -217,6 +218,29 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
             self.budget.spend_once(name, blocks.size, "the object")
             return self.access.objects.load(read_all(blocks), item.place.size)
 
+    def map(self, item: TensorItem, chunk: Chunk) -> torch.Tensor | Array:
+        """What `ChunkHandle.mmap` gives."""
+        import numpy as np
+
+        place, size = chunk.place, math.prod(chunk.shape) * itemsize_of(item)
+        with located(file=self.label(place.file), item=item.name):
+            if not chunk.raw:
+                what = "+".join(chunk.chain) or "in torch.save's frame"
+                raise UnsupportedError(f"it is stored {what}, and only raw tensors are mapped: transcode it to 'raw'")
+            if not self.storage.near:
+                raise UnsupportedError("only local files are mapped, and this storage has none: copy the checkpoint")
+            self.blocks(item, chunk)  # with all checks but those of its bytes
+            kind, mode = unsigned(itemsize_of(item)), "r" if self.framework == "numpy" else "c"
+            if not size:
+                array: Array = np.empty(chunk.shape, kind)
+                array.flags.writeable = mode == "c"
+            else:
+                try:
+                    array = np.memmap(self._files[place.file].raw, kind, mode, place.at, chunk.shape)  # type: ignore[call-overload]
+                except ValueError as error:
+                    raise ContainerError(f"the file cannot be mapped; it was cut just now: {error}") from None
+            return as_numpy(array, item) if self.framework == "numpy" else as_torch(array, item.dtype)
+
     def label(self, file: str) -> str:
         return self.storage.label(file)
 
@@ -225,19 +249,37 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         self._files.close()
 
 
+class ChunkHandle(Chunk):
+    """A shard of a stored tensor: `offset`, `shape` and `place`, as `Chunk` has them."""
+
+    _map: Callable[[], torch.Tensor | Array]
+
+    def __new__(cls, chunk: Chunk, map: Callable[[], torch.Tensor | Array]) -> Self:
+        made = super().__new__(cls, *chunk)
+        made._map = map
+        return made
+
+    def mmap(self) -> torch.Tensor | Array:
+        """Map the shard into memory, as `TensorHandle.mmap` does."""
+        return self._map()
+
+
 class TensorHandle:
     """A stored tensor. ``handle[...]`` reads all of it, ``handle[10:20, :, 3]`` the blocks that this part needs.
     `chunks` says how it was sharded, and where each shard is stored.
     """
 
-    def __init__(self, reader: BoxReader, name: str, item: TensorItem, framework: Framework) -> None:
+    def __init__(self, reader: Checkpoint, name: str, item: TensorItem, framework: Framework) -> None:
         self._reader = reader
         self._item = item
         self._framework = framework
         self.name = name
         self.dtype: str = item.dtype
         self.shape: tuple[int, ...] = item.shape
-        self.chunks: tuple[Chunk, ...] = item.chunks
+
+    @property
+    def chunks(self) -> tuple[ChunkHandle, ...]:
+        return tuple(ChunkHandle(each, partial(self._reader.map, self._item, each)) for each in self._item.chunks)
 
     @property
     def stored_bytes(self) -> int:
@@ -270,34 +312,41 @@ class TensorHandle:
             slice(None, None, span.step) if isinstance(part, range) else 0
             for part, span in zip(parts, spans, strict=True)
         )
-        made: Any = self._numpy(array) if self._framework == "numpy" else as_torch(array, self.dtype)
+        made: Any = as_numpy(array, self._item) if self._framework == "numpy" else as_torch(array, self.dtype)
         return made[steps]  # type: ignore[no-any-return]
 
     def read(self) -> torch.Tensor | Array:
         return self[...]
 
+    def mmap(self) -> torch.Tensor | Array:
+        """Map a raw tensor (``chain="raw"``) into memory, which reads nothing until its elements are used.
+
+        A `numpy.memmap` is read-only. A torch tensor may be changed: changes stay in this process's memory. The map
+        stays valid when the checkpoint is closed. **Nothing compares what is mapped with its CRCs**: `streamxf.verify`
+        does. If another process cuts the file meanwhile, the operating system ends this one (SIGBUS).
+
+        Raises
+        ------
+        UnsupportedError
+            If it is not raw, has several chunks (map each of `chunks`), or is not in a local file.
+        StreamxfError
+            If the file is not as long as it was.
+        """
+        if len(self._item.chunks) != 1:
+            raise UnsupportedError(
+                f"it is stored in {len(self._item.chunks)} chunks: map each by itself (.chunks[0].mmap())",
+                item=self.name,
+            )
+        return self.chunks[0].mmap()
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        made = self._numpy(self._read((0,) * len(self.shape), self.shape))
+        made = as_numpy(self._read((0,) * len(self.shape), self.shape), self._item)
         return made if dtype is None else made.astype(dtype)
 
     def _read(self, offset: tuple[int, ...], lengths: tuple[int, ...]) -> Array:
         out = empty_array(self._item, lengths)
         self._reader.read_into(Box(self._item, offset, lengths), out)
         return out
-
-    def _numpy(self, array: Array) -> Array:
-        try:
-            return array.view(self.dtype)
-        except TypeError:
-            pass
-        try:
-            import ml_dtypes
-
-            return array.view(getattr(ml_dtypes, self.dtype))
-        except (ImportError, AttributeError):
-            raise UnsupportedError(
-                f"numpy has no {self.dtype}: install ml_dtypes, or read it with framework='torch'", item=self.name
-            ) from None
 
 
 class ObjectHandle:
@@ -352,6 +401,22 @@ def _part(key: Any, size: int) -> int | range:
     if not -size <= place < size:
         raise IndexError(f"index {place} is out of bounds for a dimension of {size}")
     return int(place) % size
+
+
+def as_numpy(array: Array, item: TensorItem) -> Array:
+    """An array's memory as an array of the item's dtype. Raises UnsupportedError if numpy has no such dtype."""
+    try:
+        return array.view(item.dtype)
+    except TypeError:
+        pass
+    try:
+        import ml_dtypes
+
+        return array.view(getattr(ml_dtypes, item.dtype))
+    except (ImportError, AttributeError):
+        raise UnsupportedError(
+            f"numpy has no {item.dtype}: install ml_dtypes, or read it with framework='torch'", item=item.name
+        ) from None
 
 
 def as_torch(array: Array, dtype: str) -> torch.Tensor:

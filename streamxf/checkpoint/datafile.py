@@ -11,7 +11,6 @@ from functools import partial
 from time import perf_counter
 from typing import IO, Any, NamedTuple
 
-import crc32c
 from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view, write_all
@@ -19,6 +18,7 @@ from streamxf.checkpoint.saving import MAKE_ROOM, Entry, Save
 from streamxf.checkpoint.sources import Content
 from streamxf.engine import Pipeline, side_by_side
 from streamxf.errors import AbortedError, StreamxfError, escaped, located
+from streamxf.format.bare import PieceCrcs, alignment
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ITEMSIZES, Place, elements_size
 from streamxf.progress import Share
@@ -34,8 +34,8 @@ _PIECE = 2**20  # bytes that a stream without blocks is given at a time
 
 
 class Written(NamedTuple):
-    """An item, or a shard of one from `offset`, as it stands in a data file; `sha256` and `number` as in `Place`. All
-    those of a save are kept until it is published, so they are small.
+    """An item, or a shard of one from `offset`, as it stands in a data file; `sha256`, `number` and `crcs` as
+    in `Place`. All those of a save are kept until it is published, so they are small.
     """
 
     name: str
@@ -45,13 +45,14 @@ class Written(NamedTuple):
     size: int
     sha256: bytes | None = None
     number: int | None = None
+    crcs: bytes | None = None
 
     @classmethod
     def of(cls, part: Identity, *where: Any) -> Written:
         return cls(part.name, part.offset, part.kind is Kind.FRAMED, *where)
 
     def place(self, path: str, descriptors: tuple[str, ...]) -> Place:
-        return Place(path, self.at, self.size, descriptors, self.sha256, self.number)
+        return Place(path, self.at, self.size, descriptors, self.sha256, self.number, self.crcs)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,6 @@ class FileRecord:
     """What the process that publishes has to know of a data file.
 
     - `path`: relative to the checkpoint.
-    - `crc`: CRC-32C of the whole file, where its items have no containers.
     - `wrapped`: the wrapped data key of the process, as text; empty where the chain does not encrypt.
     - `data_key`: the same bare, for the process that publishes: records cross the group of processes that save, as the
       weights do, and are neither written nor kept.
@@ -70,7 +70,6 @@ class FileRecord:
 
     path: str
     size: int
-    crc: int | None
     writer_id: bytes
     wrapped: str
     modules: tuple[str, ...]
@@ -102,7 +101,7 @@ class DataFile:
     next item is under way. So memory that is handed over stays in use until `settle` or `finish`.
 
     - `written`: the items that have left, in order.
-    - `size`, `crc`: bytes that were written and, where items have no containers, their CRC-32C.
+    - `size`: bytes that were written.
     """
 
     def __init__(self, raw: IO[bytes], path: str, save: Save) -> None:
@@ -116,7 +115,7 @@ class DataFile:
         self._hashed = save.extensions.hashed
         self.written: list[Written] = []
         self.size = 0
-        self.crc = None if len(save.extensions.chain) else 0
+        self._crcs = None if len(save.extensions.chain) else PieceCrcs()  # of the item that is written, if it is bare
 
     def add(self, part: Identity, content: Content) -> None:
         """Write an item, or a shard of one; the writer's id and a number are added. Raises whatever went wrong, with
@@ -152,7 +151,7 @@ class DataFile:
         wrapped = encryption.wrapped if encryption is not None else ""
         secret = encryption.data_key.secret if encryption is not None else b""
         about = save.modules, save.extensions.summary(), save.place, secret
-        return SavedFile(FileRecord(self.path, self.size, self.crc, save.writer_id, wrapped, *about), self.written)
+        return SavedFile(FileRecord(self.path, self.size, save.writer_id, wrapped, *about), self.written)
 
     def cancel(self) -> None:
         """Give the file up. Returns when no memory of any item is in use any more."""
@@ -166,8 +165,8 @@ class DataFile:
         begin = perf_counter()
         write_all(self._synced or self._raw, view)
         self._save.meter.io(perf_counter() - begin)
-        if self.crc is not None:
-            self.crc = crc32c.crc32c(view, self.crc)
+        if self._crcs is not None:
+            self._crcs.add(view)
         self.size += len(view)
         return len(view)
 
@@ -206,16 +205,20 @@ class DataFile:
     # -- without a container, or behind stream transforms ------------------------------------------------
 
     def _add_framed(self, part: Identity, content: Content) -> None:
+        save, raw = self._save, False
         if part.kind is Kind.TENSOR:
-            part = part._replace(kind=Kind.FRAMED)
-        save = self._save
+            raw = save.extensions.chain.raw
+            part = part if raw else part._replace(kind=Kind.FRAMED)
+        if raw and content.source.size:
+            self.write(bytes(-self.size % alignment(content.source.size)))
+        self._crcs = None if self._crcs is None else PieceCrcs()
         stream, container = save.extensions.open(
             self, part, published=True, block_log2=save.block_log2, meter=save.meter
         )
         start, raw_size = self.size, 0
         share = self._share_of(part, content.source.size)
         try:
-            for piece in _pieces(part, content):
+            for piece in _pieces(part, content, framed=content.kind is Kind.TENSOR and not raw):
                 if stream.write(piece) not in (len(piece), None):  # some streams return nothing
                     raise OSError("a stream transform accepted only part of what was written to it")
                 raw_size += len(piece)
@@ -242,8 +245,8 @@ class DataFile:
         return Share(progress, planned or size)
 
     def _note(self, part: Identity, raw_size: int, size: int, share: Share | None, sha256: bytes | None = None) -> None:
-        number = part.number if self.crc is None else None
-        self.written.append(Written.of(part, self.size - size, size, sha256, number))
+        number, crcs = (part.number, None) if self._crcs is None else (None, self._crcs.finish())
+        self.written.append(Written.of(part, self.size - size, size, sha256, number, crcs))
         self._save.meter.item(raw_size, size)
         if share is not None:
             share.finish()
@@ -254,19 +257,21 @@ def planned_size(part: Identity) -> int:
     return elements_size(part.dtype, part.shape) if part.dtype in ITEMSIZES else 0
 
 
-def _pieces(part: Identity, content: Content) -> Iterator[bytes | memoryview]:
-    """What torch's own writer would write: elements with ``torch.save``'s frame around them."""
-    source, is_elements, crc = content.source, content.kind is Kind.TENSOR, 0
-    if is_elements:
+def _pieces(part: Identity, content: Content, framed: bool) -> Iterator[bytes | memoryview]:
+    """The bytes of an item; elements that are to be `framed` have ``torch.save``'s frame around them, as torch's own
+    writer makes it.
+    """
+    source, crc = content.source, 0
+    if framed:
         yield prefix_of(part.dtype, part.shape)
     for start in range(0, source.size or 1, _PIECE):
         load = source.load(start, min(start + _PIECE, source.size))
         data = load.take(_own_memory)
-        crc = zlib.crc32(data, crc) if is_elements else 0
+        crc = zlib.crc32(data, crc) if framed else 0
         yield data
         if load.release is not None:
             load.release()
-    if is_elements:
+    if framed:
         yield suffix_of(part.dtype, part.shape, crc)
 
 

@@ -162,7 +162,7 @@ class ItemOpener:
                 raise self._access.not_encrypted("the item")
             if not place.descriptors:
                 check_size(source.length)
-            return BareBlocks(source), [text.removeprefix("!") for text in place.descriptors]
+            return BareBlocks(source, place.crcs), [text.removeprefix("!") for text in place.descriptors]
         header = self._header(source, wanted)
         transforms = [text[1:] for text in header.chain if text.startswith("!")]
         known = place.sha256, None if transforms else check_size

@@ -10,6 +10,7 @@ from typing import Any
 
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError, UnsupportedError, redacted
+from streamxf.format.bare import raw_descriptor
 from streamxf.format.extra import from_json, to_json
 from streamxf.format.index import Index
 from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, Item, ObjectItem, Path, TensorItem
@@ -103,6 +104,7 @@ class _Pickle:
     def __init__(self, descriptors: Mapping[str, list[str]]) -> None:
         self.opcodes = bytearray()
         self._descriptors = descriptors
+        self._raw: dict[Hashable, list[str]] = {}
         self._known: dict[Hashable, bytes] = {}
 
     def object(self, kind: str, /, **members: Any) -> None:
@@ -165,10 +167,13 @@ class _Pickle:
         self.opcodes += b"}("
         for item in items:
             chunks = item.chunks if isinstance(item, TensorItem) else [(None, None, item.place, None)]
-            for number, (offset, _, place, _) in enumerate(chunks):
+            for number, (offset, shape, place, _) in enumerate(chunks):
                 self.object("MetadataIndex", fqn=item.name, offset=offset, index=None if offset is None else number)
                 where: dict[str, Any] = {"relative_path": place.file, "offset": place.at, "length": place.size}
-                if (texts := self._descriptors.get(place.file)) is not None:
+                texts = self._descriptors.get(place.file)
+                if isinstance(item, TensorItem) and shape is not None and item.chunks[number].raw:
+                    texts = self._raw.setdefault((item.dtype, shape), [raw_descriptor(item.dtype, shape)])
+                if texts is not None:
                     where["transform_descriptors"] = texts
                 self.object("_StorageInfo", **where)
         self.opcodes += b"u"

@@ -128,10 +128,7 @@ def _files(records: Iterable[FileRecord], own: DataKey | None) -> dict[str, File
             others = own is not None and record.data_key != own.secret
             known[record.writer_id] = own.wrap(DataKey(record.data_key)) if own is not None and others else None
     none = bytes(WRAPPED_KEY_BYTES) if own is not None else None
-    return {
-        record.path: File(record.size, record.writer_id, known[record.writer_id] or none, record.crc)
-        for record in records
-    }
+    return {record.path: File(record.size, record.writer_id, known[record.writer_id] or none) for record in records}
 
 
 def _check_whole(items: Iterable[Item], rank: int | None, size: int) -> None:

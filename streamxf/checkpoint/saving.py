@@ -14,7 +14,6 @@ from typing import Any, Literal, Self
 from streamxf.buffers import Writable
 from streamxf.chain import DEFAULT_CHAIN, Chain, ChainLike
 from streamxf.checkpoint.sources import Content
-from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import KeyMissingError, NoSpaceError, ParameterError, escaped
 from streamxf.format.header import Identity
@@ -64,7 +63,7 @@ class Extensions:
     def summary(self) -> str:
         """The extensions in save order, without what differs from process to process, and the ids of the keys."""
         names = [extension.get_descriptor() for extension in self.foreign] + list(self.chain.bound)
-        text = " > ".join(names or ["no extension"])
+        text = " > ".join(names or [str(self.chain) or "no extension"])
         if (encryption := self.encryption) is not None:
             signer = [f"signed by {encryption.signer.id}"] if encryption.signer is not None else []
             text += f" under key {', '.join([*encryption.key_ids, *signer])}"
@@ -283,10 +282,8 @@ def _chain_of(chain: ChainLike | None, recipients: KeysLike, signer: SignerLike 
         raise KeyMissingError("the chain encrypts: give the keys of those who may read (recipients)")
     if recipients is not None and _ENCRYPT not in words:
         raise ParameterError("recipients were given, and the chain does not encrypt: add '+encrypt' to it")
-    codecs: list[Codec] = []
-    for word in words:
-        codecs += [Encrypt(recipients, signer=signer)] if word == _ENCRYPT else list(Chain.parse(word))
-    return Chain(codecs)
+    own = [Chain([Encrypt(recipients, signer=signer)]) if word == _ENCRYPT else Chain.parse(word) for word in words]
+    return Chain((codec for each in own for codec in each), raw=any(each.raw for each in own))
 
 
 def warn_unless_in_one_step(storage: Storage, stacklevel: int) -> None:

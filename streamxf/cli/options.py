@@ -206,8 +206,9 @@ _GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
             str | None,
             value(
                 "CHAIN",
-                "Codecs to store with, such as floatzip, zstd:level=3+checksum or floatzip+encrypt; '' for none. By "
-                "default floatzip, and with --recipient floatzip+encrypt. streamxf codecs lists them.",
+                "Codecs to store with, such as floatzip, zstd:level=3+checksum or floatzip+encrypt; '' for none, raw "
+                "for bare bytes that can be mapped into memory. By default floatzip, and with --recipient "
+                "floatzip+encrypt. streamxf codecs lists them.",
                 autocompletion=codecs_behind,
             ),
         ),

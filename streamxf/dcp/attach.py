@@ -21,7 +21,7 @@ from streamxf.checkpoint.saving import Extensions
 from streamxf.dcp.extensions import Registry, extensions_of
 from streamxf.dcp.plans import part_of
 from streamxf.dcp.reader import ChainReaderMixin
-from streamxf.dcp.stock import framed
+from streamxf.dcp.stock import RawTensor, framed, is_raw
 from streamxf.dcp.writer import ChainWriterMixin
 from streamxf.errors import IdentityError, ParameterError, UnsupportedError, located
 from streamxf.format.header import Identity, Kind
@@ -91,7 +91,10 @@ def attach(
         for_readers = (codecs, keys, require, safe_globals or None, weights_only or None, max_expansion)
         if extensions is None or for_readers != (None, None, None, None, True, MAX_EXPANSION):
             raise ParameterError("attach to a writer takes extensions= and nothing else")
-        made = _WriterTransforms(extensions_of(list(extensions)))
+        known_extensions = extensions_of(extensions)
+        if known_extensions.chain.raw:
+            raise UnsupportedError("a writer of torch's own puts torch.save's frame around tensors, so none is raw")
+        made = _WriterTransforms(known_extensions)
         made.begin()  # rather than in the middle of the first save
         target.transforms = made  # type: ignore[attr-defined]
         if providers := made.providers():
@@ -223,6 +226,10 @@ class _ReaderTransforms(StorageReaderTransforms):
         offset = None if is_object else tuple(index.offset or ())
         file = f"{self._reader.path}/{self._reader.storage_data[index].relative_path}"
         with located(file=file, item=index.fqn):
+            if is_raw(transform_descriptors):
+                if self._access.require is not None:
+                    raise self._access.not_encrypted("the item")
+                return RawTensor(transform_descriptors[0]).transform_from(raw_stream)
             source = FileSlice(raw_stream)
             place = Place("", 0, source.length, tuple(transform_descriptors)[::-1])
             wanted = _ItemPartByTorch(ObjectItem(index.fqn, place), None, offset)

@@ -11,6 +11,7 @@ from streamxf.chain import Chain
 from streamxf.checkpoint.access import known_transform
 from streamxf.checkpoint.saving import Extensions
 from streamxf.codec import Codec
+from streamxf.dcp.stock import RawTensor, is_raw
 from streamxf.descriptor import Descriptor
 from streamxf.errors import ChainError, DescriptorError, UnsupportedError, shorten
 from streamxf.format.limits import MAX_CODECS
@@ -25,7 +26,9 @@ def extensions_of(extensions: Iterable[Any] | str | Codec) -> Extensions:
     """
     if isinstance(extensions, str):
         extensions = Chain.parse(extensions)
-    elif isinstance(extensions, Codec | StreamTransformExtension):
+    if isinstance(extensions, Chain):
+        return Extensions((), extensions)
+    if isinstance(extensions, Codec | StreamTransformExtension):
         extensions = (extensions,)
     foreign: list[StreamTransformExtension] = []
     codecs: list[Codec] = []
@@ -95,6 +98,8 @@ class Registry(ExtensionRegistry):
         """
         if len(descriptors) > MAX_CODECS:
             raise DescriptorError(f"an item has {len(descriptors)} descriptors, {MAX_CODECS} are allowed")
+        if is_raw(descriptors):
+            return [RawTensor(descriptors[0])]
         codecs: list[Any] = []
         foreign: list[str] = []
         for text in descriptors:

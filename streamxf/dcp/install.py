@@ -14,7 +14,7 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import wraps
 from importlib.util import find_spec
@@ -31,7 +31,7 @@ from streamxf.dcp.base import StorageMixin
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.writer import ChainWriterMixin, FileSystemWriter
-from streamxf.errors import ParameterError, StreamxfError, UnsupportedError
+from streamxf.errors import ChainError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.torch_private import part
 
@@ -226,9 +226,11 @@ class Installation:
 
     def _for_writer(self, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments of streamxf's writer, from those that torch's was given by name."""
-        extensions = list(given.pop("_extensions", None) or ())
+        extensions: Sequence[Any] | Chain = list(given.pop("_extensions", None) or ())
         if not any(isinstance(extension, Codec) for extension in extensions):
-            extensions += self.chain or ()
+            if len(extensions) and self.chain is not None and self.chain.raw:
+                raise ChainError("the writer was given stream extensions, behind which no tensor is raw")
+            extensions = [*extensions, *(self.chain or ())] if len(extensions) else self.chain or ()
         return {**self._writer, **given, "_extensions": extensions}
 
     def _for_reader(self, given: dict[str, Any]) -> dict[str, Any]:

@@ -90,6 +90,7 @@ class _Note(NamedTuple):
     framed: bool
     sha256: bytes | None = None
     number: int | None = None
+    crcs: bytes | None = None
     record: FileRecord | None = None
 
 
@@ -102,7 +103,7 @@ def results_of(file: SavedFile, indexes: Sequence[MetadataIndex], extensions: Ex
     for written, index in zip(file.written, indexes, strict=True):
         info = StorageInfo(file.record.path, written.at, written.size)
         framed = written.framed if index.offset is not None else usual.framed
-        note = _Note(framed, written.sha256, written.number, record)
+        note = _Note(framed, written.sha256, written.number, written.crcs, record)
         if note != usual:
             setattr(info, _ATTRIBUTE, note)
         record = None
@@ -154,8 +155,8 @@ def _places(
     found = {}
     for result in results:
         info, offset = result.storage_data, result.index.offset
-        framed, sha256, number, _ = getattr(info, _ATTRIBUTE, usual)
-        place = Place(info.relative_path, info.offset, info.length, descriptors, sha256, number)
+        framed, *facts, _ = getattr(info, _ATTRIBUTE, usual)
+        place = Place(info.relative_path, info.offset, info.length, descriptors, *facts)
         found[result.index.fqn, tuple(offset) if offset is not None else None] = place, framed
     return found
 

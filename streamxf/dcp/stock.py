@@ -9,21 +9,23 @@ the codecs belong. Where it holds the elements of a tensor, torch's reader gets 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, Any, cast
 
 from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.descriptor import Descriptor
-from streamxf.errors import AbortedError, IdentityError, UnsupportedError
+from streamxf.descriptor import RAW, Descriptor
+from streamxf.errors import AbortedError, DescriptorError, IdentityError, UnsupportedError, shorten
 from streamxf.format.header import Header, Kind
+from streamxf.format.items import ITEMSIZES, elements_size
+from streamxf.format.limits import MAX_NDIM
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader, read_header, stream_info
 from streamxf.stream.encoder import ContainerEncoder
-from streamxf.stream.reader import Blocks, StreamReader
+from streamxf.stream.reader import BareBlocks, Blocks, StreamReader
 from streamxf.stream.writer import StreamWriter
-from streamxf.torch_private import extensions_of_the_asking_writer
+from streamxf.torch_private import StreamTransformExtension, extensions_of_the_asking_writer
 from streamxf.torchsave.writing import frame_of
 
 
@@ -160,6 +162,52 @@ def framed(header: Header, blocks: Blocks) -> Blocks:
     if identity is None or identity.kind is not Kind.TENSOR:
         return blocks
     return _Framed(blocks, *frame_of(identity.dtype, identity.shape))
+
+
+def is_raw(descriptors: Sequence[str]) -> bool:
+    """Whether these are the descriptors of a raw tensor."""
+    return len(descriptors) == 1 and str(descriptors[0]).startswith(f"{RAW}/")
+
+
+class RawTensor(StreamTransformExtension):
+    """Makes what torch's reader expects of a raw tensor, whose descriptor has its dtype and its shape. Raises
+    DescriptorError if that has others.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        facts = dict(Descriptor.parse(text).parameters)
+        lengths = facts.pop("shape", "")
+        self._dtype = facts.pop("dtype", "")
+        numbers = lengths.split(".") if lengths else []
+        if facts or self._dtype not in ITEMSIZES or not all(map(str.isdecimal, numbers)) or len(numbers) > MAX_NDIM:
+            raise DescriptorError(f"{shorten(text)!r} is not the descriptor of a raw tensor")
+        self._shape = tuple(map(int, numbers))
+
+    @staticmethod
+    def registry_name() -> str:
+        """As torch's registry has it."""
+        return RAW
+
+    @staticmethod
+    def from_descriptor(version: str) -> RawTensor:
+        """From what follows the name."""
+        return RawTensor(f"{RAW}/{version}")
+
+    def get_descriptor(self) -> str:
+        """As it was given."""
+        return self._text
+
+    def transform_to(self, output: IO[bytes]) -> IO[bytes]:
+        """Raw tensors are written by streamxf's writers alone."""
+        raise UnsupportedError("streamxf's own writers store raw tensors, given chain='raw'")
+
+    def transform_from(self, input: IO[bytes]) -> IO[bytes]:
+        """torch.save's frame around the elements."""
+        blocks = BareBlocks(FileSlice(input))
+        if blocks.size != elements_size(self._dtype, self._shape):
+            raise IdentityError("the raw tensor has other bytes than its elements")
+        return cast("IO[bytes]", StreamReader(_Framed(blocks, *frame_of(self._dtype, self._shape))))
 
 
 class _Framed(Blocks):

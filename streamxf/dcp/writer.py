@@ -308,7 +308,8 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
         Only ``TORCH_SAVE``.
     chain : Chain, codecs or str
         The codecs, in the order in which data passes them, as in `streamxf.open`: ``[FloatZip(), Encrypt(key)]`` or
-        ``"floatzip+encrypt"``. The default is ``[FloatZip()]``; an empty list means no chain.
+        ``"floatzip+encrypt"``. The default is ``[FloatZip()]``; an empty list means no chain, and ``"raw"`` that of
+        tensors only their bare bytes are stored, which `Checkpoint` maps into memory.
     keys : Key, location, several of them or a KeyRing
         The key for ``encrypt`` in a chain's text form.
     stock : bool or "auto"

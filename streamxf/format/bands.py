@@ -31,7 +31,7 @@ def packed_bands(
 ) -> Iterator[dict[str, Any]]:
     """What the root says of bands; their parts are added to `parts`. `files` are the ordinals of files."""
     kinds = {dtype: number for number, dtype in enumerate(dtypes, 1)}
-    left_out = {*(() if numbered else [col.NUMBER]), *(() if hashed else [col.SHA256])}
+    left_out = {col.CRCS if numbered else col.NUMBER, *(() if hashed else [col.SHA256])}
     for band in _bands(map(items.__getitem__, sorted(items))):
         about = _about(band, kinds)
         most, step = max(len(chunks) for _, chunks, _ in band), max(1, _ROWS // len(band))
@@ -54,7 +54,9 @@ def _bands(items: Iterable[Item]) -> Iterator[list[_Coded]]:
     for item in items:
         chunks = _chunks(item)
         more = _more(item)
-        own = len(item.name.encode()) + len(more) + 64
+        own = (
+            len(item.name.encode()) + len(more) + 64 + max((len(each.place.crcs or b"") for each in chunks), default=0)
+        )
         if isinstance(item, TensorItem):
             own += 24 * len(item.shape)  # with one chunk
         widest = max(most, len(chunks))
@@ -123,7 +125,7 @@ _FIRST = {col.MORE_ENDS, col.MORE}
 
 def _of_chunks(chunks: list[Chunk], tensors: list[bool], files: Mapping[str, int]) -> dict[Column, Any]:
     offsets, shapes, places, framed = zip(*chunks, strict=True) if chunks else ((),) * 4
-    paths, at, sizes, _, sha256, numbers = zip(*places, strict=True) if places else ((),) * 6
+    paths, at, sizes, _, sha256, numbers, crcs = zip(*places, strict=True) if places else ((),) * 7
     of_tensors = [Kind.FRAMED if frame else Kind.TENSOR for frame in framed]
     return {
         col.OFFSET: [*chain.from_iterable(offsets)],
@@ -134,4 +136,5 @@ def _of_chunks(chunks: list[Chunk], tensors: list[bool], files: Mapping[str, int
         col.BYTES: sizes,
         col.NUMBER: [number or 0 for number in numbers],
         col.SHA256: b"".join(digest or b"" for digest in sha256),
+        col.CRCS: b"".join(each or b"" for each in crcs),
     }

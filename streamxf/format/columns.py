@@ -23,6 +23,7 @@ import zstandard
 from streamxf.codecs import frames
 from streamxf.errors import CodecError, MetadataError
 from streamxf.format import limits
+from streamxf.format.bare import CRC_BYTES, pieces_of
 from streamxf.format.fields import bad
 
 _HEAD = struct.Struct("<4sIII")
@@ -66,8 +67,7 @@ PATHS = Column(33, 1, _last(PATH_ENDS))
 FILE_SIZE = Column(34, 0, _rows)
 WRITER = Column(35, limits.WRITER_ID_BYTES, _rows)
 KEY = Column(36, limits.WRAPPED_KEY_BYTES, _rows)
-FILE_CRC = Column(38, 4, _rows)
-FILE_COLUMNS = (PATH_ENDS, PATHS, FILE_SIZE, WRITER, KEY, FILE_CRC)
+FILE_COLUMNS = (PATH_ENDS, PATHS, FILE_SIZE, WRITER, KEY)
 
 NAME_ENDS = Column(1, 0, _rows, ends=True)
 NAMES = Column(2, 1, _last(NAME_ENDS))
@@ -85,9 +85,10 @@ AT = Column(14, 0, _chunks)
 BYTES = Column(15, 0, _chunks)
 NUMBER = Column(16, 0, _chunks)
 SHA256 = Column(17, limits.DIGEST_BYTES, _chunks)
+CRCS = Column(18, CRC_BYTES, lambda part: part.crcs_at[-1])
 ITEM_COLUMNS = (
     *(NAME_ENDS, NAMES, MORE_ENDS, MORE, DTYPE, NDIM, SHAPE, COUNT),
-    *(OFFSET, SIZES, KIND, FILE, AT, BYTES, NUMBER, SHA256),
+    *(OFFSET, SIZES, KIND, FILE, AT, BYTES, NUMBER, SHA256, CRCS),
 )
 SAME_IN_BAND = (NAME_ENDS, NAMES, DTYPE, NDIM, SHAPE, COUNT)
 
@@ -131,6 +132,11 @@ class IndexPart:
         """The same where each chunk has a number for each dimension."""
         here = (end - begin for begin, end in pairwise(self.chunks_at))
         return list(accumulate(map(mul, self[NDIM], here), initial=0))
+
+    @cached_property
+    def crcs_at(self) -> list[int]:
+        """The same where each chunk has a CRC for each piece."""
+        return list(accumulate(map(pieces_of, self[BYTES]), initial=0))
 
     @cached_property
     def shapes_at(self) -> list[int]:

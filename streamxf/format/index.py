@@ -40,13 +40,11 @@ class File(NamedTuple):
     - `writer`: the id of the process that wrote it, 16 random bytes.
     - `key`: that process's data key, wrapped under that of the process that published, whose own files have zeros
       there; None if the chain does not encrypt.
-    - `crc`: the CRC-32C of the whole file, where the chain has no block codec.
     """
 
     size: int
     writer: bytes
     key: bytes | None = None
-    crc: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,6 @@ class Index:
             }
             if self.keyed:
                 columns[col.KEY] = b"".join(file.key or bytes(limits.WRAPPED_KEY_BYTES) for file in some)
-            if not self.chain:
-                columns[col.FILE_CRC] = b"".join((file.crc or 0).to_bytes(4, "little") for file in some)
             packed, entry = pack_part(len(some), 0, columns, begin)
             parts.append(packed)
             yield entry
@@ -163,11 +159,11 @@ class _Root:
         run = RunFacts.of_json(content["run"]) if "run" in content else None
         if run is not None and rank is not None:
             fields.bad("a rank's own metadata has a run")
-        files = self._files(content["files"], bool(chain))
+        files = self._files(content["files"])
         bands = [self._band(entry) for entry in fields.array(content["items"], "items")]
         if any(one.last >= two.first for one, two in pairwise(bands)):
             fields.bad("bands of items do not rise")
-        rules = ItemRules(rank, descriptors, bool(transforms) or not chain, bool(chain), self._hashed, tuple(dtypes))
+        rules = ItemRules(rank, descriptors, bool(transforms), bool(chain), self._hashed, tuple(dtypes))
         if self._at != self._size:
             fields.bad("the parts are not those that it names")
         table = ItemTable(rules, bands, files, self._read)
@@ -208,9 +204,8 @@ class _Root:
         parts = self._parts(entry["parts"])
         return Band(first, last, fields.integer(entry["items"], "a band"), parts) if parts else fields.bad("a band")
 
-    def _files(self, value: Any, coded: bool) -> dict[str, File]:
-        wanted = [column for column in col.FILE_COLUMNS if column is not (col.FILE_CRC if coded else None)]
-        columns = [column for column in wanted if self._keyed or column is not col.KEY]
+    def _files(self, value: Any) -> dict[str, File]:
+        columns = [column for column in col.FILE_COLUMNS if self._keyed or column is not col.KEY]
         files: dict[str, File] = {}
         known: dict[bytes, bytes | None] = {}
         last = ""
@@ -224,6 +219,5 @@ class _Root:
                 key = part.value(col.KEY, row) if self._keyed else None
                 if known.setdefault(writer, key) != key:
                     fields.bad("a writer has two data keys")
-                crc = None if coded else int.from_bytes(part.value(col.FILE_CRC, row), "little")
-                files[check_path(path)] = File(size, writer, key, crc)
+                files[check_path(path)] = File(size, writer, key)
         return files

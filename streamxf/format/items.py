@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from streamxf.descriptor import RAW
 from streamxf.errors import MetadataError
 from streamxf.format.limits import MAX_PATH, MAX_STEP, MAX_STEPS
 
@@ -76,6 +77,7 @@ class Place(NamedTuple):
       ``!`` before them where the metadata tells them from codecs.
     - `sha256`: T of the container, where the containers are hashed.
     - `number`: that of the container, among those of its writer, where an index says it.
+    - `crcs`: where an index says that there is no container, the CRC-32C of each MiB, as four bytes, little-endian.
     """
 
     file: str
@@ -84,6 +86,7 @@ class Place(NamedTuple):
     descriptors: tuple[str, ...]
     sha256: bytes | None = None
     number: int | None = None
+    crcs: bytes | None = None
 
     @property
     def chain(self) -> tuple[str, ...]:
@@ -114,6 +117,16 @@ class Chunk(NamedTuple):
                 return False
         return True
 
+    @property
+    def raw(self) -> bool:
+        """Whether it is stored as its bare elements."""
+        return self.place.crcs is not None and not self.framed
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        """As `Place.chain`; ``("streamxf.raw/1",)`` if it is raw."""
+        return (f"{RAW}/1",) if self.raw else self.place.chain
+
 
 @dataclass(frozen=True, slots=True)
 class TensorItem:
@@ -142,6 +155,10 @@ class TensorItem:
         return tuple(chunk.place for chunk in self.chunks)
 
     @property
+    def chains(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(chunk.chain for chunk in self.chunks)
+
+    @property
     def stored_bytes(self) -> int:
         return sum(chunk.place.size for chunk in self.chunks)
 
@@ -164,6 +181,10 @@ class ObjectItem:
     @property
     def places(self) -> tuple[Place, ...]:
         return (self.place,)
+
+    @property
+    def chains(self) -> tuple[tuple[str, ...], ...]:
+        return (self.place.chain,)
 
     @property
     def stored_bytes(self) -> int:

@@ -12,9 +12,10 @@ from streamxf.buffers import collector_paused
 from streamxf.errors import MetadataError
 from streamxf.format import columns as col
 from streamxf.format import fields, limits
+from streamxf.format.bare import CRC_BYTES
 from streamxf.format.columns import IndexPart, PartEntry
 from streamxf.format.header import Kind
-from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Path, Place, TensorItem
+from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Path, Place, TensorItem, elements_size
 from streamxf.format.tiling import check_apart, check_elements, check_tiles, work_for
 
 _SHOWN = 200
@@ -28,7 +29,7 @@ class ItemRules(NamedTuple):
 
     - `rank`: whose rank-local metadata it stands in.
     - `descriptors`: those of each `Place`.
-    - `framed`: whether all tensors are.
+    - `framed`: whether all tensors are, behind stream transforms.
     - `coded`: whether items are in containers.
     """
 
@@ -72,7 +73,8 @@ class ItemTable(Mapping[str, Item]):
         self._room = _REMEMBERED
         self._same: dict[int, list[bytes]] = {}
         self._work = work_for(sum(part.size for band in bands for part in band.parts))
-        columns = [column for column in col.ITEM_COLUMNS if rules.coded or column is not col.NUMBER]
+        without = col.CRCS if rules.coded else col.NUMBER
+        columns = [column for column in col.ITEM_COLUMNS if column is not without]
         self._first = [column for column in columns if rules.hashed or column is not col.SHA256]
         self._further = [column for column in self._first if column not in (col.MORE_ENDS, col.MORE)]
 
@@ -191,14 +193,25 @@ class ItemTable(Mapping[str, Item]):
         hashes: Iterable[bytes | None] = repeat(None)
         if self._rules.hashed:
             hashes = (part.value(col.SHA256, at) for at in range(begin, end))
+        crcs: Iterable[bytes | None] = repeat(None)
+        if not self._rules.coded:
+            ends = pairwise(part.crcs_at[begin : end + 1])
+            crcs = (bytes(part[col.CRCS][CRC_BYTES * one : CRC_BYTES * two]) for one, two in ends)
         made = []
-        places = zip(files, part[col.AT][begin:end], part[col.BYTES][begin:end], hashes, numbers, strict=False)
+        places = zip(files, part[col.AT][begin:end], part[col.BYTES][begin:end], hashes, numbers, crcs, strict=False)
         for offset, shape, kind, place in zip(offsets, shapes, kinds, places, strict=True):
-            file, start, size, sha256, number = place
+            file, start, size, *facts = place
             if start + size > self._sizes[file]:
                 fields.bad(f"it reaches beyond the end of {self._paths[file]}")
-            stored = Place(self._paths[file], start, size, self._rules.descriptors, sha256, number)
-            made.append(Chunk(offset, shape, stored, kind == Kind.FRAMED))
+            chunk = Chunk(
+                offset,
+                shape,
+                Place(self._paths[file], start, size, self._rules.descriptors, *facts),
+                kind == Kind.FRAMED,
+            )
+            if kind == Kind.TENSOR and chunk.raw and size != elements_size(self._rules.dtypes[dtype - 1], shape):
+                fields.bad("a raw tensor has other bytes than its elements")
+            made.append(chunk)
         return made
 
     def _check_kinds(self, kinds: memoryview, dtype: int) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 from streamxf.buffers import Scratch, scratches
 from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import StreamInfo
-from streamxf.errors import CodecError, ContainerError, ParameterError
+from streamxf.errors import ChainError, CodecError, ContainerError, ParameterError
 from streamxf.format.container import hash_of, pack_head, pack_tail
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, MAX_RAW_SIZE, SALT_BYTES
@@ -101,6 +101,8 @@ class ContainerEncoder:
         block_log2: int = DEFAULT_BLOCK_LOG2,
         meter: Meter | None = None,
     ) -> None:
+        if chain.raw:
+            raise ChainError("raw is for tensors of checkpoints: here, take codecs, or none")
         header = Header(block_log2, transforms + chain.bound, os.urandom(SALT_BYTES), identity, published, hashed)
         info = StreamInfo(header.block_size, header.salt, header.digest, *encoding_facts(identity))
         self._coder = StreamCoder(chain, info, meter=meter)

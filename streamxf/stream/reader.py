@@ -14,10 +14,10 @@ from typing_extensions import Buffer
 from streamxf.buffers import flat_view
 from streamxf.engine import Pipeline
 from streamxf.errors import StreamxfError
+from streamxf.format.bare import PIECE, check_piece
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice, ForkLock
 
-_BARE_BLOCK = 2**20
 _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them
 _READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size
 
@@ -42,18 +42,26 @@ class Blocks(ABC):
 
 
 class BareBlocks(Blocks):
-    def __init__(self, source: FileSlice) -> None:
-        super().__init__(source.length, _BARE_BLOCK)
+    """A stream without a container, with or without the CRCs of its pieces, which are its blocks."""
+
+    def __init__(self, source: FileSlice, crcs: bytes | None = None) -> None:
+        super().__init__(source.length, PIECE)
         self._source = source
+        self.crcs = crcs
 
     def expect(self, first: int, stop: int) -> None:
         self._source.expect(first * self.block_size, min(self.size, stop * self.block_size))
 
-    def decoder(self, index: int) -> Callable[[memoryview], None]:
-        start = index * self.block_size
-        return self.range(start, start + self.size_of(index))
+    def stored_size_of(self, index: int) -> int:
+        return self.size_of(index)
+
+    def decoder(self, index: int) -> Callable[[memoryview | None], None]:
+        """What fills memory with a block, or None to check it alone."""
+        start, size = index * self.block_size, self.size_of(index)
+        return partial(_checked, self.range(start, start + size), size, self.crcs, index)
 
     def range(self, start: int, stop: int) -> Callable[[memoryview], None]:
+        """What fills memory with these bytes, unchecked."""
         if self._source.parallel:
             return partial(self._source.read_into, start)
         return partial(_copy, self._source.read_at(start, stop - start))
@@ -72,6 +80,15 @@ class MemoryBlocks(Blocks):
 
 def _copy(data: bytes | memoryview, out: memoryview) -> None:
     out[:] = data
+
+
+def _checked(
+    fill: Callable[[memoryview], None], size: int, crcs: bytes | None, index: int, out: memoryview | None
+) -> None:
+    out = memoryview(bytearray(size)) if out is None else out
+    fill(out)
+    if crcs is not None:
+        check_piece(crcs, index, out)
 
 
 class CheckedReader(io.RawIOBase):

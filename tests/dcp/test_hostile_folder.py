@@ -34,7 +34,7 @@ CLASSES = [
 
 def plant(folder: Path, names: list[str]) -> None:
     """An index that nobody vouches for, of a checkpoint that the next save will replace."""
-    index = Index("0" * 32, None, (), (), dict.fromkeys(names, File(1, bytes(16), None, 0)), {})
+    index = Index("0" * 32, None, (), (), dict.fromkeys(names, File(1, bytes(16))), {})
     root, parts = index.pack()
     (folder / ".metadata").write_bytes(pack(b"no pickle", parts, root, b""))
 

@@ -128,7 +128,7 @@ def test_an_object_where_a_tensor_belongs(checkpoint: Path, writer: str) -> None
 
     def index(found: Any) -> None:
         one, other = found["items"]["o"], found["items"]["t"]["chunks"][0]
-        places = [{name: each[name] for name in ("file", "at", "bytes")} for each in (one, other)]
+        places = [{name: each[name] for name in ("file", "at", "bytes", "crc32c")} for each in (one, other)]
         one.update(places[1])
         other.update(places[0])
 

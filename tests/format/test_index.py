@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 import streamxf.format.index
 from streamxf.errors import MetadataError
 from streamxf.format import bands
+from streamxf.format.bare import CRC_BYTES, pieces_of
 from streamxf.format.index import File, Index
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.run import RunFacts
@@ -65,36 +66,36 @@ def indices(draw: st.DrawFn) -> Index:
     keyed = draw(st.booleans())
     chain += ("streamxf.encrypt/1",) * keyed
     writers = draw(st.dictionaries(ids, st.binary(min_size=40, max_size=40), min_size=1, max_size=3))
-    crcs = st.none() if chain else st.integers(0, 2**32 - 1)
     files = {}
     for number in range(draw(st.integers(1, 3))):
         writer = draw(st.sampled_from(sorted(writers)))
-        size, key = draw(st.integers(0, 2**53 - 1)), writers[writer] if keyed else None
-        files[f"{number}/{draw(st.sampled_from('abc'))}"] = File(size, writer, key, draw(crcs))
+        size, key = draw(st.integers(2**20, 2**53 - 1)), writers[writer] if keyed else None
+        files[f"{number}/{draw(st.sampled_from('abc'))}"] = File(size, writer, key)
     hashed = keyed and draw(st.booleans())
     descriptors = (*(f"!{text}" for text in transforms), *chain)
-    framed = bool(transforms) or not chain
     numbers = iter(draw(st.lists(st.integers(0, 2**53 - 1), unique=True, min_size=16, max_size=16)))
 
-    def place() -> Place:
+    def place(size: int | None = None) -> Place:
         name = draw(st.sampled_from(sorted(files)))
-        at = draw(st.integers(0, files[name].size))
-        size = draw(st.integers(0, files[name].size - at))
-        number = next(numbers) if chain else None
-        return Place(name, at, size, descriptors, draw(digests) if hashed else None, number)
+        most = files[name].size if chain else min(files[name].size, 2**22)
+        size = draw(st.integers(0, most)) if size is None else size
+        at = draw(st.integers(0, files[name].size - size))
+        if chain:
+            return Place(name, at, size, descriptors, draw(digests) if hashed else None, next(numbers))
+        count = CRC_BYTES * pieces_of(size)
+        return Place(name, at, size, descriptors, crcs=draw(st.binary(min_size=count, max_size=count)))
 
     def tensor(name: str) -> TensorItem:
         rows = draw(st.lists(st.integers(1, 9), max_size=4))
-        width = draw(st.integers(0, 3))
+        width, dtype = draw(st.integers(0, 3)), draw(st.sampled_from(sorted(ITEMSIZES)))
         chunks = []
         for number, count in enumerate(rows):
-            kind = framed or draw(st.booleans())
-            chunks.append(Chunk((sum(rows[:number]), 0), (count, width), place(), kind))
+            framed = bool(transforms) or draw(st.booleans())
+            size = None if framed or chain else count * width * ITEMSIZES[dtype]
+            chunks.append(Chunk((sum(rows[:number]), 0), (count, width), place(size), framed))
         properties = draw(st.dictionaries(texts, st.one_of(st.booleans(), texts), max_size=2))
         path = draw(st.none() | paths)
-        return TensorItem(
-            name, draw(st.sampled_from(sorted(ITEMSIZES))), (sum(rows), width), tuple(chunks), path, properties
-        )
+        return TensorItem(name, dtype, (sum(rows), width), tuple(chunks), path, properties)
 
     items: dict[str, Item] = {}
     for name in draw(st.lists(names, unique=True, max_size=4)):
@@ -216,9 +217,11 @@ EXAMPLE: dict[str, Any] = {
 }
 HASHED = json.loads(json.dumps(EXAMPLE).replace('"bytes"', f'"sha256": "{"c" * 64}", "bytes"'))
 BARE = json.loads(re.sub(r'"number": \d, ', "", json.dumps(EXAMPLE))) | {"chain": []}
-for _each in (*BARE["items"]["weight"]["chunks"], *BARE["files"]):
-    _each.update({"framed": True} if "offset" in _each else {"crc32c": "0123abcd"})
-    _each.pop("key", None)
+for _each in BARE["files"]:
+    del _each["key"]
+for _each in (*BARE["items"]["weight"]["chunks"], BARE["items"]["step"]):
+    _each["crc32c"] = "0123abcd"
+BARE["items"]["weight"]["chunks"][1]["bytes"] = 24  # raw, and the other is framed
 
 
 values = st.one_of(

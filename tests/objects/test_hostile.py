@@ -11,7 +11,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import crc32c
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -20,6 +19,7 @@ from streamxf.errors import ContainerError, MetadataError, PolicyError
 from streamxf.torchsave.objects import Objects
 from tests.cli import preloaded
 from tests.dcp.helpers import assert_same, data_files, index_of, load, load_with, refused, rewrite_index, rewrite_pickle
+from tests.vectors.recipes.world import crcs_of
 
 from .pickles import archive, call, number, saved, tensor, text
 from .test_policy import HINTS, READERS, WRITERS
@@ -113,8 +113,8 @@ def replace_only_item(path: Path, data: bytes) -> None:
 
     def move(index: Any) -> None:
         (item,), (facts,) = index["items"].values(), index["files"]
-        item["chunks"][0].update(at=0, bytes=len(data))
-        facts.update(size=len(data), crc32c=f"{crc32c.crc32c(data):08x}")
+        item["chunks"][0].update(at=0, bytes=len(data), crc32c=crcs_of(data))
+        facts.update(size=len(data))
 
     def move_stock(content: Any) -> None:
         (info,) = content.storage_data.values()

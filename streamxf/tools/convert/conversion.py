@@ -227,11 +227,11 @@ class _Writing:
                 facts, about = index.files[path], (save.modules, save.extensions.summary(), save.place)
                 secret = slip.data_key(facts.key, access.keys).secret if facts.key is not None else b""
                 writer = facts.writer
-                record = FileRecord(path, facts.size, facts.crc, writer, slip.wrapped, *about, secret)
+                record = FileRecord(path, facts.size, writer, slip.wrapped, *about, secret)
                 parts = [part for item in index.items.values() for part in streams_of(item)]
                 if set(map(_key_of, parts)) == set(map(_key_of, self._files[number])):
                     known = [(part.identity(writer), part.place) for part in parts]
-                    written = [Written.of(one, at.at, at.size, at.sha256, at.number) for one, at in known]
+                    written = [Written.of(one, at.at, at.size, at.sha256, at.number, at.crcs) for one, at in known]
                     found[number] = SavedFile(record, written)
         return found, others
 

@@ -227,7 +227,7 @@ class RangeSource:
 
     def _fill(self, first: int, stop: int) -> Fill:
         """What fills memory with a range, in any thread."""
-        if isinstance(self._blocks, BareBlocks):
+        if isinstance(self._blocks, BareBlocks) and self._blocks.crcs is None:
             return self._blocks.range(first, stop)
         index, rest = divmod(first, self._blocks.block_size)
         if not rest and stop - first == self._blocks.size_of(index):

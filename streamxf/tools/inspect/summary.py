@@ -60,7 +60,7 @@ class ItemTotals:
             self.objects += 1
             self.object_bytes += item.stored_bytes
             return
-        chunks = item.chunks if chain is None else [each for each in item.chunks if each.place.chain == chain]
+        chunks = item.chunks if chain is None else [each for each in item.chunks if each.chain == chain]
         elements = sum(math.prod(chunk.shape) for chunk in chunks)
         self.tensors += 1
         self.elements += elements
@@ -219,7 +219,7 @@ def ratio_of(item: Item) -> float | None:
 
 
 def _chains_of(item: Item) -> dict[tuple[str, ...], None]:
-    return dict.fromkeys(place.chain for place in item.places)
+    return dict.fromkeys(item.chains)
 
 
 def ratio_text(ratio: float | None) -> str:

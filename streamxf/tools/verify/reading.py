@@ -8,10 +8,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from typing import NamedTuple
-
-import crc32c
 
 from streamxf.budget import held_bytes
 from streamxf.buffers import Scratch
@@ -35,6 +33,7 @@ from streamxf.errors import (
     is_damage,
     shorten,
 )
+from streamxf.format.bare import alignment
 from streamxf.format.container import Block, ContainerParser
 from streamxf.format.header import Header, Kind
 from streamxf.format.items import Place, TensorItem
@@ -43,7 +42,7 @@ from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import Counted, FileSlice, PositionalFile, StoredFile
 from streamxf.storage.storage import Storage
 from streamxf.stream.container import BlockReader, read_header
-from streamxf.stream.reader import MemoryBlocks, StreamReader
+from streamxf.stream.reader import BareBlocks, MemoryBlocks, StreamReader
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes
 from streamxf.torchsave.framed import check_records, find_framed, load_framed
 from streamxf.wording import many, some
@@ -178,6 +177,17 @@ def check_blocks(
         notes.error(error)
         check_along_heads(source, header, coder, notes)
         return
+    _check_each(blocks, source, notes, pipeline, decodes=coder is not None)
+
+
+def _check_each(
+    blocks: BlockReader | BareBlocks,
+    source: FileSlice,
+    notes: Notes,
+    pipeline: Pipeline[Outcome],
+    *,
+    decodes: bool = False,
+) -> None:
     blocks.expect(0, blocks.count)
     small = blocks.count == 1 and max(source.length, blocks.size) <= _CHECK_HERE
     for index in range(blocks.count):
@@ -185,7 +195,7 @@ def check_blocks(
             job = partial(_check, notes, index, blocks.decoder(index))
         except (StreamxfError, OSError) as error:
             job = partial(Outcome, notes, index, error)
-        held = blocks.stored_size_of(index) + (blocks.size_of(index) if coder is not None else 0)
+        held = blocks.stored_size_of(index) + (blocks.size_of(index) if decodes else 0)
         note(pipeline.put(job(), held) if small else pipeline.submit(job, held))
 
 
@@ -275,19 +285,9 @@ class FileCheck:
             if (notes := self._check_stored(file, wanted)) is not None
         ]
         note(self._pipeline.results())
-        unreadable, whole = None, False
-        if facts is not None and facts.crc is not None and facts.size == file.size:
-            try:
-                pieces = pieces_of(file.slice(0, file.size))
-                whole = reduce(lambda crc, piece: crc32c.crc32c(piece, crc), pieces, 0) == facts.crc
-            except (StreamxfError, OSError) as error:
-                unreadable = error
         for wanted, notes in later:
             if not notes.damaged:
-                self._check_content(file, wanted, notes, whole)
-        if facts is not None and facts.crc is not None and not whole and not self.findings.damaged:
-            text = "the CRC of the whole file is not the one in the metadata, though no item is damaged"
-            self.findings.damage(unreadable or ContainerError(f"{text}: it was altered"))
+                self._check_content(file, wanted, notes)
 
     def _in_place(self, size: int) -> Iterator[ItemPart]:
         """Those of the items that can be checked; what lies between them is noted."""
@@ -298,7 +298,8 @@ class FileCheck:
                 # otherwise little metadata could have the same bytes read without end
                 self._lose(wanted, "the metadata places the item over another one; it was not checked")
                 continue
-            if place.at > at:
+            raw = wanted.chunk is not None and wanted.chunk.raw
+            if place.at - at >= (alignment(place.size) if raw else 1):
                 self.findings.damage(ContainerError(f"nothing accounts for the {place.at - at} bytes from {at} on"))
             at = max(at, place.at + place.size)
             if place.at > size or (place.size and place.at == size):
@@ -331,7 +332,9 @@ class FileCheck:
         try:
             source = file.slice(place.at, length)
             if not opener.in_container(source, place):
-                return notes
+                if place.crcs is not None:
+                    _check_each(BareBlocks(source, place.crcs), source, notes, self._pipeline)
+                return None if wanted.kind is Kind.TENSOR else notes
             header = read_header(source)
         except (StreamxfError, OSError) as error:
             notes.error(error)
@@ -375,8 +378,8 @@ class FileCheck:
         findings.opened += header.keyed
         return coder
 
-    def _check_content(self, file: StoredFile, wanted: ItemPart, notes: Notes, whole: bool) -> None:
-        """Check that an item holds what the metadata says; `whole` if the CRC of its file matches."""
+    def _check_content(self, file: StoredFile, wanted: ItemPart, notes: Notes) -> None:
+        """Check that an item holds what the metadata says."""
         item, chunk, opener, skipped = wanted.item, wanted.chunk, self._opener, self.findings.skipped
         try:
             source = file.slice(wanted.place.at, wanted.place.size)
@@ -384,7 +387,7 @@ class FileCheck:
             blocks = opener.open_source(source, wanted)
             stream = StreamReader(blocks)
             skipped[TRANSFORMED] += isinstance(blocks, MemoryBlocks)
-            if not contained and not whole:
+            if not contained and wanted.place.crcs is None:
                 skipped[UNBOUND] += 1
                 skipped[WITHOUT_CRC] += check_records(stream, blocks.size) is None
             if chunk is None or not isinstance(item, TensorItem):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import crc32c
 import torch
 from hypothesis import strategies as st
 from torch.distributed.checkpoint import FileSystemReader as StockReader
@@ -79,14 +78,12 @@ def assert_same(found: Any, wanted: Any) -> None:
 
 
 def assert_whole(path: Path | str, keys: Any = None, expect_save_id: Any = None) -> None:
-    """Every item can be read, with all checks, and files without a codec are as they were written."""
+    """Every item can be read, with all checks."""
     with Checkpoint(path, keys=keys, expect_save_id=expect_save_id) as checkpoint:
         for metadata in checkpoint.metadata:
             for item in metadata.items.values():
                 for chunk in item.chunks if isinstance(item, TensorItem) else [None]:
                     StreamReader(checkpoint.blocks(item, chunk)).read()
-            for name, file in metadata.files.items():
-                assert file.crc in (None, crc32c.crc32c(Path(path, name).read_bytes()))
 
 
 def bits(value: torch.Tensor) -> bytes:

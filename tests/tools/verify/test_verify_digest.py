@@ -1,4 +1,4 @@
-"""The CRC of a whole file, where there are no codecs: it is compared, whatever the items say of themselves."""
+"""CRCs in the index, where there are no codecs: they are compared, whatever the items say of themselves."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ def test_a_crc_that_is_not_the_one_in_the_index(tmp_path: Path, elements: int) -
     save({"w": torch.randn(elements), "o": "text"}, tmp_path, [])
     assert streamxf.verify(tmp_path).ok
     (file,) = data_files(tmp_path)
-    assert index_of(tmp_path).files[file.name].crc == crc32c(file.read_bytes())
+    place = index_of(tmp_path).items["w"].places[0]
+    last = file.read_bytes()[place.at : place.at + place.size][place.size // 2**20 * 2**20 :]
+    assert place.crcs is not None
+    assert place.crcs[-4:] == crc32c(last).to_bytes(4, "little")
 
     def change(index: Any) -> None:
-        digits = index["files"][0]["crc32c"]
-        index["files"][0]["crc32c"] = digits[:-1] + ("0" if digits[-1] != "0" else "1")
+        [chunk] = index["items"]["w"]["chunks"]
+        digits = chunk["crc32c"]
+        chunk["crc32c"] = digits[:-1] + ("0" if digits[-1] != "0" else "1")
 
     rewrite_index(tmp_path, change)
     report = streamxf.verify(tmp_path)
-    assert [(damage.file, damage.item) for damage in report.damaged] == [(file.name, None)]
-    assert "CRC of the whole file" in report.damaged[0].message
+    assert [(damage.file, damage.item) for damage in report.damaged] == [(file.name, "w")]
+    assert "CRC" in report.damaged[0].message
 
 
 def test_a_flipped_bit_is_named_by_its_item(tmp_path: Path) -> None:
@@ -41,7 +45,7 @@ def test_a_flipped_bit_is_named_by_its_item(tmp_path: Path) -> None:
     assert [damage.item for damage in streamxf.verify(tmp_path).damaged] == ["v"]
 
 
-def test_without_crcs_of_its_records_the_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_crcs_of_its_records_the_item_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch writes them once it was told ``torch.serialization.set_crc32_options(False)``."""
     archive = writing.archive
     monkeypatch.setattr(writing, "archive", lambda pickled, sizes, crcs: archive(pickled, sizes, None))
@@ -51,4 +55,4 @@ def test_without_crcs_of_its_records_the_file_is_named(tmp_path: Path, monkeypat
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    assert [(damage.file, damage.item) for damage in streamxf.verify(tmp_path).damaged] == [(file.name, None)]
+    assert [(damage.file, damage.item) for damage in streamxf.verify(tmp_path).damaged] == [(file.name, "w")]

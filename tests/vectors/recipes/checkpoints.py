@@ -85,6 +85,7 @@ def vectors() -> list[Vector]:
         *_tiles(),
         *_parts(),
         *_kinds(),
+        *_raw(),
         *_containers(),
         *_empties(),
         *_keys(),
@@ -301,7 +302,6 @@ def _odd() -> list[Vector]:
         ("ignored", "members that readers ignore", BASE.files(_ignored, root=_ignored_deeper), PIECES),
         ("ignored-nested", "128 arrays in one of them", BASE.files(put("_", value=_nested(128))), PIECES),
         ("informative", "informative flags that no reader knows", BASE.files(around=_informative), PIECES),
-        ("crc-not-compared", "a file's crc32c is for tools that read whole files", _wrong_crc(), [STEP]),
     ]
     folder = "run 7/é/" + FILE
     return [
@@ -380,10 +380,6 @@ def _checked(packed: bytes) -> bytes:
 
 def _unused(index: dict[str, Any]) -> None:
     index["files"].append({"path": "another", "size": 7, "writer": WRITERS[0].hex()})
-
-
-def _wrong_crc() -> dict[str, bytes]:
-    return world([STEP], ()).files(put("files", 0, "crc32c", value="00000000"))
 
 
 def _renamed(path: str) -> dict[str, bytes]:
@@ -642,7 +638,7 @@ def _paths() -> list[Vector]:
             "a file that is larger than the index says",
             put("files", 0, "size", value=len(BASE.data[FILE]) - 0 + 1),
         ),
-        ("M16", "crc-with-a-chain", "a crc32c of a file with containers", put("files", 0, "crc32c", value="00000000")),
+        ("M16", "crc-with-a-chain", "a CRC of a container", put("items", "step", "crc32c", value="00000000")),
     ]
     bare = world([STEP], ())
     again = TWO.files(lambda index: _one_writer(index))
@@ -660,7 +656,7 @@ def _paths() -> list[Vector]:
             "M3", "continued", "a file to which a byte was appended", BASE.files(data={FILE: BASE.data[FILE] + b"\0"})
         ),
         _breaks("M3", "cut", "a file whose last byte is missing", BASE.files(data={FILE: BASE.data[FILE][:-1]})),
-        _breaks("M16", "crc-missing", "an empty chain, and no crc32c", bare.files(drop("files", 0, "crc32c"))),
+        _breaks("M16", "crc-missing", "an empty chain, and no CRCs", bare.files(drop("items", "step", "crc32c"))),
     ]
 
 
@@ -853,7 +849,7 @@ def _pinwheel(chunks: Callable[..., Change]) -> Change:
 def _kinds() -> list[Vector]:
     first = ("items", "weight", "chunks", 0)
     framed = tuple(piece if piece.kind == OBJECT else replace(piece, kind=FRAMED) for piece in PIECES)
-    bare, transformed = world(framed, ()), world(framed, transforms=["stream.zstd/1"])
+    transformed = world(framed, transforms=["stream.zstd/1"])
     in_containers = world(framed)
     dtypes = [
         ("C5", "quantized", "quint8"),
@@ -871,9 +867,6 @@ def _kinds() -> list[Vector]:
                 BASE.files(put(*first, "kind", value=kind)),
             )
             for kind in (0, 1, 4)
-        ),
-        _breaks(
-            "M6", "bare-tensor", "an empty chain, and a chunk that is not framed", bare.files(drop(*first, "framed"))
         ),
         _breaks(
             "M6",
@@ -894,6 +887,38 @@ def _kinds() -> list[Vector]:
 
 
 # -- containers that are not those of the index ----------------------------------------------------------------------
+
+
+def _raw() -> list[Vector]:
+    """Items without containers."""
+    raw = world(PIECES, ())
+    first, step = ("items", "weight", "chunks", 0), ("items", "step")
+    crc = raw.index["items"]["step"]["crc32c"]
+    empty = [tensor("empty", "float32", (0, 3), b""), tensor("scalar", "bfloat16", (), b"\x80\x3f")]
+    cases = [
+        ("B1", "short", "a raw tensor that lacks a byte", put(*first, "bytes", value=23)),
+        ("B1", "long", "one with a byte too many", put(*first, "bytes", value=25)),
+        ("B1", "dtype", "one of a wider dtype", lambda index: index["items"]["weight"].update(dtype="float64")),
+        ("B2", "tensor", "a raw tensor with a wrong CRC", put(*first, "crc32c", value="00000000")),
+        ("B2", "object", "an object with a wrong CRC", put(*step, "crc32c", value="00000000")),
+        ("B2", "swapped", "two chunks in each other's place", _exchanged),
+        ("M16", "missing", "a chunk without CRCs", drop(*first, "crc32c")),
+        ("M16", "none", "no CRC of an object that has bytes", put(*step, "crc32c", value="")),
+        ("M16", "two", "two CRCs of one MiB", put(*step, "crc32c", value=2 * crc)),
+        ("M2", "beyond", "a raw chunk that reaches beyond its file", put(*first, "at", value=2**52)),
+        ("C5", "quantized", "a raw tensor of a dtype without elements", put("items", "weight", "dtype", value="qint8")),
+    ]
+    return [
+        _holds("raw", "an empty chain, and bare elements", raw.files),
+        _holds("raw-odd", "bare elements at odd places", world(PIECES, (), gap=b"gap").files),
+        _holds("raw-empty", "no elements, and no dimensions", world(empty, ()).files, empty),
+        *(_breaks(rule, f"raw-{name}", about, raw.files(change)) for rule, name, about, change in cases),
+    ]
+
+
+def _exchanged(index: dict[str, Any]) -> None:
+    one, other = index["items"]["weight"]["chunks"]
+    one["at"], other["at"] = other["at"], one["at"]
 
 
 def _containers() -> list[Vector]:
@@ -980,7 +1005,7 @@ def _other_key() -> dict[str, bytes]:
 def _no_container() -> dict[str, bytes]:
     made = world([STEP], ())
     step = put("items", "step", "number", value=0)
-    return made.files(lambda index: (index.update(chain=[ZSTD]), index["files"][0].pop("crc32c"), step(index)))
+    return made.files(lambda index: (index.update(chain=[ZSTD]), index["items"]["step"].pop("crc32c"), step(index)))
 
 
 def _signed() -> list[Vector]:

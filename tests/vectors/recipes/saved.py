@@ -35,10 +35,11 @@ def _public() -> streamxf.PublicKey:
     return streamxf.PrivateKey(READER, HYBRID).public
 
 
-def _cases() -> list[tuple[str, str, list[streamxf.Codec], Reader]]:
+def _cases() -> list[tuple[str, str, list[streamxf.Codec] | str, Reader]]:
     return [
         ("default", "the default chain", [FloatZip()], NOTHING),
         ("bare", "an empty chain", [], NOTHING),
+        ("raw", "bare elements", "raw", NOTHING),
         ("zstd", "one codec", [ZStandard()], NOTHING),
         ("full", "three codecs", [FloatZip(), Checksum(), Encrypt(KEY)], HELD),
         ("signed", "signed", [LZ4(), Encrypt(KEY, signer=_signer()), Checksum("sha256")], holding("aeskw")),
@@ -46,7 +47,7 @@ def _cases() -> list[tuple[str, str, list[streamxf.Codec], Reader]]:
     ]
 
 
-def _save(codecs: list[streamxf.Codec]) -> dict[str, bytes]:
+def _save(codecs: list[streamxf.Codec] | str) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(folder, _extensions=codecs))
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}

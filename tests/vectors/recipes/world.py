@@ -150,6 +150,8 @@ def world(
         place: dict[str, Any] = {"file": piece.writer, "at": len(data[name]), "bytes": len(stored)}
         if chain:
             place["number"] = number
+        else:
+            place["crc32c"] = crcs_of(stored)
         if signed:
             place["sha256"] = digest.hex()
         data[name] += stored
@@ -171,7 +173,6 @@ def world(
         "files": [
             {"path": name, "size": len(data[name]), "writer": WRITERS[number].hex()}
             | ({"key": keys[number].hex()} if keyed else {})
-            | ({} if chain else {"crc32c": crc32c(data[name]).to_bytes(4, "little").hex()})
             for number, name in enumerate(names)
         ],
         "items": items,
@@ -180,6 +181,11 @@ def world(
         "extra": {},
     }
     return World(data, index, vouching)
+
+
+def crcs_of(data: bytes) -> str:
+    """The CRC of each MiB, in hex as an index has them."""
+    return b"".join(crc32c(data[at : at + 2**20]).to_bytes(4, "little") for at in range(0, len(data), 2**20)).hex()
 
 
 def _stored(piece: Piece, number: int, chain: Sequence[str], signed: bool, dek: bytes) -> tuple[bytes, bytes]:

@@ -1,0 +1,61 @@
+"""Items that are stored without containers: CRCs of their bytes, piece by piece, and raw tensors; docs/format.md,
+"Bare items".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import crc32c
+
+from streamxf.descriptor import RAW
+from streamxf.errors import BlockError
+
+PIECE = 2**20  # bytes that have a CRC together
+CRC_BYTES = 4
+
+
+class PieceCrcs:
+    """The CRCs of an item whose bytes come one after the other, each of four bytes, little-endian."""
+
+    def __init__(self) -> None:
+        self._done = bytearray()
+        self._size = self._crc = 0
+
+    def add(self, data: memoryview) -> None:
+        for start in range(-(self._size % PIECE), len(data), PIECE):
+            part = data[max(0, start) : start + PIECE]
+            self._crc = crc32c.crc32c(part, self._crc)
+            self._size += len(part)
+            if self._size % PIECE == 0:
+                self._end_piece()
+
+    def finish(self) -> bytes:
+        if self._size % PIECE:
+            self._end_piece()
+        return bytes(self._done)
+
+    def _end_piece(self) -> None:
+        self._done += self._crc.to_bytes(CRC_BYTES, "little")
+        self._crc = 0
+
+
+def pieces_of(size: int) -> int:
+    """How many CRCs an item of `size` bytes has."""
+    return -(-size // PIECE)
+
+
+def check_piece(crcs: bytes, index: int, data: memoryview) -> None:
+    """Raise BlockError unless `data` has the CRC of this piece."""
+    if len(data) and crc32c.crc32c(data) != int.from_bytes(crcs[index * CRC_BYTES :][:CRC_BYTES], "little"):
+        raise BlockError("the CRC of this MiB does not match: it is damaged", block=index)
+
+
+def alignment(size: int) -> int:
+    """What the place of a raw tensor of `size` bytes in its file is a multiple of."""
+    return 4096 if size >= PIECE else 64
+
+
+def raw_descriptor(dtype: str, shape: Sequence[int]) -> str:
+    """What torch's own readers are given of a raw tensor."""
+    return f"{RAW}/1?dtype={dtype}" + (f"&shape={'.'.join(map(str, shape))}" if shape else "")
