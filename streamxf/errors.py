@@ -158,6 +158,10 @@ class MetadataError(StreamxfError):
     """``.metadata`` is damaged or inconsistent, or not metadata at all."""
 
 
+class ReplacedError(StreamxfError):
+    """The metadata was replaced while it was read: another save was published. Start again."""
+
+
 class NoCheckpointError(MetadataError):
     """There is no checkpoint at this path."""
 

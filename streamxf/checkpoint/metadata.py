@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from weakref import finalize
 
@@ -13,10 +15,20 @@ from streamxf.budget import check_whole
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.renaming import Renaming, renamed
-from streamxf.errors import KeyMissingError, MetadataError, NoCheckpointError, ParameterError, PolicyError, located
+from streamxf.errors import (
+    ContainerError,
+    ForeignError,
+    KeyMissingError,
+    MetadataError,
+    NoCheckpointError,
+    ParameterError,
+    PolicyError,
+    ReplacedError,
+    located,
+)
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
-from streamxf.format.limits import MAX_METADATA, MAX_RANK
+from streamxf.format.limits import MAX_METADATA, MAX_RANK, TRAILER_BYTES
 from streamxf.format.names import SLIP, metadata_among, rank_metadata_among, rank_of
 from streamxf.format.table import ItemTable
 from streamxf.format.tiling import overlap
@@ -170,20 +182,45 @@ def read_metadata(
     Raises FileNotFoundError; MetadataError if the file is damaged, hostile or inconsistent; AuthenticationError if it
     was altered; KeyMissingError, WrongKeyError, KeyServiceError if none of the keys opens it; PolicyError if it is
     weaker than what is required; IdentityError if it is another save than the expected one; ParameterError if items
-    cannot be renamed as `access` says.
+    cannot be renamed as `access` says; ReplacedError if other files took its place again and again. An index that reads
+    from the file later raises that, too.
     """
-    with located(file=storage.label(name)), ExitStack() as stack:
+    with located(file=storage.label(name)):
+        try:
+            return _read_once(storage, name, access, listing, size)
+        except ReplacedError:  # what was read is of two versions
+            return _read_once(storage, name, access, listing, None)
+
+
+def _read_once(storage: Storage, name: str, access: Access, listing: bool, size: int | None) -> Metadata:
+    with ExitStack() as stack:
         file = stack.enter_context(storage.open(name)) if size is None else storage.sized(name, size)
         try:
             sections = read_sections(file)
             if sections is None:
                 return _renamed(_stock(file, name, access), access.renaming)
             made = metadata_in(sections, name, access, listing=listing)
-            if isinstance(made.items, ItemTable):  # it reads from the file for as long as it is used
-                finalize(made.items, stack.pop_all().close)
-            return _renamed(made, access.renaming)
         except FileNotFoundError as error:  # of a key, say; only a metadata file that is not there may pass for one
             raise MetadataError(f"the metadata cannot be used: FileNotFoundError: {error}") from error
+        except (MetadataError, ContainerError, PolicyError, ForeignError, OSError) as error:
+            _check_same(storage, name, file, error)
+            raise
+        if isinstance(made.items, ItemTable):  # it reads from the file for as long as it is used
+            made.items.on_error = partial(_check_same, storage, name, file)
+            finalize(made.items, stack.pop_all().close)
+        return _renamed(made, access.renaming)
+
+
+def _check_same(storage: Storage, name: str, file: StoredFile, error: Exception) -> None:
+    """Raise ReplacedError if another file has taken the place of `file`, of which not everything could be read."""
+    text = "the metadata was replaced while it was read: another save was published here. Start again"
+    if getattr(error, "errno", None) == errno.ESTALE:
+        raise ReplacedError(text) from error
+    storage.forget_listings()
+    with storage.open(name) as now:
+        end = min(file.size, TRAILER_BYTES)
+        if now.size != file.size or now.read(now.size - end, end) != file.read(file.size - end, end):
+            raise ReplacedError(text) from error
 
 
 def _renamed(metadata: Metadata, renaming: Renaming | None) -> Metadata:
@@ -201,6 +238,7 @@ def read_sections(file: StoredFile) -> Sections | None:
     if not file.size:
         raise MetadataError("the file is empty: it was cut, or never written; restore it")
     end = min(file.size, _TAIL)
+    file.read_ahead(file.size - end, end)
     tail = file.read(file.size - end, end)
     trailer = Trailer.parse(tail, file.size)
     if trailer is None:

@@ -9,7 +9,7 @@ from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
 from streamxf.buffers import collector_paused
-from streamxf.errors import MetadataError
+from streamxf.errors import MetadataError, StreamxfError
 from streamxf.format import columns as col
 from streamxf.format import fields, limits
 from streamxf.format.bare import CRC_BYTES
@@ -69,6 +69,7 @@ class ItemTable(Mapping[str, Item]):
         self._sizes = [file.size for file in files.values()]
         self._writers = {path: file.writer for path, file in files.items()}
         self._read = read
+        self.on_error: Callable[[Exception], None] = lambda _: None  # may raise what explains an error of a part
         self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
         self._room = _REMEMBERED
         self._same: dict[int, list[bytes]] = {}
@@ -128,7 +129,11 @@ class ItemTable(Mapping[str, Item]):
         key = number, place
         if key not in self._known:
             entry = self._bands[number].parts[place]
-            self._take(number, place, self._read(entry.at, entry.size))
+            try:
+                self._take(number, place, self._read(entry.at, entry.size))
+            except (StreamxfError, OSError) as error:
+                self.on_error(error)
+                raise
         self._known.move_to_end(key)
         return self._known[key]
 

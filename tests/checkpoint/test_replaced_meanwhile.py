@@ -1,0 +1,303 @@
+"""Metadata that another save replaces while it is read: the reader starts over once, and never calls it damaged."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import streamxf
+import streamxf.format.index
+from streamxf.checkpoint import metadata
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import read_metadata
+from streamxf.errors import MetadataError, ReplacedError, is_damage
+from streamxf.format.index import File, Index
+from streamxf.format.items import ObjectItem, Place
+from streamxf.format.limits import NO_PICKLE
+from streamxf.format.trailer import pack
+from streamxf.storage.local import LocalStorage
+from streamxf.storage.opening import open_storage
+from tests.dcp.helpers import assert_same, blank, small_state
+from tests.dcp.s3_server import storage as s3_options
+from tests.storage.stores import MemoryStorage
+
+NAME = ".metadata"
+CHAIN = ("streamxf.zstd/1",)
+
+
+def version(seed: int, items: int = 40) -> bytes:
+    """A metadata file whose parts do not shrink."""
+    draw = random.Random(seed)
+    files = {"a.distcp": File(2**50, draw.randbytes(16), None, None)}
+    places = [Place("a.distcp", draw.randrange(2**49), draw.randrange(2**40), CHAIN, None, at) for at in range(items)]
+    made = {f"item {at:05}": ObjectItem(f"item {at:05}", place, None) for at, place in enumerate(places)}
+    index = Index(draw.randbytes(16).hex(), None, (), CHAIN, files, made)
+    root, parts = index.pack()
+    return pack(NO_PICKLE, parts, root, b"")
+
+
+def same_sizes() -> tuple[bytes, bytes]:
+    first = version(0)
+    return first, next(made for seed in count(1) if len(made := version(seed)) == len(first))
+
+
+PAIRS = [same_sizes(), (version(1, 40), version(2, 60)), (version(3, 60), version(4, 40)), (version(5), version(6, 1))]
+
+
+def save_id_of(data: bytes) -> str:
+    store = MemoryStorage()
+    store.write(NAME, data)
+    return str(read(store).index.save_id)  # type: ignore[union-attr]
+
+
+def read(storage: Any) -> metadata.Metadata:
+    found = read_metadata(storage, NAME, Access())
+    assert found.index is not None
+    assert [*found.items] == [f"item {at:05}" for at in range(len(found.items))]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def several_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "_TAIL", 256)
+
+
+class Replacer:
+    """A thread that replaces a file whenever it is asked to, and says when it has."""
+
+    def __init__(self, replace: Callable[[], object]) -> None:
+        self._replace, self._over = replace, False
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Replacer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self._go.release()
+        self._thread.join()
+
+    def __call__(self) -> None:
+        self._go.release()
+        assert self._done.acquire(timeout=60)
+
+    def _run(self) -> None:
+        while self._go.acquire() and not self._over:
+            self._replace()
+            self._done.release()
+
+
+class Store(MemoryStorage):
+    """An object store that calls `between` after each of the ranges that are named by their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.after: set[int] = set()
+        self.between: Callable[[], object] = lambda: None
+        self.ranges = 0
+
+    def read(self, path: str, start: int, stop: int) -> bytes:
+        data = super().read(path, start, stop)
+        self.ranges += path == NAME
+        if path == NAME and self.ranges in self.after:
+            self.between()
+        return data
+
+
+def ranges_of(data: bytes) -> int:
+    store = Store()
+    store.write(NAME, data)
+    read_metadata(store, NAME, Access())
+    return store.ranges
+
+
+# -- between two ranges ------------------------------------------------------------------------------------------------
+
+
+def test_there_are_several_ranges() -> None:
+    assert ranges_of(PAIRS[0][0]) > 2
+
+
+def test_an_object_that_is_replaced_between_two_ranges_a_thousand_times() -> None:
+    store = Store()
+    coming: list[bytes] = []
+    ids = {data: save_id_of(data) for pair in PAIRS for data in pair}
+    most = {data: ranges_of(data) for data in ids}
+    with Replacer(lambda: store.write(NAME, coming.pop())) as store.between:
+        for number in range(1000):
+            first, second = PAIRS[number % len(PAIRS)]
+            store.write(NAME, first)
+            coming.append(second)
+            store.ranges, store.after = 0, {1 + number // len(PAIRS) % (most[first] - 1)}
+            assert read(store).index.save_id == ids[second]  # type: ignore[union-attr]
+            assert not coming
+
+
+def test_it_starts_over_once() -> None:
+    """Another replacement then is an error of its own, and no damage."""
+    store, versions = Store(), cycle([version(seed) for seed in range(4)])
+    store.write(NAME, next(versions))
+    store.between, store.after = lambda: store.write(NAME, next(versions)), {*range(1, 100)}
+    with pytest.raises(ReplacedError, match="another save was published here") as caught:
+        read(store)
+    assert not is_damage(caught.value)
+    assert caught.value.file is not None
+
+
+@pytest.mark.parametrize("place", [20, 200, -300, -20])
+def test_damage_is_damage(place: int) -> None:
+    store, data = Store(), bytearray(version(0))
+    data[place] ^= 1
+    store.write(NAME, bytes(data))
+    with pytest.raises(MetadataError):
+        read(store)
+
+
+# -- items that are read later -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def items_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streamxf.format.index, "_SMALL", 0)
+
+
+@pytest.mark.usefixtures("items_later")
+def test_items_that_are_read_after_a_replacement(tmp_path: Path) -> None:
+    store, (first, second) = Store(), PAIRS[0]
+    store.write(NAME, first)
+    found = read_metadata(store, NAME, Access())
+    store.write(NAME, second)
+    with pytest.raises(ReplacedError):
+        found.items["item 00001"]
+    (tmp_path / NAME).write_bytes(first)
+    found = read_metadata(LocalStorage(tmp_path), NAME, Access())
+    (tmp_path / "new").write_bytes(second)
+    os.replace(tmp_path / "new", tmp_path / NAME)
+    assert len([*found.items.values()]) == 40, "the file that was opened is still there"
+
+
+@pytest.mark.usefixtures("items_later")
+def test_items_that_are_damaged() -> None:
+    store, data = Store(), bytearray(PAIRS[0][0])
+    data[300] ^= 1
+    store.write(NAME, bytes(data))
+    with pytest.raises(MetadataError):
+        [*read_metadata(store, NAME, Access()).items.values()]
+
+
+# -- local files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def replaced_all_the_time(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose metadata another thread replaces as fast as it can."""
+    versions, over = [data for pair in PAIRS for data in pair], threading.Event()
+    (tmp_path / NAME).write_bytes(versions[0])
+
+    def replace() -> None:
+        while not over.is_set():
+            for data in versions:
+                (tmp_path / "new").write_bytes(data)
+                os.replace(tmp_path / "new", tmp_path / NAME)
+
+    thread = threading.Thread(target=replace)
+    thread.start()
+    yield tmp_path
+    over.set()
+    thread.join()
+
+
+def test_a_local_file_that_is_replaced_all_the_time(replaced_all_the_time: Path) -> None:
+    storage = LocalStorage(replaced_all_the_time)
+    seen = {read(storage).index.save_id for _ in range(1000)}  # type: ignore[union-attr]
+    assert len(seen) > 1
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_network_file_system_that_has_lost_what_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    first, second = PAIRS[0]
+    (tmp_path / NAME).write_bytes(first)
+    reads, preadv = count(1), os.preadv
+
+    def stale(*arguments: Any) -> int:
+        if next(reads) == number:
+            (tmp_path / NAME).write_bytes(second)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return preadv(*arguments)
+
+    monkeypatch.setattr(os, "preadv", stale)
+    assert read(LocalStorage(tmp_path)).index.save_id == save_id_of(second)  # type: ignore[union-attr]
+    monkeypatch.setattr(os, "preadv", lambda *_: stale_always())
+    with pytest.raises(ReplacedError):
+        read(LocalStorage(tmp_path))
+
+
+def stale_always() -> int:
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+# -- loads -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_load(tmp_path: Path) -> None:
+    """What is loaded is a checkpoint as it was saved."""
+    store, state = Store(), small_state()
+    for name, scale in (("old", 1), ("new", 2)):
+        scaled = {**state, "weight": state["weight"] * scale}
+        dcp.save(scaled, storage_writer=streamxf.FileSystemWriter(tmp_path / name, chain="zstd"), no_dist=True)
+        for file in (tmp_path / name).glob("*.distcp"):
+            store.write(file.name, file.read_bytes())
+    old, new = ((tmp_path / name / NAME).read_bytes() for name in ("old", "new"))
+    store.write(NAME, old)
+    store.between = lambda: store.write(NAME, new)
+    for after in range(1, ranges_of(old)):
+        store.write(NAME, old)
+        store.ranges, store.after = 0, {after}
+        target = blank(state)
+        dcp.load(target, storage_reader=streamxf.FileSystemReader(store), no_dist=True)
+        # the last range may be the same in both
+        scale = 1 if torch.equal(target["weight"], state["weight"]) else 2
+        assert_same(target, {**state, "weight": state["weight"] * scale})
+        assert scale == 2 or after > 2
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_s3(endpoint: str) -> None:
+    storage = open_storage("s3://checkpoints/replaced", s3_options(endpoint))
+    first, second = PAIRS[0]
+    wanted, calls, after = save_id_of(second), count(1), 0
+    get = storage.filesystem._cat_file  # type: ignore[attr-defined]
+    other = open_storage("s3://checkpoints/replaced", {**s3_options(endpoint), "skip_instance_cache": True})
+    with Replacer(lambda: other.put(NAME, second)) as replace:
+
+        async def cat_file(*arguments: Any, **options: Any) -> bytes:
+            data: bytes = await get(*arguments, **options)
+            if next(calls) == after:
+                await asyncio.to_thread(replace)
+            return data
+
+        storage.filesystem._cat_file = cat_file  # type: ignore[attr-defined]
+        storage.put(NAME, first)
+        read(storage)
+        most = next(calls) - 1
+        assert most > 1
+        for number in range(100):
+            storage.put(NAME, first)
+            calls, after = count(1), 1 + number % (most - 1)
+            assert read(storage).index.save_id == wanted  # type: ignore[union-attr]
