@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy, deepcopy
 from copyreg import __newobj__  # type: ignore[attr-defined]
+from dataclasses import fields
 from functools import cache, cached_property
 from typing import Any, NamedTuple, Self
 
@@ -235,11 +236,10 @@ class StoredMetadata(Metadata):
         return _storage_data(self._found.items)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        state = vars(self)
-        if _PUBLISHED not in state:
-            return super().__reduce_ex__(protocol)
-        place, name = state[_PUBLISHED]
-        kept = {key: value for key, value in state.items() if key not in _MADE}
+        kept = {key: value for key, value in vars(self).items() if key not in (*_MADE, FOUND)}
+        if _PUBLISHED not in kept:  # what was read crosses whole, as an object of torch's, and readers read it anew
+            return Metadata, tuple(getattr(self, each.name) for each in fields(Metadata)), kept
+        place, name = kept[_PUBLISHED]
         kept[_PUBLISHED] = redacted(place.location()) if isinstance(place, Storage) else place, name
         return __newobj__, (type(self),), kept
 
@@ -250,7 +250,7 @@ class StoredMetadata(Metadata):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = memo[id(self)] = copy(self)
-        memo[id(vars(self).get(_PUBLISHED))] = vars(self).get(_PUBLISHED)  # a storage is not copied
+        memo |= {id(kept): kept for kept in map(vars(self).get, (FOUND, _PUBLISHED))}  # open files and storages
         vars(made).update(deepcopy(vars(self), memo))
         return made
 

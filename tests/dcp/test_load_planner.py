@@ -235,6 +235,14 @@ def test_a_plan_that_fails_leaves_the_metadata(tmp_path: Path) -> None:
     assert planner.metadata is content
 
 
+@pytest.fixture(params=["small", "in parts"])
+def size_of_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large index is read part by part, when it is asked for an item."""
+    if request.param == "in parts":
+        monkeypatch.setattr("streamxf.format.index._SMALL", 0)
+
+
+@pytest.mark.usefixtures("size_of_index")
 @pytest.mark.parametrize("reader", ["streamxf", "stock"])
 def test_it_loads(tmp_path: Path, reader: str) -> None:
     state = {"w": torch.randn(40, 3), "scalar": torch.tensor(2.5), "n": {"m": [1, 2]}, "empty": torch.empty(0, 3)}
@@ -245,6 +253,7 @@ def test_it_loads(tmp_path: Path, reader: str) -> None:
     assert_same(found, state)
 
 
+@pytest.mark.usefixtures("size_of_index")
 def test_shards_load_whole_and_only_what_is_needed_is_read(tmp_path: Path) -> None:
     whole = torch.randn(64, 5)
     shards.save_shards(tmp_path, [{"w": shards.rows(whole, rank, 8)} for rank in range(8)])

@@ -198,6 +198,13 @@ def test_cached_plans_over_several_ranks(tmp_path: Path) -> None:
 # -- what readers return -----------------------------------------------------------------------------------
 
 
+@pytest.fixture(params=["small", "in parts"], autouse=True)
+def size_of_index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large index is read part by part, when it is asked for an item."""
+    if request.param == "in parts":
+        monkeypatch.setattr("streamxf.format.index._SMALL", 0)
+
+
 def test_lists_of_chunks_are_made_when_they_are_asked_for(checkpoint: Path) -> None:
     save(STATE, checkpoint)
     reader: Any = streamxf.FileSystemReader(checkpoint, keys=KEY)
