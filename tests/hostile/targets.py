@@ -49,7 +49,7 @@ class Checkpoint:
     writer : {"own", "attached", "stock"}
         Whose writer makes it; an attached one is read by torch's reader with streamxf attached.
     keyed : bool
-        Whether through the full chain of three codecs, and read with the key.
+        Whether through the full chain of three codecs, and read with the key, or else with `keys`.
     """
 
     def __init__(
@@ -61,10 +61,11 @@ class Checkpoint:
         keyed: bool = True,
         chain: Sequence[Any] | None = None,
         require: Any = None,
+        keys: Any = None,
     ) -> None:
         self.folder = folder
         self.state = small_state() if state is None else state
-        self.keys = KEY if keyed else None
+        self.keys = keys or (KEY if keyed else None)
         self.own = writer == "own"
         self.attached = writer == "attached"
         self.require = require

@@ -1,5 +1,6 @@
-"""Every bit of version, suite and flags flipped, of containers, plain files, metadata and notes; CRCs and digests are
-right. With a key none of them is accepted, the informative flags neither: other data depends on them.
+"""Every bit of version, suite and flags flipped, of containers, plain files, metadata and notes, with and without keys
+and signatures; CRCs and digests are right. With a key none of them is accepted, the informative flags neither: other
+data depends on them. The zeros behind them in a trailer are zero for everyone.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from typing import Any
 
 import pytest
 
-from streamxf import Encrypt
+from streamxf import Checksum, Encrypt, PrivateKey, SigningKey, ZStandard
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import parse_note, seal_note
 from streamxf.errors import AuthenticationError, ContainerError, MetadataError
+from streamxf.format.limits import NO_PICKLE
+from streamxf.keys import KeyRing
 from tests.dcp.helpers import KEY, full_chain
-from tests.forge import prefix_of, split_metadata
+from tests.forge import MetadataParts, prefix_of, split_metadata
 from tests.reference_codecs import Refused
+from tests.reference_decoder import load as reference_load
 from tests.reference_decoder import read_plain
-from tests.reference_keys import Reader, aes_key
+from tests.reference_keys import Reader, aes_key, hpke_key
 
 from .rows import Row
 from .targets import TEXT, Checkpoint, Container, PlainFile
@@ -27,12 +31,24 @@ ROW = "version, suite, flags"
 MEBIBYTES = 16
 
 INFORMATIVE = 3  # of the four bytes
-BOTH = pytest.mark.parametrize("pipe", [False, True], ids=["file", "pipe"])
+SIGNER, HOLDER = SigningKey(bytes(range(2, 34))), PrivateKey(bytes(range(3, 35)))
+CHAINS: dict[str, list[Any]] = {
+    "unkeyed": [ZStandard(), Checksum()],
+    "keyed": full_chain(),
+    "signed": [ZStandard(), Encrypt([HOLDER.public], signer=SIGNER)],
+}
+KEYS: dict[str, Any] = {"unkeyed": None, "keyed": KEY, "signed": KeyRing(HOLDER, trust=SIGNER.verify_key)}
+REFERENCE = {
+    "unkeyed": Reader(),
+    "keyed": Reader([aes_key(KEY.reveal())]),
+    "signed": Reader([hpke_key(HOLDER.kind, HOLDER.reveal())], [SIGNER.verify_key.data]),
+}
+chains = pytest.mark.parametrize("chain", CHAINS)
 
 
 def flips(format_bytes: bytes) -> Iterator[tuple[int, bytes]]:
     """Which of the four bytes is another, and what they are then."""
-    for bit in range(32):
+    for bit in range(8 * len(format_bytes)):
         changed = bytearray(format_bytes)
         changed[bit // 8] ^= 1 << bit % 8
         yield bit // 8, bytes(changed)
@@ -47,21 +63,31 @@ def judge(row: Row, place: int, keyed: bool, right: Any, refusal: type[Exception
         assert isinstance(row.refuse(place, load, data), (kind, AuthenticationError))
 
 
-@BOTH
-@pytest.mark.parametrize("chain", [(), full_chain()], ids=["unkeyed", "keyed"])
-def test_plain_files(row: Row, chain: Any, pipe: bool) -> None:
-    file = PlainFile(TEXT, chain, pipe=pipe)
-    reader = Reader([aes_key(KEY.reveal())] if chain else [])
+def judge_trailer(row: Row, parts: MetadataParts, keyed: bool, right: Any, load: Any) -> None:
+    for place, changed in flips(parts.format_bytes):
+        judge(row, place, keyed, right, MetadataError, load, parts.change(format_bytes=changed).pack())
+    for place, changed in flips(parts.reserved):
+        row.refuse(place, load, parts.change(reserved=changed).pack())
+
+
+@pytest.mark.parametrize(
+    ("chain", "pipe"),  # no reader of a pipe takes what is signed
+    [*((chain, False) for chain in CHAINS), ("unkeyed", True), ("keyed", True)],
+)
+def test_plain_files(row: Row, chain: str, pipe: bool) -> None:
+    file, keyed = PlainFile(TEXT, CHAINS[chain], pipe=pipe), chain != "unkeyed"
+    file.keys = KEYS[chain]
+    assert file.load(file.file) == TEXT
     assert file.file[8:12] == bytes([1, 1, 0, 0])
     for place, changed in flips(file.file[8:12]):
         data = prefix_of(file.wrapped, changed) + file.file[len(file.parts.prefix) :]
-        judge(row, place, bool(chain), TEXT, ContainerError, file.load, data)
-        if chain or place != INFORMATIVE:
+        judge(row, place, keyed, TEXT, ContainerError, file.load, data)
+        if keyed or place != INFORMATIVE:
             with pytest.raises(Refused):
-                read_plain(data, reader)
+                read_plain(data, REFERENCE[chain])
         else:
-            assert read_plain(data, reader) == TEXT
-    check_container(row, file.container(), bool(chain), TEXT)
+            assert read_plain(data, REFERENCE[chain]) == TEXT
+    check_container(row, file.container(), keyed, TEXT)
 
 
 def check_container(row: Row, container: Container, keyed: bool, right: Any) -> None:
@@ -74,21 +100,36 @@ def check_container(row: Row, container: Container, keyed: bool, right: Any) -> 
             row.refuse_or_equal(place, right, container.load, data)
 
 
-@pytest.mark.parametrize("writer", ["own", "attached"])
-@pytest.mark.parametrize("keyed", [False, True], ids=["unkeyed", "keyed"])
-def test_containers(row: Row, checkpoint: Path, writer: str, keyed: bool) -> None:
-    target = Checkpoint(checkpoint, writer=writer, keyed=keyed)
+def checkpoint_of(folder: Path, chain: str, writer: str = "own") -> Checkpoint:
+    return Checkpoint(folder, chain=CHAINS[chain], keys=KEYS[chain], keyed=chain != "unkeyed", writer=writer)
+
+
+@pytest.mark.parametrize(
+    ("writer", "chain"), [*(("own", chain) for chain in CHAINS), ("attached", "unkeyed"), ("attached", "keyed")]
+)
+def test_containers(row: Row, checkpoint: Path, writer: str, chain: str) -> None:
+    target = checkpoint_of(checkpoint, chain, writer)
     for container in target.containers():
-        check_container(row, container, keyed, target.right)
+        check_container(row, container, chain != "unkeyed", target.right)
 
 
-@pytest.mark.parametrize("keyed", [False, True], ids=["unkeyed", "keyed"])
-def test_metadata(row: Row, checkpoint: Path, keyed: bool) -> None:
-    target = Checkpoint(checkpoint, keyed=keyed)
-    parts = split_metadata(target.metadata)
+@pytest.mark.parametrize("pickled", [True, False])
+@chains
+def test_metadata(row: Row, checkpoint: Path, chain: str, pickled: bool) -> None:
+    target, keyed = checkpoint_of(checkpoint, chain), chain != "unkeyed"
+    parts = split_metadata(target.metadata).change(index=packed_index(target.metadata))
+    assert parts.pack() == target.metadata
+    if not pickled:
+        parts = parts.change(pickled=NO_PICKLE)
+    assert target.with_metadata(parts.pack()) == target.right
+    judge_trailer(row, parts, keyed, target.right, target.with_metadata)
     for place, changed in flips(parts.format_bytes):
-        data = parts.change(index=packed_index(target.metadata), format_bytes=changed).pack()
-        judge(row, place, keyed, target.right, MetadataError, target.with_metadata, data)
+        target.metadata_file.write_bytes(parts.change(format_bytes=changed).pack())
+        if keyed or place != INFORMATIVE:
+            with pytest.raises(Refused):
+                reference_load(checkpoint, REFERENCE[chain])
+        else:
+            reference_load(checkpoint, REFERENCE[chain])
 
 
 def packed_index(metadata: bytes) -> bytes:
@@ -98,17 +139,17 @@ def packed_index(metadata: bytes) -> bytes:
     return metadata[start : start + root]
 
 
-@pytest.mark.parametrize("keyed", [False, True], ids=["unkeyed", "keyed"])
-def test_notes(row: Row, keyed: bool) -> None:
-    note = seal_note({"a": 1}, Encrypt(KEY).renew() if keyed else None)
-    access = Access.of(KEY if keyed else None)
+@chains
+def test_notes(row: Row, chain: str) -> None:
+    encryption = next((codec.renew() for codec in CHAINS[chain] if isinstance(codec, Encrypt)), None)
+    note = seal_note({"a": 1}, encryption)
+    access = Access.of(KEYS[chain])
 
     def load(data: bytes) -> Any:
         found = parse_note(data)
         found.check(access)
         return found.content
 
-    parts = split_metadata(note)
-    for place, changed in flips(parts.format_bytes):
-        data = parts.change(index=packed_index(note), format_bytes=changed).pack()
-        judge(row, place, keyed, {"a": 1}, MetadataError, load, data)
+    parts = split_metadata(note).change(index=packed_index(note))
+    assert parts.pack() == note
+    judge_trailer(row, parts, chain != "unkeyed", {"a": 1}, load)
