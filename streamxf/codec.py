@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Role = Literal["transform", "compression", "checksum", "encryption"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamInfo:
     """Facts about a stream, the same for all of its blocks.
 

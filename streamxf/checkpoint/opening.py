@@ -34,7 +34,7 @@ from streamxf.keys.envelope import DataKey
 from streamxf.registry import providers_in, what_to_install
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice, StoredFile
-from streamxf.stream.container import BlockReader, ChainOpener, read_header
+from streamxf.stream.container import BlockReader, ChainOpener, decode_small, read_header
 from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
 
 RAW_SLACK = 2**20  # bytes that torch.save's framing may add to a tensor; twice its own, for subclasses of several parts
@@ -167,8 +167,10 @@ class ItemOpener:
         transforms = [text[1:] for text in header.chain if text.startswith("!")]
         known = place.sha256, None if transforms else check_size
         coder = self.coder(header, place, meter, lambda: BlockReader(source, header, None, *known))
-        blocks = BlockReader(source, header, coder, *known)
-        whole = blocks.decode_ends()
+        whole = decode_small(source, header, coder, known[1])
+        if whole is None:
+            blocks = BlockReader(source, header, coder, *known)
+            whole = blocks.decode_ends()
         return blocks if whole is None else MemoryBlocks(whole), transforms
 
     def coder(

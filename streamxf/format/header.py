@@ -187,12 +187,13 @@ class Header:
         None. All but its block size, salt, seal and informative flags is known, so nothing has to be parsed.
         """
         try:
-            size = header_size(data)
-            _, (_, _, flags, informative), block_log2, _, _, salt = _FIXED.unpack_from(data)
-            header = cls(block_log2, chain, salt, identity, True, hashed, informative, _seal_in(data[:size], flags))
-            return header if header.pack() == data[:size] else None
-        except ContainerError:  # of which `parse` says what it is
+            _, format_bytes, block_log2, _, _, salt = _FIXED.unpack_from(data)
+            header = cls(block_log2, chain, salt, identity, True, hashed, format_bytes[-1])
+        except (ContainerError, struct.error):  # of which `parse` says what it is
             return None
+        stored = data[: header.size]
+        header.seal = _seal_in(stored, header.keyed)
+        return header if header.pack() == stored else None
 
     def pack(self, seal: bytes | None = None) -> bytes:
         """The whole header; `seal` stands in place of its own, which follows from the digest."""

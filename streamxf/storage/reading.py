@@ -139,15 +139,15 @@ class FileSlice:
         self._access: PositionalFile = file if hasattr(file, "read_into") else access_to(file)
         self._offset = offset
         self.length = length
-        self._whole = whole
+        self.whole = whole
         if whole is None and 0 <= self.length <= READ_WHOLE:
             data = bytearray(self.length)
             self.read_into(0, memoryview(data))
-            self._whole = bytes(data)
+            self.whole = bytes(data)
 
     @property
     def parallel(self) -> bool:
-        return self._whole is not None or self._access.parallel
+        return self.whole is not None or self._access.parallel
 
     def read_whole(self, scratch: Scratch) -> FileSlice:
         """The same slice in memory, for as long as `scratch` is not used for something else."""
@@ -158,7 +158,7 @@ class FileSlice:
 
     def expect(self, start: int, stop: int) -> None:
         """Take note that these bytes will be read next."""
-        if self._whole is None:
+        if self.whole is None:
             self._access.expect(self._offset + start, self._offset + stop)
 
     def read_at(self, position: int, size: int) -> bytes:
@@ -166,16 +166,16 @@ class FileSlice:
         before.
         """
         self._check(position, size)
-        if self._whole is not None:
-            return bytes(self._whole[position : position + size])
+        if self.whole is not None:
+            return bytes(self.whole[position : position + size])
         out = bytearray(size)
         self.read_into(position, memoryview(out))
         return bytes(out)
 
     def read_into(self, position: int, out: memoryview) -> None:
         self._check(position, len(out))
-        if self._whole is not None:
-            out[:] = self._whole[position : position + len(out)]
+        if self.whole is not None:
+            out[:] = self.whole[position : position + len(out)]
         else:
             self._read(position, out)
 
@@ -189,8 +189,8 @@ class FileSlice:
         `scratch`.
         """
         self._check(position, size)
-        if self._whole is not None:
-            return memoryview(self._whole)[position : position + size]
+        if self.whole is not None:
+            return memoryview(self.whole)[position : position + size]
         out = scratch.take(_STORED, size)
         self._read(position, out)
         return out

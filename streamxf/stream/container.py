@@ -12,7 +12,7 @@ from streamxf.codec import Codec, StreamInfo
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import CodecError, ContainerError, IdentityError
-from streamxf.format.container import Footer, Table, check_stored
+from streamxf.format.container import Footer, Table, check_stored, lone_block
 from streamxf.format.header import Header, Kind, header_size
 from streamxf.format.items import elements_size
 from streamxf.format.limits import FOOTER_BYTES, HEADER_FIXED_BYTES
@@ -25,6 +25,7 @@ from streamxf.stream.reader import Blocks
 
 CheckSize = Callable[[int], None]
 
+_SMALL = 64 * 1024
 _TAIL_GUESS = 16 * 1024  # bytes; the tail of some 2,000 blocks
 _TABLE_STEP = 2**16 // 36 * 36  # bytes of a table that are read before they are checked; whole entries of either size
 
@@ -152,6 +153,26 @@ class BlockReader(Blocks):
         out = memoryview(bytearray(self.size_of(last)))
         self.decode(last, out)
         return out if self.count == 1 else None
+
+
+def decode_small(
+    source: FileSlice, header: Header, coder: StreamCoder, check_size: CheckSize | None = None
+) -> memoryview | None:
+    """A whole stream of few bytes in one block, which is in memory already; arguments and errors as of `BlockReader`.
+    None for others, and for those that are damaged: `BlockReader` says in which way.
+    """
+    found = lone_block(memoryview(source.whole), header) if source.whole is not None else None
+    if found is None or (size := found[1]) > _SMALL:
+        return None
+    if check_size is not None:
+        check_size(size)
+    identity = header.identity
+    if identity is not None and identity.kind is Kind.TENSOR and size != elements_size(identity.dtype, identity.shape):
+        return None
+    scratch = scratches.take()
+    out = coder.decode(found[0], 0, True, scratch, memoryview(bytearray(size)))
+    scratches.give(scratch)
+    return out
 
 
 class ChainOpener:

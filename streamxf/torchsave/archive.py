@@ -19,11 +19,10 @@ _DIRECTORY_EACH = 256  # bytes of the directory for each record that is allowed
 
 _BEGIN = b"PK\x03\x04"  # by which torch.load tells it from the older format, wherever its directory stands
 _END_BYTES = 22
-_LOCATOR = struct.Struct("<4sIQI")
-_END64 = struct.Struct("<4sQ2H2I4Q")
+_TAIL = struct.Struct("<4sQ4x2I4Q4sIQI22x")  # of the end for large files, its locator, and the usual end
+_END64_REST = 44  # bytes of the first behind its size
 _ENTRY = struct.Struct("<4s4x2H4x3I3HQI")
 _LOCAL = struct.Struct("<4s22x2H")
-_TAIL = _END64.size + _LOCATOR.size + _END_BYTES
 _WIDE = 0xFFFFFFFF  # the value is in the extra field instead
 _HARMLESS_FLAGS = 0x0808  # sizes follow the record; the name is UTF-8
 
@@ -48,14 +47,12 @@ class Archive:
             self._whole = self._read_at(0, size)
         if self._read_at(0, min(size, len(_BEGIN))) != _BEGIN:
             raise NotSavedByTorch("it does not begin as a file of torch.save does since version 1.6")
-        tail = self._read_at(max(0, size - _TAIL), min(size, _TAIL))
-        if len(tail) < _TAIL or tail[-_END_BYTES:][:4] != b"PK\x05\x06" or tail[-2:] != b"\0\0":
+        tail, stop = self._read_at(max(0, size - _TAIL.size), min(size, _TAIL.size)), size - _TAIL.size
+        if len(tail) < _TAIL.size or tail[-_END_BYTES:][:4] != b"PK\x05\x06" or tail[-2:] != b"\0\0":
             raise NotSavedByTorch("it does not end as a file of torch.save does")
-        *marks, _, _, disk, other_disk, other_count, count, length, start = _END64.unpack_from(tail)
-        locator = _LOCATOR.unpack_from(tail, _END64.size)
-        stop = size - _TAIL
-        ends = (*marks, disk, other_disk, other_count, *locator)
-        if ends != (b"PK\x06\x06", _END64.size - 12, 0, 0, count, b"PK\x06\x07", 0, stop, 1) or start + length != stop:
+        *begin, other_count, count, length, start, sign, disk, end, disks = _TAIL.unpack(tail)
+        ends = *begin, other_count, sign, disk, end, disks
+        if ends != (b"PK\x06\x06", _END64_REST, 0, 0, count, b"PK\x06\x07", 0, stop, 1) or start + length != stop:
             raise NotSavedByTorch("its directory is not where torch.save puts it")
         if count > max_records or length > max_records * _DIRECTORY_EACH:
             raise NotSavedByTorch(f"its directory has {count} records and {length} bytes, which is too much")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import ContainerError
-from streamxf.format.container import Footer, Table, entry_size, pack_tail, stage_limit
+from streamxf.format.container import Footer, Table, entry_size, lone_block, pack_head, pack_tail, stage_limit
 from streamxf.format.header import Header
 from tests.forge import crc_of
 from tests.samples import BLOCK
@@ -150,3 +150,36 @@ def test_a_footer_of_the_most_blocks() -> None:
     sizes = struct.pack("<Q", 2**48)
     footer = Footer.parse(sizes + crc_of(sizes) + b"\n\x1a\r\nFXS\xd3")
     assert footer.blocks(PLAIN) == 2**32
+
+
+def lone(payload: bytes, raw_size: int, header: Header = PLAIN) -> bytes:
+    head = pack_head(header.digest, 0, True, memoryview(payload))
+    hashes = [hashlib.sha256(head + payload).digest()] if header.hashed else []
+    return header.pack() + head + payload + pack_tail(header.digest, [len(payload)], hashes, raw_size)[0]
+
+
+@pytest.mark.parametrize(("payload", "raw_size"), [(b"payload", 9), (b"", 0), (bytes(MOST), BLOCK)])
+def test_one_block_is_taken_at_a_glance(payload: bytes, raw_size: int) -> None:
+    assert lone_block(memoryview(lone(payload, raw_size)), PLAIN) == (payload, raw_size)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [lone(bytes(MOST + 1), BLOCK), lone(b"payload", BLOCK + 1), lone(b"payload", 9)[:-1], lone(b"payload", 9) + b"\0"]
+    + [lone(b"", 0)[: START + size] for size in range(32)],
+    ids=len,
+)
+def test_what_is_no_such_container(stored: bytes) -> None:
+    assert lone_block(memoryview(stored), PLAIN) is None
+
+
+def test_hashed_blocks_are_not_taken_at_a_glance() -> None:
+    assert lone_block(memoryview(lone(b"payload", 9, HASHED)), HASHED) is None
+
+
+def test_no_flipped_bit_is_overlooked_at_a_glance() -> None:
+    stored = bytearray(lone(b"payload", 9))
+    for bit in range(8 * START, 8 * len(stored)):
+        stored[bit // 8] ^= 1 << bit % 8
+        assert lone_block(memoryview(stored), PLAIN) is None
+        stored[bit // 8] ^= 1 << bit % 8
