@@ -171,7 +171,7 @@ class ItemOpener:
         if whole is None:
             blocks = BlockReader(source, header, coder, *known)
             whole = blocks.decode_ends()
-        return blocks if whole is None else MemoryBlocks(whole), transforms
+        return blocks if whole is None else MemoryBlocks(whole, header), transforms
 
     def coder(
         self, header: Header, place: Place, meter: Meter | None = None, check: Callable[[], object] = lambda: None

@@ -31,7 +31,7 @@ from streamxf.keys import KeysLike
 from streamxf.registry import CodecRegistry
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader
-from streamxf.stream.reader import StreamReader
+from streamxf.stream.reader import MemoryBlocks, StreamReader
 from streamxf.torch_private import ExtensionRegistry, StorageReaderTransforms, StorageWriterTransforms
 
 T = TypeVar("T")
@@ -234,7 +234,7 @@ class _ReaderTransforms(StorageReaderTransforms):
             place = Place("", 0, source.length, tuple(transform_descriptors)[::-1])
             wanted = _ItemPartByTorch(ObjectItem(index.fqn, place), None, offset)
             blocks = self._opener.open_source(source, wanted)
-            if isinstance(blocks, BlockReader):
+            if isinstance(blocks, BlockReader | MemoryBlocks) and blocks.header is not None:
                 blocks = framed(blocks.header, blocks)
             stream = StreamReader(blocks, name=file, item=index.fqn)
             if is_object:

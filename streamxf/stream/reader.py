@@ -15,6 +15,7 @@ from streamxf.buffers import flat_view
 from streamxf.engine import Pipeline
 from streamxf.errors import StreamxfError
 from streamxf.format.bare import PIECE, check_piece
+from streamxf.format.header import Header
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice, ForkLock
 
@@ -68,11 +69,12 @@ class BareBlocks(Blocks):
 
 
 class MemoryBlocks(Blocks):
-    """A stream in memory, as one block."""
+    """A stream in memory, as one block; `header` is that of the container that held it."""
 
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: memoryview, header: Header | None = None) -> None:
         super().__init__(len(data), len(data) or 1)
         self.data = data
+        self.header = header
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         return partial(_copy, self.data)

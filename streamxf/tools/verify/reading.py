@@ -386,7 +386,7 @@ class FileCheck:
             contained = opener.in_container(source, wanted.place)
             blocks = opener.open_source(source, wanted)
             stream = StreamReader(blocks)
-            skipped[TRANSFORMED] += isinstance(blocks, MemoryBlocks)
+            skipped[TRANSFORMED] += isinstance(blocks, MemoryBlocks) and blocks.header is None
             if not contained and wanted.place.crcs is None:
                 skipped[UNBOUND] += 1
                 skipped[WITHOUT_CRC] += check_records(stream, blocks.size) is None
