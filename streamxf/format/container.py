@@ -110,9 +110,6 @@ def pack_tail(
     return covered + crc + limits.FOOTER_MAGIC, hashlib.sha256(header_digest + covered).digest()
 
 
-_ENTRY = struct.Struct("<IQ")
-
-
 def lone_block(stored: memoryview, header: Header) -> tuple[memoryview, int] | None:
     """The payload of a container with one block and no hashes, and the bytes that it decodes to; None for all others,
     and if anything behind the header is wrong. All but these two is known, so nothing has to be parsed.
@@ -121,9 +118,7 @@ def lone_block(stored: memoryview, header: Header) -> tuple[memoryview, int] | N
     if header.hashed or not begin <= end <= begin + stage_limit(header.block_size):
         return None
     payload, raw_size = stored[begin:end], int.from_bytes(stored[end + 4 : end + 12], "little")
-    covered = _ENTRY.pack(len(payload), raw_size)
-    crc = crc32c.crc32c(header.digest[:16] + covered).to_bytes(4, "little")
-    head, tail = pack_head(header.digest, 0, True, payload), covered + crc + limits.FOOTER_MAGIC
+    head, tail = pack_head(header.digest, 0, True, payload), pack_tail(header.digest, [len(payload)], [], raw_size)[0]
     right = stored[header.size : begin] == head and stored[end:] == tail and raw_size <= header.block_size
     return (payload, raw_size) if right else None
 

@@ -203,15 +203,13 @@ class Maker(pickle.Unpickler):
 
 
 # Numbers, tuples and lists of them: opcodes that make one thing at most, and neither hash nor name anything.
-_NUMBERS = re.compile(rb"\x80\x02(?:[N)\](tea\x85-\x89]|[Kq].|M..|J.{4}|G.{8})*\.", re.DOTALL)
-_FEW_BYTES = 4096  # of a pickle of theirs; each may take a list of a hundred
+_NUMBERS = re.compile(rb"\x80\x02(?:[N)\](tea\x85-\x89]|[Kq].|M..|J.{4}|G.{8}){,2048}\.", re.DOTALL)
 
 
 def numbers_in(pickled: bytes) -> tuple[Any] | None:
     """What a short pickle of nothing but numbers makes, which needs no `Check`; None for any other."""
-    if len(pickled) <= _FEW_BYTES and _NUMBERS.fullmatch(pickled):
-        with suppress(Exception):  # a `Check` says what is wrong with it
-            return (pickle.loads(pickled),)
+    with suppress(Exception):  # a `Check` says what is wrong with it
+        return (pickle.loads(pickled),) if _NUMBERS.fullmatch(pickled) else None
     return None
 
 
