@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from uuid import uuid4
 
 import numpy as np
@@ -340,6 +342,53 @@ def test_errors_of_a_storage_are_said_to_be_its(saved: Path) -> None:
     for act in (streamxf.inspect, streamxf.clean, streamxf.verify, is_complete, streamxf.latest):
         with pytest.raises(ForeignError, match=r"the storage failed: Broken: no such luck"):
             act(storage)
+
+
+class _FullFile(io.BytesIO):
+    def write(self, data: Any, /) -> int:
+        raise Broken("the bucket is full")
+
+
+class _Full(MemoryStorage):
+    """Nothing can be written to it, nor removed from it."""
+
+    def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
+        raise Broken("the bucket is full")
+
+    @contextmanager
+    def create(self, path: str = "") -> Iterator[IO[bytes]]:
+        yield _FullFile()
+
+    def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
+        return dict.fromkeys(paths, Broken("it cannot be emptied either"))
+
+
+def test_errors_of_a_storage_that_is_written_to() -> None:
+    """Whatever writes: none of them knows what a user's package may raise."""
+    place = _Full("step")
+    for act in (
+        lambda: place.write("a", b""),
+        lambda: place.put("a", b""),
+        lambda: streamxf.open(place, "wb").close(),
+        lambda: dcp.save(dict(STATE), storage_writer=streamxf.FileSystemWriter(place), no_dist=True),
+    ):
+        with pytest.raises((ForeignError, CheckpointException), match="the storage failed: Broken: the bucket is full"):
+            act()
+    with (
+        pytest.raises(ForeignError, match="the storage failed: Broken") as caught,
+        streamxf.CheckpointWriter(place) as writer,
+    ):
+        writer["a"] = np.ones(5)
+    assert "of the failed save could not be removed: ForeignError: the storage failed" in caught.value.__notes__[0]
+    assert isinstance(caught.value.__cause__, Broken)
+
+
+def test_what_is_raised_while_a_file_is_open_is_not_the_storages(saved: Path) -> None:
+    storage = copied(saved, _Breaks("step"))
+    with pytest.raises(KeyError), storage.create("file"):
+        raise KeyError
+    with pytest.raises(Broken), storage.open(".metadata"):
+        raise Broken
 
 
 def test_an_error_of_a_storage_that_has_no_text(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
