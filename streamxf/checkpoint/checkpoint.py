@@ -133,15 +133,13 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         self.access = access
         self.framework = framework
         self.metadata = tuple(metadata)
-        self._of_file = {
-            place.file: each for each in self.metadata for item in each.items.values() for place in item.places
-        }
+        self._of_file = {file: each for each in self.metadata for file in each.named()}
         self.stored: Mapping[str, Item] = MappingProxyType(self._merged())
         self._openers: dict[str, ItemOpener] = {}
         self._files = OpenFiles(storage.open, near=storage.near)
         self._last: tuple[Place, Elements] | None = None
 
-    def _merged(self) -> dict[str, Item]:
+    def _merged(self) -> Mapping[str, Item]:
         return merged(self.metadata)
 
     @property

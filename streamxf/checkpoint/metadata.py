@@ -154,6 +154,12 @@ class Metadata:
     def files(self) -> Mapping[str, File]:
         return self.index.files if self.index is not None else {}
 
+    def named(self) -> Iterable[str]:
+        """The paths of its data files."""
+        if self.index is not None:
+            return self.index.files
+        return {place.file for item in self.items.values() for place in item.places}
+
     def data_key(self, wrapped: bytes, keys: KeyRing) -> DataKey:
         """The data key of the process that wrote a file, `File.key` of which is `wrapped`. Raises KeyMissingError,
         WrongKeyError, KeyServiceError if it cannot be unwrapped.
@@ -312,12 +318,12 @@ _Each = tuple[int | None, Item]
 
 
 @collector_paused()
-def merged(files: Sequence[Metadata]) -> dict[str, Item]:
+def merged(files: Sequence[Metadata]) -> Mapping[str, Item]:
     """All items by name: shards of one tensor become one item. What several ranks have under one name, and is not that,
     has a key with the rank behind that name, but for that of the lowest rank.
     """
     if len(files) == 1:
-        return dict(files[0].items)
+        return files[0].items
     found: dict[str, list[_Each]] = {}
     for file in files:
         for name, item in file.items.items():

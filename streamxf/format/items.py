@@ -141,7 +141,7 @@ class TensorItem:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: Sequence[Chunk]
     path: Path | None = None
     properties: Mapping[str, bool | str] = field(default_factory=dict)
 
@@ -167,6 +167,10 @@ class TensorItem:
         box without elements that lies inside a chunk overlaps it. Raises ValueError for boxes of other dimensions.
         """
         spans = [(begins, tuple(map(int.__add__, begins, sizes))) for begins, sizes in boxes]
+        if (near := getattr(self.chunks, "overlapping", None)) is not None:  # which need not look at all of them
+            found = [near(*span) for span in spans]
+            if None not in found:
+                return sorted({pair[0]: pair for pairs in found for pair in pairs}.values())
         return [pair for pair in enumerate(self.chunks) if any(pair[1].reaches(*span) for span in spans)]
 
 

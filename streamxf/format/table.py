@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise, repeat
+from operator import add, gt, lt, sub
 from typing import Any, NamedTuple
 
 from streamxf.buffers import collector_paused
@@ -16,10 +19,11 @@ from streamxf.format.bare import CRC_BYTES
 from streamxf.format.columns import IndexPart, PartEntry
 from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Path, Place, TensorItem, elements_size
-from streamxf.format.tiling import check_apart, check_elements, check_tiles, work_for
+from streamxf.format.tiling import Ints, check_apart, check_elements, check_tiles, share, work_for
 
 _SHOWN = 200
 _REMEMBERED = 2**27  # bytes of parts, decompressed
+_MANY = 512  # chunks from which on numpy compares them
 _AT_ONCE = 2**23  # bytes of parts, as they are stored, that are read in one request
 _TEXTS = frozenset({"path", "properties"})
 
@@ -84,7 +88,7 @@ class ItemTable(Mapping[str, Item]):
 
     def __iter__(self) -> Iterator[str]:
         for number in range(len(self._bands)):
-            yield from self._part(number, 0).names
+            yield from self.part(number, 0).names
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._find(name) is not None
@@ -101,14 +105,16 @@ class ItemTable(Mapping[str, Item]):
     def whole(self) -> dict[str, Item]:
         """All items, read and checked at once, and compared with each other."""
         made = {name: self[name] for name in self}
-        self._check_numbers(made.values())
+        for name, item in made.items():
+            if isinstance(item, TensorItem):
+                made[name] = replace(item, chunks=tuple(item.chunks))
+        self._check_numbers(place for item in made.values() for place in item.places)
         return made
 
-    def _check_numbers(self, items: Iterable[Item]) -> None:
+    def _check_numbers(self, places: Iterable[Place]) -> None:
         numbers: dict[bytes, list[int]] = {}
-        for item in items if self._rules.coded else ():
-            for place in item.places:
-                numbers.setdefault(self._writers[place.file], []).append(place.number or 0)
+        for place in places if self._rules.coded else ():
+            numbers.setdefault(self._writers[place.file], []).append(place.number or 0)
         for each in map(sorted, numbers.values()):  # hostile ones would all have one place in a set
             if any(one == two for one, two in pairwise(each)):
                 fields.bad("two items, or chunks, have one writer and number")
@@ -118,24 +124,38 @@ class ItemTable(Mapping[str, Item]):
         number = bisect_left(self._lasts, name)
         if number == len(self._bands) or name < self._bands[number].first:
             return None
-        names = self._part(number, 0).names
+        names = self.part(number, 0).names
         row = bisect_left(names, name)
         return (number, row) if row < len(names) and names[row] == name else None
 
     # -- parts -------------------------------------------------------------------------------------------------
 
-    def _part(self, number: int, place: int) -> IndexPart:
+    def part(self, number: int, place: int) -> IndexPart:
         """A part of a band."""
         key = number, place
         if key not in self._known:
-            entry = self._bands[number].parts[place]
+            self.fetch(number, place, place + 1)
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def fetch(self, number: int, begin: int, end: int) -> None:
+        """Read parts of a band that are not known, in as few requests as may be."""
+        entries = self._bands[number].parts
+        missing = [place for place in range(begin, end) if (number, place) not in self._known]
+        while missing:
+            run = 1
+            while run < len(missing) and missing[run] == missing[0] + run and run * entries[missing[0]].size < _AT_ONCE:
+                run += 1
+            first, last = entries[missing[0]], entries[missing[run - 1]]
             try:
-                self._take(number, place, self._read(entry.at, entry.size))
+                data = self._read(first.at, last.at + last.size - first.at)
+                for place in missing[:run]:
+                    entry = entries[place]
+                    self._take(number, place, data[entry.at - first.at : entry.at - first.at + entry.size])
             except (StreamxfError, OSError) as error:
                 self.on_error(error)
                 raise
-        self._known.move_to_end(key)
-        return self._known[key]
+            missing = missing[run:]
 
     def _take(self, number: int, place: int, data: bytes) -> None:
         band = self._bands[number]
@@ -157,25 +177,67 @@ class ItemTable(Mapping[str, Item]):
     # -- items -------------------------------------------------------------------------------------------------
 
     def _item(self, name: str, number: int, row: int) -> Item:
-        first = self._part(number, 0)
-        dtype, shape, count = self._about(first, row)
+        first = self.part(number, 0)
+        dtype, shape, count = self.about(first, row)
         path, properties = _more(first, row, dtype is None)
-        chunks: list[Chunk] = []
-        for place, entry in enumerate(self._bands[number].parts):
-            if entry.begin < count:
-                part = self._part(number, place)
-                chunks += self._chunks(part, row, part.chunks_at[row], part.chunks_at[row + 1])
+        chunks = StoredChunks(self, name, number, row, shape, count)
         if dtype is None:
             return ObjectItem(name, chunks[0].place, path)
-        check = check_tiles if self._rules.rank is None else check_apart
-        check(shape, [chunk[:2] for chunk in chunks], self._work)
-        if not all(one.offset < two.offset for one, two in pairwise(chunks)):
-            fields.bad("two chunks have the same offset, or they do not rise")
-        made = TensorItem(name, dtype, shape, tuple(chunks), path, properties)
-        self._check_numbers([made])
-        return made
+        return TensorItem(name, dtype, shape, chunks, path, properties)
 
-    def _about(self, part: IndexPart, row: int) -> tuple[str | None, tuple[int, ...], int]:
+    def all_chunks(self, name: str, number: int, row: int, shape: Ints, count: int) -> tuple[Chunk, ...]:
+        """All chunks of a tensor, checked as a whole."""
+        chunks: list[Chunk] = []
+        with collector_paused():
+            try:
+                self.fetch(number, 0, self.parts_with(number, count))
+                for place in range(self.parts_with(number, count)):
+                    part = self.part(number, place)
+                    chunks += self.some_chunks(part, row, part.chunks_at[row], part.chunks_at[row + 1])
+                check = check_tiles if self._rules.rank is None else check_apart
+                check(shape, [chunk[:2] for chunk in chunks], self._work)
+                if not all(one.offset < two.offset for one, two in pairwise(chunks)):
+                    fields.bad("two chunks have the same offset, or they do not rise")
+                self._check_numbers([chunk.place for chunk in chunks])
+            except MetadataError as error:
+                raise error.locate(item=name[:_SHOWN]) from None
+        return tuple(chunks)
+
+    def part_of(self, number: int, ordinal: int) -> int:
+        """The part of a band that has the chunk of this ordinal."""
+        return bisect_right(self._bands[number].parts, ordinal, key=lambda entry: entry.begin) - 1
+
+    def parts_with(self, number: int, count: int) -> int:
+        """How many parts of a band have chunks of an item with so many."""
+        return bisect_left(self._bands[number].parts, count, key=lambda entry: entry.begin)
+
+    def one_chunk(self, number: int, row: int, ordinal: int) -> Chunk:
+        place = self.part_of(number, ordinal)
+        part = self.part(number, place)
+        at = part.chunks_at[row] + ordinal - part.begin
+        return self.some_chunks(part, row, at, at + 1)[0]
+
+    def reaching(
+        self, number: int, row: int, place: int, rows: range, begins: Ints, ends: Ints
+    ) -> Iterator[tuple[int, Chunk]]:
+        """Those chunks of an item in a part that reach into a box, with their ordinals."""
+        part = self.part(number, place)
+        ndim, first = part[col.NDIM][row], part.chunks_at[row]
+        at = part.numbers_at[row] + rows.start * ndim
+        boxes = [part[column][at : at + len(rows) * ndim] for column in (col.OFFSET, col.SIZES)]
+        if len(rows) > _MANY:
+            import numpy
+
+            offsets, shapes = (numpy.array(values, numpy.int64).reshape(-1, ndim) for values in boxes)
+            chosen = numpy.flatnonzero(((offsets < ends) & (offsets + shapes > begins)).all(axis=1)).tolist()
+        else:
+            pairs = enumerate(zip(*(_groups(values, ndim, len(rows)) for values in boxes), strict=True))
+            chosen = [k for k, (at, size) in pairs if share((at, [*map(add, at, size)]), (begins, ends))]
+        for k in chosen:
+            (chunk,) = self.some_chunks(part, row, first + rows.start + k, first + rows.start + k + 1)
+            yield part.begin + rows.start + k, chunk
+
+    def about(self, part: IndexPart, row: int) -> tuple[str | None, tuple[int, ...], int]:
         """The dtype of an item, its shape, and how many chunks it has."""
         dtype, count = part[col.DTYPE][row], part[col.COUNT][row]
         shape = tuple(part[col.SHAPE][part.shapes_at[row] : part.shapes_at[row + 1]])
@@ -184,7 +246,7 @@ class ItemTable(Mapping[str, Item]):
         check_elements(shape)
         return self._rules.dtypes[dtype - 1] if dtype else None, shape, count
 
-    def _chunks(self, part: IndexPart, row: int, begin: int, end: int) -> list[Chunk]:
+    def some_chunks(self, part: IndexPart, row: int, begin: int, end: int) -> list[Chunk]:
         """Some chunks of an item, with where they are stored."""
         ndim, dtype, count = part[col.NDIM][row], part[col.DTYPE][row], end - begin
         at = part.numbers_at[row] + (begin - part.chunks_at[row]) * ndim
@@ -253,3 +315,100 @@ def _more(part: IndexPart, row: int, is_object: bool) -> tuple[Path | None, dict
     return tuple(
         fields.string(step, "path") if type(step) is str else fields.integer(step, "path", most) for step in steps
     ), properties
+
+
+class StoredChunks(Sequence[Chunk]):
+    """The chunks of an item, read when they are asked for: all of them, and checked as a whole, or those that overlap a
+    box, and whether they cover it.
+    """
+
+    def __init__(self, table: ItemTable, name: str, number: int, row: int, shape: tuple[int, ...], count: int) -> None:
+        self._table = table
+        self._name = name
+        self._at = number, row
+        self._shape = shape
+        self._count = count
+
+    @cached_property
+    def _all(self) -> tuple[Chunk, ...]:
+        return self._table.all_chunks(self._name, *self._at, self._shape, self._count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self._all)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, int) and "_all" not in vars(self) and 0 <= key < self._count:
+            return self._table.one_chunk(*self._at, key)
+        return self._all[key]
+
+    def __eq__(self, other: object) -> bool:
+        return self._all == (other._all if isinstance(other, StoredChunks) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._all)
+
+    def __repr__(self) -> str:
+        return f"<{self._count} chunks>"
+
+    def overlapping(self, begins: Ints, ends: Ints) -> list[tuple[int, Chunk]] | None:
+        """Those that reach into a box, with their numbers; None if it takes all to tell."""
+        if not self._count or len(begins) != len(self._shape) or not self._shape or not all(map(lt, begins, ends)):
+            return None
+        found = self._near(begins, ends)
+        box = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
+        inside = [
+            (
+                tuple(max(at - begin, 0) for at, begin in zip(chunk.offset, begins, strict=True)),
+                tuple(map(sub, map(min, map(add, chunk.offset, chunk.shape), ends), map(max, chunk.offset, begins))),
+            )
+            for _, chunk in found
+        ]
+        try:
+            check_tiles(box, inside)
+        except MetadataError:
+            return None  # not a grid: another chunk may reach into it
+        beyond = any(any(map(gt, map(add, chunk.offset, chunk.shape), self._shape)) for _, chunk in found)
+        return None if beyond else found
+
+    def _near(self, begins: Ints, ends: Ints) -> list[tuple[int, Chunk]]:
+        """The chunks that reach into a box, if they are cut along the first dimension as a whole: those before begin at
+        the last place that is not behind it.
+        """
+        starts, most = self._starts, self._table.parts_with(self._at[0], self._count)
+        begin, end, size = begins[0], ends[0], max(self._shape[0], 1)
+        place = self._table.part_of(self._at[0], min(begin * self._count // size, self._count - 1))
+        while place and starts(place)[0] > begin:
+            place -= 1
+        while place + 1 < most and starts(place)[-1] <= begin and self._last_end(place)[0] <= begin:
+            place += 1
+        at = max(bisect_right(starts(place), begin) - 1, 0)
+        first = starts(place)[at]
+        at = bisect_left(starts(place), first)
+        while not at and place and starts(place - 1)[-1] == first:
+            place -= 1
+            at = bisect_left(starts(place), first)
+        last = self._table.part_of(self._at[0], min(-(-end * self._count // size), self._count) - 1)
+        self._table.fetch(self._at[0], place, last + 1)
+        found: list[tuple[int, Chunk]] = []
+        while place < most:
+            stop = bisect_left(starts(place), end, at)
+            found += self._table.reaching(*self._at, place, range(at, stop), begins, ends)
+            last_end, whole = self._last_end(place)
+            if stop < len(starts(place)) or (last_end >= end and whole):
+                break
+            place, at = place + 1, 0
+        return found
+
+    def _starts(self, place: int) -> memoryview:
+        """Where the chunks in a part begin, along the first dimension."""
+        part, row, ndim = self._table.part(self._at[0], place), self._at[1], len(self._shape)
+        return part[col.OFFSET][part.numbers_at[row] : part.numbers_at[row + 1] : ndim]
+
+    def _last_end(self, place: int) -> tuple[int, bool]:
+        """Where the last chunk in a part ends, along the first dimension, and whether it is whole along the others."""
+        part, row, ndim = self._table.part(self._at[0], place), self._at[1], len(self._shape)
+        shape = part[col.SIZES][part.numbers_at[row + 1] - ndim : part.numbers_at[row + 1]]
+        return self._starts(place)[-1] + shape[0], tuple(shape[1:]) == self._shape[1:]

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 
 import streamxf.format.index
 from streamxf.errors import MetadataError
-from streamxf.format import bands
+from streamxf.format import bands, table
 from streamxf.format.bare import CRC_BYTES, pieces_of
 from streamxf.format.index import File, Index
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.run import RunFacts
-from streamxf.format.table import ItemTable
+from streamxf.format.table import ItemTable, StoredChunks
 from tests.forge import encode, frame_of, pack_index
 from tests.reference_codecs import Refused, unzstd
 from tests.reference_decoder import Sections, parse_json, parse_root
@@ -150,6 +150,51 @@ def test_a_large_index_gives_the_same(index: Index, step: int) -> None:
     assert "\U0010ffff" * 13 not in parsed.items
     assert parsed.items.whole() == index.items
     assert refusal_by_reference(packed, index.hashed) is None
+
+
+@st.composite
+def cut_tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]:
+    """A shape, and boxes that tile it: a grid, or what comes of cutting boxes in two."""
+    shape = draw(st.lists(st.integers(1, 12), min_size=1, max_size=3).map(tuple))
+    boxes = [((0,) * len(shape), shape)]
+    if draw(st.booleans()):
+        cuts = [sorted(draw(st.sets(st.integers(1, size), max_size=4)) | {0, size}) for size in shape]
+        spans = [[*itertools.pairwise(places)] for places in cuts]
+        chosen = product(*spans)
+        return shape, [(tuple(b for b, _ in each), tuple(e - b for b, e in each)) for each in chosen]
+    for _ in range(draw(st.integers(0, 12))):
+        offset, sizes = boxes.pop(draw(st.integers(0, len(boxes) - 1)))
+        axis = draw(st.integers(0, len(shape) - 1))
+        at = draw(st.integers(0, sizes[axis]))
+        lower, upper, moved = list(sizes), list(sizes), list(offset)
+        lower[axis], upper[axis], moved[axis] = at, sizes[axis] - at, offset[axis] + at
+        if 0 not in lower and 0 not in upper:
+            boxes += [(offset, tuple(lower)), (tuple(moved), tuple(upper))]
+        else:
+            boxes.append((offset, sizes))
+    return shape, sorted(boxes)
+
+
+@given(tensor=cut_tensors(), step=st.integers(1, 5), data=st.data())
+def test_a_box_finds_the_chunks_that_reach_into_it(tensor: Any, step: int, data: st.DataObject) -> None:
+    shape, boxes = tensor
+    index = parse(of(TEXT))
+    place = Place(next(iter(index.files)), 0, 1, index.chain)
+    chunks = (Chunk(*box, place._replace(number=n), False) for n, box in enumerate(boxes))
+    item = TensorItem("w", "uint8", shape, tuple(chunks))
+    spans = [sorted(data.draw(st.tuples(st.integers(0, size), st.integers(0, size)))) for size in shape]
+    box = [begin for begin, _ in spans], [end - begin for begin, end in spans]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bands, "_ROWS", step)
+        patch.setattr(streamxf.format.index, "_SMALL", -1)
+        patch.setattr(table, "_MANY", data.draw(st.sampled_from([0, 512])))
+        found = parse(replace(index, items={"w": item}).pack()).items["w"]
+        assert isinstance(found, TensorItem)
+        assert isinstance(found.chunks, StoredChunks)
+        assert found.overlapping([box]) == item.overlapping([box])
+        assert len(found.chunks) == len(boxes)
+        assert [found.chunks[number] for number in range(len(boxes))] == [*item.chunks]
+    assert found == item
 
 
 # -- changed ---------------------------------------------------------------------------------------------------------
