@@ -66,12 +66,12 @@ class ItemTable(Mapping[str, Item]):
         files: Mapping[str, Any],
         read: Callable[[int, int], bytes],
     ) -> None:
-        self._rules = rules
-        self._bands = bands
+        self.rules = rules
+        self.bands = bands
         self._lasts = [band.last for band in bands]
         self._paths = [*files]
-        self._sizes = [file.size for file in files.values()]
-        self._writers = {path: file.writer for path, file in files.items()}
+        self.sizes = [file.size for file in files.values()]
+        self.writers = {path: file.writer for path, file in files.items()}
         self._read = read
         self.on_error: Callable[[Exception], None] = lambda _: None  # may raise what explains an error of a part
         self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
@@ -84,10 +84,10 @@ class ItemTable(Mapping[str, Item]):
         self._further = [column for column in self._first if column not in (col.MORE_ENDS, col.MORE)]
 
     def __len__(self) -> int:
-        return sum(band.rows for band in self._bands)
+        return sum(band.rows for band in self.bands)
 
     def __iter__(self) -> Iterator[str]:
-        for number in range(len(self._bands)):
+        for number in range(len(self.bands)):
             yield from self.part(number, 0).names
 
     def __contains__(self, name: object) -> bool:
@@ -102,6 +102,12 @@ class ItemTable(Mapping[str, Item]):
             except MetadataError as error:
                 raise error.locate(item=name[:_SHOWN]) from None
 
+    def check(self) -> None:
+        """Check all items, as columns; raises MetadataError."""
+        from streamxf.format.whole import check_whole  # which needs numpy
+
+        check_whole(self)
+
     def whole(self) -> dict[str, Item]:
         """All items, read and checked at once, and compared with each other."""
         made = {name: self[name] for name in self}
@@ -113,8 +119,8 @@ class ItemTable(Mapping[str, Item]):
 
     def _check_numbers(self, places: Iterable[Place]) -> None:
         numbers: dict[bytes, list[int]] = {}
-        for place in places if self._rules.coded else ():
-            numbers.setdefault(self._writers[place.file], []).append(place.number or 0)
+        for place in places if self.rules.coded else ():
+            numbers.setdefault(self.writers[place.file], []).append(place.number or 0)
         for each in map(sorted, numbers.values()):  # hostile ones would all have one place in a set
             if any(one == two for one, two in pairwise(each)):
                 fields.bad("two items, or chunks, have one writer and number")
@@ -122,7 +128,7 @@ class ItemTable(Mapping[str, Item]):
     def _find(self, name: str) -> tuple[int, int] | None:
         """The band and the row of an item."""
         number = bisect_left(self._lasts, name)
-        if number == len(self._bands) or name < self._bands[number].first:
+        if number == len(self.bands) or name < self.bands[number].first:
             return None
         names = self.part(number, 0).names
         row = bisect_left(names, name)
@@ -140,7 +146,7 @@ class ItemTable(Mapping[str, Item]):
 
     def fetch(self, number: int, begin: int, end: int) -> None:
         """Read parts of a band that are not known, in as few requests as may be."""
-        entries = self._bands[number].parts
+        entries = self.bands[number].parts
         missing = [place for place in range(begin, end) if (number, place) not in self._known]
         while missing:
             run = 1
@@ -158,7 +164,7 @@ class ItemTable(Mapping[str, Item]):
             missing = missing[run:]
 
     def _take(self, number: int, place: int, data: bytes) -> None:
-        band = self._bands[number]
+        band = self.bands[number]
         entry, stop = band.parts[place], band.parts[place + 1].begin if place + 1 < len(band.parts) else None
         part = IndexPart.parse(data, entry, self._further if place else self._first, band.rows, stop)
         same = [bytes(part[column]) for column in col.SAME_IN_BAND]
@@ -172,7 +178,7 @@ class ItemTable(Mapping[str, Item]):
         self._known[number, place] = part
         while self._room < 0 and len(self._known) > 1:
             (old, at), _ = self._known.popitem(last=False)
-            self._room += self._bands[old].parts[at].raw
+            self._room += self.bands[old].parts[at].raw
 
     # -- items -------------------------------------------------------------------------------------------------
 
@@ -194,7 +200,7 @@ class ItemTable(Mapping[str, Item]):
                 for place in range(self.parts_with(number, count)):
                     part = self.part(number, place)
                     chunks += self.some_chunks(part, row, part.chunks_at[row], part.chunks_at[row + 1])
-                check = check_tiles if self._rules.rank is None else check_apart
+                check = check_tiles if self.rules.rank is None else check_apart
                 check(shape, [chunk[:2] for chunk in chunks], self._work)
                 if not all(one.offset < two.offset for one, two in pairwise(chunks)):
                     fields.bad("two chunks have the same offset, or they do not rise")
@@ -205,11 +211,11 @@ class ItemTable(Mapping[str, Item]):
 
     def part_of(self, number: int, ordinal: int) -> int:
         """The part of a band that has the chunk of this ordinal."""
-        return bisect_right(self._bands[number].parts, ordinal, key=lambda entry: entry.begin) - 1
+        return bisect_right(self.bands[number].parts, ordinal, key=lambda entry: entry.begin) - 1
 
     def parts_with(self, number: int, count: int) -> int:
         """How many parts of a band have chunks of an item with so many."""
-        return bisect_left(self._bands[number].parts, count, key=lambda entry: entry.begin)
+        return bisect_left(self.bands[number].parts, count, key=lambda entry: entry.begin)
 
     def one_chunk(self, number: int, row: int, ordinal: int) -> Chunk:
         place = self.part_of(number, ordinal)
@@ -241,10 +247,10 @@ class ItemTable(Mapping[str, Item]):
         """The dtype of an item, its shape, and how many chunks it has."""
         dtype, count = part[col.DTYPE][row], part[col.COUNT][row]
         shape = tuple(part[col.SHAPE][part.shapes_at[row] : part.shapes_at[row + 1]])
-        if dtype > len(self._rules.dtypes) or (not dtype and (shape or count != 1)):
+        if dtype > len(self.rules.dtypes) or (not dtype and (shape or count != 1)):
             fields.bad("the dtype of an item, or an object of several chunks")
         check_elements(shape)
-        return self._rules.dtypes[dtype - 1] if dtype else None, shape, count
+        return self.rules.dtypes[dtype - 1] if dtype else None, shape, count
 
     def some_chunks(self, part: IndexPart, row: int, begin: int, end: int) -> list[Chunk]:
         """Some chunks of an item, with where they are stored."""
@@ -256,27 +262,23 @@ class ItemTable(Mapping[str, Item]):
         self._check_kinds(kinds, dtype)
         if max(files, default=0) >= len(self._paths):
             fields.bad("a chunk is in a file that there is not")
-        numbers: Iterable[int | None] = part[col.NUMBER][begin:end] if self._rules.coded else repeat(None)
+        numbers: Iterable[int | None] = part[col.NUMBER][begin:end] if self.rules.coded else repeat(None)
         hashes: Iterable[bytes | None] = repeat(None)
-        if self._rules.hashed:
+        if self.rules.hashed:
             hashes = (part.value(col.SHA256, at) for at in range(begin, end))
         crcs: Iterable[bytes | None] = repeat(None)
-        if not self._rules.coded:
+        if not self.rules.coded:
             ends = pairwise(part.crcs_at[begin : end + 1])
             crcs = (bytes(part[col.CRCS][CRC_BYTES * one : CRC_BYTES * two]) for one, two in ends)
         made = []
         places = zip(files, part[col.AT][begin:end], part[col.BYTES][begin:end], hashes, numbers, crcs, strict=False)
         for offset, shape, kind, place in zip(offsets, shapes, kinds, places, strict=True):
             file, start, size, *facts = place
-            if start + size > self._sizes[file]:
+            if start + size > self.sizes[file]:
                 fields.bad(f"it reaches beyond the end of {self._paths[file]}")
-            chunk = Chunk(
-                offset,
-                shape,
-                Place(self._paths[file], start, size, self._rules.descriptors, *facts),
-                kind == Kind.FRAMED,
-            )
-            if kind == Kind.TENSOR and chunk.raw and size != elements_size(self._rules.dtypes[dtype - 1], shape):
+            stored = Place(self._paths[file], start, size, self.rules.descriptors, *facts)
+            chunk = Chunk(offset, shape, stored, kind == Kind.FRAMED)
+            if kind == Kind.TENSOR and chunk.raw and size != elements_size(self.rules.dtypes[dtype - 1], shape):
                 fields.bad("a raw tensor has other bytes than its elements")
             made.append(chunk)
         return made
@@ -285,7 +287,7 @@ class ItemTable(Mapping[str, Item]):
         found = {*kinds}
         allowed = {Kind.OBJECT}
         if dtype:
-            plain = not self._rules.framed and self._rules.dtypes[dtype - 1] in ITEMSIZES
+            plain = not self.rules.framed and self.rules.dtypes[dtype - 1] in ITEMSIZES
             allowed = {Kind.TENSOR, Kind.FRAMED} if plain else {Kind.FRAMED}
         if not found <= allowed:
             fields.bad("a chunk has a kind that it cannot have")

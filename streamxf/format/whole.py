@@ -1,0 +1,134 @@
+"""All items of a large index, checked as columns: no object is made for a chunk, unless a tensor is cut along more
+dimensions than the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from streamxf.format import columns as col
+from streamxf.format.columns import Column, IndexPart
+from streamxf.format.fields import bad
+from streamxf.format.header import Kind
+from streamxf.format.items import ITEMSIZES, TensorItem
+
+if TYPE_CHECKING:
+    from streamxf.format.table import ItemTable
+
+Numbers = Any  # an array of 64-bit integers
+
+
+def check_whole(table: ItemTable) -> None:
+    """Check every item, and compare them with each other; raises MetadataError if readers would refuse one of them."""
+    rules, sizes = table.rules, numpy.array(table.sizes, numpy.int64)
+    ids = {writer: number for number, writer in enumerate(dict.fromkeys(table.writers.values()))}
+    writers = numpy.array([ids[writer] for writer in table.writers.values()], numpy.int64)
+    plain = numpy.array([False, *(not rules.framed and dtype in ITEMSIZES for dtype in rules.dtypes)])
+    known: list[tuple[Numbers, Numbers]] = []
+    for number, band in enumerate(table.bands):
+        slabs = _Slabs(band.rows, rules.rank is None and rules.coded)
+        for place in range(len(band.parts)):
+            part = table.part(number, place)
+            for row in range(band.rows if not place else 0):
+                table.about(part, row)
+            _check_places(part, sizes, plain)
+            slabs.add(part)
+            if rules.coded:
+                known.append((writers[_array(part, col.FILE)], _array(part, col.NUMBER)))
+        for row in slabs.others():
+            item = table[table.part(number, 0).names[row]]
+            if isinstance(item, TensorItem):
+                len(tuple(item.chunks))
+    if known:
+        by, numbers = (numpy.concatenate(side) for side in zip(*known, strict=True))
+        _check_numbers(by, numbers, len(ids))
+
+
+def _array(part: IndexPart, column: Column) -> Numbers:
+    return numpy.array(part[column], numpy.int64)
+
+
+def _check_places(part: IndexPart, sizes: Numbers, plain: Numbers) -> None:
+    file, at, size = (_array(part, column) for column in (col.FILE, col.AT, col.BYTES))
+    if file.size and file.max() >= sizes.size:
+        bad("a chunk is in a file that there is not")
+    if (at + size > sizes[file]).any():
+        bad("a chunk reaches beyond the end of its file")
+    kind, dtype = _array(part, col.KIND), numpy.repeat(_array(part, col.DTYPE), numpy.diff(part.chunks_at))
+    tensors = (kind == Kind.FRAMED) | ((kind == Kind.TENSOR) & plain[dtype])
+    if not numpy.where(dtype > 0, tensors, kind == Kind.OBJECT).all():
+        bad("a chunk has a kind that it cannot have")
+
+
+class _Slabs:
+    """Which tensors of a band are cut along the first dimension alone, and have all their chunks."""
+
+    def __init__(self, rows: int, may: bool) -> None:
+        self._good = numpy.full(rows, may)
+        self._ends = numpy.zeros(rows, numpy.int64)
+        self._seen = numpy.zeros(rows, numpy.int64)
+        self._lengths = numpy.zeros(rows, numpy.int64)
+
+    def add(self, part: IndexPart) -> None:
+        ndim, starts = _array(part, col.NDIM), numpy.array(part.chunks_at)
+        shapes, shapes_at = _array(part, col.SHAPE), numpy.array(part.shapes_at)
+        offsets, sizes, numbers_at = _array(part, col.OFFSET), _array(part, col.SIZES), numpy.array(part.numbers_at)
+        here = numpy.diff(starts)
+        self._seen += here
+        for dims in numpy.unique(ndim).tolist():
+            rows = numpy.flatnonzero((ndim == dims) & (here > 0))
+            if not rows.size:
+                continue
+            if not dims:
+                self._good[rows] &= here[rows] == 1
+                continue
+            spans = zip(numbers_at[rows].tolist(), numbers_at[rows + 1].tolist(), strict=True)
+            picked = _runs(spans, offsets.size)
+            at, size = (values[picked].reshape(-1, dims) for values in (offsets, sizes))
+            shape = shapes[shapes_at[rows][:, None] + numpy.arange(dims)]
+            each = numpy.repeat(numpy.arange(rows.size), here[rows])
+            ends = at[:, 0] + size[:, 0]
+            first = numpy.cumsum(here[rows]) - here[rows]
+            before = numpy.empty_like(ends)
+            before[1:] = ends[:-1]
+            before[first] = self._ends[rows]
+            good = (at[:, 0] == before) & (size[:, 0] > 0) & (at[:, 1:] == 0).all(axis=1)
+            good &= (size[:, 1:] == shape[each, 1:]).all(axis=1) & (shape[each, 1:] > 0).all(axis=1)
+            self._good[rows] &= numpy.logical_and.reduceat(good, first)
+            self._ends[rows] = ends[first + here[rows] - 1]
+            self._lengths[rows] = shape[:, 0]
+        if part.stop is None:
+            counts = _array(part, col.COUNT)
+            self._good &= (self._seen == counts) & (counts > 0) & (self._ends == self._lengths)
+
+    def others(self) -> Sequence[int]:
+        """The rows of all other items."""
+        return numpy.flatnonzero(~self._good).tolist()
+
+
+def _runs(spans: Any, size: int) -> Any:
+    """An index of the values in spans, which do not overlap."""
+    spans = list(spans)
+    if spans[0][0] == 0 and spans[-1][1] == size and all(one[1] == two[0] for one, two in pairwise(spans)):
+        return slice(None)
+    return numpy.concatenate([numpy.arange(begin, end) for begin, end in spans])
+
+
+def _check_numbers(writers: Numbers, numbers: Numbers, count: int) -> None:
+    """Numbers of honest writers have few gaps, so that a bit for each is enough."""
+    most = numpy.zeros(count, numpy.int64)
+    numpy.maximum.at(most, writers, numbers)
+    begins = numpy.cumsum(most + 1) - most - 1
+    if begins[-1] + most[-1] < 8 * numbers.size + 2**16:
+        seen = numpy.zeros(int(begins[-1] + most[-1]) + 1, bool)
+        seen[begins[writers] + numbers] = True
+        distinct = int(numpy.count_nonzero(seen)) == numbers.size
+    else:
+        order = numpy.lexsort((numbers, writers))
+        distinct = not ((numpy.diff(writers[order]) == 0) & (numpy.diff(numbers[order]) == 0)).any()
+    if not distinct:
+        bad("two items, or chunks, have one writer and number")
