@@ -21,13 +21,14 @@ from streamxf.checkpoint.datafile import FileRecord, SavedFile
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import pickled
 from streamxf.checkpoint.saving import Extensions, Save
-from streamxf.errors import AbortedError, ChainError, ContainerError, MetadataError, StreamxfError, UnsupportedError
+from streamxf.errors import AbortedError, ChainError, ContainerError, StreamxfError, UnsupportedError
 from streamxf.format.index import File, Index
-from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
+from streamxf.format.items import Chunk, Item, ObjectItem
 from streamxf.format.limits import NO_PICKLE, WRAPPED_KEY_BYTES
 from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, made_by_saves, metadata_name, rank_of
 from streamxf.format.run import RunFacts
-from streamxf.format.tiling import check_apart, check_tiles, work_for
+from streamxf.format.table import ItemTable
+from streamxf.format.tiling import NotTiled
 from streamxf.format.trailer import Sections, pack, pack_keys
 from streamxf.keys.envelope import DataKey
 from streamxf.storage.lock import locked
@@ -107,10 +108,8 @@ def assemble(
         extra or {},
         run,
     )
-    if index.chain:
-        _check_numbers(index)
     root, parts = index.pack()
-    _check_whole(items.values(), rank, len(parts))
+    _check_readable(index, root, parts)
     keys = b""
     if encryption is not None:
         digest = Sections(memoryview(root), memoryview(b"")).digest
@@ -131,27 +130,20 @@ def _files(records: Iterable[FileRecord], own: DataKey | None) -> dict[str, File
     return {record.path: File(record.size, record.writer_id, known[record.writer_id] or none) for record in records}
 
 
-def _check_whole(items: Iterable[Item], rank: int | None, size: int) -> None:
-    """Refuse to publish tensors of which parts are missing: who loads them would keep old values there, unnoticed."""
-    check, steps = check_tiles if rank is None else check_apart, work_for(size)
-    for item in items:
-        if isinstance(item, TensorItem):
-            try:
-                check(item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks], steps)
-            except MetadataError as error:
-                raise UnsupportedError(
-                    f"the checkpoint would be incomplete, so it was not published: {error.message}. Save shards "
-                    "together with all other ranks (no_dist=False), or each rank for itself with use_collectives=False",
-                    item=item.name,
-                ) from error
-
-
-def _check_numbers(index: Index) -> None:
-    """Refuse to publish what readers refuse: two items, or chunks, to which one writer gave one number."""
-    writers = {path: file.writer for path, file in index.files.items()}
-    known = [(writers[place.file], place.number) for item in index.items.values() for place in item.places]
-    if len(set(known)) < len(known):
-        raise MetadataError("two items, or chunks, have one writer and number: each write has a number of its own")
+def _check_readable(index: Index, root: bytes, parts: bytes) -> None:
+    """Refuse to publish what readers refuse, above all tensors of which parts are missing: whoever loads them would
+    keep old values there, unnoticed.
+    """
+    try:
+        read = Index.parse(memoryview(root), lambda at, size: parts[at : at + size], len(parts), hashed=index.hashed)
+        if isinstance(read.items, ItemTable):
+            read.items.check()
+    except NotTiled as error:
+        raise UnsupportedError(
+            f"the checkpoint would be incomplete, so it was not published: {error.message}. Save shards together with "
+            "all other ranks (no_dist=False), or each rank for itself with use_collectives=False",
+            item=error.item,
+        ) from error
 
 
 def _check_agreement(records: Iterable[FileRecord]) -> None:

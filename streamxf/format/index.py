@@ -211,7 +211,7 @@ class _Root:
         last = ""
         for entry in self._parts(value):
             part = IndexPart.parse(self._read(entry.at, entry.size), entry, columns)
-            if entry.begin != len(files) or not part.names or part.names[0] <= last:
+            if entry.begin != len(files) or part.chunks or not part.names or part.names[0] <= last:
                 fields.bad("files do not rise")
             last = part.names[-1]
             for row, (path, size) in enumerate(zip(part.names, part[col.FILE_SIZE], strict=True)):

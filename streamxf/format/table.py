@@ -185,7 +185,7 @@ class ItemTable(Mapping[str, Item]):
     def _item(self, name: str, number: int, row: int) -> Item:
         first = self.part(number, 0)
         dtype, shape, count = self.about(first, row)
-        path, properties = _more(first, row, dtype is None)
+        path, properties = more(first, row, dtype is None)
         chunks = StoredChunks(self, name, number, row, shape, count)
         if dtype is None:
             return ObjectItem(name, chunks[0].place, path)
@@ -297,7 +297,7 @@ def _groups(values: memoryview, size: int, count: int) -> Iterable[tuple[int, ..
     return zip(*[iter(values)] * size, strict=True) if size else repeat((), count)
 
 
-def _more(part: IndexPart, row: int, is_object: bool) -> tuple[Path | None, dict[str, Any]]:
+def more(part: IndexPart, row: int, is_object: bool) -> tuple[Path | None, dict[str, Any]]:
     """The path of an item, and properties of a tensor."""
     ends = part[col.MORE_ENDS]
     text = bytes(part[col.MORE][ends[row - 1] if row else 0 : ends[row]])

@@ -27,6 +27,10 @@ Ints = Sequence[int]
 Span = tuple[Ints, Ints]  # offsets and sizes
 
 
+class NotTiled(MetadataError):
+    """A part of a tensor is missing, or is there twice; or that takes too long to find out."""
+
+
 def work_for(size: int) -> Steps:
     """The budget for comparing the chunks of an index of `size` bytes, as it is stored."""
     return Steps(_PAIRS_FREE + _PAIRS * size)
@@ -46,7 +50,7 @@ def check_tiles(shape: Ints, chunks: Sequence[Span], work: Steps | None = None) 
     if whole or _is_grid(shape, chunks):
         return
     if overlap(shape, chunks, work) or math.prod(shape) != sum(math.prod(sizes) for _, sizes in chunks):
-        raise MetadataError("its chunks leave out a part of it, or cover one twice")
+        raise NotTiled("its chunks leave out a part of it, or cover one twice")
 
 
 def check_apart(shape: Ints, chunks: Sequence[Span], work: Steps | None = None) -> None:
@@ -55,7 +59,7 @@ def check_apart(shape: Ints, chunks: Sequence[Span], work: Steps | None = None) 
     """
     check_elements(shape)
     if overlap(shape, chunks, work):
-        raise MetadataError("its chunks overlap")
+        raise NotTiled("its chunks overlap")
 
 
 def overlap(shape: Ints, chunks: Sequence[Span], work: Steps | None = None) -> bool:
@@ -84,7 +88,7 @@ def overlap(shape: Ints, chunks: Sequence[Span], work: Steps | None = None) -> b
                 if _any_share(group):
                     return True
     except TooMuch:
-        raise MetadataError(_STRANGE_CUT.format(len(chunks))) from None
+        raise NotTiled(_STRANGE_CUT.format(len(chunks))) from None
     return False
 
 
@@ -154,10 +158,10 @@ def _cut(shape: Ints, chunks: Iterable[Span]) -> tuple[list[int], list[tuple[Int
     boxes: list[tuple[Ints, Ints]] = []
     for offsets, sizes in chunks:
         if len(offsets) != len(shape) or len(sizes) != len(shape):
-            raise MetadataError("its chunks have another number of dimensions than the tensor")
+            raise NotTiled("its chunks have another number of dimensions than the tensor")
         ends = tuple(map(int.__add__, offsets, sizes))
         if any(map(int.__gt__, ends, whole)):
-            raise MetadataError("its chunks reach beyond its end")
+            raise NotTiled("its chunks reach beyond its end")
         if 0 not in sizes:
             axes.update(axis for axis, size in enumerate(sizes) if size != whole[axis])
             boxes.append((offsets, ends))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
@@ -15,9 +15,7 @@ from streamxf.format.columns import Column, IndexPart
 from streamxf.format.fields import bad
 from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES, TensorItem
-
-if TYPE_CHECKING:
-    from streamxf.format.table import ItemTable
+from streamxf.format.table import ItemTable, more
 
 Numbers = Any  # an array of 64-bit integers
 
@@ -26,7 +24,7 @@ def check_whole(table: ItemTable) -> None:
     """Check every item, and compare them with each other; raises MetadataError if readers would refuse one of them."""
     rules, sizes = table.rules, numpy.array(table.sizes, numpy.int64)
     ids = {writer: number for number, writer in enumerate(dict.fromkeys(table.writers.values()))}
-    writers = numpy.array([ids[writer] for writer in table.writers.values()], numpy.int64)
+    writers = numpy.array([ids[writer] for writer in table.writers.values()], numpy.uint32)
     plain = numpy.array([False, *(not rules.framed and dtype in ITEMSIZES for dtype in rules.dtypes)])
     known: list[tuple[Numbers, Numbers]] = []
     for number, band in enumerate(table.bands):
@@ -34,18 +32,18 @@ def check_whole(table: ItemTable) -> None:
         for place in range(len(band.parts)):
             part = table.part(number, place)
             for row in range(band.rows if not place else 0):
-                table.about(part, row)
+                dtype, _, _ = table.about(part, row)
+                more(part, row, dtype is None)
             _check_places(part, sizes, plain)
             slabs.add(part)
             if rules.coded:
-                known.append((writers[_array(part, col.FILE)], _array(part, col.NUMBER)))
+                known.append((writers[_array(part, col.FILE)], numpy.array(part[col.NUMBER])))
         for row in slabs.others():
             item = table[table.part(number, 0).names[row]]
             if isinstance(item, TensorItem):
                 len(tuple(item.chunks))
     if known:
-        by, numbers = (numpy.concatenate(side) for side in zip(*known, strict=True))
-        _check_numbers(by, numbers, len(ids))
+        _check_numbers(known, len(ids))
 
 
 def _array(part: IndexPart, column: Column) -> Numbers:
@@ -118,17 +116,21 @@ def _runs(spans: Any, size: int) -> Any:
     return numpy.concatenate([numpy.arange(begin, end) for begin, end in spans])
 
 
-def _check_numbers(writers: Numbers, numbers: Numbers, count: int) -> None:
+def _check_numbers(known: list[tuple[Numbers, Numbers]], count: int) -> None:
     """Numbers of honest writers have few gaps, so that a bit for each is enough."""
-    most = numpy.zeros(count, numpy.int64)
-    numpy.maximum.at(most, writers, numbers)
+    most, total = numpy.zeros(count, numpy.int64), 0
+    for writers, numbers in known:
+        numpy.maximum.at(most, writers, numbers.astype(numpy.int64))
+        total += numbers.size
     begins = numpy.cumsum(most + 1) - most - 1
-    if begins[-1] + most[-1] < 8 * numbers.size + 2**16:
-        seen = numpy.zeros(int(begins[-1] + most[-1]) + 1, bool)
-        seen[begins[writers] + numbers] = True
-        distinct = int(numpy.count_nonzero(seen)) == numbers.size
+    if float(most.sum()) + count < 8 * total + 2**16:
+        seen = numpy.zeros(int(most.sum()) + count, bool)
+        for writers, numbers in known:
+            seen[begins[writers] + numbers] = True
+        distinct = int(numpy.count_nonzero(seen)) == total
     else:
-        order = numpy.lexsort((numbers, writers))
-        distinct = not ((numpy.diff(writers[order]) == 0) & (numpy.diff(numbers[order]) == 0)).any()
+        by, all_numbers = (numpy.concatenate(side) for side in zip(*known, strict=True))
+        order = numpy.lexsort((all_numbers, by))
+        distinct = not ((numpy.diff(by[order]) == 0) & (numpy.diff(all_numbers[order]) == 0)).any()
     if not distinct:
         bad("two items, or chunks, have one writer and number")

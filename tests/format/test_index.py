@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import re
+import struct
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -28,7 +29,7 @@ from streamxf.format.index import File, Index
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.run import RunFacts
 from streamxf.format.table import ItemTable, StoredChunks
-from tests.forge import encode, frame_of, pack_index
+from tests.forge import Band, MetadataParts, encode, frame_of, pack_columns, pack_index, unpack_columns
 from tests.reference_codecs import Refused, unzstd
 from tests.reference_decoder import Sections, parse_json, parse_root
 
@@ -149,6 +150,7 @@ def test_a_large_index_gives_the_same(index: Index, step: int) -> None:
     assert all(name in parsed.items for name in index.items)
     assert "\U0010ffff" * 13 not in parsed.items
     assert parsed.items.whole() == index.items
+    parsed.items.check()
     assert refusal_by_reference(packed, index.hashed) is None
 
 
@@ -358,6 +360,65 @@ def test_any_change_of_the_root_is_judged_alike(start: dict[str, Any], data: st.
     root, parts = encode(start)
     changed(data, root)
     judged_alike((frame_of(json.dumps(root).encode("ascii")), b"".join(parts)), start is HASHED)
+
+
+def large_refusal(packed: Packed, signed: bool) -> str | None:
+    """As `refusal`, where items are checked as columns."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streamxf.format.index, "_SMALL", -1)
+        try:
+            items = parse(packed, hashed=signed).items
+            assert isinstance(items, ItemTable)
+            items.check()
+        except MetadataError as error:
+            return str(error)
+    return None
+
+
+def changed_column(data: st.DataObject, columns: Any) -> None:
+    number = data.draw(st.sampled_from(sorted(columns)))
+    values = columns[number]
+    match data.draw(st.sampled_from(["value", "value", "drop", "add", "move"])):
+        case "value" if values and isinstance(values, list):
+            at = data.draw(st.integers(0, len(values) - 1))
+            near = st.integers(max(values[at] - 2, 0), values[at] + 2)
+            values[at] = data.draw(near | st.sampled_from([*values, 2**32, 2**53 - 1, 2**53, 2**63]))
+        case "value" if values:
+            at = data.draw(st.integers(0, len(values) - 1))
+            columns[number] = values[:at] + data.draw(st.binary(min_size=1, max_size=1)) + values[at + 1 :]
+        case "drop":
+            columns[number] = values[:-1]
+        case "add":
+            columns[number] = values + (values[-1:] or ([0] if isinstance(values, list) else b"a"))
+        case "move":
+            columns[data.draw(st.integers(0, 255))] = columns.pop(number)
+
+
+@given(start=st.sampled_from([EXAMPLE, HASHED, BARE]), cut=st.booleans(), data=st.data())
+def test_any_change_of_a_part_is_judged_alike(start: dict[str, Any], cut: bool, data: st.DataObject) -> None:
+    """Of its columns or its bytes, with right digests: when read at once, as columns, and by the reference decoder."""
+    made = [Band(sorted(start["items"]), (0, 1) if cut else (0,))]
+    parts = MetadataParts(b"", *encoded(start, made))
+    raw = parts.raw_parts()
+    number = data.draw(st.integers(0, len(raw) - 1))
+    if data.draw(st.booleans()):
+        columns = unpack_columns(raw[number])
+        changed_column(data, columns)
+        _, _, rows, chunks = struct.unpack_from("<4sIII", raw[number])
+        rows, chunks = (max(each + data.draw(st.sampled_from([0, 0, 0, 1, -1])), 0) for each in (rows, chunks))
+        altered = pack_columns(dict(sorted(columns.items())), rows, chunks)
+    else:
+        altered = bytearray(raw[number])
+        for _ in range(data.draw(st.integers(1, 2))):
+            altered[data.draw(st.integers(0, len(altered) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    packed, signed = parts.with_part(number, bytes(altered)).stored(), start is HASHED
+    judged_alike(packed, signed)
+    assert (large_refusal(packed, signed) is None) == (refusal(packed, signed) is None), refusal(packed, signed)
+
+
+def encoded(index: dict[str, Any], made: list[Band]) -> tuple[bytes, bytes, bytes]:
+    root, parts = pack_index(index, made)
+    return root, b"", parts
 
 
 def test_the_examples_are_right() -> None:

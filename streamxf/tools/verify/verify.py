@@ -28,6 +28,7 @@ from streamxf.errors import (
 )
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.names import GLOBAL, made_by_saves, metadata_among, rank_of
+from streamxf.format.table import ItemTable
 from streamxf.format.trailer import Trailer
 from streamxf.formats import huggingface
 from streamxf.formats.contents import Format
@@ -277,6 +278,8 @@ def _read(call: Verification, findings: Findings) -> Metadata | None:
             )
         with call.noting_unread():
             metadata = read_metadata(call.storage, name, call.access, listing=True)
+            if isinstance(metadata.items, ItemTable):  # of which nothing was compared with each other yet
+                metadata.items.check()
     except NOT_DAMAGE:
         raise
     except (StreamxfError, OSError) as error:
