@@ -102,12 +102,6 @@ class ItemTable(Mapping[str, Item]):
             except MetadataError as error:
                 raise error.locate(item=name[:_SHOWN]) from None
 
-    def check(self) -> None:
-        """Check all items, as columns; raises MetadataError."""
-        from streamxf.format.whole import check_whole  # which needs numpy
-
-        check_whole(self)
-
     def whole(self) -> dict[str, Item]:
         """All items, read and checked at once, and compared with each other."""
         made = {name: self[name] for name in self}

@@ -29,6 +29,7 @@ from streamxf.format.index import File, Index
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.run import RunFacts
 from streamxf.format.table import ItemTable, StoredChunks
+from streamxf.format.whole import check_whole
 from tests.forge import Band, MetadataParts, encode, frame_of, pack_columns, pack_index, unpack_columns
 from tests.reference_codecs import Refused, unzstd
 from tests.reference_decoder import Sections, parse_json, parse_root
@@ -150,7 +151,7 @@ def test_a_large_index_gives_the_same(index: Index, step: int) -> None:
     assert all(name in parsed.items for name in index.items)
     assert "\U0010ffff" * 13 not in parsed.items
     assert parsed.items.whole() == index.items
-    parsed.items.check()
+    check_whole(parsed.items)
     assert refusal_by_reference(packed, index.hashed) is None
 
 
@@ -369,7 +370,7 @@ def large_refusal(packed: Packed, signed: bool) -> str | None:
         try:
             items = parse(packed, hashed=signed).items
             assert isinstance(items, ItemTable)
-            items.check()
+            check_whole(items)
         except MetadataError as error:
             return str(error)
     return None
