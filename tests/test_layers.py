@@ -261,7 +261,7 @@ LINES = {
     "cli": 3_025,
     "codecs": 1_635,
     "dcp": 3_301,
-    "format": 2_640,
+    "format": 2_939,
     "formats": 995,
     "integrations": 816,
     "keys": 2_157,
@@ -269,7 +269,7 @@ LINES = {
     "storage": 3_290,
     "stream": 1_374,
     "testing": 893,
-    "tools": 7_983,
+    "tools": 7_988,
     "torchsave": 1_881,
     "tuning": 710,
 }
