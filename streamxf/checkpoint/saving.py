@@ -222,8 +222,9 @@ class Save:
 
     def decide_stock(self, chunks: int) -> bool:
         """Whether torch's own readers get a pickle for so many chunks and objects: always if they need no codec."""
-        if self.stock == "auto" or not self.extensions.chain:
-            self.stock = chunks <= STOCK_CHUNKS or not self.extensions.chain
+        readable = not self.extensions.chain and not self.extensions.chain.raw
+        if self.stock == "auto" or readable:
+            self.stock = chunks <= STOCK_CHUNKS or readable
             if not self.stock:
                 text = "%s: without a pickle for torch's own readers, since it has %d chunks; `streamxf stock` adds it"
                 _log.warning(text, self.storage.label(), chunks)

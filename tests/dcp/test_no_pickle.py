@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf import Encrypt, Key, PrivateKey, SigningKey, ZStandard
+from streamxf.chain import Chain
 from streamxf.checkpoint import saving
 from streamxf.errors import MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.format.limits import NO_PICKLE
@@ -25,14 +26,16 @@ from tests.storage.stores import MemoryStorage
 
 SIGNER = SigningKey(bytes(range(2, 34)))
 READER = PrivateKey(bytes(range(3, 35)))
-CHAINS: dict[str, list[Any]] = {
+CHAINS: dict[str, Any] = {
     "zstd": [ZStandard()],
     "full": full_chain(),
+    "raw": Chain.parse("raw"),
     "signed": [ZStandard(), Encrypt([READER.public], signer=SIGNER)],
 }
 KEYS: dict[str, dict[str, Any]] = {
     "zstd": {"keys": None},
     "full": {"keys": KEY},
+    "raw": {"keys": None},
     "signed": {"keys": READER, "trust": SIGNER.verify_key},
 }
 chains = pytest.mark.parametrize("chain", CHAINS)
