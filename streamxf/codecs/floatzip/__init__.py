@@ -18,8 +18,7 @@ from streamxf.codecs.floatzip import kernel
 from streamxf.codecs.floatzip.coding import general, huffman, inflate, pack_into, quick, unpack
 from streamxf.codecs.floatzip.layout import (
     STORED,
-    Coding,
-    Plane,
+    PlaneKind,
     PlaneTable,
     is_wide,
     pack_table,
@@ -83,12 +82,12 @@ class FloatZip(Codec):
             if kernel.decode_into(block, out):
                 return out
         table = parse_table(block, info.limit)
-        plane, _ = table.planes[0]
-        if table.layout.width == 1 and plane.coding == Coding.ZSTD:  # as of most that are not numbers
-            return memoryview(inflate(block[table.end :], table.raw_size))
+        kind, stored = table.planes[0]
+        if table.layout.width == 1 and kind == PlaneKind.ZSTD:  # as of most that are not numbers
+            return memoryview(inflate(stored, table.raw_size))
         out = info.scratch(table.raw_size)
         with borrowed(Workspace) as work:
-            _decode_planes(block, table, out, work)
+            _decode_planes(table, out, work)
         return out
 
 
@@ -121,22 +120,21 @@ def _encode_planes(data: Array, plan: BlockPlan, row: int | None, out: memoryvie
         targets.append(data)
     else:
         for number, planned in enumerate(plan.planes):
-            lane = planned.plane.lane
-            if planned.plane.coding == Coding.RAW:
+            lane = planned.kind.lane
+            if planned.kind.raw:
                 targets.append(np.frombuffer(out, f"<u{lane}", count, position))
                 position += count * lane
             else:
                 targets.append(work.plane(number, count * lane))
         split(data[begin:end].view(f"<u{layout.width}"), layout.rotated, targets, work)
 
-    stored: list[tuple[Plane, int]] = []
+    stored: list[tuple[PlaneKind, int]] = []
     for planned, target in zip(plan.planes, targets, strict=True):
-        if planned.plane.coding == Coding.RAW:
-            stored.append((planned.plane, target.nbytes))
+        if planned.kind.raw:
+            stored.append((planned.kind, target.nbytes))
             continue
-        coding, size = _encode_plane(planned, target, row, layout.width, out[position:], work)
-        stored.append((Plane(coding, 1), size))
-        position += size
+        stored.append(_encode_plane(planned, target, row, layout.width, out[position:], work))
+        position += stored[-1][1]
     pack_table(layout, len(data), stored, out)
     edges = data[:begin].tobytes() + data[end:].tobytes()
     out[position : position + len(edges)] = edges
@@ -145,48 +143,33 @@ def _encode_planes(data: Array, plan: BlockPlan, row: int | None, out: memoryvie
 
 def _encode_plane(
     planned: PlanePlan, values: Array, row: int | None, width: int, out: memoryview, work: Workspace
-) -> tuple[Coding, int]:
+) -> tuple[PlaneKind, int]:
     if (
         planned.levels
         and (period := best_period(values, row, width))
         and (size := level_into(values, period, out, work))
     ):
-        return Coding.LEVELLED, size
-    if planned.plane.coding == Coding.PACKED and (size := pack_into(values, planned.base, out, work)):
-        return Coding.PACKED, size
+        return PlaneKind.LEVELLED, size
+    if planned.kind == PlaneKind.PACKED and (size := pack_into(values, planned.base, out, work)):
+        return PlaneKind.PACKED, size
     kind = huffman if not planned.general else general if len(values) > _LITTLE else quick
     with borrowed(kind) as compressor:
-        return Coding.ZSTD, frames.compress_into(compressor, values.data, out)
+        return PlaneKind.ZSTD, frames.compress_into(compressor, values.data, out)
 
 
-def _decode_planes(block: memoryview, table: PlaneTable, out: memoryview, work: Workspace) -> None:
+def _decode_planes(table: PlaneTable, out: memoryview, work: Workspace) -> None:
     layout = table.layout
     count = layout.count(table.raw_size)
-    places = _places(table)
     planes: list[Array] = []
-    for number, ((plane, size), start) in enumerate(zip(table.planes, places, strict=True)):
-        stored = block[start : start + size]
-        if plane.coding == Coding.RAW:
-            planes.append(np.frombuffer(stored, f"<u{plane.lane}"))
-        elif plane.coding == Coding.ZSTD:
+    for number, (kind, stored) in enumerate(table.planes):
+        if kind.raw:
+            planes.append(np.frombuffer(stored, f"<u{kind.lane}"))
+        elif kind == PlaneKind.ZSTD:
             planes.append(np.frombuffer(inflate(stored, count), np.uint8))
         else:
             planes.append(work.plane(number, count))
-            (unlevel if plane.coding == Coding.LEVELLED else unpack)(stored, planes[-1], work)
+            (unlevel if kind == PlaneKind.LEVELLED else unpack)(stored, planes[-1], work)
     begin, end = layout.phase, layout.phase + count * layout.width
     merge(planes, layout.rotated, np.frombuffer(out, f"<u{layout.width}", count, begin), work)
-    edges = block[len(block) - (len(out) - end) - begin :]
-    out[:begin] = edges[:begin]
-    out[end:] = edges[begin:]
-
-
-def _places(table: PlaneTable) -> list[int]:
-    """Where the data of each plane begins: first come the planes that are stored as they are, then the others."""
-    places = [0] * len(table.planes)
-    position = table.end
-    for raw in (True, False):
-        for number, (plane, size) in enumerate(table.planes):
-            if (plane.coding == Coding.RAW) == raw:
-                places[number] = position
-                position += size
-    return places
+    out[:begin] = table.edges[:begin]
+    out[end:] = table.edges[begin:]

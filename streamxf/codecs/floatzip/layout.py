@@ -20,23 +20,24 @@ _ALIGNMENT = 8
 _PADDING = bytes(_ALIGNMENT)
 
 
-class Coding(IntEnum):
-    """How the bytes of a plane are stored."""
+class PlaneKind(IntEnum):
+    """How a plane is stored, some neighbouring bytes of every element: one byte, or one, two or four as they are."""
 
     RAW = 0
     ZSTD = 1
     PACKED = 2
     LEVELLED = 3
+    RAW_2 = 4
+    RAW_4 = 8
 
+    @property
+    def lane(self) -> int:
+        """How many bytes of each element."""
+        return 1 << (self >> 2)
 
-class Plane(NamedTuple):
-    """Some neighbouring bytes of every element.
-
-    - `lane`: how many bytes of each element: 1, 2 or 4 of a raw plane, else 1.
-    """
-
-    coding: Coding
-    lane: int
+    @property
+    def raw(self) -> bool:
+        return not self & 3
 
 
 class Layout(NamedTuple):
@@ -64,24 +65,22 @@ _LAYOUTS = {
     for rotated in ((0, 1) if log2 else (0,))
 }
 """By the first byte of a block."""
-_KINDS = {log2 << 2: Plane(Coding.RAW, 1 << log2) for log2 in range(3)} | {
-    int(coding): Plane(coding, 1) for coding in (Coding.ZSTD, Coding.PACKED, Coding.LEVELLED)
-}
-"""By the first byte of a plane's entry."""
+_KINDS = {int(kind): kind for kind in PlaneKind}
+_OF_BYTES = {int(kind): kind for kind in (PlaneKind.ZSTD, PlaneKind.PACKED)}  # where an element is one byte
 
 
 class PlaneTable(NamedTuple):
-    """The table of a block, parsed and checked.
+    """A block taken apart by its table, which was checked.
 
     - `raw_size`: bytes of the block before it was encoded.
-    - `planes`: from the lowest bytes of an element to the highest, with stored sizes in bytes.
-    - `end`: where the planes' data begins.
+    - `planes`: from the lowest bytes of an element to the highest, as they are stored.
+    - `edges`: the bytes before the first element and after the last.
     """
 
     layout: Layout
     raw_size: int
-    planes: list[tuple[Plane, int]]
-    end: int
+    planes: list[tuple[PlaneKind, memoryview]]
+    edges: memoryview
 
 
 def table_size(planes: int) -> int:
@@ -89,12 +88,10 @@ def table_size(planes: int) -> int:
     return -(-(_HEAD.size + planes * _PLANE.size) // _ALIGNMENT) * _ALIGNMENT
 
 
-def pack_table(layout: Layout, raw_size: int, planes: Sequence[tuple[Plane, int]], out: memoryview) -> None:
+def pack_table(layout: Layout, raw_size: int, planes: Sequence[tuple[PlaneKind, int]], out: memoryview) -> None:
     """Write the table to the start of `out`."""
     first = _PLANES | layout.phase << 3 | layout.rotated << 2 | layout.width.bit_length() - 1
-    table = _HEAD.pack(first, raw_size) + b"".join(
-        _PLANE.pack(plane.coding | (plane.lane.bit_length() - 1) << 2, size) for plane, size in planes
-    )
+    table = _HEAD.pack(first, raw_size) + b"".join(_PLANE.pack(kind, size) for kind, size in planes)
     end = table_size(len(planes))
     out[:end] = table.ljust(end, b"\0")
 
@@ -135,23 +132,27 @@ def parse_table(block: memoryview, limit: int) -> PlaneTable:
     edges = size - count * layout.width
     if end + sum(size for _, size in planes) + edges != len(block):
         raise CodecError("FloatZip block is not as long as its table says: it was truncated or appended to")
-    return PlaneTable(layout, size, planes, end)
+    parts = {}
+    for number in sorted(range(len(planes)), key=lambda number: not planes[number][0].raw):  # raw ones come first
+        parts[number] = block[end : end + planes[number][1]]
+        end += len(parts[number])
+    return PlaneTable(layout, size, [(kind, parts[number]) for number, (kind, _) in enumerate(planes)], block[end:])
 
 
-def _parse_planes(block: memoryview, layout: Layout, count: int) -> tuple[list[tuple[Plane, int]], int]:
-    planes: list[tuple[Plane, int]] = []
+def _parse_planes(block: memoryview, layout: Layout, count: int) -> tuple[list[tuple[PlaneKind, int]], int]:
+    planes: list[tuple[PlaneKind, int]] = []
+    kinds = _KINDS if layout.width > 1 else _OF_BYTES
     position, covered = _HEAD.size, 0
     while covered < layout.width:
         if len(block) < position + _PLANE.size:
             raise CodecError(f"FloatZip block of {len(block)} bytes ends within its table")
         code, size = _PLANE.unpack_from(block, position)
-        plane = _KINDS.get(code)
-        whole = layout.width == 1 and plane is not None and plane.coding not in (Coding.ZSTD, Coding.PACKED)
-        if plane is None or covered + plane.lane > layout.width or whole:
+        kind = kinds.get(code)
+        if kind is None or covered + kind.lane > layout.width:
             raise CodecError(f"FloatZip plane of an unknown kind {code:#04x}")
-        covered += plane.lane
-        if code & 3 == Coding.RAW and size != count * plane.lane:
-            raise CodecError(f"FloatZip plane of {size} bytes where {count * plane.lane} belong")
-        planes.append((plane, size))
+        covered += kind.lane
+        if kind.raw and size != count * kind.lane:
+            raise CodecError(f"FloatZip plane of {size} bytes where {count * kind.lane} belong")
+        planes.append((kind, size))
         position += _PLANE.size
     return planes, position

@@ -14,7 +14,7 @@ import numpy as np
 
 from streamxf.buffers import borrowed
 from streamxf.codecs.floatzip.coding import MAX_EXCEPTIONS, WINDOW, general, huffman
-from streamxf.codecs.floatzip.layout import Coding, Layout, Plane
+from streamxf.codecs.floatzip.layout import Layout, PlaneKind
 from streamxf.codecs.floatzip.planes import Array
 
 FLOAT_WIDTHS = {
@@ -65,13 +65,13 @@ class PlanePlan(NamedTuple):
     - `levels`: whether to look for scales that differ from place to place.
     """
 
-    plane: Plane
+    kind: PlaneKind
     base: int = 0
     general: bool = False
     levels: bool = False
 
 
-_RAW = PlanePlan(Plane(Coding.RAW, 1))
+_RAW = PlanePlan(PlaneKind.RAW)
 
 
 class BlockPlan(NamedTuple):
@@ -87,7 +87,7 @@ class BlockPlan(NamedTuple):
 
 
 _SMALL = {
-    width: BlockPlan(Layout(width, True, 0), [PlanePlan(Plane(Coding.ZSTD, 1))] * width)
+    width: BlockPlan(Layout(width, True, 0), [PlanePlan(PlaneKind.ZSTD)] * width)
     for width in set(FLOAT_WIDTHS.values())
 }
 
@@ -102,7 +102,7 @@ def choose(block: Array, dtype: str | None) -> BlockPlan | None:
     if width is not None and len(block) >= width:
         return _SMALL[width] if len(block) <= SMALL_FLOATS else _plan(block, Layout(width, True, 0))
     if len(block) <= SMALL_BYTES:
-        return BlockPlan(_BYTES, [PlanePlan(Plane(Coding.ZSTD, 1), general=True)]) if len(block) else None
+        return BlockPlan(_BYTES, [PlanePlan(PlaneKind.ZSTD, general=True)]) if len(block) else None
     if dtype in BYTE_FLOATS:
         return _plan_bytes(block, NOISE_BITS)
     layout, bits = _detect(block)
@@ -116,7 +116,7 @@ def _plan(block: Array, layout: Layout) -> BlockPlan | None:
     raw = 0
     for histogram in _plane_histograms(elements, layout.rotated):
         plan = _plan_plane(histogram, len(elements), layout.width)
-        if plan.plane.coding == Coding.RAW:
+        if plan.kind.raw:
             raw += 1
             continue
         plans += [*_raw_planes(raw), plan]
@@ -134,8 +134,8 @@ def _plan_plane(histogram: Array, total: int, width: int) -> PlanePlan:
     if bits > CONSTANT_COLLISION_BITS:
         base, inside = _best_window(histogram)
         if inside >= (1 - MAX_EXCEPTIONS / 2) * total:
-            return PlanePlan(Plane(Coding.PACKED, 1), base, levels=levels)
-    return PlanePlan(Plane(Coding.ZSTD, 1), levels=levels)
+            return PlanePlan(PlaneKind.PACKED, base, levels=levels)
+    return PlanePlan(PlaneKind.ZSTD, levels=levels)
 
 
 def _plan_bytes(block: Array, bits: float) -> BlockPlan | None:
@@ -153,20 +153,19 @@ def _plan_bytes(block: Array, bits: float) -> BlockPlan | None:
         if inside >= (1 - NARROW) * len(sample) and collision_bits(histogram, len(sample)) > CONSTANT_COLLISION_BITS:
             pairs = (sample[:-1:2] - np.uint8(base)) * np.uint8(WINDOW) | (sample[1::2] - np.uint8(base))
             if len(plainly.compress(pairs.data)) < min(plain, matched):
-                return BlockPlan(_BYTES, [PlanePlan(Plane(Coding.PACKED, 1), base)])
+                return BlockPlan(_BYTES, [PlanePlan(PlaneKind.PACKED, base)])
     # a part's own table of codes would hide what the block's codes gain
     if min(8 * min(plain, matched) / len(sample), entropies(histogram[None])[0] + CODE_BITS) > bits:
         return None
-    return BlockPlan(_BYTES, [PlanePlan(Plane(Coding.ZSTD, 1), general=matched < plain)])
+    return BlockPlan(_BYTES, [PlanePlan(PlaneKind.ZSTD, general=matched < plain)])
 
 
 def _raw_planes(count: int) -> list[PlanePlan]:
     """So many neighbouring bytes that are noise, in as few planes as possible."""
     planes = []
     while count:
-        lane = 1 << min(2, count.bit_length() - 1)
-        planes.append(PlanePlan(Plane(Coding.RAW, lane)))
-        count -= lane
+        planes.append(PlanePlan(PlaneKind(min(2, count.bit_length() - 1) << 2)))
+        count -= planes[-1].kind.lane
     return planes
 
 
