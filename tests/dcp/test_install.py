@@ -43,7 +43,7 @@ from tests.polling import wait_until
 
 from .helpers import KEY, OTHER_KEY, assert_same, blank, load_with, refused, stored_chain
 
-STATE = {"model": {"weight": torch.randn(300, 40), "bias": torch.ones(7, dtype=torch.bfloat16)}, "step": 7}
+STATE = {"model": {"bias": torch.ones(7, dtype=torch.bfloat16), "weight": torch.randn(300, 40)}, "step": 7}
 CHAIN = "floatzip+checksum+encrypt"
 SIGNER = streamxf.SigningKey.generate()
 PAIR = streamxf.PrivateKey.generate()
