@@ -147,7 +147,6 @@ def make_up(path: Path, ranks: int, items: int, gib: int) -> int:
         record = FileRecord(
             f"__{rank}_0_{writer_id.hex()}.distcp",
             tensors * stored,
-            None,
             writer_id,
             chain.encryption.wrapped if chain.encryption is not None else "",
             (),

@@ -34,7 +34,7 @@ NAMES = (
     "manager",
     "granite",
 )
-UNPUBLISHED = ("gpu",)  # run by their names alone
+UNPUBLISHED = ("gpu", "maps")  # run by their names alone
 
 
 def main(arguments: list[str] | None = None) -> int:
