@@ -137,6 +137,26 @@ def load_model(folder: Path) -> Any:
     return {"tensors": len(theirs), "same": len(same), "names": list(ours) == list(theirs), "step": found["step"]}
 
 
+def raw_shards(folder: Path) -> Any:
+    """Save raw, load, and map the shards that FSDP cut: together they are the tensors."""
+    state = sharded_state(3)
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(folder / "raw", chain="raw"))
+    wanted = flat(whole(state))
+    state = sharded_state(8, steps=2)
+    dcp.load(state, storage_reader=streamxf.FileSystemReader(folder / "raw"))
+    found = flat(whole(state))
+    loaded = [name for name in wanted if torch.equal(raw_bytes(found[name]), raw_bytes(wanted[name]))]
+    mapped = []
+    with streamxf.Checkpoint(folder / "raw") as checkpoint:
+        for name in wanted:
+            handle: Any = checkpoint[name.removeprefix(".")]
+            shards = [chunk.mmap() for chunk in handle.chunks]
+            together = torch.cat(shards) if handle.shape else shards[0]
+            mapped += [name] if torch.equal(raw_bytes(together), raw_bytes(wanted[name])) else []
+        several = sum(len(checkpoint[name.removeprefix(".")].chunks) > 1 for name in wanted)  # type: ignore[union-attr]
+    return {"tensors": len(wanted), "loaded": len(loaded), "mapped": len(mapped), "several": several}
+
+
 # -- errors ----------------------------------------------------------------------------------------
 
 

@@ -49,6 +49,13 @@ def test_a_model_that_two_ranks_saved_loads_on_others(saved: Path, count: int) -
         check_loaded(report["load_model"])
 
 
+def test_raw_shards_of_two_ranks_are_loaded_and_mapped(tmp_path: Path) -> None:
+    for report in run_ranks(2, tmp_path, "raw_shards"):
+        found = report["raw_shards"]
+        assert found["loaded"] == found["mapped"] == found["tensors"] >= 15
+        assert found["several"] >= 10
+
+
 def test_a_model_that_two_ranks_saved_gets_another_key(saved: Path, tmp_path: Path) -> None:
     """Each rank has a data key of its own."""
     path = shutil.copytree(saved / "model", tmp_path / "model")
