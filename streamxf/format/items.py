@@ -155,10 +155,6 @@ class TensorItem:
         return tuple(chunk.place for chunk in self.chunks)
 
     @property
-    def chains(self) -> tuple[tuple[str, ...], ...]:
-        return tuple(chunk.chain for chunk in self.chunks)
-
-    @property
     def stored_bytes(self) -> int:
         return sum(chunk.place.size for chunk in self.chunks)
 
@@ -185,10 +181,6 @@ class ObjectItem:
     @property
     def places(self) -> tuple[Place, ...]:
         return (self.place,)
-
-    @property
-    def chains(self) -> tuple[tuple[str, ...], ...]:
-        return (self.place.chain,)
 
     @property
     def stored_bytes(self) -> int:

@@ -219,7 +219,7 @@ def ratio_of(item: Item) -> float | None:
 
 
 def _chains_of(item: Item) -> dict[tuple[str, ...], None]:
-    return dict.fromkeys(item.chains)
+    return dict.fromkeys(part.chain for part in (item.chunks if isinstance(item, TensorItem) else item.places))
 
 
 def ratio_text(ratio: float | None) -> str:
