@@ -32,9 +32,10 @@ from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.limits import MAX_METADATA, TRAILER_BYTES
 from streamxf.format.names import GLOBAL, OWN_FILE
-from streamxf.format.trailer import Trailer
+from streamxf.format.trailer import Sections, Trailer
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import WRAPPED_KEY
+from streamxf.keys.vouchers import Vouchers
 from streamxf.progress import Progress, Shares
 from streamxf.storage.reading import Counted
 from streamxf.storage.storage import Storage
@@ -292,7 +293,10 @@ def _listed(remains: bytes) -> set[str] | None:
             return None
         begin, head = len(remains) - trailer.size, trailer.head_size
         root, parts = memoryview(remains)[begin : begin + trailer.root_size], remains[head : head + trailer.parts_size]
-        index = Index.parse(root, lambda at, size: parts[at : at + size], len(parts))
+        keys = memoryview(remains)[begin + trailer.root_size :][: trailer.keys_size]
+        lines = Sections(root, keys).key_lines()
+        hashed = lines is not None and Vouchers.parse(lines[1]).signature is not None
+        index = Index.parse(root, lambda at, size: parts[at : at + size], len(parts), hashed=hashed)
     except StreamxfError:
         return None
     if index.rank is not None or not all(map(OWN_FILE.fullmatch, index.files)):

@@ -355,6 +355,17 @@ def test_files_of_another_save_are_never_mixed_in(tmp_path: Path, chain: Chain, 
     assert both.loaded == () if keys is None else set(both.loaded) <= set(new)
 
 
+def test_a_signed_index_says_which_files_belong_together_too(tmp_path: Path) -> None:
+    reader, signer = PrivateKey.generate(), SigningKey.generate()
+    (_, old), (new, parts) = sharded(3, 1), sharded(3, 2)
+    for name, shards in (("old", old), ("new", parts)):
+        save_shards(tmp_path / name, shards, lambda: [Encrypt(reader.public, signer=signer)])
+    for file in data_files(tmp_path / "old"):
+        shutil.copy(file, tmp_path / "new")
+    damage(tmp_path / "new", "tag")
+    check(load_intact(tmp_path / "new", keys=reader, allow_unsigned=True, without_metadata=True), new, set())
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_one_file_of_each_rank_is_not_enough(tmp_path: Path, ranks: int) -> None:
     """Rank 0 of one save and rank 1 of another: nothing overlaps, and everything verifies."""
