@@ -97,7 +97,6 @@ ELSEWHERE = {
     "C14": "shown by C9-C14-raw-size: which rule a wrong size breaks then is that of the last block",
     "P2": "an order of checks; tests/stream",
     "M11": "of readers that nest",
-    "B3": "of the pickle, for torch's readers; tests/checkpoint/test_raw.py",
     "N3": "an order of checks, and M12; tests/checkpoint",
     "N4": "what a note is good for; tests/manager",
     **dict.fromkeys(["R1", "R2", "R3", "R4", "R5"], "an order of checks; tests/checkpoint"),
