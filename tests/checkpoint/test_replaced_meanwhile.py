@@ -39,7 +39,7 @@ CHAIN = ("streamxf.zstd/1",)
 def version(seed: int, items: int = 40) -> bytes:
     """A metadata file whose parts do not shrink."""
     draw = random.Random(seed)
-    files = {"a.distcp": File(2**50, draw.randbytes(16), None, None)}
+    files = {"a.distcp": File(2**50, draw.randbytes(16))}
     places = [Place("a.distcp", draw.randrange(2**49), draw.randrange(2**40), CHAIN, None, at) for at in range(items)]
     made = {f"item {at:05}": ObjectItem(f"item {at:05}", place, None) for at, place in enumerate(places)}
     index = Index(draw.randbytes(16).hex(), None, (), CHAIN, files, made)
