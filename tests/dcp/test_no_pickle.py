@@ -325,3 +325,20 @@ def test_the_command(checkpoint: Path, state: dict[str, Any]) -> None:
     ]
     assert said == ["rewritten: .metadata\n", "nothing changed: torch's own readers can read it\n"]
     assert_same(stock_load(state, checkpoint, KEY), state)
+
+
+@pytest.mark.parametrize("chain", ["zstd", "full"])
+def test_an_attached_reader_reads_it_once_it_has_a_pickle(checkpoint: Path, state: dict[str, Any], chain: str) -> None:
+    """It sees what torch's own reader sees."""
+
+    def loaded() -> dict[str, Any]:
+        target = blank(state)
+        reader = streamxf.attach(dcp.FileSystemReader(checkpoint), keys=KEYS[chain]["keys"])
+        dcp.load(target, storage_reader=reader, no_dist=True)
+        return target
+
+    save(state, checkpoint, CHAINS[chain], stock=False)
+    with pytest.raises(CheckpointException, match=r"invalid load key, '\\xd3'"):
+        loaded()
+    stock(checkpoint)
+    assert_same(loaded(), state)
