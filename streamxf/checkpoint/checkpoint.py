@@ -223,8 +223,8 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         place, size = chunk.place, math.prod(chunk.shape) * itemsize_of(item)
         with located(file=self.label(place.file), item=item.name):
             if not chunk.raw:
-                what = "+".join(chunk.chain) or "in torch.save's frame"
-                raise UnsupportedError(f"it is stored {what}, and only raw tensors are mapped: transcode it to 'raw'")
+                how = f"through {'+'.join(chunk.chain)}" if chunk.chain else "in torch.save's frame"
+                raise UnsupportedError(f"it is stored {how}, and only raw tensors are mapped: transcode it to 'raw'")
             if not self.storage.near:
                 raise UnsupportedError("only local files are mapped, and this storage has none: copy the checkpoint")
             self.blocks(item, chunk)  # with all checks but those of its bytes
@@ -256,6 +256,9 @@ class ChunkHandle(Chunk):
         made = super().__new__(cls, *chunk)
         made._map = map
         return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Chunk, tuple(self)
 
     def mmap(self) -> torch.Tensor | Array:
         """Map the shard into memory, as `TensorHandle.mmap` does."""

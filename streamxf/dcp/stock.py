@@ -17,6 +17,7 @@ from streamxf.codec import Codec
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.descriptor import RAW, Descriptor
 from streamxf.errors import AbortedError, DescriptorError, IdentityError, UnsupportedError, shorten
+from streamxf.format.bare import raw_descriptor
 from streamxf.format.header import Header, Kind
 from streamxf.format.items import ITEMSIZES, elements_size
 from streamxf.format.limits import MAX_NDIM
@@ -177,11 +178,11 @@ class RawTensor(StreamTransformExtension):
     def __init__(self, text: str) -> None:
         self._text = text
         facts = dict(Descriptor.parse(text).parameters)
-        lengths = facts.pop("shape", "")
-        self._dtype = facts.pop("dtype", "")
-        numbers = lengths.split(".") if lengths else []
-        if facts or self._dtype not in ITEMSIZES or not all(map(str.isdecimal, numbers)) or len(numbers) > MAX_NDIM:
-            raise DescriptorError(f"{shorten(text)!r} is not the descriptor of a raw tensor")
+        numbers = facts["shape"].split(".") if "shape" in facts else []
+        self._dtype = facts.get("dtype", "")
+        known = self._dtype in ITEMSIZES and len(numbers) <= MAX_NDIM and all(map(str.isdecimal, numbers))
+        if not known or text != raw_descriptor(self._dtype, numbers):
+            raise DescriptorError(f"{shorten(text)!r} is not the descriptor of a raw tensor that this version reads")
         self._shape = tuple(map(int, numbers))
 
     @staticmethod

@@ -56,6 +56,6 @@ def alignment(size: int) -> int:
     return 4096 if size >= PIECE else 64
 
 
-def raw_descriptor(dtype: str, shape: Sequence[int]) -> str:
+def raw_descriptor(dtype: str, shape: Sequence[int | str]) -> str:
     """What torch's own readers are given of a raw tensor."""
     return f"{RAW}/1?dtype={dtype}" + (f"&shape={'.'.join(map(str, shape))}" if shape else "")
