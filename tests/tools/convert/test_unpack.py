@@ -52,7 +52,7 @@ TENSORS = st.builds(
 def trained() -> dict[str, Any]:
     torch.manual_seed(0)
     return {
-        "model": {"w": torch.randn(40, 30).bfloat16(), "b": torch.randn(10).double(), "s": torch.tensor(3)},
+        "model": {"b": torch.randn(10).double(), "s": torch.tensor(3), "w": torch.randn(40, 30).bfloat16()},
         "optimizer": [{"lr": 0.1, "m": torch.randn(5, 5)}, {"lr": 0.2, "m": torch.randn(5, 5)}],
         "step": 7,
     }
@@ -175,7 +175,7 @@ def test_a_state_dict_is_nested_as_it_was_saved(tmp_path, checkpoint, suffix):
 @pytest.mark.parametrize("writer", [StockWriter, streamxf.FileSystemWriter])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex128, torch.complex32], ids=str)
 def test_every_dtype_goes_through_torchs_format(tmp_path, writer, dtype):
-    state = {"x": tensor(dtype, (3, 5), bytes(range(60))), "turned": tensor(dtype, (3, 5), bytes(range(60))).T}
+    state = {"turned": tensor(dtype, (3, 5), bytes(range(60))).T, "x": tensor(dtype, (3, 5), bytes(range(60)))}
     dcp_save(dict(state), storage_writer=writer(tmp_path / "checkpoint"))
     unpack(tmp_path / "checkpoint", tmp_path / "x.pt")
     assert_same(torch.load(tmp_path / "x.pt"), state)
