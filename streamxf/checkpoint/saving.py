@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 Stock = bool | Literal["auto"]
 """Whether torch's own readers are to read a checkpoint; ``"auto"``: if it has at most `STOCK_CHUNKS` chunks."""
 
-STOCK_CHUNKS = 65_536  # whose pickle has 10 MB, and takes torch some 3 s to read
+STOCK_CHUNKS = 65_536  # whose pickle has 5 MB, and takes torch a second to read
 
 Entry = tuple[Identity, Callable[[], Content]]
 """An item, or a shard of one, without its writer's id; and what gives its bytes when it is its turn."""
