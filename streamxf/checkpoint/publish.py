@@ -185,7 +185,8 @@ def publish(
     with ExitStack() as stack:
         try:
             about: Any = {"rank": rank, "extra": extra, "run": run}
-            place = storage.label() if save.decide_stock(sum(len(item.places) for item in items.values())) else None
+            count = sum(len(getattr(item, "chunks", [item])) for item in items.values())
+            place = storage.label() if save.decide_stock(count) else None
             index, data = assemble(items, records, save.extensions, save_id, place, **about)
             alone = stack.enter_context(locked(storage))
             for _ in range(_ATTEMPTS):

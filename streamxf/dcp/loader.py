@@ -134,10 +134,9 @@ class Loader:
             raise MetadataError(f"the item is wanted as {wanted}, and the metadata says it is not one", item=index.fqn)
         if not isinstance(item, TensorItem):
             return ItemPart(item)
-        chunks, offset = item.chunks, tuple(index.offset or ())
-        if index.index is not None and index.index < len(chunks) and chunks[index.index].offset == offset:
-            return ItemPart(item, chunks[index.index])  # as nearly always: the list may be long
-        chunk = next((chunk for chunk in chunks if chunk.offset == offset), None)
+        chunks, offset, hint = item.chunks, tuple(index.offset or ()), index.index or 0  # which is nearly always right
+        hints = [chunks[hint]] if hint in range(len(chunks)) else []
+        chunk = next((chunk for chunk in chain(hints, chunks) if chunk.offset == offset), None)
         if chunk is None:
             raise MetadataError("the metadata does not describe this part of the tensor", item=index.fqn)
         return ItemPart(item, chunk)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy, deepcopy
 from copyreg import __newobj__  # type: ignore[attr-defined]
 from dataclasses import fields
@@ -34,6 +34,7 @@ from streamxf.errors import MetadataError, UnsupportedError, redacted
 from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, is_path
 from streamxf.format.names import metadata_name
+from streamxf.format.table import StoredChunks
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.torch_private import StorageInfo
@@ -123,43 +124,58 @@ def items_of(content: Metadata, results: Iterable[WriteResult], extensions: Exte
     """The items of a save that is about to be published, from the planner's `content` and the results of all ranks.
     Raises UnsupportedError if something has no place in the index, or was not stored.
     """
-    places = _places(results, extensions)
+    stored: dict[str, list[WriteResult]] = {}
+    for result in results:
+        stored.setdefault(result.index.fqn, []).append(result)
     paths = paths_of(content)
     items: dict[str, Item] = {}
     for name, entry in content.state_dict_metadata.items():
-        path = paths.get(name)
-        try:
-            if isinstance(entry, BytesStorageMetadata):
-                items[name] = ObjectItem(name, places[name, None][0], path)
-                continue
-            chunks = tuple(
-                Chunk(tuple(chunk.offsets), tuple(chunk.sizes), *places[name, tuple(chunk.offsets)])
-                for chunk in entry.chunks
-            )
-        except KeyError:
+        path, own = paths.get(name), stored.get(name, [])
+        if isinstance(entry, BytesStorageMetadata):
+            ((place, _),) = _places(name, [None], own, extensions)
+            items[name] = ObjectItem(name, place, path)
+            continue
+        dtype, properties = str(entry.properties.dtype).removeprefix("torch."), stored_properties(entry.properties)
+        chunks = _WrittenChunks(name, entry.chunks, own, extensions)
+        items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, properties)
+    return items
+
+
+class _WrittenChunks(Sequence[Chunk]):
+    """The chunks of a tensor, made whenever they are gone through: those of all tensors take much memory."""
+
+    def __init__(self, name: str, chunks: list[ChunkStorageMetadata], *written: Any) -> None:
+        self._name, self._chunks, self._written = name, chunks, written
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        offsets = [tuple(chunk.offsets) for chunk in self._chunks]
+        places = _places(self._name, offsets, *self._written)
+        for chunk, offset, (place, framed) in zip(self._chunks, offsets, places, strict=True):
+            yield Chunk(offset, tuple(chunk.sizes), place, framed)
+
+    def __getitem__(self, key: Any) -> Any:
+        return tuple(self)[key]
+
+
+def _places(
+    name: str, offsets: Iterable[tuple[int, ...] | None], results: Iterable[WriteResult], extensions: Extensions
+) -> Iterator[tuple[Place, bool]]:
+    """Where parts of an item are stored, and whether in torch.save's frame; an object has the offset None."""
+    descriptors, usual = extensions.recorded, _Note(not extensions.in_blocks)
+    infos = {each if (each := result.index.offset) is None else tuple(each): result.storage_data for result in results}
+    for offset in offsets:
+        if (info := infos.get(offset)) is None:
             raise UnsupportedError(
                 "the metadata has a part of an item that was not stored, so the checkpoint would be incomplete; "
                 "nothing was published. Save shards together with all other ranks (no_dist=False), or each rank for "
                 "itself with use_collectives=False",
                 item=name,
-            ) from None
-        dtype = str(entry.properties.dtype).removeprefix("torch.")
-        items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, stored_properties(entry.properties))
-    return items
-
-
-def _places(
-    results: Iterable[WriteResult], extensions: Extensions
-) -> dict[tuple[str, tuple[int, ...] | None], tuple[Place, bool]]:
-    """Where results stand, and whether in torch.save's frame, by name and offset."""
-    descriptors, usual = extensions.recorded, _Note(not extensions.in_blocks)
-    found = {}
-    for result in results:
-        info, offset = result.storage_data, result.index.offset
+            )
         framed, *facts, _ = getattr(info, _ATTRIBUTE, usual)
-        place = Place(info.relative_path, info.offset, info.length, descriptors, *facts)
-        found[result.index.fqn, tuple(offset) if offset is not None else None] = place, framed
-    return found
+        yield Place(info.relative_path, info.offset, info.length, descriptors, *facts), framed
 
 
 def complete(content: Metadata, index: Index, storage: Storage) -> None:
@@ -212,8 +228,8 @@ class StoredMetadata(Metadata):
             return read_metadata(open_storage(place), name, access, listing=True)
         except Exception as error:
             error.add_note(
-                f"what dcp.save returned is read from {self.storage_meta.checkpoint_id} when it is used; where that "
-                "takes a Storage or storage options, use a reader's read_metadata()"
+                f"what dcp.save returned is read from {self.storage_meta.checkpoint_id} when it is used, without "
+                "storage options; a reader's read_metadata() has these"
             )
             raise
 
@@ -255,10 +271,8 @@ class StoredMetadata(Metadata):
         return made
 
     def __repr__(self) -> str:  # which raises nothing: tracebacks may show it
-        found, about = vars(self).get(FOUND), vars(self).get("storage_meta")
-        if isinstance(found, Exception):
-            return f"<metadata that cannot be used: {found}>"
-        return f"<metadata of the save {about and about.save_id}>"
+        found = vars(self).get(FOUND)
+        return f"<metadata that cannot be used: {found}>" if isinstance(found, Exception) else "<stored metadata>"
 
 
 def _extra(found: stored_metadata.Metadata) -> dict[str, Any]:
@@ -278,7 +292,8 @@ class LazyTensor(TensorStorageMetadata):
 
     @cached_property
     def chunks(self) -> list[ChunkStorageMetadata]:  # type: ignore[override]
-        return torch_chunks(self.item.chunks)
+        spans = self.item.chunks.spans() if isinstance(self.item.chunks, StoredChunks) else self.item.chunks
+        return torch_chunks(spans)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorStorageMetadata):
@@ -290,9 +305,9 @@ class LazyTensor(TensorStorageMetadata):
 
 
 @collector_paused()
-def torch_chunks(chunks: Iterable[Chunk]) -> list[ChunkStorageMetadata]:
+def torch_chunks(spans: Iterable[Sequence[Any]]) -> list[ChunkStorageMetadata]:
     size = cache(torch.Size)
-    return [ChunkStorageMetadata(size(offset), size(shape)) for offset, shape, *_ in chunks]
+    return [ChunkStorageMetadata(size(offset), size(shape)) for offset, shape, *_ in spans]
 
 
 @collector_paused()

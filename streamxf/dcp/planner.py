@@ -1,8 +1,4 @@
-"""`LoadPlanner`: torch's planner, which asks the checkpoint for the chunks that a rank needs.
-
-torch's own goes through all chunks of each tensor in the state dict, on every rank. This one gives torch's functions
-those that overlap what the rank has of a tensor, so that they find the same.
-"""
+"""`LoadPlanner`: torch's planner, which asks the checkpoint for the chunks that a rank needs."""
 
 from __future__ import annotations
 

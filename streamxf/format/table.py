@@ -45,6 +45,9 @@ class ItemRules(NamedTuple):
     dtypes: tuple[str, ...]
 
 
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset and shape
+
+
 class Band(NamedTuple):
     first: str
     last: str
@@ -187,21 +190,36 @@ class ItemTable(Mapping[str, Item]):
 
     def all_chunks(self, name: str, number: int, row: int, shape: Ints, count: int) -> tuple[Chunk, ...]:
         """All chunks of a tensor, checked as a whole."""
+        self.all_spans(name, number, row, shape, count)
         chunks: list[Chunk] = []
         with collector_paused():
             try:
-                self.fetch(number, 0, self.parts_with(number, count))
                 for place in range(self.parts_with(number, count)):
                     part = self.part(number, place)
                     chunks += self.some_chunks(part, row, part.chunks_at[row], part.chunks_at[row + 1])
-                check = check_tiles if self.rules.rank is None else check_apart
-                check(shape, [chunk[:2] for chunk in chunks], self._work)
-                if not all(one.offset < two.offset for one, two in pairwise(chunks)):
-                    fields.bad("two chunks have the same offset, or they do not rise")
                 self._check_numbers([chunk.place for chunk in chunks])
             except MetadataError as error:
                 raise error.locate(item=name[:_SHOWN]) from None
         return tuple(chunks)
+
+    def all_spans(self, name: str, number: int, row: int, shape: Ints, count: int) -> list[Box]:
+        """Offset and shape of all chunks of a tensor, which are checked as a whole."""
+        self.fetch(number, 0, self.parts_with(number, count))
+        spans: list[Box] = []
+        with collector_paused():
+            for place in range(self.parts_with(number, count)):
+                part = self.part(number, place)
+                here = slice(part.numbers_at[row], part.numbers_at[row + 1])
+                columns = (part[column][here] for column in (col.OFFSET, col.SIZES))
+                length = part.chunks_at[row + 1] - part.chunks_at[row]
+                spans += zip(*(_groups(values, len(shape), length) for values in columns), strict=True)
+            try:
+                (check_tiles if self.rules.rank is None else check_apart)(shape, spans, self._work)
+                if not all(one[0] < two[0] for one, two in pairwise(spans)):
+                    fields.bad("two chunks have the same offset, or they do not rise")
+            except MetadataError as error:
+                raise error.locate(item=name[:_SHOWN]) from None
+        return spans
 
     def part_of(self, number: int, ordinal: int) -> int:
         """The part of a band that has the chunk of this ordinal."""
@@ -368,6 +386,10 @@ class StoredChunks(Sequence[Chunk]):
             return None  # not a grid: another chunk may reach into it
         beyond = any(any(map(gt, map(add, chunk.offset, chunk.shape), self._shape)) for _, chunk in found)
         return None if beyond else found
+
+    def spans(self) -> list[Box]:
+        """The offset and shape of each, checked as a whole, without a look at where they are stored."""
+        return self._table.all_spans(self._name, *self._at, self._shape, self._count)
 
     def _near(self, begins: Ints, ends: Ints) -> list[tuple[int, Chunk]]:
         """The chunks that reach into a box, if they are cut along the first dimension as a whole: those before begin at

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -24,7 +26,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import streamxf
 from streamxf.checkpoint import metadata as stored
 from streamxf.dcp.metadata import StoredMetadata
+from streamxf.errors import MetadataError
+from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.table import ItemTable
 
 from . import shards
 from .helpers import KEY, assert_same, blank, full_chain, save
@@ -121,6 +126,65 @@ def test_any_boxes_of_any_tiling(shardings: list[tuple[tuple[int, ...], list[Box
     items = [tensor(str(number), shape, grid) for number, (shape, grid, _) in enumerate(shardings)]
     state = {str(number): tensor_of(shape, boxes) for number, (shape, _, boxes) in enumerate(shardings)}
     assert_planned_alike(state, items)
+
+
+PATH = f"__0_0_{'0' * 32}.distcp"
+
+
+def in_parts(items: Sequence[TensorItem], rows: int) -> StoredMetadata:
+    """The same as they are read from a large index, with parts of a few rows."""
+    numbers = itertools.count()
+    made = {}
+    for item in items:
+        chunks = [Chunk(at, shape, Place(PATH, 0, 1, (), None, next(numbers)), False) for at, shape, *_ in item.chunks]
+        made[item.name] = replace(item, chunks=chunks)
+    index = Index("ab" * 16, None, (), ("streamxf.lz4/1?level=0",), {PATH: File(1, bytes(16))}, made)
+    with patch("streamxf.format.bands._ROWS", rows), patch("streamxf.format.index._SMALL", 0):
+        root, parts = index.pack()
+        read = Index.parse(memoryview(root), lambda at, size: parts[at : at + size], len(parts))
+    assert isinstance(read.items, ItemTable)
+    return StoredMetadata.of(stored.Metadata(".metadata", None, read.items, read))
+
+
+@given(shardings=st.lists(shardings(), min_size=1, max_size=3), rows=st.integers(1, 9))
+@settings(max_examples=200, deadline=None)
+def test_any_boxes_of_a_large_index(shardings: list[tuple[tuple[int, ...], list[Box], list[Box]]], rows: int) -> None:
+    items = [tensor(str(number), shape, grid) for number, (shape, grid, _) in enumerate(shardings)]
+    state = {str(number): tensor_of(shape, boxes) for number, (shape, _, boxes) in enumerate(shardings)}
+    found = requests(planned(streamxf.LoadPlanner(), state, in_parts(items, rows)))
+    content = in_parts(items, rows)
+    assert found == requests(planned(DefaultLoadPlanner(), state, content))
+    for item in items:
+        chunks = content.state_dict_metadata[item.name].chunks
+        assert sorted((*chunk.offsets, *chunk.sizes) for chunk in chunks) == sorted(
+            (*chunk.offset, *chunk.shape) for chunk in item.chunks
+        )
+
+
+def test_of_a_large_index_few_parts_are_read() -> None:
+    boxes = [((row, 0), (1, 6)) for row in range(512)]
+    content = in_parts([tensor("a", (512, 6), boxes), tensor("b", (512, 6), boxes)], 32)
+    table = content._found.items
+    assert isinstance(table, ItemTable)
+    state = {name: tensor_of((512, 6), [((300, 0), (3, 6))]) for name in "ab"}
+    plan = planned(streamxf.LoadPlanner(), state, content)
+    assert {item.storage_index.index for item in plan.items} == {300, 301, 302}
+    assert len(table._known) <= 3
+    assert not planned(streamxf.LoadPlanner(), {"b": tensor_of((512, 6), [((512, 0), (0, 6))])}, content).items
+    assert len(table._known) <= 3
+
+
+def test_tensors_with_holes_are_refused() -> None:
+    holes = {
+        "hole": [((0, 0), (4, 6)), ((8, 0), (8, 6))],
+        "twice": [((0, 0), (9, 6)), ((8, 0), (8, 6))],
+    }
+    for boxes in holes.values():
+        for planner in (streamxf.LoadPlanner(), DefaultLoadPlanner()):
+            with pytest.raises(MetadataError, match="leave out a part of it, or cover one twice"):
+                planned(
+                    planner, {"a": tensor_of((16, 6), [((0, 0), (16, 6))])}, in_parts([tensor("a", (16, 6), boxes)], 1)
+                )
 
 
 # -- DTensors ----------------------------------------------------------------------------------------------
