@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import streamxf
 from streamxf import Checksum, Encrypt, ZStandard
 from streamxf.errors import (
+    AbortedError,
     AuthenticationError,
     IdentityError,
     KeyMissingError,
@@ -23,6 +24,9 @@ from streamxf.errors import (
     PolicyError,
     UnsupportedError,
 )
+from streamxf.format.limits import NO_PICKLE
+from streamxf.storage import lock
+from streamxf.storage.opening import open_storage
 from streamxf.tools.rekey.holders import MetadataFiles
 from tests.dcp.helpers import (
     assert_same,
@@ -258,3 +262,29 @@ def test_the_mac_covers_the_names(tmp_path: Path) -> None:
     (tmp_path / ".metadata").write_bytes(rewritten(sections, head=pickled, keys=keys))
     with refused(AuthenticationError, "MAC"):
         load(RENAMED, tmp_path)
+
+
+def test_a_folder_that_another_process_holds_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(STATE, tmp_path)
+    monkeypatch.setattr(lock, "PATIENCE", 0.0)
+    before = (tmp_path / ".metadata").read_bytes()
+    with lock.locked(open_storage(tmp_path)), pytest.raises(AbortedError, match="another process"):
+        streamxf.rename(tmp_path, NAMES, keys=KEY)
+    assert (tmp_path / ".metadata").read_bytes() == before
+    assert streamxf.rename(tmp_path, NAMES, keys=KEY) == DONE
+
+
+def test_what_has_no_pickle_gets_none(tmp_path: Path) -> None:
+    save(STATE, tmp_path, stock=False)
+    head = sections_of(tmp_path)[0]
+    streamxf.rename(tmp_path, NAMES, keys=KEY)
+    assert sections_of(tmp_path)[0] == head == NO_PICKLE
+    assert_same(load(RENAMED, tmp_path), RENAMED)
+
+
+def test_raw_tensors_are_renamed_and_mapped(tmp_path: Path) -> None:
+    save(STATE, tmp_path, "raw")  # type: ignore[arg-type]
+    assert streamxf.rename(tmp_path, NAMES) == DONE
+    with streamxf.Checkpoint(tmp_path, rename={"model.*": "*"}) as checkpoint:
+        assert_same(checkpoint["a"].mmap(), STATE["model"]["module.a"])  # type: ignore[union-attr]
+    assert streamxf.verify(tmp_path).ok
