@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +15,7 @@ from streamxf.format import limits
 from streamxf.format.fields import bad, digits, exact, integer, mapping, string
 
 _MEMBERS = {"run", "name", "step", "time", "rules", "metrics"}
+_NAN = "7ff8000000000000"  # the bits of every NaN, so that what is read and written again stays the same
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -64,7 +67,8 @@ class RunFacts:
 
 def metrics_json(metrics: Mapping[str, float]) -> dict[str, str]:
     """Metrics as they are stored."""
-    return {name: repr(float(each)) for name, each in metrics.items()}
+    numbers = {name: float(each) for name, each in metrics.items()}
+    return {name: _NAN if math.isnan(each) else struct.pack(">d", each).hex() for name, each in numbers.items()}
 
 
 def metrics_of(value: Any) -> dict[str, float]:
@@ -78,12 +82,8 @@ def _text(value: Any, what: str) -> str:
 
 
 def _number(text: Any) -> float:
-    """Accept only the spelling that `repr` gives, so that metrics that are read and written again stay the same."""
-    try:
-        number = float(string(text, "a metric"))
-    except ValueError:
-        bad("a metric is not a number")
-    return number if repr(number) == text else bad("a metric is a number in an unusual spelling")
+    number: float = struct.unpack(">d", bytes.fromhex(digits(text, 16, "a metric")))[0]
+    return number if text == _NAN or not math.isnan(number) else bad("a metric is a NaN of other bits")
 
 
 def _check_rules(value: Any, depth: int) -> None:

@@ -24,7 +24,7 @@ from streamxf.tools.convert.transcode import transcode
 from streamxf.tools.convert.unpack import unpack
 from streamxf.tools.inspect.inspect import inspect
 from streamxf.tools.salvage.salvage import salvage
-from tests.forge import pack_index, split_metadata
+from tests.forge import split_metadata
 
 from .helpers import KEY, OTHER_KEY, assert_same, error_of, index_of, load, save
 
@@ -101,8 +101,8 @@ def test_an_altered_run_is_not_signed(tmp_path: Path) -> None:
     saved(tmp_path, [Encrypt(PRIVATE.public, signer=SIGNER)])
     parts = split_metadata((tmp_path / ".metadata").read_bytes())
     assert isinstance(parts.index, dict)
-    parts.index["run"]["metrics"]["loss"] = "0.0"
-    (tmp_path / ".metadata").write_bytes(parts.change(index=pack_index(parts.index)).pack())
+    parts.index["run"]["metrics"]["loss"] = "0" * 16
+    (tmp_path / ".metadata").write_bytes(parts.change(index=parts.index).pack())
     found = metadata_of(tmp_path)
     assert found.index is not None
     assert found.index.run != FACTS

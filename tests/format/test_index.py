@@ -260,7 +260,7 @@ EXAMPLE: dict[str, Any] = {
         "step": 7,
         "time": 1_700_000_000_123,
         "rules": {"last": 3, "steps": [1, 2]},
-        "metrics": {"loss": "0.25", "score": "-inf"},
+        "metrics": {"loss": "3fd0000000000000", "score": "fff0000000000000"},
     },
 }
 HASHED = json.loads(json.dumps(EXAMPLE).replace('"bytes"', f'"sha256": "{"c" * 64}", "bytes"'))
@@ -556,8 +556,14 @@ def packed_with(facts: RunFacts) -> dict[str, Any]:
 
 
 def test_metrics_that_are_not_finite_are_stored() -> None:
-    facts = replace(FACTS, metrics={"nan": math.nan, "inf": math.inf, "-inf": -math.inf})
-    assert packed_with(facts)["metrics"] == {"nan": "nan", "inf": "inf", "-inf": "-inf"}
+    facts = replace(FACTS, metrics={"inf": math.inf, "-inf": -math.inf})
+    assert packed_with(facts)["metrics"] == {"inf": "7ff0000000000000", "-inf": "fff0000000000000"}
+
+
+@pytest.mark.parametrize("bits", ["7ff8000000000000", "fff8000000000000", "7ff0000000000001", "7fffffffffffffff"])
+def test_every_nan_is_stored_as_one(bits: str) -> None:
+    [number] = struct.unpack(">d", bytes.fromhex(bits))
+    assert packed_with(replace(FACTS, metrics={"nan": number}))["metrics"] == {"nan": "7ff8000000000000"}
 
 
 def test_times_are_stored_in_milliseconds() -> None:
@@ -568,7 +574,7 @@ def test_tuples_and_numbers_of_other_kinds_are_stored() -> None:
     facts = replace(FACTS, rules={"steps": (1, 2)}, metrics={"loss": 1, "score": np.float32(0.5)})
     stored = packed_with(facts)
     assert stored["rules"] == {"steps": [1, 2]}
-    assert stored["metrics"] == {"loss": "1.0", "score": "0.5"}
+    assert stored["metrics"] == {"loss": "3ff0000000000000", "score": "3fe0000000000000"}
 
 
 @pytest.mark.parametrize(

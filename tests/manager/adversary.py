@@ -205,7 +205,7 @@ class Adversary(RunOnDisk):
             files = [{"path": each, "size": 1} for each in ("notes.txt", "kept.txt") if self.keying.strict]
             content = {"save_id": "0" * 32, "run": told, "files": files}
         elif file.startswith(".streamxf-note-"):
-            content = {"save_id": "0" * 32, "time": 0, "metrics": {"loss": "-5.0"}, "sha256": {}}
+            content = {"save_id": "0" * 32, "time": 0, "metrics": {"loss": "c014000000000000"}, "sha256": {}}
         return seal_note(content, keying("other").encrypt if self.now % 2 else None)
 
     def says_whose(self, name: str) -> bool:

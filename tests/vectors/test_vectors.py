@@ -18,6 +18,7 @@ from streamxf import errors
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.errors import StreamxfError
 from streamxf.format.items import TensorItem
+from streamxf.format.tiling import NotTiled
 from streamxf.keys import Key, PrivateKey, PublicKey, SigningKey, VerifyKey
 from streamxf.keys.file import read_key
 from streamxf.storage.reading import FileSlice
@@ -53,7 +54,7 @@ CLASSES: dict[str, tuple[type[StreamxfError], ...]] = {
     **dict.fromkeys(["header", "identity", "footer", "prefix", "seal", "C2", "C4"], (errors.ContainerError,)),
     **dict.fromkeys(["block", "C13"], (errors.BlockError,)),
     **dict.fromkeys(["C7", "C8", "C10"], (errors.BlockError, errors.ContainerError)),
-    **dict.fromkeys(["trailer", "index", "M1", "M2", "M4", "M5", "M6", "M10", "M16"], (errors.MetadataError,)),
+    **dict.fromkeys(["trailer", "index", "M1", "M2", "M4", "M6", "M10", "M16"], (errors.MetadataError,)),
     **dict.fromkeys(["M13", "M14", "M15", "N1", "N2"], (errors.MetadataError,)),
     "descriptor": (errors.DescriptorError, errors.ContainerError, errors.MetadataError),
     "C1": (errors.ContainerError, errors.ChainError, errors.MetadataError),
@@ -66,6 +67,7 @@ CLASSES: dict[str, tuple[type[StreamxfError], ...]] = {
     "M7": (errors.MetadataError, errors.IdentityError),
     "M9": (errors.MetadataError, errors.WrongKeyError),
     "M8": (errors.IdentityError, errors.MetadataError),
+    "M5": (errors.MetadataError, NotTiled),
     "M12": (errors.MetadataError,),
     "B1": (errors.MetadataError,),
     "B2": (errors.BlockError,),

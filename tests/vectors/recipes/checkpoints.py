@@ -324,7 +324,7 @@ def _odd() -> list[Vector]:
 def _ignored(index: dict[str, Any]) -> None:
     """A member more in the root, in its run, and in what is said of items."""
     run = copy.deepcopy(RUN) | {"_host": "a\n"}
-    run["metrics"]["_loss"] = "0.5"
+    run["metrics"]["_loss"] = "3fe0000000000000"
     index |= {"_later": [None, {"a": 2**53 - 1}], "_": "é", "run": run}
     for each in index["items"].values():
         each["_later"] = {"any": [True]}
