@@ -153,8 +153,8 @@ def test_ranks_own_metadata_of_two_saves_can_be_mixed_and_each_rank_still_loads_
         assert reader.save_id == ids[source][rank]
     expecting: Any = streamxf.FileSystemReader(second, keys=KEY, expect_save_id=ids[1][1])
     with pytest.raises(StreamxfError, match="was expected"):
-        expecting.read_metadata(rank=1).raise_error()
+        _ = expecting.read_metadata(rank=1).state_dict_metadata
     shutil.copyfile(first / "__0.metadata", second / "__1.metadata")
     other: Any = streamxf.FileSystemReader(second, keys=KEY)
     with pytest.raises(StreamxfError, match="renamed or copied"):
-        other.read_metadata(rank=1).raise_error()
+        _ = other.read_metadata(rank=1).state_dict_metadata

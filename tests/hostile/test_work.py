@@ -422,7 +422,7 @@ def test_a_tree_has_modules_in_proportion_to_items() -> None:
     names = [".".join(f"{number}x{part}" for part in range(31)) + ".w" for number in range(10_000)]
     grown = grown_from([item(name) for name in names], MAX_DEPTH)
     assert grown is None
-    assert tree_of(map(item, names)).tally.tensors == 10_000
+    assert tree_of(map(item, names)).totals.tensors == 10_000
     few = tree_of(map(item, names[:10]))
     assert [child.name for child in few.children] == names[:10]
 
