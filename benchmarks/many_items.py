@@ -17,7 +17,7 @@ import numpy as np
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from benchmarks import many_ranks
+from benchmarks import large_index, many_ranks
 from benchmarks.child import in_child, in_fork
 from benchmarks.costs import Costs, measured, once
 from benchmarks.harness import MIB, Settings, progress
@@ -110,12 +110,16 @@ def run(settings: Settings) -> Result:
     )
     progress("many_items: many ranks")
     shares, each = many_ranks.tables(settings)
-    note += f" {many_ranks.NOTE}"
+    progress("many_items: large indexes")
+    reads, read = large_index.tables(settings)
+    note += f" {many_ranks.NOTE} {large_index.NOTE}"
     tables = [
         Table(goals, "Exponents of growth", digits=2),
         Table(shares, "Many ranks", digits=2),
+        *([Table(reads, "Large indexes")] if reads else []),
         Table(rows, "All", digits=2),
         Table(each, "Many ranks, all", digits=2),
+        Table(read, "Large indexes, all"),
     ]
     return Result("many_items", "Very many items", note, tables)
 

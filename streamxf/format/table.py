@@ -23,7 +23,7 @@ from streamxf.format.tiling import Ints, check_apart, check_elements, check_tile
 
 _SHOWN = 200
 _REMEMBERED = 2**27  # bytes of parts, decompressed
-_MANY = 512  # chunks from which on numpy compares them
+_MANY = 32  # chunks from which on numpy compares them
 _AT_ONCE = 2**23  # bytes of parts, as they are stored, that are read in one request
 _TEXTS = frozenset({"path", "properties"})
 

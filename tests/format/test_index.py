@@ -190,7 +190,7 @@ def test_a_box_finds_the_chunks_that_reach_into_it(tensor: Any, step: int, data:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bands, "_ROWS", step)
         patch.setattr(streamxf.format.index, "_SMALL", -1)
-        patch.setattr(table, "_MANY", data.draw(st.sampled_from([0, 512])))
+        patch.setattr(table, "_MANY", data.draw(st.sampled_from([0, 32])))
         found = parse(replace(index, items={"w": item}).pack()).items["w"]
         assert isinstance(found, TensorItem)
         assert isinstance(found.chunks, StoredChunks)
