@@ -277,6 +277,14 @@ def test_salvage_saves_the_rest(raw: Path, tmp_path: Path) -> None:
     assert "rows" in streamxf.Checkpoint(tmp_path / "saved")
 
 
+@pytest.mark.parametrize("rest", [{}, {"step": 1}])
+def test_without_metadata_nobody_knows_what_it_holds(tmp_path: Path, rest: dict[str, Any]) -> None:
+    save({"w": torch.ones(20), **rest}, tmp_path, "raw")  # type: ignore[arg-type]
+    (tmp_path / ".metadata").unlink()
+    with pytest.raises(MetadataError, match=r"raw, do not say what they are"):
+        streamxf.load_intact(tmp_path, without_metadata=True)
+
+
 LONG: dict[str, Callable[[str], str]] = {
     "right": lambda text: text,
     "second": lambda text: text[:8] + "00000000" + text[16:],

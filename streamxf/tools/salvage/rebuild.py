@@ -30,7 +30,7 @@ from streamxf.errors import (
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
-from streamxf.format.limits import MAX_METADATA, TRAILER_BYTES
+from streamxf.format.limits import CONTAINER_MAGIC, MAX_METADATA, TRAILER_BYTES
 from streamxf.format.names import GLOBAL, OWN_FILE
 from streamxf.format.trailer import Sections, Trailer
 from streamxf.keys import KeyRing
@@ -48,7 +48,6 @@ _WINDOW = 2**20
 _MAX_REMAINS = 4 * 2**30
 _TRIED = 2**12
 _SHOWN = 64
-_ZIP = b"PK\x03\x04"
 
 
 def rebuild(
@@ -74,21 +73,21 @@ def rebuild(
     for name in sorted(save):
         reader.read(name, shares)
     shares.finish()
-    if reader.bare and not reader.containers:
+    if reader.unknown and not reader.containers:
         raise MetadataError(
-            "no metadata can be used, and the data files have no containers: items that were saved without a codec do "
-            "not say what they are. Restore .metadata from a copy"
+            "no metadata can be used, and the data files have no containers: items that were saved without a codec, or "
+            "raw, do not say what they are. Restore .metadata from a copy"
         )
     return Metadata("", None, reader.items(), None), reader.damaged, budget
 
 
 class _Files:
-    """Reads data files, container by container; `bare` says whether one begins as ``torch.save`` begins."""
+    """Reads data files, container by container; `unknown` says whether one begins as none begins."""
 
     def __init__(self, storage: Storage, access: Access, keys: _WrappedKeys) -> None:
         self.damaged: list[Damage] = []
         self.containers = 0
-        self.bare = False
+        self.unknown = False
         self._storage = storage
         self._keys = keys
         self._times = access.objects.max_expansion
@@ -112,7 +111,8 @@ class _Files:
                 if size < file.size:  # a hole has no end, and nothing in it
                     found.append(Gap(size, file.size - size))
                 whole = file.slice(0, size)
-                self.bare |= whole.read_at(0, min(size, len(_ZIP))) == _ZIP
+                start = whole.read_at(0, min(size, len(CONTAINER_MAGIC)))
+                self.unknown |= bool(start.strip(b"\0")) and start != CONTAINER_MAGIC
                 found += scan(whole, bytes.fromhex(writer_of(name)))
         except (StreamxfError, OSError) as error:
             self.gap(error, name)
