@@ -58,7 +58,7 @@ def test_only_a_few_names_are_shown(tmp_path: Path):
     dcp.save(many, storage_writer=FileSystemWriter(tmp_path, chain=[]), no_dist=True)
     report = load(tmp_path, {"item7\n": 0})
     assert len(report.left) == 999
-    assert "999  item0\\n, item1\\n, item2\\n, ..." in str(report)
+    assert "999  item0\\n, item1\\n, item10\\n, ..." in str(report)
 
 
 @pytest.mark.parametrize(("optimizer", "where"), [({}, "'optimizer'"), ({"state": {}, "lr": 1}, "'optimizer.state'")])
