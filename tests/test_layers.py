@@ -269,7 +269,7 @@ LINES = {
     "storage": 3_290,
     "stream": 1_374,
     "testing": 893,
-    "tools": 7_992,
+    "tools": 7_993,
     "torchsave": 1_881,
     "tuning": 710,
 }

@@ -27,7 +27,8 @@ def stock(path: Location, *, storage_options: Mapping[str, Any] | None = None) -
     MetadataError
         If it is missing or damaged, was replaced meanwhile, or would be too large.
     UnsupportedError
-        If another writer made it.
+        If another writer made it, or several processes encrypted it: torch's readers need each data key wrapped for
+        the recipients, which only a save can do.
     OSError
         If it cannot be written. Then the old file is still there.
     """
