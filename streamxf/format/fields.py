@@ -59,10 +59,7 @@ def loads(text: bytes, what: str) -> Any:
     try:
         decoded = text.decode("ascii")
         # json takes -0 for 0, and is several times as fast where it does not have to ask for each number
-        parse_int = _natural if "-" in decoded and _SIGNED.search(decoded) else None
-        return json.loads(
-            decoded, object_pairs_hook=_unique, parse_int=parse_int, parse_float=_natural, parse_constant=_natural
-        )
+        return _DECODERS["-" in decoded and _SIGNED.search(decoded) is not None].decode(decoded)
     except (ValueError, RecursionError) as error:
         raise MetadataError(f"{what} is not JSON: {error!s:.200}") from None
 
@@ -82,6 +79,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _natural(text: str) -> int:
     return int(text) if text.isdigit() else bad("a number is not an integer, or has a sign")
+
+
+_DECODERS = [
+    json.JSONDecoder(object_pairs_hook=_unique, parse_int=each, parse_float=_natural, parse_constant=_natural)
+    for each in (None, _natural)
+]
 
 
 def bad(what: str) -> NoReturn:

@@ -247,7 +247,7 @@ def needs_of(data: Any) -> tuple[tuple[str, ...], str]:
 def quick_needs(data: memoryview) -> tuple[tuple[str, ...], str]:
     """As `needs_of`, for a save: only what it can find out at no cost that anyone would notice, of its own pickle."""
     pickled = _first_record(bytes(data[:MAX_LOOKED_AT]))
-    if pickled is None:
+    if pickled is None or _NUMBERS.fullmatch(pickled):
         return (), ""
     unpickler = _Names(io.BytesIO(pickled))
     try:
