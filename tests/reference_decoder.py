@@ -337,9 +337,8 @@ def read_index(data: bytes, rank: int | None, reader: Reader) -> Index:
 
 
 def parse_root(root: Any, rank: int | None, found: Sections, signed: bool) -> Index:
-    run_size = len(json.dumps(root.get("run"), separators=(",", ":"))) if isinstance(root, dict) else 0
     conform(root, ROOT, "the root")
-    check(run_size <= 65536, "M15")
+    check(len(json.dumps(root.get("run"), separators=(",", ":"))) <= 65536, "M15")  # without what is ignored
     conform([*root["packages"].values()], [str], "packages")
     check_depth(root["extra"], 128, "M1")
     if "run" in root:

@@ -260,7 +260,7 @@ LINES = {
     "checkpoint": 4_483,
     "cli": 3_025,
     "codecs": 1_635,
-    "dcp": 3_312,
+    "dcp": 3_320,
     "format": 2_960,
     "formats": 995,
     "integrations": 816,

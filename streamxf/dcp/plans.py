@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from streamxf.errors import MetadataError, UnsupportedError, located
 from streamxf.format import limits
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ITEMSIZES
+from streamxf.format.tiling import MAX_GROUP, is_grid
 from streamxf.storage.disk import Volume
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import MemorySource
@@ -93,17 +95,23 @@ def check_index(plans: Sequence[SavePlan]) -> None:
     paths: dict[str, Any] = {}
     for plan in plans:
         paths |= plan.planner_data if isinstance(plan.planner_data, dict) else {}
-    names = {item.index.fqn for plan in plans for item in plan.items}
-    longest = max(names, key=lambda name: len(name.encode()), default="")
+    counts = Counter(item.index.fqn for plan in plans for item in plan.items)
+    longest = max(counts, key=lambda name: len(name.encode()), default="")
     most = {"a name": len(longest.encode()), "a path": max((_size_of(path) for path in paths.values()), default=0)}
     with suppress(UnsupportedError):  # the planner may leave it out
-        most["planner data"] = _size_of(extra_of(Metadata(dict.fromkeys(names), paths)))  # type: ignore[arg-type]
+        most["planner data"] = _size_of(extra_of(Metadata(dict.fromkeys(counts), paths)))  # type: ignore[arg-type]
     for what, allowed in (("a name", limits.MAX_IDENTITY), ("a path", limits.MAX_PART // 2), ("planner data", _EXTRA)):
         if most.get(what, 0) > allowed:
             raise MetadataError(
                 f"the index would have {what} of {most[what]:,} bytes, and {allowed:,} are allowed; nothing was "
                 "written. Save with shorter names, or put less into DCP's metadata"
             )
+    many = [item for plan in plans for item in plan.items if counts[item.index.fqn] > MAX_GROUP]
+    for name, found in groupby(sorted(map(part_of, many)), key=lambda part: part.name):
+        parts = [part for part in found if 0 not in part.shape]
+        if len(parts) > MAX_GROUP and not is_grid(parts[0].tensor_shape, [part[4:6] for part in parts]):
+            text = f"its {len(parts):,} shards are no grid, {MAX_GROUP:,} of others are allowed; nothing was written"
+            raise MetadataError(text, item=name)
 
 
 _EXTRA = limits.MAX_ROOT // 2

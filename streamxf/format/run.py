@@ -60,7 +60,7 @@ class RunFacts:
         metrics = metrics_of(entry["metrics"])
         step, time = (integer(entry[each], f"a run's {each}") for each in ("step", "time"))
         made = cls(digits(entry["run"], 32, "a run's id"), name, step, time / 1000, rules, metrics)
-        if len(json.dumps(entry, separators=(",", ":"))) > limits.MAX_RUN:
+        if len(json.dumps({each: entry[each] for each in _MEMBERS}, separators=(",", ":"))) > limits.MAX_RUN:
             bad(f"a run has more than {limits.MAX_RUN} bytes of JSON: fewer or shorter metrics and rules are needed")
         return made
 

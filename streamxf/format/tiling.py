@@ -47,7 +47,7 @@ def check_tiles(shape: Ints, chunks: Sequence[Span], work: Steps | None = None) 
     """
     check_elements(shape)
     whole = len(chunks) == 1 and tuple(chunks[0][1]) == tuple(shape) and tuple(chunks[0][0]) == (0,) * len(shape)
-    if whole or _is_grid(shape, chunks):
+    if whole or is_grid(shape, chunks):
         return
     if overlap(shape, chunks, work) or math.prod(shape) != sum(math.prod(sizes) for _, sizes in chunks):
         raise NotTiled("its chunks leave out a part of it, or cover one twice")
@@ -128,7 +128,7 @@ def share(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
     return all(map(operator.lt, one[0], other[1])) and all(map(operator.lt, other[0], one[1]))
 
 
-def _is_grid(shape: Ints, chunks: Sequence[Span]) -> bool:
+def is_grid(shape: Ints, chunks: Sequence[Span]) -> bool:
     """Whether `chunks` are the parts of a tensor that is cut along each dimension as a whole, and none of them empty.
     That is what most are, and needs no more than sorting them.
     """

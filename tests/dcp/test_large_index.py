@@ -16,7 +16,7 @@ from streamxf.errors import AbortedError, MetadataError, UnsupportedError
 from streamxf.format import limits, tiling
 
 from .helpers import assert_same, load, refused, save
-from .shards import Shard, rows, save_shards
+from .shards import Planner, Shard, rows, save_shards
 
 OLD = {"old": torch.arange(9.0)}
 LONG: dict[str, dict[str, Any]] = {
@@ -117,6 +117,24 @@ def test_what_readers_take_too_long_to_compare_is_not_published(
     assert set(checkpoint.iterdir()) == before
     monkeypatch.undo()
     save_shards(checkpoint, states)
+
+
+def test_a_cut_that_readers_may_refuse_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More shards than any reader has to take, which are no grid. Those without elements do not count."""
+    monkeypatch.setattr(plans, "MAX_GROUP", 4)
+
+    def check(*boxes: tuple[tuple[int, int], tuple[int, int]]) -> None:
+        states = [{"t": Shard(torch.ones(shape), offset, (3, 2))} for offset, shape in boxes]
+        planners = [Planner() for _ in states]
+        for planner, state in zip(planners, states, strict=True):
+            planner.set_up_planner(state, is_coordinator=True)
+        plans.check_index([planner.create_local_plan() for planner in planners])
+
+    cells = [((row, column), (1, 1)) for row in range(3) for column in range(2)]
+    check(*cells, ((3, 0), (0, 2)))
+    check(*cells[:2], ((1, 0), (1, 2)), ((2, 0), (1, 2)), ((3, 0), (0, 2)))
+    with refused(MetadataError, "its 5 shards are no grid", "nothing was written"):
+        check(*cells[:4], ((2, 0), (1, 2)))
 
 
 def test_a_save_that_cannot_be_prepared_leaves_nothing(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
