@@ -12,7 +12,7 @@ import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import zstandard
@@ -509,7 +509,7 @@ def _add_items(items: dict[str, Any], columns: Any, dtypes: list[str], begin: in
     chunk = crcs = 0
     for row, (name_at, name_end) in enumerate(pairwise([0, *columns[1]])):
         name, ndim, dtype = columns[2][name_at:name_end].decode(), columns[6][row], columns[5][row]
-        shape = [next(shapes) for _ in range(ndim)]
+        shape = [*islice(shapes, ndim)]
         item = items.setdefault(name, {"dtype": dtypes[dtype - 1], "shape": shape, "chunks": []} if dtype else {})
         if 3 in columns and (text := columns[4][columns[3][row - 1] if row else 0 : columns[3][row]]):
             item |= json.loads(text)
@@ -525,8 +525,8 @@ def _add_items(items: dict[str, Any], columns: Any, dtypes: list[str], begin: in
                 crcs += size
             if dtype:
                 made |= {
-                    "offset": [next(boxes[0]) for _ in range(ndim)],
-                    "shape": [next(boxes[1]) for _ in range(ndim)],
+                    "offset": [*islice(boxes[0], ndim)],
+                    "shape": [*islice(boxes[1], ndim)],
                 }
                 if columns[12][chunk] == 3:
                     made["framed"] = True

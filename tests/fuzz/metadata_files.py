@@ -22,6 +22,7 @@ MAX_JSON = 1 << 20
 """Bytes of an index that are worth changing."""
 
 UNPARSED = (
+    MemoryError,
     struct.error,
     AttributeError,
     LookupError,

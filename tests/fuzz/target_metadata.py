@@ -60,7 +60,7 @@ def _facts_of_reference(index: Index) -> dict[str, Any]:
     found: dict[str, Any] = {"": index.run and index.run | {"time": 0}}
     for name, parts in index.parts.items():
         places = []
-        for at, size, sha256, file, identity in parts:
+        for at, size, sha256, _, file, identity in parts:
             box = ((), ()) if identity.kind == OBJECT else (identity.offset, identity.shard)
             places.append((file.path, at, size, sha256, identity.kind, *box))
         found[name] = index.shapes.get(name), places
