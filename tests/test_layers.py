@@ -261,7 +261,7 @@ LINES = {
     "cli": 3_025,
     "codecs": 1_635,
     "dcp": 3_320,
-    "format": 2_960,
+    "format": 2_962,
     "formats": 995,
     "integrations": 816,
     "keys": 2_157,

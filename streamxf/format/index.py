@@ -202,7 +202,9 @@ class _Root:
         fields.exact(entry, {"first", "last", "items", "parts"}, _NONE, "a band")
         first, last = (fields.string(entry[name], "a band") for name in ("first", "last"))
         parts = self._parts(entry["parts"])
-        return Band(first, last, fields.integer(entry["items"], "a band"), parts) if parts else fields.bad("a band")
+        if not parts or first > last:  # names are found by those of bands
+            fields.bad("a band")
+        return Band(first, last, fields.integer(entry["items"], "a band"), parts)
 
     def _files(self, value: Any) -> dict[str, File]:
         columns = [column for column in col.FILE_COLUMNS if self._keyed or column is not col.KEY]

@@ -618,3 +618,18 @@ def test_a_rank_says_nothing_of_a_run() -> None:
     index = replace(parse(pack_index(EXAMPLE)), rank=0)
     with pytest.raises(MetadataError, match="single rank"):
         index.pack()
+
+
+def test_a_band_whose_last_name_is_below_its_first() -> None:
+    files = {"a": File(9, bytes(16))}
+    items: dict[str, Item] = {
+        name: ObjectItem(name, Place("a", at, 1, ("streamxf.zstd/1",), None, at), None)
+        for at, name in enumerate(("step", "weight"))
+    }
+    root, parts = Index("0" * 32, None, (), ("streamxf.zstd/1",), files, items).pack()
+    content = json.loads(zstandard.ZstdDecompressor().decompress(root))
+    (band,) = content["items"]
+    content["items"] = [{**band, "last": "ight"}]
+    made = memoryview(frame_of(json.dumps(content).encode()))
+    with pytest.raises(MetadataError):
+        Index.parse(made, lambda at, size: parts[at : at + size], len(parts))
