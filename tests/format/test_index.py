@@ -621,15 +621,21 @@ def test_a_rank_says_nothing_of_a_run() -> None:
 
 
 def test_a_band_whose_last_name_is_below_its_first() -> None:
-    files = {"a": File(9, bytes(16))}
-    items: dict[str, Item] = {
-        name: ObjectItem(name, Place("a", at, 1, ("streamxf.zstd/1",), None, at), None)
-        for at, name in enumerate(("step", "weight"))
-    }
-    root, parts = Index("0" * 32, None, (), ("streamxf.zstd/1",), files, items).pack()
-    content = json.loads(zstandard.ZstdDecompressor().decompress(root))
-    (band,) = content["items"]
-    content["items"] = [{**band, "last": "ight"}]
-    made = memoryview(frame_of(json.dumps(content).encode()))
-    with pytest.raises(MetadataError):
-        Index.parse(made, lambda at, size: parts[at : at + size], len(parts))
+    """Names are found by those of bands: that before it would be missed."""
+    files, chain = {"a": File(9, bytes(16))}, ("streamxf.zstd/1",)
+    packed = []
+    for at, name in enumerate(("step", "weight")):
+        items: dict[str, Item] = {name: ObjectItem(name, Place("a", at, 1, chain, None, at), None)}
+        root, parts = Index("0" * 32, None, (), chain, files, items).pack()
+        packed.append((json.loads(zstandard.ZstdDecompressor().decompress(root)), parts))
+    (content, parts), (other, more) = packed
+    parts += more[sum(part["bytes"] for part in other["files"]) :]
+    for last in ("weight", "ight"):
+        content["items"] = [content["items"][0], {**other["items"][0], "last": last}]
+        made = memoryview(frame_of(json.dumps(content).encode()))
+        if last == "weight":
+            found = Index.parse(made, lambda at, size: parts[at : at + size], len(parts))
+            assert [*found.items] == ["step", "weight"]
+        else:
+            with pytest.raises(MetadataError):
+                Index.parse(made, lambda at, size: parts[at : at + size], len(parts))
