@@ -34,7 +34,6 @@ def _chains() -> list[Vector]:
         ("not-ascii", "a letter that is not ASCII", [ZSTD + "\xe9"]),
         ("fragment", "a fragment, which a header never has", [ZSTD + "#level=3"]),
         ("nine", "nine descriptors", [CHECKSUM] * 9),
-        ("transform-behind", "a stream transform behind a codec", [ZSTD, "!stream.zstd/1"]),
     ]
     texts = [
         ("empty-line", "an empty descriptor between two", [CHECKSUM, "", ZSTD]),

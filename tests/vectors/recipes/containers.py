@@ -173,8 +173,14 @@ def _tensors() -> list[Vector]:
             "a stream transform that is not a descriptor",
             _made(identity_of("o"), chain=("!acme.Scramble/1", ZSTD)),
         ),
+        _breaks(
+            "C1",
+            "transform-behind",
+            "a stream transform behind a codec",
+            _made(identity_of("o"), chain=(ZSTD, "!acme.scramble/1")),
+        ),
         _breaks("C2", "published-not-bound", "published, and no identity", _made(b"", PUBLISHED)),
-        _breaks("C2", "identity-not-bound", "an identity, and not bound", _made(tensor, PUBLISHED)),
+        _breaks("C2", "identity-not-bound", "an identity, and not bound", _made(identity_of("o"), 0)),
     ]
 
 

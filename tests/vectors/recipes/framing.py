@@ -119,9 +119,7 @@ def _header() -> list[Vector]:
         ("missing", "a prefix, and nothing after it", PLAIN.prefix),
     ]
     flags = [
-        ("identity-without-bound", "an identity, and not bound", PLAIN.change(identity=name).pack()),
         ("bound-without-identity", "bound, and no identity", PLAIN.change(flags=2).pack()),
-        ("published-not-bound", "published, and not bound", PLAIN.change(flags=4).pack()),
         ("keyed-without-encryption", "keyed, and no such chain", THREE.change(flags=1, seal=bytes(32)).pack()),
         ("encryption-without-keyed", "the flag is missing", plain(keyed_.change(flags=0, seal=b"")).pack()),
     ]
