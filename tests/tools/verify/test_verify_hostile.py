@@ -25,6 +25,7 @@ from streamxf.torchsave.framed import check_records
 from tests.dcp.helpers import data_files, index_of, rewrite_index, rewrite_pickle, save, sections_of
 from tests.dcp.writers import save_as_ranks
 from tests.forge import CONTAINER_MAGIC, LAST, Parts, with_crc
+from tests.tools.verify.read_files import name_of
 
 FILE = "__0_0_" + "ab" * 16 + ".distcp"
 SIZE = 2**18
@@ -39,7 +40,7 @@ class Reads:
 
     def __call__(self, file: GuardedAccess, position: int, out: memoryview) -> int:
         self.count += 1
-        self.bytes[file.name] += len(out)
+        self.bytes[Path(name_of(file)).name] += len(out)
         return self.real(file, position, out)
 
     real = staticmethod(GuardedAccess.read_into)

@@ -16,6 +16,7 @@ from streamxf import Checksum, engine
 from streamxf.tools.verify.reading import GuardedAccess
 from tests.dcp.helpers import KEY, data_files, full_chain, index_of, save
 from tests.forge import Places
+from tests.tools.verify.read_files import name_of
 
 MIB = 2**20
 CHAINS: dict[str, Any] = {"none": list, "checksum": lambda: [Checksum()], "full": full_chain}
@@ -26,7 +27,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
     read = GuardedAccess.read_into
 
     def failing(file: GuardedAccess, position: int, out: memoryview) -> int:
-        if file.name.endswith(".distcp") and position <= bad < position + len(out):
+        if name_of(file).endswith(".distcp") and position <= bad < position + len(out):
             raise OSError(errno.EIO, "a sector that cannot be read")
         return read(file, position, out)
 
@@ -104,7 +105,7 @@ def test_an_interrupt_leaves_nothing_under_way(tmp_path: Path, monkeypatch: pyte
 
     def interrupted(file: GuardedAccess, position: int, out: memoryview) -> int:
         calls["all"] += 1
-        if threading.get_ident() == caller and position > 0 and file.name.endswith(".distcp"):
+        if threading.get_ident() == caller and position > 0 and name_of(file).endswith(".distcp"):
             raise KeyboardInterrupt
         return read(file, position, out)
 
