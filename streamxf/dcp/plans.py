@@ -29,7 +29,7 @@ from streamxf.dcp.metadata import extra_of
 from streamxf.errors import MetadataError, UnsupportedError, located
 from streamxf.format import limits
 from streamxf.format.header import Identity, Kind
-from streamxf.format.items import ITEMSIZES
+from streamxf.format.items import ITEMSIZES, check_name
 from streamxf.format.tiling import MAX_GROUP, is_grid
 from streamxf.storage.disk import Volume
 from streamxf.storage.storage import Storage
@@ -96,7 +96,7 @@ def check_index(plans: Sequence[SavePlan]) -> None:
     for plan in plans:
         paths |= plan.planner_data if isinstance(plan.planner_data, dict) else {}
     counts = Counter(item.index.fqn for plan in plans for item in plan.items)
-    longest = max(counts, key=lambda name: len(name.encode()), default="")
+    longest = max(map(check_name, counts), key=lambda name: len(name.encode()), default="")
     most = {"a name": len(longest.encode()), "a path": max((_size_of(path) for path in paths.values()), default=0)}
     with suppress(UnsupportedError):  # the planner may leave it out
         most["planner data"] = _size_of(extra_of(Metadata(dict.fromkeys(counts), paths)))  # type: ignore[arg-type]

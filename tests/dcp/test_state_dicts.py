@@ -18,7 +18,7 @@ from torch import nn
 import streamxf
 from streamxf.checkpoint.sources import source_of
 from streamxf.checkpoint.staging import Staging
-from streamxf.errors import ContainerError
+from streamxf.errors import MetadataError
 from streamxf.torchsave.writing import frame_of
 
 from .helpers import KEY, assert_same, blank, load, load_with, raw_bytes, refused, save
@@ -226,14 +226,14 @@ def test_names(checkpoint: Path) -> None:
 @pytest.mark.parametrize("name", ["n" * 5000, "é" * 2100])
 @pytest.mark.parametrize("value", [torch.ones(3), "text"], ids=["tensor", "object"])
 def test_a_name_that_is_too_long_is_told(checkpoint: Path, name: str, value: Any) -> None:
-    with refused(ContainerError, "name", "4096"):
+    with refused(MetadataError, "name", "4,096"):
         save({name: value}, checkpoint)
     assert not (checkpoint / ".metadata").exists()
     assert list(checkpoint.iterdir()) == []
 
 
 def test_a_name_that_is_no_unicode_is_told(checkpoint: Path) -> None:
-    with refused(ContainerError, "not valid Unicode"):
+    with refused(MetadataError, "not valid Unicode"):
         save({"\ud800": torch.ones(3)}, checkpoint)
 
 
