@@ -416,14 +416,18 @@ def read_files(entries: Any, f: Fields, keyed: bool) -> list[File]:
         with refusing("M16: UTF-8", UnicodeDecodeError):
             paths = [path.decode() for path in strings(columns[32], columns[33], rows)]
         files += map(File, paths, sizes, writers, keys)
-    for path in (file.path for file in files):
-        steps = path.split("/")
-        check(1 <= len(path) <= 4096 and not re.search(r"[\x00-\x1f\x7f-\x9f\\%?#]", path), "M4: a character")
-        check(not {"", ".", ".."} & set(steps) and ":" not in steps[0], "M4: a part of the path")
+        for path in paths:
+            check_file_path(path)
     paths = [file.path.encode() for file in files]
     check(paths == sorted(set(paths)), "M16: the paths of files do not rise")
     check(len({(file.writer, file.key) for file in files}) == len({file.writer for file in files}), "M9: two keys")
     return files
+
+
+def check_file_path(path: str) -> None:
+    steps = path.split("/")
+    check(1 <= len(path) <= 4096 and not re.search(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]", path), "M4: a character")
+    check(not {"", ".", ".."} & set(steps) and ":" not in steps[0], "M4: a part of the path")
 
 
 def read_band(band: Any, f: Fields, coded: bool, signed: bool) -> list[Any]:

@@ -24,10 +24,12 @@ from streamxf.registry import CodecRegistry
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
+from tests.forge import METADATA_MAGIC
 from tests.reference_codecs import TRANSFORMS
 from tests.reference_decoder import Tensor, load, read_container, read_note, read_plain
 from tests.reference_keys import Key as ReferenceKey
 from tests.reference_keys import Reader, aes_key, hpke_key
+from tests.vectors.stock_files import load_stock
 
 V1 = Path(__file__).parent / "v1"
 SUBJECTS = ("plain", "container", "checkpoint", "note", "key")
@@ -87,7 +89,8 @@ def checkpoint_by_streamxf(entry: Entry, folder: Path) -> dict[str, Any]:
     """The items of a checkpoint: streams of objects, and of each chunk of a tensor."""
     rank = entry.get("rank")
     found: dict[str, Any] = {}
-    with Checkpoint(folder, keys=keyring_of(entry), rank=rank, framework="numpy") as checkpoint:
+    require = entry.get("require")
+    with Checkpoint(folder, keys=keyring_of(entry), rank=rank, require=require, framework="numpy") as checkpoint:
         for name, item in checkpoint.stored.items():
             if isinstance(item, ObjectItem):
                 found[name] = StreamReader(checkpoint.blocks(item)).read()
@@ -119,7 +122,11 @@ def container_by_reference(data: bytes, dek: str | None) -> bytes:
 
 def checkpoint_by_reference(entry: Entry, folder: Path) -> dict[str, Any]:
     """As `checkpoint_by_streamxf`."""
-    found = load(folder, reader_of(entry), entry.get("rank"))
+    reader, rank = reader_of(entry), entry.get("rank")
+    data = (folder / (".metadata" if rank is None else f"__{rank}.metadata")).read_bytes()
+    stock = data[:1] == b"\x80" and not data.endswith(METADATA_MAGIC)
+    require = entry.get("require", "published")
+    found = load_stock(folder, data, rank, reader, require) if stock else load(folder, reader, rank)
     return {
         name: [stream for _, stream in item.chunks] if isinstance(item, Tensor) else item
         for name, item in found.items()

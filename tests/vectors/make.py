@@ -25,6 +25,7 @@ from tests.vectors.recipes import (
     recipients,
     runs,
     saved,
+    stock,
     written,
 )
 from tests.vectors.recipes.vector import Vector
@@ -34,7 +35,7 @@ MAX_INLINE = 4096  # bytes
 SUBJECTS = {
     "plain": (written, framing, chains, codecs, encryption, recipients),
     "container": (containers,),
-    "checkpoint": (checkpoints, saved, runs),
+    "checkpoint": (checkpoints, saved, runs, stock),
     "note": (notes,),
     "key": (keyfiles,),
 }

@@ -88,6 +88,10 @@ CLASSES: dict[str, tuple[type[StreamxfError], ...]] = {
     "K5": (errors.AuthenticationError,),
     "K6": (errors.PolicyError, errors.AuthenticationError),
     "K7": (errors.PolicyError,),
+    "K8": (errors.PolicyError,),
+    "F1": (errors.MetadataError,),
+    "F2": (errors.MetadataError, errors.ContainerError, errors.IdentityError),
+    "F3": (errors.MetadataError, errors.IdentityError),
     **dict.fromkeys(["key file", "K9"], (errors.KeyFileError,)),
     "K10": (errors.KeyFileError, errors.WrongKeyError, errors.KeyMissingError),
 }
@@ -102,7 +106,7 @@ ELSEWHERE = {
     "N3": "an order of checks, and M12; tests/checkpoint",
     "N4": "what a note is good for; tests/manager",
     **dict.fromkeys(["R1", "R2", "R3", "R4", "R5"], "an order of checks; tests/checkpoint"),
-    **dict.fromkeys(["F1", "F2", "F3", "F4", "K8"], "checkpoints of other writers; tests/checkpoint"),
+    "F4": "shown by the vectors of stock: which streams they have",
     "K2": "shown by K3-x25519-other-info and K3-mlkem768-x25519-other-info: what does not open is passed over",
     "K11": "shown by protected-nfc and K10-nfd",
 }
@@ -325,7 +329,7 @@ def test_every_file_is_described() -> None:
     entries = [entry for subject in SUBJECTS for entry in vectors(subject).values()]
     named = [file for entry in entries for file in [entry.get("file", {}), *entry.get("files", {}).values()]]
     assert {file["path"] for file in named if "path" in file} == files
-    assert sum(path.stat().st_size for path in V1.rglob("*") if path.is_file()) < 2 << 20
+    assert sum(path.stat().st_size for path in V1.rglob("*") if path.is_file()) < 5 << 19
 
 
 def test_names_are_unique() -> None:
