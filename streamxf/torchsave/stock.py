@@ -6,6 +6,7 @@ pickle gives them and do nothing; every other name is refused. docs/format/stock
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -52,6 +53,8 @@ def read_stock(pickled: bytes, rank: int | None) -> StockMetadata:
     chunks have to tile their tensors. Raises MetadataError if it is damaged, names something that does not belong
     there, or is inconsistent.
     """
+    if pickled[:1] != pickle.PROTO or not b"\2" <= pickled[1:2] <= b"\5":
+        raise MetadataError("the metadata is neither an index nor a pickle of protocol 2 to 5: the file is damaged")
     unpickler = _StockUnpickler(pickled)
     with collector_paused():
         try:

@@ -216,7 +216,7 @@ def may_have(kind: type, state: Any) -> bool:
 
 # Those of protocols 2 to 5, without extension codes and buffers outside of the pickle, and without bytearrays, of which
 # the unpickler would make one as large as the pickle says.
-_OPCODES = b".012NKMGJXUTBCqhj)tcQ\x86\x87\x88\x89\x8a\x8b\x8c\x8d\x8e\x93"
+_OPCODES = b"\x80.012NKMGJXUTBCqhj)tcQ\x86\x87\x88\x89\x8a\x8b\x8c\x8d\x8e\x93"
 # Those of a single byte that take 50 bytes of memory or more, in steps.
 _WEIGHTS = {
     pickle.MARK[0]: 2,
@@ -228,7 +228,6 @@ _WEIGHTS = {
 ACTIONS: Actions = {
     **{opcode: _Unpickler.dispatch[opcode] for opcode in _OPCODES},
     **{opcode: partial(Unpickler._weigh, opcode=opcode, steps=steps) for opcode, steps in _WEIGHTS.items()},
-    pickle.PROTO[0]: lambda unpickler: unpickler.read(1),
     pickle.FRAME[0]: lambda unpickler: unpickler.read(8),
     pickle.LONG_BINPUT[0]: Unpickler._put,
     pickle.MEMOIZE[0]: Unpickler._memoize,

@@ -84,7 +84,14 @@ DTYPES = {*ELEMENT_SIZE, *OTHERS.split(), *(f"{sign}int{bits}" for sign in ("", 
 REFUSED = {"PERSID", "BINPERSID", "EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER"}
 
 
+def reduce_(unpickler: Any) -> None:
+    check(type(unpickler.stack[-1]) is tuple, "F1: a call")
+    pickle._Unpickler.dispatch[pickle.REDUCE[0]](unpickler)  # type: ignore[attr-defined]
+
+
 class Unpickler(pickle._Unpickler):  # type: ignore[misc, name-defined]
+    dispatch = {**pickle._Unpickler.dispatch, pickle.REDUCE[0]: reduce_}  # type: ignore[attr-defined]  # noqa: RUF012
+
     def find_class(self, module: str, name: str) -> Any:
         module = module.replace("torch.distributed._shard.checkpoint.", "torch.distributed.checkpoint.")
         if module == "torch" and name in DTYPES:
@@ -98,7 +105,7 @@ def unpickled(data: bytes) -> Any:
         opcodes = [opcode.name for opcode, _, _ in pickletools.genops(data)]
         file = io.BytesIO(data)
         found = Unpickler(file).load()
-    check(not REFUSED & {*opcodes} and opcodes[0] == "PROTO", "F1: an opcode")
+    check(not REFUSED & {*opcodes} and opcodes[0] == "PROTO" and 2 <= data[1] <= 5, "F1: an opcode, or the protocol")
     check(file.tell() == len(data), "F1: something follows the pickle")
     return found
 
@@ -178,7 +185,8 @@ def place_of(info: dict[str, Any]) -> tuple[str, int, int, list[Any]]:
 def read(folder: Path, place: tuple[str, int, int, list[Any]], item: Identity, reader: Reader, require: str) -> bytes:
     """F2 and F3."""
     path, at, size, descriptors = place
-    file = (folder / path).read_bytes()
+    with refusing("F2", OSError, ValueError):
+        file = (folder / path).read_bytes()
     check(at + size <= len(file), "F2: not within the file")
     stream = file[at : at + size]
     if not stream.startswith(CONTAINER):

@@ -157,6 +157,8 @@ def _pickles() -> list[Vector]:
         ("cut", "the last byte is missing", lambda data: data[:-1]),
         ("persistent", "a persistent id", lambda data: data[:-1] + b"0Nq\0" + b"Q."),
         ("extension", "an extension code", lambda data: data[:-1] + b"\x82\x010."),
+        ("protocol-0", "protocol 0", lambda data: b"\x80\0" + data[2:]),
+        ("protocol-6", "protocol 6", lambda data: b"\x80\6" + data[2:]),
         ("dict", "a dict and no Metadata", lambda data: pickle.dumps({}, 4)),
         ("list", "Metadata in a list", lambda data: data[:11] + b"]" + data[11:-1] + b"a."),
         ("stateless", "Metadata without attributes", lambda data: data[: data.index(b"}")] + b"."),
