@@ -176,6 +176,7 @@ def read_plain(file: bytes, reader: Reader) -> bytes:
     header = parse_header(data)
     check(bool(header.flags & KEYED) == bool(key_data), "prefix: a wrapped key exactly if keyed")
     check(not header.flags & (BOUND | PUBLISHED) and len(header.codecs) == len(header.chain), "P1: bound, transforms")
+    check(reader.keys or not reader.trust, "K7: signers, and no keys")
     if not key_data:
         check(not reader.keys, "K7: not encrypted")
         check(not header.flags & HASHED, "P1: hashed, without a signature")
@@ -305,6 +306,7 @@ def split_metadata(data: bytes) -> Sections:
 
 def check_keys(found: Sections, label: bytes, reader: Reader) -> Any:
     """R2; the vouchers, None if there are no keys."""
+    check(reader.keys or not reader.trust, "K7: signers, and no keys")
     if not found.lines:
         return check(not reader.keys, "K7: not encrypted")
     check(len(found.lines) == 2 and max(map(len, found.lines)) <= 32768, "M12: lines 1 and 2")

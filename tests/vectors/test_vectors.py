@@ -87,7 +87,7 @@ CLASSES: dict[str, tuple[type[StreamxfError], ...]] = {
     "K4": (errors.DescriptorError, errors.AuthenticationError),
     "K5": (errors.AuthenticationError,),
     "K6": (errors.PolicyError, errors.AuthenticationError),
-    "K7": (errors.PolicyError,),
+    "K7": (errors.PolicyError, errors.ParameterError),
     "K8": (errors.PolicyError,),
     "F1": (errors.MetadataError,),
     "F2": (errors.MetadataError, errors.ContainerError, errors.IdentityError),
@@ -241,8 +241,8 @@ def test_checkpoints_that_are_refused(name: str, tmp_path: Path) -> None:
 def test_checkpoints_that_dcp_does_not_load(name: str, tmp_path: Path) -> None:
     entry = vectors("checkpoint")[name]
     unpack(entry, tmp_path)
-    options: dict[str, Any] = {"keys": keyring_of(entry)}
     try:
+        options: dict[str, Any] = {"keys": keyring_of(entry)}
         with Checkpoint(tmp_path, **options, rank=entry.get("rank")) as checkpoint:
             items = dict(checkpoint.stored)
     except StreamxfError:

@@ -46,7 +46,7 @@ from tests.sealing import (
 )
 from tests.vectors.recipes.data import payload
 from tests.vectors.recipes.runs import RUN
-from tests.vectors.recipes.vector import HELD, NOTHING, OTHERS, Reader, Vector, holding
+from tests.vectors.recipes.vector import HELD, NOTHING, OTHERS, SIGNERS, Reader, Vector, holding
 from tests.vectors.recipes.world import (
     BASE,
     CHECKSUM,
@@ -862,7 +862,13 @@ def _parts() -> list[Vector]:
             files(puts({33: b"__0_0.distcp__1_0.distc\xff"})),
         ),
         ("writer-short", "a writer id of 15 bytes", files(puts({35: bytes(31)}))),
+        ("files-from", "files that begin at the second", BASE.files(root=put("files", 0, "from", value=1))),
         ("no-files", "no files", BASE.files(lambda index: index.update(files=[]))),
+    ]
+    noise = b"".join(hashlib.sha256(bytes([number % 256, number // 256])).digest() for number in range(520))
+    bombs = [
+        ("part-bomb", "a part of more than 256 times its stored size and 65536", bytes(2**20)),
+        ("part-above-limit", "a part of more than 2^22 bytes", noise + bytes(2**22)),
     ]
     tight = BASE.files(parts=lambda data: data + b"\0")
     return [
@@ -871,6 +877,8 @@ def _parts() -> list[Vector]:
             _breaks("M16", name, about, made, HELD if made[".metadata"].count(b"aeskw") else NOTHING)
             for name, about, made in cases
         ),
+        *(_breaks("index", name, about, columns(puts({128: data}))) for name, about, data in bombs),
+        _holds("large-part", "a part of 256 times its stored size", lambda: columns(puts({128: noise + bytes(2**21)}))),
         _breaks("index", "parts-continued", "a byte behind the parts", tight),
     ]
 
@@ -1246,6 +1254,7 @@ def _policy() -> list[Vector]:
             FULL.files(),
             holding("aeskw"),
         ),
+        _breaks("K7", "checkpoint-signers-alone", "signers to trust, and no keys", SIGNED.files(), SIGNERS),
         _breaks("K7", "checkpoint-not-encrypted", "not encrypted, and the reader has a key", BASE.files(), HELD),
     ]
 
@@ -1255,6 +1264,8 @@ def _descriptors() -> list[Vector]:
         ("descriptor", "capital", ["streamxf.Zstd/1"]),
         ("descriptor", "marked", ["!streamxf.zstd/1"]),
         ("D2", "fragment", [f"{ZSTD}#speed=3"]),
+        ("descriptor", "fragment-twice", [f"{ZSTD}#level=3&level=3"]),
+        ("descriptor", "fragment-twice-of-others", ["acme.delta/1#a=1&b=2&a=3"]),
         ("D3", "leading-zero", [f"{ZSTD}#level=03"]),
         ("D3", "minus-zero", [f"{ZSTD}#level=-0"]),
         ("D3", "plus", [f"{ZSTD}#level=~3"]),

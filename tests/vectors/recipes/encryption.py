@@ -31,7 +31,7 @@ from tests.sealing import (
     zstd,
 )
 from tests.vectors.recipes.data import BLOCK, lines, payload
-from tests.vectors.recipes.vector import HELD, NOTHING, OTHERS, Reader, Vector, breaks, holds
+from tests.vectors.recipes.vector import HELD, NOTHING, OTHERS, SIGNERS, Reader, Vector, breaks, holds
 
 CHAIN = ["streamxf.zstd/1", ENCRYPT]
 
@@ -350,6 +350,7 @@ def _cut() -> bytes:
 def _policy() -> list[Vector]:
     open_ = plain(container(["streamxf.zstd/1"], [zstd(SMALL)], len(SMALL)))
     return [
+        breaks("K7", "signers-alone", "signers to trust, and no keys", open_.pack(), SIGNERS),
         breaks("K7", "not-encrypted", "encryption was stripped, and the reader has a key", open_.pack(), HELD),
         holds("not-encrypted-no-key", "the same file, and the reader has no key", open_.pack, SMALL),
     ]

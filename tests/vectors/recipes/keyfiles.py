@@ -82,6 +82,7 @@ def _wrong() -> list[Vector]:
     text = base64.b64encode(KEY).decode()
     stray = text[:-2] + chr(ord(text[-2]) + 1) + "="
     assert base64.b64decode(stray) == KEY
+    public = line(X25519, key_id(PUBLIC, X25519), PUBLIC, "public")
     cases = [
         ("nothing", "an empty file", "", "K9"),
         ("comments-alone", "comments alone", "# nothing\n", "K9"),
@@ -102,6 +103,9 @@ def _wrong() -> list[Vector]:
         ("hex-63", "63 digits", KEY.hex()[:-1], "key file"),
         ("base64-stray-bits", "bits at the end of base64 that mean nothing", stray, "key file"),
         ("too-long", "more than 64 KiB", own + "\n#" + "x" * 65536, "key file"),
+        ("surplus-field", "a field more", own + ":a", "key file"),
+        ("surplus-empty", "an empty field more", own + ":", "key file"),
+        ("public-surplus", "a field more of a public key", public + ":a", "key file"),
         ("inside-blank", "a blank inside of the line", own.replace(":", ": ", 1), "key file"),
     ]
     return [_breaks(rule, name, about, text) for name, about, text, rule in cases]
@@ -146,6 +150,7 @@ def _protected() -> list[Vector]:
         ("salt-15", "a salt of 15 bytes", f"{salt[0]}:{b64url(bytes(15))}:{sealed}", word),
         ("key-id-changed", "the id is part of what is authenticated", own.replace(ID, "0" * 16), word),
         ("kind-changed", "the kind is, too", own.replace("aeskw", X25519), word),
+        ("surplus-field", "a field more", own + ":AAAA", word),
         ("not-argon2id", "another derivation", own.replace("argon2id", "scrypt"), word),
         ("protected-31-bytes", "31 secret bytes", protected(word.encode(), key=KEY[:-1]), word),
         *((name, about, own.replace("64.1.1", text), word) for name, about, text in numbers),
@@ -159,6 +164,10 @@ def _protected() -> list[Vector]:
         _holds(
             "protected-nfc", "K11: letters with marks", protected(composed.encode()), "secret", "aeskw", KEY, parted
         ),
+        _holds(
+            "protected-4096", "K11: 4,096 bytes", protected(("é" * 2048).encode()), "secret", "aeskw", KEY, "é" * 2048
+        ),
+        _holds("protected-1", "K11: one byte", protected(b" "), "secret", "aeskw", KEY, " "),
         _breaks("K10", "nfd", "K11: a passphrase that was not composed", protected(parted.encode()), parted),
         *(_breaks(rules.get(name, "K10"), name, about, text, phrase) for name, about, text, phrase in cases),
     ]

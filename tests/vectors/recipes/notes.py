@@ -25,7 +25,7 @@ from tests.sealing import (
     zstd,
 )
 from tests.vectors.recipes.runs import RUN
-from tests.vectors.recipes.vector import HELD, NOTHING, OTHERS, Reader, Vector, holding
+from tests.vectors.recipes.vector import HELD, NOTHING, OTHERS, SIGNERS, Reader, Vector, holding
 
 RECORD = {
     "save_id": secret("save id").hex()[:32],
@@ -123,8 +123,15 @@ def _content() -> list[Vector]:
     return [
         *(_breaks("N2", name, about, _parts(frame_of(text.encode("latin-1"))).pack()) for name, about, text in texts),
         *(_breaks("zstd", name, about, _parts(packed).pack()) for name, about, packed in frames),
+        _breaks("N1", "json", "8 MiB and a byte of JSON", _parts(_spaced(2**23 + 1)).pack()),
         _breaks("N1", "commas", "2^19 + 1 commas in a string", _parts(_commas(2**19 + 1)).pack()),
     ]
+
+
+def _spaced(size: int) -> bytes:
+    """Blanks, behind as many digits as it takes to be no bomb."""
+    digits = "".join(secret(f"digits {number}").hex() for number in range(4096))
+    return frame_of(json.dumps(digits).encode().ljust(size))
 
 
 def _commas(count: int) -> bytes:
@@ -177,6 +184,7 @@ def _keys() -> list[Vector]:
         _breaks("M12", "one-line", "a wrapped data key alone", keys(line)),
         _breaks("M12", "long", "a line of 32,769 bytes", keys("a" * 32769, of_index)),
         _breaks("M12", "ascii", "a letter that is not ASCII", keys(line + "\xe9", of_index)),
+        _breaks("K7", "signers-alone", "signers to trust, and no keys", _parts(vouching=_SIGNED).pack(), SIGNERS),
         _breaks("K7", "no-keys", "a reader with a key, and a note without", _parts().pack(), HELD),
         _breaks("K3", "other-key", "a reader with another key", made.pack(), OTHERS),
         _breaks("K4", "index", "vouchers for an index", keys(line, of_index), HELD),

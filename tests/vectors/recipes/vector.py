@@ -40,6 +40,7 @@ class Reader:
 
 
 NOTHING = Reader()
+SIGNERS = Reader(trust=(TRUSTED,))
 HELD = Reader((("aeskw", KEY),))
 OTHERS = Reader((("aeskw", OTHER_KEY),))
 
