@@ -13,7 +13,7 @@ from streamxf.errors import MetadataError, UnsupportedError, redacted
 from streamxf.format.bare import raw_descriptor
 from streamxf.format.extra import from_json, to_json
 from streamxf.format.index import Index
-from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, Item, ObjectItem, Path, TensorItem
+from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, Item, ObjectItem, Path, Place, TensorItem
 from streamxf.torchsave.writing import named, plain
 
 PLANNER_DATA = "planner_data"
@@ -166,17 +166,23 @@ class _Pickle:
         """Where each object and each chunk is, by ``MetadataIndex``."""
         self.opcodes += b"}("
         for item in items:
-            chunks = item.chunks if isinstance(item, TensorItem) else [(None, None, item.place, None)]
-            for number, (offset, shape, place, _) in enumerate(chunks):
-                self.object("MetadataIndex", fqn=item.name, offset=offset, index=None if offset is None else number)
-                where: dict[str, Any] = {"relative_path": place.file, "offset": place.at, "length": place.size}
-                texts = self._descriptors.get(place.file)
-                if isinstance(item, TensorItem) and shape is not None and item.chunks[number].raw:
-                    texts = self._raw.setdefault((item.dtype, shape), [raw_descriptor(item.dtype, shape)])
-                if texts is not None:
-                    where["transform_descriptors"] = texts
-                self.object("_StorageInfo", **where)
+            if isinstance(item, ObjectItem):
+                self.object("MetadataIndex", fqn=item.name, offset=None, index=None)
+                self._stored(item.place, self._descriptors.get(item.place.file))
+                continue
+            for number, chunk in enumerate(item.chunks):
+                self.object("MetadataIndex", fqn=item.name, offset=chunk.offset, index=number)
+                texts = self._descriptors.get(chunk.place.file)
+                if chunk.raw:
+                    texts = self._raw.setdefault((item.dtype, chunk.shape), [raw_descriptor(item.dtype, chunk.shape)])
+                self._stored(chunk.place, texts)
         self.opcodes += b"u"
+
+    def _stored(self, place: Place, descriptors: list[str] | None) -> None:
+        where: dict[str, Any] = {"relative_path": place.file, "offset": place.at, "length": place.size}
+        if descriptors is not None:
+            where["transform_descriptors"] = descriptors
+        self.object("_StorageInfo", **where)
 
     def _chunks(self, item: TensorItem) -> None:
         self.opcodes += b"]("

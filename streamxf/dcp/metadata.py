@@ -129,14 +129,16 @@ def items_of(content: Metadata, results: Iterable[WriteResult], extensions: Exte
         stored.setdefault(result.index.fqn, []).append(result)
     paths = paths_of(content)
     items: dict[str, Item] = {}
+    written = extensions.recorded, _Note(not extensions.in_blocks)
     for name, entry in content.state_dict_metadata.items():
         path, own = paths.get(name), stored.get(name, [])
         if isinstance(entry, BytesStorageMetadata):
-            ((place, _),) = _places(name, [None], own, extensions)
+            ((place, _),) = _places(name, [None], own, *written)
             items[name] = ObjectItem(name, place, path)
             continue
         dtype, properties = str(entry.properties.dtype).removeprefix("torch."), stored_properties(entry.properties)
-        chunks = _WrittenChunks(name, entry.chunks, own, extensions)
+        chunks: Sequence[Chunk] = _WrittenChunks(name, entry.chunks, own, *written)
+        chunks = tuple(chunks) if len(chunks) == 1 else chunks
         items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, properties)
     return items
 
@@ -161,10 +163,13 @@ class _WrittenChunks(Sequence[Chunk]):
 
 
 def _places(
-    name: str, offsets: Iterable[tuple[int, ...] | None], results: Iterable[WriteResult], extensions: Extensions
+    name: str,
+    offsets: Iterable[tuple[int, ...] | None],
+    results: Iterable[WriteResult],
+    descriptors: tuple[str, ...],
+    usual: _Note,
 ) -> Iterator[tuple[Place, bool]]:
     """Where parts of an item are stored, and whether in torch.save's frame; an object has the offset None."""
-    descriptors, usual = extensions.recorded, _Note(not extensions.in_blocks)
     infos = {each if (each := result.index.offset) is None else tuple(each): result.storage_data for result in results}
     for offset in offsets:
         if (info := infos.get(offset)) is None:

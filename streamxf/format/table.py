@@ -107,10 +107,19 @@ class ItemTable(Mapping[str, Item]):
 
     def whole(self) -> dict[str, Item]:
         """All items, read and checked at once, and compared with each other."""
-        made = {name: self[name] for name in self}
-        for name, item in made.items():
-            if isinstance(item, TensorItem):
-                made[name] = replace(item, chunks=tuple(item.chunks))
+        made: dict[str, Item] = {}
+        with collector_paused():
+            for number, band in enumerate(self.bands):
+                for place in range(len(band.parts)):
+                    self.part(number, place)  # one that no item needs is checked as well
+                for row, name in enumerate(self.part(number, 0).names):
+                    try:
+                        item = self._item(name, number, row)
+                    except MetadataError as error:
+                        raise error.locate(item=name[:_SHOWN]) from None
+                    if isinstance(item, TensorItem):
+                        item = replace(item, chunks=tuple(item.chunks))
+                    made[name] = item
         self._check_numbers(place for item in made.values() for place in item.places)
         return made
 
@@ -190,6 +199,8 @@ class ItemTable(Mapping[str, Item]):
 
     def all_chunks(self, name: str, number: int, row: int, shape: Ints, count: int) -> tuple[Chunk, ...]:
         """All chunks of a tensor, checked as a whole."""
+        if count == 1 and (only := self._only_chunk(name, number, row)).shape == shape and not any(only.offset):
+            return (only,)
         self.all_spans(name, number, row, shape, count)
         chunks: list[Chunk] = []
         with collector_paused():
@@ -201,6 +212,12 @@ class ItemTable(Mapping[str, Item]):
             except MetadataError as error:
                 raise error.locate(item=name[:_SHOWN]) from None
         return tuple(chunks)
+
+    def _only_chunk(self, name: str, number: int, row: int) -> Chunk:
+        try:
+            return self.one_chunk(number, row, 0)
+        except MetadataError as error:
+            raise error.locate(item=name[:_SHOWN]) from None
 
     def all_spans(self, name: str, number: int, row: int, shape: Ints, count: int) -> list[Box]:
         """Offset and shape of all chunks of a tensor, which are checked as a whole."""
