@@ -34,7 +34,7 @@ from streamxf.format.table import ItemTable
 from streamxf.format.tiling import overlap
 from streamxf.format.trailer import Sections, Trailer
 from streamxf.keys import KeyRing
-from streamxf.keys.envelope import DataKey
+from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.pair import VerifyKey
 from streamxf.keys.vouchers import Vouchers
 from streamxf.storage.reading import StoredFile
@@ -262,6 +262,8 @@ def metadata_in(sections: Sections, name: str, access: Access, *, listing: bool 
     opened = lines is not None and (bool(len(access.keys)) or not listing)
     if lines is not None and opened:
         _open(sections, lines, access)
+    elif lines is not None:
+        Envelope.parse(lines[0])
     signed = lines is not None and Vouchers.parse(lines[1]).signature is not None
     index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=signed)
     if index.keyed != (lines is not None):

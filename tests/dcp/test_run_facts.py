@@ -16,7 +16,7 @@ from streamxf import Encrypt, FloatZip, PrivateKey, SigningKey
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata, read_metadata
 from streamxf.checkpoint.notes import seal_note
-from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError
+from streamxf.errors import AuthenticationError, DescriptorError, KeyMissingError, MetadataError
 from streamxf.format.run import RunFacts
 from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.pack import pack
@@ -26,7 +26,7 @@ from streamxf.tools.inspect.inspect import inspect
 from streamxf.tools.salvage.salvage import salvage
 from tests.forge import split_metadata
 
-from .helpers import KEY, OTHER_KEY, assert_same, error_of, index_of, load, save
+from .helpers import KEY, OTHER_KEY, assert_same, error_of, index_of, load, rewritten, save, sections_of
 
 STATE = {"weight": torch.arange(6.0), "step": 7}
 FACTS = RunFacts("0f" * 16, "step-7", 7, 1_700_000_000.123, {"last": 3, "steps": [1, 2]}, {"loss": 0.25})
@@ -66,6 +66,14 @@ def test_a_copy_of_the_writer_in_another_process_says_it_too(tmp_path: Path) -> 
     writer.run_facts = FACTS
     dcp.save(STATE, storage_writer=pickle.loads(pickle.dumps(writer)))
     assert index_of(tmp_path).run == FACTS
+
+
+def test_a_listing_without_keys_refuses_a_wrapped_key_of_no_form(tmp_path: Path) -> None:
+    saved(tmp_path, [Encrypt(KEY)])
+    sections = sections_of(tmp_path)[1]
+    (tmp_path / ".metadata").write_bytes(rewritten(sections, keys=bytes(sections.keys).replace(b"&w=", b"&v=", 1)))
+    with pytest.raises(DescriptorError, match="wrapped data key"):
+        metadata_of(tmp_path)
 
 
 def test_metadata_of_a_rank_does_not_say_it(tmp_path: Path) -> None:
