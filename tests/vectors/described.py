@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import zstandard
 
 import streamxf
@@ -25,7 +26,7 @@ from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
 from streamxf.stream.reader import StreamReader
 from tests.forge import METADATA_MAGIC
-from tests.reference_codecs import TRANSFORMS
+from tests.reference_codecs import TRANSFORMS, check
 from tests.reference_decoder import Tensor, load, read_container, read_note, read_plain
 from tests.reference_keys import Key as ReferenceKey
 from tests.reference_keys import Reader, aes_key, hpke_key
@@ -96,7 +97,7 @@ def checkpoint_by_streamxf(entry: Entry, folder: Path) -> dict[str, Any]:
                 found[name] = StreamReader(checkpoint.blocks(item)).read()
                 continue
             assert isinstance(item, TensorItem)
-            if rank is None and not any(chunk.framed for chunk in item.chunks):
+            if entry.get("elements") or (rank is None and not any(chunk.framed for chunk in item.chunks)):
                 list(checkpoint.read_boxes([Box(item, (0,) * len(item.shape), item.shape)]))
             found[name] = [StreamReader(checkpoint.blocks(item, chunk)).read() for chunk in item.chunks]
     return found
@@ -127,6 +128,11 @@ def checkpoint_by_reference(entry: Entry, folder: Path) -> dict[str, Any]:
     stock = data[:1] == b"\x80" and not data.endswith(METADATA_MAGIC)
     require = entry.get("require", "published")
     found = load_stock(folder, data, rank, reader, require) if stock else load(folder, reader, rank)
+    for item in found.values() if entry.get("elements") else ():
+        for identity, stream in item.chunks:
+            tensor = torch.load(io.BytesIO(stream), weights_only=True)
+            same = tensor.dtype == getattr(torch, item.dtype) and tensor.shape == identity.shard
+            check(same, "C6: another dtype or shape in the stream")
     return {
         name: [stream for _, stream in item.chunks] if isinstance(item, Tensor) else item
         for name, item in found.items()

@@ -115,6 +115,14 @@ def vectors() -> list[Vector]:
     ]
     return [
         _holds("usual", "a run, with rules and a metric", RUN),
+        Vector(
+            "run-ignored",
+            "members that readers ignore, for which no rule of runs holds",
+            lambda: BASE.files(put("run", value=RUN | {"_a\n": [None, "\x1b"], "_b": "x" * 70_000})),
+            {"holds": content_of(PIECES)},
+            NOTHING,
+            {"run": RUN},
+        ),
         _holds("signed", "the same, signed", RUN, SIGNED, holding("aeskw")),
         _holds("least", "a run without rules and metrics", _of(rules={}, metrics={}, step=0, time=0, name="é" * 255)),
         _holds("rules", "all that rules may be", _of(rules=rules)),

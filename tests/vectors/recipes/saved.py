@@ -4,6 +4,7 @@ random.
 
 from __future__ import annotations
 
+import io
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
 from tests.sealing import HYBRID, KEY, READER, SIGNER
 from tests.vectors.recipes.data import numbers
 from tests.vectors.recipes.vector import HELD, NOTHING, Reader, Vector, digest_of, holding
+from tests.vectors.recipes.world import FRAMED, Piece, world
 
 _BF16 = torch.frombuffer(bytearray(numbers(2 * 128 * 64, 2, 7)), dtype=torch.bfloat16).reshape(128, 64)
 STATE: dict[str, Any] = {
@@ -74,15 +76,47 @@ def _flat(prefix: str, value: Any) -> dict[str, Any]:
     return {name: leaf for step, inner in steps for name, leaf in _flat(f"{prefix}.{step}", inner).items()}
 
 
+def _framed(tensor: torch.Tensor) -> dict[str, bytes]:
+    """A framed tensor of four float32, by what the index says; `tensor` is what its stream holds."""
+    stream = io.BytesIO()
+    torch.save(tensor, stream)
+    piece = Piece("weight", FRAMED, stream.getvalue(), "float32", (0,), (4,), (4,))
+    return world([piece], ("streamxf.zstd/1",)).files()
+
+
+def _streams() -> list[Vector]:
+    """C6, for readers that take elements out of streams."""
+    right = torch.arange(4.0)
+    others = [
+        ("dtype", "another dtype of the same size", right.to(torch.int32)),
+        ("shape", "another shape", right.reshape(2, 2)),
+        ("elements", "an element more", torch.arange(5.0)),
+    ]
+    data = right.numpy().tobytes()
+    chunk = {"offset": [0], "shape": [4], "framed": True, "elements": digest_of(data)}
+    holds = {"weight": {"dtype": "float32", "shape": [4], "chunks": [chunk]}}
+    facts = {"elements": True}
+    return [
+        Vector("framed-elements", "elements in a stream", partial(_framed, right), {"holds": holds}, facts=facts),
+        *(
+            Vector(f"C6-stream-{name}", f"a stream of {about}", partial(_framed, tensor), {"breaks": "C6"}, facts=facts)
+            for name, about, tensor in others
+        ),
+    ]
+
+
 def vectors() -> list[Vector]:
     """All of them."""
     return [
-        Vector(
-            f"saved-{name}",
-            f"saved by streamxf: {about}",
-            partial(_save, codecs),
-            {"holds": _content(not codecs)},
-            reader,
-        )
-        for name, about, codecs, reader in _cases()
+        *_streams(),
+        *(
+            Vector(
+                f"saved-{name}",
+                f"saved by streamxf: {about}",
+                partial(_save, codecs),
+                {"holds": _content(not codecs)},
+                reader,
+            )
+            for name, about, codecs, reader in _cases()
+        ),
     ]
