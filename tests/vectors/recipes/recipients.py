@@ -40,6 +40,7 @@ from tests.sealing import (
     wrapped,
 )
 from tests.vectors.recipes.data import payload
+from tests.vectors.recipes.low_order import hpke_with
 from tests.vectors.recipes.vector import Reader, Vector, breaks, holding, holds
 
 _SMALL = payload(100)
@@ -219,7 +220,8 @@ def _wraps() -> list[Vector]:
     wrong = [
         ("x25519-enc", "a bit of enc", altered(X25519, 0), X25519),
         ("x25519-tag", "a bit of the tag", altered(X25519, -1), X25519),
-        ("x25519-low-order", "an enc of zeros", entry(x25519[0], bytes(32) + x25519[1][32:]), X25519),
+        ("x25519-low-order", "a point of low order", entry(x25519[0], hpke_with(X25519)), X25519),
+        ("hybrid-low-order", "a point of low order", entry(hybrid[0], hpke_with(HYBRID)), HYBRID),
         ("x25519-for-another", "for another's key", entry(x25519[0], hpke_wrap(X25519, STRANGER)[1]), X25519),
         ("hybrid-lattice", "a bit of the ML-KEM ciphertext", altered(HYBRID, 0), HYBRID),
         ("hybrid-curve", "a bit of the X25519 share", altered(HYBRID, 1088), HYBRID),
