@@ -301,6 +301,12 @@ def _odd() -> list[Vector]:
             BASE.files(around=lambda made: made.change(head_digest=bytes(32))),
             PIECES,
         ),
+        (
+            "dtypes-twice",
+            "a dtype that stands there twice, and one of no item",
+            BASE.files(root=put("dtypes", value=["float32", "int8", "float32"])),
+            PIECES,
+        ),
         ("unused-file", "a file that has no items", BASE.files(_unused), PIECES),
         ("ignored", "members that readers ignore", BASE.files(_ignored, root=_ignored_deeper), PIECES),
         ("ignored-nested", "128 arrays in one of them", BASE.files(put("_", value=_nested(128))), PIECES),
@@ -557,6 +563,7 @@ def _members() -> list[Vector]:
         ("module-null", put("modules", value=[None])),
         ("packages-array", put("packages", value=["streamxf", "torch"])),
         ("package-number", put("packages", "torch", value=2)),
+        ("package-underscore", put("packages", "_torch", value=2)),
         ("extra-array", put("extra", value=[])),
     ]
     values: list[tuple[str, Change]] = [
@@ -580,6 +587,7 @@ def _members() -> list[Vector]:
         ("object-with-properties", put(*step, "properties", value={})),
         ("properties-array", put(*weight, "properties", value=[])),
         ("properties-number", put(*weight, "properties", value={"a": 1})),
+        ("properties-underscore", put(*weight, "properties", value={"_a": 1})),
         ("path-text", put(*step, "path", value="a")),
     ]
     paths: list[tuple[str, Change]] = [

@@ -83,6 +83,7 @@ def vectors() -> list[Vector]:
     spellings += ["7ff8000000000001", "fff8000000000000", "7ff0000000000001", "7fffffffffffffff", "fff0000000000001"]
     values: list[tuple[str, str, dict[str, Any]]] = [
         ("rule-null", "null in the rules", {"rules": {"last": None}}),
+        ("rule-underscore", "the same under a name that begins with _", {"rules": {"_a": None}}),
         ("rules-deep", "9 objects and arrays in each other", {"rules": _nested(9)}),
         ("name-empty", "an empty name", {"name": ""}),
         ("name-dot", "the name .", {"name": "."}),
@@ -140,5 +141,6 @@ def vectors() -> list[Vector]:
             _breaks("M14", f"metric-{number}", f"a metric as {text!a}", _of(metrics={"loss": text}))
             for number, text in enumerate(spellings)
         ),
+        _breaks("M14", "metric-underscore", "a metric whose name begins with _", _of(metrics={"_a": "0.5"})),
         _breaks("M15", "65537", "65,537 bytes", _sized(_LIMIT + 1)),
     ]
