@@ -36,11 +36,12 @@ from tests.sealing import (
     plain_digest,
     secret,
     signature,
+    statement,
     voucher,
     wrapped,
 )
 from tests.vectors.recipes.data import payload
-from tests.vectors.recipes.low_order import hpke_with
+from tests.vectors.recipes.low_order import hpke_with, sign_twisted
 from tests.vectors.recipes.vector import Reader, Vector, breaks, holding, holds
 
 _SMALL = payload(100)
@@ -151,8 +152,10 @@ def _signatures() -> list[Vector]:
 
     broken = f"{head}{'B' if sig[0] == 'A' else 'A'}{sig[1:]}"
     bare = f"{head}{b64url(SIGNER.sign(digest))}"
+    twisted = head + b64url(sign_twisted(SIGNER.private_bytes_raw(), statement(digest)))
     cases = [
         ("bit", "a bit of the signature", of(HYBRID, broken), holding(HYBRID)),
+        ("cofactor", "a signature for those who multiply by the cofactor", of(HYBRID, twisted), holding(HYBRID)),
         ("zeros", "a signature of zeros", of(HYBRID, head + b64url(bytes(64))), holding(HYBRID)),
         (
             "of-other-contents",
