@@ -18,7 +18,7 @@ from streamxf.errors import PolicyError
 from streamxf.tools.salvage.salvage import salvage
 from tests.dcp.helpers import assert_same, blank, load, refused, save
 
-STATE = {"zeros": torch.zeros(1000, 1000), "ones": torch.ones(3)}
+STATE = {"ones": torch.ones(3), "zeros": torch.zeros(1000, 1000)}
 ENOUGH = 10**6
 
 WRITERS: dict[str, Callable[[Path], None]] = {
