@@ -261,7 +261,7 @@ LINES = {
     "cli": 3_025,
     "codecs": 1_618,
     "dcp": 3_325,
-    "format": 2_979,
+    "format": 2_973,
     "formats": 992,
     "integrations": 816,
     "keys": 2_156,

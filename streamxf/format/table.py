@@ -199,12 +199,12 @@ class ItemTable(Mapping[str, Item]):
 
     def all_chunks(self, name: str, number: int, row: int, shape: Ints, count: int) -> tuple[Chunk, ...]:
         """All chunks of a tensor, checked as a whole."""
-        if count == 1 and (only := self._only_chunk(name, number, row)).shape == shape and not any(only.offset):
-            return (only,)
-        self.all_spans(name, number, row, shape, count)
         chunks: list[Chunk] = []
         with collector_paused():
             try:
+                if count == 1 and (only := self.one_chunk(number, row, 0)).shape == shape and not any(only.offset):
+                    return (only,)
+                self.all_spans(name, number, row, shape, count)
                 for place in range(self.parts_with(number, count)):
                     part = self.part(number, place)
                     chunks += self.some_chunks(part, row, part.chunks_at[row], part.chunks_at[row + 1])
@@ -212,12 +212,6 @@ class ItemTable(Mapping[str, Item]):
             except MetadataError as error:
                 raise error.locate(item=name[:_SHOWN]) from None
         return tuple(chunks)
-
-    def _only_chunk(self, name: str, number: int, row: int) -> Chunk:
-        try:
-            return self.one_chunk(number, row, 0)
-        except MetadataError as error:
-            raise error.locate(item=name[:_SHOWN]) from None
 
     def all_spans(self, name: str, number: int, row: int, shape: Ints, count: int) -> list[Box]:
         """Offset and shape of all chunks of a tensor, which are checked as a whole."""
