@@ -14,7 +14,7 @@ from streamxf import Checksum, Encrypt
 from streamxf.checkpoint.renaming import Renaming, renamed
 from streamxf.errors import IdentityError, ParameterError
 from streamxf.format.items import ObjectItem, Place
-from tests.dcp.helpers import KEY, assert_same, blank, data_files, load, refused, save
+from tests.dcp.helpers import KEY, assert_same, blank, load, refused, save, swap
 
 STATE = {"module.a": torch.arange(6.0), "module.b": torch.ones(3), "step": 7}
 WANTED = {"a": STATE["module.a"], "b": STATE["module.b"], "step": 7}
@@ -81,14 +81,7 @@ def test_containers_of_attached_writers_have_their_stored_names(tmp_path: Path) 
     exchanged = {"a": "b", "b": "a"}
     assert_same(load(wanted, tmp_path, None, rename=exchanged), wanted)
     with streamxf.Checkpoint(tmp_path) as checkpoint:
-        places = [item.places[0] for item in checkpoint.stored.values()]
-    (file,) = data_files(tmp_path)
-    data = bytearray(file.read_bytes())
-    first, second = (data[place.at : place.at + place.size] for place in places)
-    assert len(first) == len(second)
-    for place, content in zip(places, (second, first), strict=True):
-        data[place.at : place.at + place.size] = content
-    file.write_bytes(data)
+        swap(tmp_path, [item.places[0] for item in checkpoint.stored.values()])
     for rename in (None, exchanged):
         with refused(IdentityError, "swapped"):
             load(state, tmp_path, None, rename=rename)

@@ -6,7 +6,7 @@ import io
 import logging
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +22,7 @@ from torch.torch_version import TorchVersion
 import streamxf
 from streamxf import Checksum, Encrypt, Key, ZStandard
 from streamxf.format.index import Index
+from streamxf.format.items import Place
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 from streamxf.keys import KeyRing
@@ -208,6 +209,17 @@ def index_of(path: Path, name: str = ".metadata") -> Index:
     return Index.parse(
         sections.root, sections.parts, sections.parts_size, hashed=lines is not None and "&sig=" in lines[1]
     )
+
+
+def swap(path: Path, places: Sequence[Place]) -> None:
+    """Exchange the bytes of two places in the data file, which are of one size."""
+    (file,) = data_files(path)
+    data = bytearray(file.read_bytes())
+    first, second = (data[place.at : place.at + place.size] for place in places)
+    assert len(first) == len(second)
+    for place, content in zip(places, (second, first), strict=True):
+        data[place.at : place.at + place.size] = content
+    file.write_bytes(data)
 
 
 def data_key_of(path: Path, key: Key = KEY, name: str = ".metadata") -> DataKey | None:

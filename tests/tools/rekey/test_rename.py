@@ -38,6 +38,7 @@ from tests.dcp.helpers import (
     save,
     sections_of,
     small_state,
+    swap,
 )
 from tests.dcp.writers import save_as_ranks
 from tests.tools.rekey.rekeying import KEY, OTHER_KEY, PRIVATE, SIGNER, STRANGER, contents, untouched
@@ -209,18 +210,6 @@ def test_a_save_that_is_published_meanwhile_stays(tmp_path: Path, monkeypatch: p
 # -- swapped containers ------------------------------------------------------------------------------
 
 
-def swap(path: Path, one: str, other: str) -> None:
-    """Exchange the stored bytes of two items, which are of one size."""
-    places = [index_of(path).items[name].places[0] for name in (one, other)]
-    (file,) = data_files(path)
-    data = bytearray(file.read_bytes())
-    first, second = (data[place.at : place.at + place.size] for place in places)
-    assert len(first) == len(second)
-    for place, content in zip(places, (second, first), strict=True):
-        data[place.at : place.at + place.size] = content
-    file.write_bytes(data)
-
-
 @pytest.mark.parametrize("chain", [[Checksum()], [Encrypt(KEY)]], ids=["plain", "encrypted"])
 def test_swapped_containers_show(tmp_path: Path, chain: list[Any]) -> None:
     """Even under each other's names."""
@@ -228,7 +217,7 @@ def test_swapped_containers_show(tmp_path: Path, chain: list[Any]) -> None:
     state = {"a": torch.zeros(3), "b": torch.ones(3)}
     save(state, tmp_path, chain)
     streamxf.rename(tmp_path, {"a": "b", "b": "a"}, keys=keys)
-    swap(tmp_path, "a", "b")
+    swap(tmp_path, [index_of(tmp_path).items[name].places[0] for name in ("a", "b")])
     with refused(IdentityError, "swapped"):
         load(state, tmp_path, keys)
     with refused(IdentityError, "swapped"):
