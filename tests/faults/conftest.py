@@ -28,7 +28,7 @@ def attempt(runner: Runner) -> Try:
     """Run a job; the arguments are those of `jobs.Job`, and the options of its row."""
 
     def run(row: str, layout: str, chain: str = "full", **rest: Any) -> dict[str, Any]:
-        own = {name: rest.pop(name) for name in ("first", "mutant") if name in rest}
+        own = {name: rest.pop(name) for name in ("first", "mutant", "change") if name in rest}
         found = runner.run(row=row, layout=layout, chain=chain, **own, options=rest)
         if "skipped" in found:
             pytest.skip(found["skipped"])

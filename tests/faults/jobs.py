@@ -21,15 +21,17 @@ from tests.faults.mutants import MUTANTS, SURROUNDINGS
 from tests.faults.rows import failing, interrupted, interrupted_load, killed
 from tests.faults.s3 import faulty_s3, killed_s3
 from tests.faults.shim import Shim
-from tests.faults.subjects import CHAINS, LAYOUTS, OLD, Subject
+from tests.faults.subjects import CHAINS, LAYOUTS, OLD, Changed, Subject
 from tests.faults.trials import Bench, Tally
 from tests.surroundings import in_memory
 
 ROWS: dict[str, Callable[..., Tally]] = {
     row.__name__: row for row in (killed, failing, interrupted, interrupted_load, lost_writes, full_disk)
 }
+ROWS["killed_change"] = killed
 RUN_ROWS: dict[str, Callable[..., Tally]] = {row.__name__: row for row in (managed, managed_s3)}
 S3_ROWS: dict[str, Callable[..., Tally]] = {row.__name__: row for row in (killed_s3, faulty_s3)}
+S3_ROWS["killed_change_s3"] = killed_s3
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Job:
         As in `subjects`; of a managed run a name in `managed.MODES`, and a chain in words.
     first : bool
         Save where nothing is yet.
+    change : str, optional
+        Of `subjects.Changed`.
     mutant : str, optional
         A name in `MUTANTS` or `SURROUNDINGS`.
     options : dict
@@ -54,6 +58,7 @@ class Job:
     layout: str
     chain: str = "full"
     first: bool = False
+    change: str | None = None
     mutant: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -65,6 +70,8 @@ class Job:
             if self.row in RUN_ROWS:
                 return RUN_ROWS[self.row](self.layout, self.chain, scratch, **self.options)
             subject = Subject(LAYOUTS[self.layout], self.chain)
+            if self.change is not None:
+                subject = Changed(LAYOUTS[self.layout], self.chain, change=self.change)
             if self.row in S3_ROWS:
                 return S3_ROWS[self.row](subject, scratch, **self.options)
             mutant = nullcontext if self.mutant is None else {**MUTANTS, **SURROUNDINGS}[self.mutant]
@@ -89,4 +96,7 @@ def _modules(folder: Path) -> list[str]:
         subject = Subject(LAYOUTS["2 threads"], chain)
         subject.save(folder / chain, OLD)
         subject.verified_verdict(folder / chain)
+    changed = Changed(LAYOUTS["2 threads"], "full")
+    changed.make(folder / "full")
+    changed.verdict(folder / "full")
     return sorted(set(sys.modules) - before)

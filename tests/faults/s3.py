@@ -25,7 +25,7 @@ from streamxf.storage.opening import open_storage
 from tests.dcp.s3_server import client_of, serving, storage, weed
 from tests.faults import forks
 from tests.faults.full_disk import NotPermitted
-from tests.faults.subjects import NEW, OLD, Subject, codecs, state_of
+from tests.faults.subjects import NEW, OLD, Changed, Subject, codecs, state_of
 from tests.faults.trials import Tally
 from tests.objectstore.control import Proxy, proxied
 from tests.objectstore.requests import KINDS, Fault, Request
@@ -143,6 +143,8 @@ class Place:
 
     def save_under(self, tally: Tally, fault: Fault) -> None:
         """Save while something goes wrong, and count what loads then, if it did."""
+        if isinstance(self.subject, Changed) and self.stands != OLD:
+            self._must_save(OLD)
         saved = NEW if self.stands == OLD else OLD
         self.proxy.forget()
         outcome = forks.run_one(partial(self.save, saved, fault), SECONDS)
@@ -162,6 +164,9 @@ class Place:
                 tally.count({NAMES[saved]: "new", NAMES[self.stands]: "old"}.get(verdict, verdict), where, ended)
         else:
             assert (outcome.how, verdict) == ("returned", NAMES[saved]), ended
+        if isinstance(self.subject, Changed):
+            self._must_save(NEW)  # a second call does what is missing
+            saved, verdict = NEW, NAMES[NEW]
         self._saves += 1
         if verdict not in NAMES.values():
             self.begin_bucket()
@@ -223,16 +228,16 @@ class Place:
         """Save through the proxy."""
         self._arm(fault)
         subject = self.subject
-        options = {
-            **storage(self.proxy.url),
-            "thread_count": subject.layout.threads,
-            "default_block_size": PART,
-            "config_kwargs": CONFIG,
-        }
+        options = {**storage(self.proxy.url), "default_block_size": PART, "config_kwargs": CONFIG}
+        if isinstance(subject, Changed) and seed != OLD:
+            subject.make(self.url, storage_options=options)
+            return
+        options["thread_count"] = subject.layout.threads
+        stock = {"stock": subject.change != "stock"} if isinstance(subject, Changed) else {}
         writer = (
             torch_fsspec.FsspecWriter(self.url, **options)
             if subject.stock
-            else streamxf.FsspecWriter(self.url, _extensions=codecs(subject.chain), **options)
+            else streamxf.FsspecWriter(self.url, _extensions=codecs(subject.chain), **options, **stock)
         )
         dcp.save(state_of(subject.layout, seed, 0), storage_writer=writer, no_dist=True)
 
@@ -241,6 +246,8 @@ class Place:
         self._arm(fault)
         subject = self.subject
         options = {**storage(endpoint), "config_kwargs": CONFIG}
+        if isinstance(subject, Changed):
+            return subject.kind(self.url, storage_options=options)
         target = {
             name: torch.full_like(value, torch.nan) if isinstance(value, torch.Tensor) else "not loaded"
             for name, value in state_of(subject.layout, OLD, 0).items()

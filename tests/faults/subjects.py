@@ -6,10 +6,11 @@ A state is made from a seed, and two seeds have no tensor and no object in commo
 from __future__ import annotations
 
 import datetime
+import pickle
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ from torch.distributed.checkpoint import filesystem
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip, Key, ZStandard
 from streamxf.errors import StreamxfError
+from streamxf.storage.opening import open_storage
+from streamxf.tools.stock import stock
 
 KEY = Key(bytes(range(32)))
 OLD, NEW, NEXT = 1, 2, 3
@@ -82,6 +85,8 @@ class Subject:
     layout: Layout
     chain: str = "full"
     sync: bool = True
+    again: ClassVar[str] = "next"
+    """What `verdict` says after a save of `NEXT`."""
 
     def __str__(self) -> str:
         return f"{self.chain}, {self.layout.name}"
@@ -94,12 +99,17 @@ class Subject:
         """Stock DCP in the same layout."""
         return replace(self, chain="stock")
 
-    def writer(self, path: Path) -> Any:
+    def processes(self, seed: int) -> int:
+        """How many of them `save` that state."""
+        return self.layout.ranks
+
+    def writer(self, path: Path, **more: Any) -> Any:
         layout = self.layout
         options: dict[str, Any] = {
             "thread_count": layout.threads,
             "single_file_per_rank": not layout.file_per_item,
             "sync_files": self.sync,
+            **more,
         }
         if self.stock:
             return filesystem.FileSystemWriter(path, **options)
@@ -177,6 +187,65 @@ class Subject:
         if self.layout.ranks > 1:
             store = dist.FileStore(str(meeting), self.layout.ranks)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=self.layout.ranks, timeout=TIMEOUT)
+
+
+@dataclass(frozen=True)
+class Changed(Subject):
+    """A checkpoint whose metadata is replaced where other subjects save again: its items get other names ("rename"), or
+    torch's own readers can read it from then on ("stock").
+    """
+
+    change: str = "rename"
+    again: ClassVar[str] = "new"
+
+    def __str__(self) -> str:
+        return f"{self.change}, {super().__str__()}"
+
+    def processes(self, seed: int) -> int:
+        return super().processes(seed) if seed == OLD else 1
+
+    def writer(self, path: Path, **more: Any) -> Any:
+        return super().writer(path, stock=self.change == "rename", **more)
+
+    def save(self, path: Path, seed: int, rank: int = 0, meeting: Path | None = None) -> None:
+        if seed == OLD:
+            super().save(path, seed, rank, meeting)
+        else:
+            self.make(path)
+        if seed == NEXT:  # as a save does
+            streamxf.clean(path, keys=self.keys, min_age=0)
+
+    def make(self, place: Any, **options: Any) -> None:
+        """Change what is there, or the rest of it."""
+        if self.change == "stock":
+            stock(place, **options)
+        else:
+            names = {name: f"new.{name}" for name in whole_state(self.layout, OLD)}
+            streamxf.rename(place, names, keys=self.keys, **options)
+
+    def verdict(self, path: Path, rank: int = 0, meeting: Path | None = None) -> str:
+        torch.set_num_threads(1)
+        return self.kind(path, rank)
+
+    def kind(self, place: Any, rank: int = 0, **options: Any) -> str:
+        """Whether all items are as before the change or as after it; raises if they cannot be read."""
+        with streamxf.Checkpoint(place, keys=self.keys, **options) as checkpoint:
+            mine = [name for name in checkpoint if self.layout.collectives or f"rank{rank}." in name]
+            found = {name: checkpoint[name].read() for name in mine}
+        renamed = {name.startswith("new.") for name in found}
+        verdict = self.kind_of({name.removeprefix("new."): value for name, value in found.items()}, rank)
+        if self.change == "stock" and verdict == "old":
+            name = ".metadata" if self.layout.collectives else f"__{rank}.metadata"
+            with open_storage(place, options.get("storage_options")).open(name) as file:
+                renamed = {self._stock_reads(file.read(), mine)}
+        return verdict if verdict != "old" else "mixed" if len(renamed) > 1 else "new" if True in renamed else "old"
+
+    def _stock_reads(self, data: bytes, names: list[str]) -> bool:
+        """Whether torch's readers, which unpickle the file, find these items there."""
+        try:
+            return sorted(pickle.loads(data).state_dict_metadata) == sorted(names)
+        except pickle.UnpicklingError:
+            return False
 
 
 def codecs(chain: str) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .conftest import Try
+from .torture import CHANGES
 
 
 @pytest.mark.parametrize("layout", ["one rank, one thread", "one rank, 4 threads, a file per item"])
@@ -24,6 +25,14 @@ def test_two_ranks(passes: Try, together: bool) -> None:
 
 def test_two_ranks_each_for_itself(passes: Try) -> None:
     passes("killed", "two ranks, each for itself", every=64, next_every=16, at_least=12)
+
+
+@pytest.mark.parametrize(("change", "chain", "layout"), CHANGES)
+def test_metadata_that_is_replaced(passes: Try, change: str, chain: str, layout: str) -> None:
+    """All names are the old ones or the new ones, of each rank's metadata, and a second call does what is missing."""
+    found = passes("killed_change", layout, chain, change=change, every=4, next_every=2, at_least=8)
+    assert found["old"] > 0
+    assert found["new"] > 0
 
 
 def test_the_first_save(passes: Try) -> None:

@@ -20,6 +20,13 @@ def test_old_or_new(passes: Try) -> None:
     assert found["new"] > 0
 
 
+@pytest.mark.parametrize("change", ["rename", "stock"])
+def test_metadata_that_is_replaced(passes: Try, change: str) -> None:
+    found = passes("killed_change_s3", "2 threads", change=change, every=4, at_least=4)
+    assert found["old"] > 0
+    assert found["new"] > 0
+
+
 @pytest.mark.exhaustive
 def test_requests_fail(passes: Try) -> None:
     """Of several kinds; `make torture` has all of them."""

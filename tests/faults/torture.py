@@ -22,6 +22,13 @@ KILLED = (
     "two ranks",
     "two ranks, each for itself",
 )
+CHANGES = (
+    ("rename", "full", "one rank, one thread"),
+    ("rename", "full", "2 ranks, few tensors"),
+    ("rename", "full", "two ranks, each for itself"),
+    ("stock", "full", "1 thread"),
+    ("stock", "zstd", "two ranks, each for itself"),
+)
 PACKAGES = ("streamxf", "torch", "numpy", "zstandard", "cryptography", "crc32c")
 TWO_RANKS = "2 ranks, few tensors"
 KILL_POINTS = 320  # in each layout
@@ -36,12 +43,14 @@ COLUMNS = {
 }
 SECTIONS = {
     "killed": "SIGKILL while saving",
+    "killed_change": "SIGKILL while metadata is replaced",
     "failing": "ENOSPC and EIO while saving",
     "interrupted": "Short writes and reads, and EINTR, while saving",
     "interrupted_load": "Short reads, EINTR and EIO while loading",
     "lost_writes": "Crashes that lose what was not synced",
     "full_disk": "A small file system that fills up",
     "killed_s3": "SIGKILL while saving to an S3 server",
+    "killed_change_s3": "SIGKILL while metadata is replaced on an S3 server",
     "faulty_s3": "Requests to an S3 server that fail",
     "managed": "SIGKILL of a training job",
     "managed_s3": "SIGKILL of a training job that saves to an S3 server",
@@ -74,7 +83,7 @@ def jobs(share: int = 1) -> Iterator[dict[str, Any]]:
     """What is tried: every point, or one in `share`."""
 
     def job(row: str, layout: str, chain: str, **rest: Any) -> dict[str, Any]:
-        own = {name: rest.pop(name) for name in ("first", "mutant", "at_least") if name in rest}
+        own = {name: rest.pop(name) for name in ("first", "mutant", "change", "at_least") if name in rest}
         return {"row": row, "layout": layout, "chain": chain, "options": rest, **own}
 
     least = KILL_POINTS // share
@@ -85,6 +94,8 @@ def jobs(share: int = 1) -> Iterator[dict[str, Any]]:
             if layout == "two ranks":
                 yield job("killed", layout, chain, every=every, together=True, at_least=least)
         yield job("killed", "4 threads", chain, first=True, every=share)
+    for change, chain, layout in CHANGES:
+        yield job("killed_change", layout, chain, change=change, every=share, next_every=1)
     for row in ("failing", "interrupted", "interrupted_load"):
         for chain in (*CHAINS, "stock"):
             # torch reads a bare tensor in many small pieces, which are all alike
@@ -114,6 +125,8 @@ def jobs(share: int = 1) -> Iterator[dict[str, Any]]:
             yield job("killed_s3", layout, chain, every=part)
             points = {"saves": max(2 * count // part, 4), "loads": max(count // part, 4)}
             yield job("faulty_s3", layout, chain, **points)
+    for change in ("rename", "stock"):
+        yield job("killed_change_s3", "2 threads", "full", change=change, every=share)
     for mode, kills in (("in the foreground", 100), ("in a thread", 100), ("in two threads", 80)):
         yield job("managed", mode, "floatzip+checksum", kills=max(kills // share, 3))
     yield job("managed_s3", "in a thread", "floatzip+checksum", kills=max(20 // share, 3))
@@ -247,7 +260,7 @@ def _chains(results: list[Result], like: Result) -> str:
 
 def _what(result: Result) -> str:
     job = result.job
-    parts = [job["layout"]]
+    parts = [f"{job['change']}, {job['layout']}" if job.get("change") else job["layout"]]
     if job["options"].get("together"):
         parts.append("all ranks killed")
     elif job["row"] == "killed" and "two ranks" in job["layout"]:

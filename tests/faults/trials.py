@@ -167,7 +167,8 @@ class Bench:
         allowed = ("nothing", "new") if self.first else ("old", "new")
         worst = None
         for unit, verdict in enumerate(trial.verdicts):
-            saved = trial.outcomes if self.subject.layout.collectives else [trial.outcomes[unit]]
+            alone = len(trial.outcomes) == len(trial.verdicts)  # each saved for itself
+            saved = [trial.outcomes[unit]] if alone else trial.outcomes
             told = all(one.how != "returned" for one in saved)
             if verdict not in allowed:
                 worst = "unloadable" if verdict == "nothing" else verdict
@@ -185,7 +186,7 @@ class Bench:
             tally.count("unclean", where, f"the next save: {failed[0].how} {failed[0].error}")
             return
         verdicts, details = self.verdicts()
-        if verdicts != ["next"] * self.units:
+        if verdicts != [self.subject.again] * self.units:
             tally.count("unclean", where, f"after the next save: {verdicts} {details}")
         elif not self.subject.stock and (left := self.leftovers()):
             tally.count("unclean", where, f"the next save left {sorted(left)}")
@@ -202,7 +203,7 @@ class Bench:
     def save_all(self, seed: int) -> list[Outcome]:
         """Save on all ranks; how each of them ended."""
         meeting = next(self._meetings)
-        return forks.run(*(partial(self._save, seed, rank, meeting) for rank in range(self.subject.layout.ranks)))
+        return forks.run(*(partial(self._save, seed, rank, meeting) for rank in range(self.subject.processes(seed))))
 
     def _save(self, seed: int, rank: int, meeting: Path) -> None:
         self.shim.join()
