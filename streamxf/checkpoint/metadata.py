@@ -36,7 +36,7 @@ from streamxf.format.trailer import Sections, Trailer
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import DataKey, Envelope
 from streamxf.keys.pair import VerifyKey
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.vouchers import Vouchers, is_signed
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.storage import Storage
 from streamxf.torchsave.stock import read_stock
@@ -264,8 +264,7 @@ def metadata_in(sections: Sections, name: str, access: Access, *, listing: bool 
         _open(sections, lines, access)
     elif lines is not None:
         Envelope.parse(lines[0])
-    signed = lines is not None and Vouchers.parse(lines[1]).signature is not None
-    index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=signed)
+    index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=is_signed(lines))
     if index.keyed != (lines is not None):
         raise MetadataError("the metadata has keys exactly if its chain encrypts, and this one contradicts that")
     is_slip = name.endswith(SLIP)

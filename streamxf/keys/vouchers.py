@@ -115,5 +115,10 @@ class Vouchers:
         return bool(named)
 
 
+def is_signed(key_lines: tuple[str, str] | None) -> bool:
+    """Whether a metadata file with these keys, a wrapped data key and vouchers, is signed; raises DescriptorError."""
+    return key_lines is not None and Vouchers.parse(key_lines[1]).signature is not None
+
+
 def _mac(data_key: DataKey, digest: bytes, wrapped: str) -> bytes:
     return hmac.digest(data_key.mac_key(), statement(digest) + wrapped.encode("ascii"), "sha256")

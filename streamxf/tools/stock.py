@@ -7,10 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import metadata_in
-from streamxf.errors import located
 from streamxf.storage.opening import Location, open_storage
-from streamxf.tools.rekey.holders import MetadataFiles, key_set
+from streamxf.tools.rekey.holders import MetadataFile, each, metadata_of, replace_each
 
 
 def stock(path: Location, *, storage_options: Mapping[str, Any] | None = None) -> tuple[str, ...]:
@@ -32,12 +30,11 @@ def stock(path: Location, *, storage_options: Mapping[str, Any] | None = None) -
     OSError
         If it cannot be written. Then the old file is still there.
     """
-    files, written = MetadataFiles(open_storage(path, storage_options)), []
-    for name in files.names():
-        with located(file=files.label(name)):
-            sections = files.sections(name)
-            if not sections.pickled:
-                metadata_in(sections, name, Access(), listing=True)
-                files.replace(name, sections, replace(sections, pickled=True), key_set(sections))
-                written.append(name)
-    return tuple(written)
+
+    def plan(file: MetadataFile) -> tuple[MetadataFile, bytes] | None:
+        if file.sections.pickled:
+            return None
+        file.read(Access(), listing=True)
+        return file, file.pack(file.keys if file.is_encrypted else None, replace(file.sections, pickled=True))
+
+    return replace_each(each(metadata_of(open_storage(path, storage_options)), plan))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from streamxf.budget import check_whole
 from streamxf.buffers import write_all
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.metadata import metadata_files, metadata_in, read_sections
+from streamxf.checkpoint.metadata import Metadata, metadata_files, metadata_in, read_sections
 from streamxf.checkpoint.pickled import pickled
 from streamxf.errors import (
     AuthenticationError,
@@ -23,6 +23,7 @@ from streamxf.errors import (
     ParameterError,
     PolicyError,
     UnsupportedError,
+    located,
 )
 from streamxf.format.index import Index
 from streamxf.format.limits import NO_PICKLE, PLAIN_MAGIC, TRAILER_BYTES, WRAPPED_KEY_BYTES
@@ -42,95 +43,119 @@ from streamxf.stream.plain import PlainParts
 from streamxf.tools.rekey.recipients import KeySet, Opened
 
 _STEP = 16 * 2**20  # bytes of a plain file that are copied at a time
-
-
 _REPLACED = (
     "the metadata was replaced meanwhile: another process saves to this folder, or changes its recipients or names. It "
     "was left as it is; try again when that is over"
 )
 
+T = TypeVar("T")
+F = TypeVar("F", bound="Holder")
 
-class MetadataFiles:
-    """The metadata files of a checkpoint. One of them is in memory at a time, since nothing vouches for their sizes."""
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+class MetadataFile:
+    """A metadata file of a checkpoint, as it was when this was made; nothing of it is believed until it is opened.
+
+    - `name`: in the folder.
+    - `label`: its whole path, for errors.
+    - `sections`: index and keys as they are stored.
+    - `index`: once it was read.
+
+    Raises UnsupportedError if it has no index, MetadataError if it is damaged or missing.
+    """
+
+    index: Index
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self._storage, self.name, self.label = storage, name, storage.label(name)
         self._ids: dict[bytes | None, bytes] = {}  # of data keys, by `File.key`
+        self.sections = self._sections()
 
-    def names(self) -> list[str]:
-        """The files; raises MetadataError if there are none, or some that readers ignore."""
-        found = metadata_files(self._storage)
-        ranks = rank_metadata_among(self._storage.names())
-        if found == [GLOBAL] and ranks:
-            raise MetadataError(
-                f"the folder has a {GLOBAL} and, beside it, metadata of single ranks such as {ranks[0]}, which readers "
-                "ignore: it is left from another save, or of another checkpoint. Move it away, and try again",
-                file=self._storage.label(),
-            )
-        return found
+    @property
+    def is_encrypted(self) -> bool:
+        return self.sections.key_lines() is not None
 
-    def label(self, name: str) -> str:
-        """A file's whole path, for errors."""
-        return self._storage.label(name)
-
-    def read(self, name: str) -> tuple[KeySet, Sections]:
-        """A file's keys, of which nothing is believed yet, and all else that `open` and `pack` need."""
-        sections = self.sections(name)
-        if (keys := key_set(sections)) is None:
+    @property
+    def keys(self) -> KeySet:
+        """That of the process that published and, as torch's readers find them, those of the others. Raises PolicyError
+        if there are none.
+        """
+        if (keys := _key_set(self.sections)) is None:
             raise PolicyError("the checkpoint is not encrypted, so it has no recipients; save it with Encrypt")
-        return keys, sections
+        return keys
 
-    def sections(self, name: str) -> Sections:
-        """Index and keys as they are stored. Raises UnsupportedError if there are none."""
-        try:
-            self._storage.forget_listings()
-            with self._storage.open(name) as file:
-                sections = read_sections(file)
-                if sections is not None:
-                    size = sections.head_size + sections.parts_size
-                    check_whole(file.raw, file.size, size, MetadataError)
-                    sections = replace(sections, read=_reader_of(file.read(0, size)))
-        except FileNotFoundError as error:
-            raise MetadataError("the metadata has gone: is another process saving to this folder?") from error
-        if sections is None:
-            raise UnsupportedError(
-                "the metadata has no index. If streamxf's writer saved this checkpoint, the file was cut or altered: "
-                "restore it. If another writer did, nothing vouches for which keys belong here: load the checkpoint, "
-                "and save it with streamxf's writer"
-            )
-        return sections
+    def read(self, access: Access, *, listing: bool = False) -> Metadata:
+        """What it says; raises as `metadata_in`."""
+        metadata = metadata_in(self.sections, self.name, access, listing=listing)
+        assert metadata.index is not None  # there is one where there are sections
+        self.index = metadata.index
+        return metadata
 
-    def open(self, access: Access, name: str, keys: KeySet, sections: Sections) -> Opened:
+    def open(self, access: Access) -> Opened:
         """Unwrap all data keys, and check what vouches for them."""
-        metadata = metadata_in(sections, name, access)
-        index = metadata.index
-        assert index is not None  # there is one where there are sections
+        keys, metadata = self.keys, self.read(access)
         opener, data_key = access.keys.open_by(metadata.wrapped, metadata.vouchers, keys.digest)
-        wrapped = {file.key for file in index.files.values() if file.key is not None and any(file.key)}
+        wrapped = {file.key for file in self.index.files.values() if file.key is not None and any(file.key)}
         others = {key: data_key.unwrap(key) for key in wrapped}
-        self._ids |= {key: other.id for key, other in others.items()}
+        self._ids = {key: other.id for key, other in others.items()}
         data_keys = {other.id: other for other in (data_key, *others.values())}
         envelopes = tuple(envelope for envelope in keys.envelopes if envelope.dek_id in data_keys)
-        if len(envelopes) < len(data_keys) and sections.pickled:
+        if len(envelopes) < len(data_keys) and self.sections.pickled:
             raise MetadataError("the pickle that torch's readers read lacks a wrapped data key: the file is damaged")
         opened = tuple(data_keys[envelope.dek_id] for envelope in envelopes)
-        hashed = index.hashed or not index.items
-        return Opened(replace(keys, envelopes=envelopes), opened, opener, hashed, index.save_id)
+        hashed = self.index.hashed or not self.index.items
+        return Opened(replace(keys, envelopes=envelopes), opened, opener, hashed, self.index.save_id)
 
-    def pack(self, sections: Sections, keys: KeySet | None) -> bytes:
-        """The file with other keys, if it has any; raises MetadataError if it would not be as readers expect."""
-        head = self._pickled(sections, keys) if sections.pickled else NO_PICKLE
+    def pack(self, keys: KeySet | None, sections: Sections | None = None, index: Index | None = None) -> bytes:
+        """The file with other keys, if it has any, and perhaps another index; raises MetadataError if it would not be
+        as readers expect.
+        """
+        sections = sections or self.sections
+        head = self._pickled(index or self.index, keys) if sections.pickled else NO_PICKLE
         lines = pack_keys(str(keys.envelopes[0]), str(keys.vouchers)) if keys is not None else b""
         parts = sections.parts(0, sections.parts_size)
         data = pack(head, parts, bytes(sections.root), lines, sections.format_bytes)
         trailer = Trailer.parse(data[-TRAILER_BYTES:], len(data))
-        if trailer is None or key_set(trailer.split(data[-trailer.size :], read=_reader_of(data))) != keys:
+        if trailer is None or _key_set(trailer.split(data[-trailer.size :], read=_reader_of(data))) != keys:
             raise MetadataError("the keys cannot be replaced; the metadata was left as it is")
         return data
 
-    def _pickled(self, sections: Sections, keys: KeySet | None) -> bytes:
-        hashed = keys is not None and keys.vouchers.signature is not None
-        index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=hashed)
+    def replace(self, packed: bytes) -> None:
+        """Put what `pack` made in its place, if it is still the same."""
+        if self._storage.is_cached:
+            raise UnsupportedError(
+                "this URL leads through a cache, which may remember the metadata of an older save; use that of the "
+                "storage itself. Nothing was changed",
+                file=self._storage.label(),
+            )
+
+        def check() -> None:
+            if self._sections() != self.sections:
+                raise MetadataError(_REPLACED)
+
+        with locked(self._storage):
+            try:
+                self._storage.put(self.name, packed, check=check, over=self._storage.stamp(self.name))
+            except ReplacedMeanwhile:
+                raise MetadataError(_REPLACED) from None
+
+    def _sections(self) -> Sections:
+        try:
+            self._storage.forget_listings()
+            with self._storage.open(self.name) as file:
+                sections = read_sections(file)
+                if sections is not None:
+                    size = sections.head_size + sections.parts_size
+                    check_whole(file.raw, file.size, size, MetadataError)
+                    return replace(sections, read=_reader_of(file.read(0, size)))
+        except FileNotFoundError as error:
+            raise MetadataError("the metadata has gone: is another process saving to this folder?") from error
+        raise UnsupportedError(
+            "the metadata has no index. If streamxf's writer saved this checkpoint, the file was cut or altered: "
+            "restore it. If another writer did, nothing vouches for which keys belong here: load the checkpoint, "
+            "and save it with streamxf's writer"
+        )
+
+    def _pickled(self, index: Index, keys: KeySet | None) -> bytes:
         texts = {envelope.dek_id: str(envelope) for envelope in keys.envelopes} if keys is not None else {b"": ""}
         ids = self._ids | {bytes(WRAPPED_KEY_BYTES): next(iter(texts)), None: b""}
         by_writer = {file.writer: texts.get(ids.get(file.key, b"?")) for file in index.files.values()}
@@ -141,44 +166,30 @@ class MetadataFiles:
             )
         return pickled(index, {writer: text or "" for writer, text in by_writer.items()}, self._storage.label())
 
-    def write(self, name: str, before: KeySet, keys: KeySet) -> None:
-        """Replace a file that has the keys `before` by one with other keys."""
-        found, sections = self.read(name)
-        if found != before:
-            raise MetadataError(_REPLACED)
-        self.replace(name, sections, sections, keys)
 
-    def replace(self, name: str, before: Sections, sections: Sections, keys: KeySet | None) -> None:
-        """Replace a file that is still `before` by what `pack` makes."""
-        if self._storage.is_cached:
-            raise UnsupportedError(
-                "this URL leads through a cache, which may remember the metadata of an older save; use that of the "
-                "storage itself. Nothing was changed",
-                file=self._storage.label(),
-            )
-
-        def check() -> None:
-            if self.sections(name) != before:
-                raise MetadataError(_REPLACED)
-
-        data = self.pack(sections, keys)
-        with locked(self._storage):
-            try:
-                self._storage.put(name, data, check=check, over=self._storage.stamp(name))
-            except ReplacedMeanwhile:
-                raise MetadataError(_REPLACED) from None
+def metadata_of(storage: Storage) -> Iterator[MetadataFile]:
+    """The metadata files of a checkpoint; raises MetadataError if there are none, or some that readers ignore."""
+    found = metadata_files(storage)
+    ranks = rank_metadata_among(storage.names())
+    if found == [GLOBAL] and ranks:
+        raise MetadataError(
+            f"the folder has a {GLOBAL} and, beside it, metadata of single ranks such as {ranks[0]}, which readers "
+            "ignore: it is left from another save, or of another checkpoint. Move it away, and try again",
+            file=storage.label(),
+        )
+    for name in found:
+        with located(file=storage.label(name)):
+            made = MetadataFile(storage, name)
+        yield made
+        del made  # what nobody has vouched for yet is in memory one at a time
 
 
 def _reader_of(data: bytes) -> Read:
     return lambda at, size: data[at : at + size]
 
 
-def key_set(sections: Sections) -> KeySet | None:
-    """The keys of a metadata file: that of the process that published and, as torch's readers find them, those of the
-    others; None if it has none.
-    """
-    lines = sections.key_lines()
-    if lines is None:
+def _key_set(sections: Sections) -> KeySet | None:
+    if (lines := sections.key_lines()) is None:
         return None
     envelopes = {(first := Envelope.parse(lines[0])).dek_id: first}
     for found in WRAPPED_KEY.findall(sections.head() if sections.pickled else b""):
@@ -191,59 +202,53 @@ def key_set(sections: Sections) -> KeySet | None:
 class PlainFile:
     """A local file that `streamxf.open` wrote. Other keys have another size, so it is written again beside itself.
 
-    It has the methods of `MetadataFiles`.
+    It has the methods of `MetadataFile`.
     """
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.name, self.label = os.path.basename(path), path
+        with open_regular(path) as file:
+            self.keys, self._parts = _keys_and_parts(file)
 
-    def names(self) -> list[str]:
-        return [os.path.basename(self._path)]
-
-    def label(self, name: str) -> str:
-        return self._path
-
-    def read(self, name: str) -> tuple[KeySet, PlainParts]:
-        with open_regular(self._path) as file:
-            return _parts(file)
-
-    def open(self, access: Access, name: str, keys: KeySet, parts: PlainParts) -> Opened:
+    def open(self, access: Access) -> Opened:
+        header = self._parts.header
         try:
-            opener, data_key = access.keys.open_by(parts.wrapped, parts.vouchers, keys.digest)
+            opener, data_key = access.keys.open_by(self._parts.wrapped, self._parts.vouchers, self.keys.digest)
         except KeyMissingError as error:
             raise KeyMissingError(f"this file is {error.message}") from None
-        header = parts.header
         if not hmac.compare_digest(data_key.stream_keys(header.salt, header.digest)[1], header.seal or b""):
             raise AuthenticationError("the header's seal does not match: the file was altered")
-        return Opened(keys, (data_key,), opener, header.hashed)
+        return Opened(self.keys, (data_key,), opener, header.hashed)
 
-    def pack(self, parts: PlainParts, keys: KeySet) -> tuple[bytes, bytes]:
-        return pack_prefix(str(keys.envelopes[0]), parts.format_bytes), pack_seal(str(keys.vouchers))
+    def pack(self, keys: KeySet) -> tuple[bytes, bytes]:
+        return pack_prefix(str(keys.envelopes[0]), self._parts.format_bytes), pack_seal(str(keys.vouchers))
 
-    def write(self, name: str, before: KeySet, keys: KeySet) -> None:
-        with LocalStorage(self._path).replacing() as draft, open_regular(self._path) as file:
-            found, parts = _parts(file)
-            prefix, seal = self.pack(parts, keys)
+    def replace(self, packed: tuple[bytes, bytes]) -> None:
+        path, (prefix, seal) = self.label, packed
+        with LocalStorage(path).replacing() as draft, open_regular(path) as file:
+            found, parts = _keys_and_parts(file)
             write_all(draft, prefix)
             for at in range(0, parts.container.length, _STEP):
                 write_all(draft, parts.container.read_at(at, min(_STEP, parts.container.length - at)))
             write_all(draft, seal)
-            if found != before or not os.path.samestat(os.fstat(file.fileno()), os.stat(self._path)):
+            if found != self.keys or not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
                 raise ContainerError("the file was replaced meanwhile; it was left as it is. Try again later")
 
 
-def _parts(file: Any) -> tuple[KeySet, PlainParts]:
+def _keys_and_parts(file: Any) -> tuple[KeySet, PlainParts]:
     parts = PlainParts.of(FileSlice(file))
     if not parts.wrapped:
         raise PolicyError("the file is not encrypted, so it has no recipients; write it with Encrypt")
     return KeySet((Envelope.parse(parts.wrapped),), Vouchers.parse(parts.vouchers), parts.digest()), parts
 
 
-Holder = MetadataFiles | PlainFile
+Holder = MetadataFile | PlainFile
 
 
-def holder_at(path: Location, storage_options: Mapping[str, Any] | None, expected: frozenset[str] | None) -> Holder:
-    """The checkpoint or the plain file that is there.
+def holders_at(
+    path: Location, storage_options: Mapping[str, Any] | None, expected: frozenset[str] | None
+) -> Iterator[Holder]:
+    """The metadata files of the checkpoint, or the plain file, that is there.
 
     Raises ParameterError if a certain save is expected and it is a plain file, and UnsupportedError for other files.
     """
@@ -252,7 +257,8 @@ def holder_at(path: Location, storage_options: Mapping[str, Any] | None, expecte
     with suppress(FileNotFoundError):
         is_folder = storage.is_folder()
     if is_folder:
-        return MetadataFiles(storage)
+        yield from metadata_of(storage)
+        return
     is_plain = False
     if isinstance(storage, LocalStorage):
         with open_regular(storage.path) as file:
@@ -263,4 +269,26 @@ def holder_at(path: Location, storage_options: Mapping[str, Any] | None, expecte
         )
     if expected is not None:
         raise ParameterError("expect_save_id is for checkpoints: a file that streamxf.open wrote is not a save")
-    return PlainFile(storage.path)
+    with located(file=storage.path):
+        made = PlainFile(storage.path)
+    yield made
+
+
+def each(files: Iterable[F], work: Callable[[F], T]) -> list[T]:
+    """What `work` gives for each file."""
+    done = []
+    for file in files:
+        with located(file=file.label):
+            done.append(work(file))
+        del file  # before the next one is read
+    return done
+
+
+def replace_each(planned: Iterable[tuple[Holder, Any] | None]) -> tuple[str, ...]:
+    """Put what `pack` made in the places of files, and return their names. All is made before anything is written."""
+    done = []
+    for file, packed in filter(None, planned):
+        with located(file=file.label):
+            file.replace(packed)
+        done.append(file.name)
+    return tuple(done)

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from streamxf.checkpoint.access import Access, SaveIds
 from streamxf.codecs.encrypt import as_recipients
-from streamxf.errors import KeyMissingError, ParameterError, located
+from streamxf.errors import KeyMissingError, ParameterError
 from streamxf.keys import KeyLike, KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey, TrustLike
 from streamxf.keys.derive import is_key_id
 from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.location import as_provider, as_signing_key
 from streamxf.storage.opening import Location
-from streamxf.tools.rekey.holders import Holder, holder_at
+from streamxf.tools.rekey.holders import Holder, each, holders_at, replace_each
 from streamxf.tools.rekey.recipients import KeySet, Opened, Recipients, Terms
 
 StorageOptions = Mapping[str, Any] | None
-
-T = TypeVar("T")
 
 
 def recipients(
@@ -45,7 +42,7 @@ def recipients(
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
     if not len(access.keys) and access.expected_saves is not None:
         raise ParameterError("expect_save_id needs keys: without a key anyone can write any save's id")
-    return _listed(holder_at(path, storage_options, access.expected_saves), access)
+    return _listed(path, storage_options, access)
 
 
 def rekey(
@@ -120,13 +117,11 @@ def rekey(
     terms = replace(terms, trust=(*terms.trust, *own.trust))
     wanted = {(key.kind, key.id) for key in chosen}
 
-    holder = holder_at(path, storage_options, access.expected_saves)
-
-    def open_(name: str, keys: KeySet, body: Any) -> Opened:
+    def open_(file: Holder) -> Opened:
         try:
-            return holder.open(access, name, keys, body)
+            return file.open(access)
         except KeyMissingError as error:
-            if {entry.key for entry in keys.envelopes[0].recipients} != wanted:
+            if {entry.key for entry in file.keys.envelopes[0].recipients} != wanted:
                 raise
             if not len(own):
                 raise KeyMissingError(
@@ -134,16 +129,16 @@ def rekey(
                     "and no key shows that this is true: give one that opens it as well, in recipients= a PrivateKey "
                     "in place of its public key"
                 ) from None
-        return holder.open(replace(access, keys=own), name, keys, body)
+        return file.open(replace(access, keys=own))
 
-    def change(opened: Opened) -> KeySet:
-        entries = opened.keys.vouchers.entries
+    def change(file: Holder) -> KeySet:
+        entries = (opened := open_(file)).keys.vouchers.entries
         terms.check(opened, chosen, _without(chosen, entries))
         again = chosen if terms.may_vouch(opened) else ()
         kept = () if again else tuple(entry for entry in entries if entry.key in wanted)
         return opened.change(lambda _, data_key: _wrapped(data_key, chosen), kept, again, terms.signer)
 
-    return _change(holder, open_, change)
+    return _change(path, storage_options, access, change)
 
 
 def add_recipient(
@@ -165,10 +160,8 @@ def add_recipient(
     chosen = as_recipients(recipients)
     access, terms = _terms(keys, signer, trust, allow_unsigned, vouch, expect_save_id)
 
-    holder = holder_at(path, storage_options, access.expected_saves)
-
-    def change(opened: Opened) -> KeySet:
-        kept = opened.keys.vouchers.entries
+    def change(file: Holder) -> KeySet:
+        kept = (opened := file.open(access)).keys.vouchers.entries
         fresh = _without(chosen, opened.keys.envelopes[0].recipients)
         vouching = _without(chosen, kept)
         terms.check(opened, fresh, vouching)
@@ -178,7 +171,7 @@ def add_recipient(
 
         return opened.change(wrap, kept, vouching, terms.signer)
 
-    return _change(holder, partial(holder.open, access), change)
+    return _change(path, storage_options, access, change)
 
 
 def remove_recipient(
@@ -203,8 +196,7 @@ def remove_recipient(
     known = isinstance(recipient, str) and is_key_id(recipient)
     key_id = recipient if known else as_provider(recipient).id
     access, _ = _terms(keys, None, trust, allow_unsigned, False, expect_save_id)
-    holder = holder_at(path, storage_options, access.expected_saves)
-    there = _listed(holder, access)
+    there = _listed(path, storage_options, access)
     if key_id not in [one.id for one in (*there.whole, *there.part)]:
         names = ", ".join(map(str, (*there.whole, *there.part)))
         raise ParameterError(f"there is no recipient {key_id}; there are {names}")
@@ -217,52 +209,36 @@ def remove_recipient(
             raise ParameterError(f"{key_id} is the last recipient: no one could read; add another one first")
         return left(envelope.recipients)
 
-    def change(opened: Opened) -> KeySet:
+    def change(file: Holder) -> KeySet:
+        opened = file.open(access)
         return opened.change(wrap, left(opened.keys.vouchers.entries))
 
-    return _change(holder, partial(holder.open, access), change)
+    return _change(path, storage_options, access, change)
 
 
 # -- files -----------------------------------------------------------------------------------------
 
 
-def _each(holder: Holder, names: list[str], work: Callable[[str, KeySet, Any], T]) -> list[T]:
-    done = []
-    for name in names:
-        with located(file=holder.label(name)):
-            done.append(work(name, *holder.read(name)))
-    return done
-
-
-def _listed(holder: Holder, access: Access) -> Recipients:
+def _listed(path: Location, storage_options: StorageOptions, access: Access) -> Recipients:
     authenticated = len(access.keys) > 0
 
-    def read(name: str, keys: KeySet, body: Any) -> tuple[KeySet, bool, str]:
+    def read(file: Holder) -> tuple[KeySet, bool, str]:
         if not authenticated:
-            return keys, False, ""
-        opened = holder.open(access, name, keys, body)
-        return keys, opened.signed_by(access.keys.trust), opened.save_id
+            return file.keys, False, ""
+        opened = file.open(access)
+        return file.keys, opened.signed_by(access.keys.trust), opened.save_id
 
-    return Recipients.of(_each(holder, holder.names(), read), authenticated)
+    return Recipients.of(each(holders_at(path, storage_options, access.expected_saves), read), authenticated)
 
 
 def _change(
-    holder: Holder, open_: Callable[[str, KeySet, Any], Opened], change: Callable[[Opened], KeySet]
+    path: Location, storage_options: StorageOptions, access: Access, change: Callable[[Holder], KeySet]
 ) -> tuple[str, ...]:
-    """Make all that is to be written, and only then write it."""
-    names = holder.names()
+    def plan(file: Holder) -> tuple[Holder, Any] | None:
+        made = change(file)
+        return (file, file.pack(made)) if made != file.keys else None
 
-    def plan(name: str, keys: KeySet, body: Any) -> tuple[str, KeySet, KeySet]:
-        made = change(open_(name, keys, body))
-        if made != keys and len(names) > 1:  # or else nothing could be written before it fails
-            holder.pack(body, made)
-        return name, keys, made
-
-    planned = [each for each in _each(holder, names, plan) if each[1] != each[2]]
-    for name, keys, made in planned:
-        with located(file=holder.label(name)):
-            holder.write(name, keys, made)
-    return tuple(name for name, _, _ in planned)
+    return replace_each(each(holders_at(path, storage_options, access.expected_saves), plan))
 
 
 # -- keys ------------------------------------------------------------------------------------------

@@ -8,14 +8,13 @@ from typing import Any
 
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access, SaveIds
-from streamxf.checkpoint.metadata import metadata_in
 from streamxf.checkpoint.renaming import Names, Renaming, check_nesting, renamed
-from streamxf.errors import ParameterError, PolicyError, located
+from streamxf.errors import ParameterError, PolicyError
 from streamxf.format.items import Item
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.keys.location import as_signing_key
 from streamxf.storage.opening import Location, open_storage
-from streamxf.tools.rekey.holders import MetadataFiles, key_set
+from streamxf.tools.rekey.holders import MetadataFile, each, metadata_of, replace_each
 from streamxf.tools.rekey.recipients import KeySet, Opened, Terms
 from streamxf.wording import some
 
@@ -59,32 +58,31 @@ def rename(
     by = as_signing_key(signer) if signer is not None else None
     terms = Terms(access.keys.trust, by, access.keys.allow_unsigned, vouch)
     storage, renaming = open_storage(path, storage_options), Renaming(names)
-    files = MetadataFiles(storage)
-    changed: dict[str, dict[str, str]] = {}
+    changed: dict[str, str] = {}
     seen: set[str] = set()
-    for name in files.names():
-        with located(file=files.label(name)):
-            items = metadata_in(files.sections(name), name, access).items
-            changed[name] = {old: new for old, new in renaming.of(items).items() if old != new}
-            _renamed(items, renaming)
+
+    def plan(file: MetadataFile) -> tuple[MetadataFile, bytes] | None:
+        opened = file.open(access) if file.is_encrypted else None
+        items = file.index.items if opened is not None else file.read(access).items
+        moved = {old: new for old, new in renaming.of(items).items() if old != new}
+        index = replace(file.index, items=_renamed(items, renaming))
+        changed.update(moved)
         seen.update(items)
+        if not moved:
+            return None
+        sections = file.sections.with_index(*index.pack())
+        return file, file.pack(_vouched(opened, sections.digest, access, terms), sections, index)
+
+    planned = each(metadata_of(storage), plan)
     if unused := renaming.unused(seen, patterns=True):
         raise ParameterError(f"the checkpoint has no items of these names: {some(unused)}", file=storage.label())
-    for name in filter(changed.get, changed):
-        with located(file=files.label(name)):
-            before = files.sections(name)
-            index = metadata_in(before, name, access).index
-            assert index is not None  # there is one where there are sections
-            packed = replace(index, items=_renamed(index.items, renaming)).pack()
-            after, keys_before = before.with_index(*packed), key_set(before)
-            opened = files.open(access, name, keys_before, before) if keys_before is not None else None
-            files.replace(name, before, after, _vouched(opened, after.digest, access, terms))
-    return {old: new for each in changed.values() for old, new in each.items()}
+    replace_each(planned)
+    return changed
 
 
 @collector_paused()
 def _renamed(items: Mapping[str, Item], renaming: Renaming) -> dict[str, Item]:
-    made = {name: replace(item, name=name) for name, item in renamed(items, renaming.of(items)).items()}
+    made = {name: replace(item, name=name) for name, item in sorted(renamed(items, renaming.of(items)).items())}
     check_nesting(made.values())
     return made
 

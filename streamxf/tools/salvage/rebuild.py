@@ -35,7 +35,7 @@ from streamxf.format.names import GLOBAL, OWN_FILE
 from streamxf.format.trailer import Sections, Trailer
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import WRAPPED_KEY
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.vouchers import is_signed
 from streamxf.progress import Progress, Shares
 from streamxf.storage.reading import Counted
 from streamxf.storage.storage import Storage
@@ -294,8 +294,7 @@ def _listed(remains: bytes) -> set[str] | None:
         begin, head = len(remains) - trailer.size, trailer.head_size
         root, parts = memoryview(remains)[begin : begin + trailer.root_size], remains[head : head + trailer.parts_size]
         keys = memoryview(remains)[begin + trailer.root_size :][: trailer.keys_size]
-        lines = Sections(root, keys).key_lines()
-        hashed = lines is not None and Vouchers.parse(lines[1]).signature is not None
+        hashed = is_signed(Sections(root, keys).key_lines())
         index = Index.parse(root, lambda at, size: parts[at : at + size], len(parts), hashed=hashed)
     except StreamxfError:
         return None

@@ -205,8 +205,8 @@ def test_a_file_that_was_replaced_meanwhile(file: Path, late: str, monkeypatch: 
         draft.replace(file)
 
     if late == "before it is read again":
-        original = holders.PlainFile.write
-        monkeypatch.setattr(holders.PlainFile, "write", lambda *given: [replace(), original(*given)])
+        original = holders.PlainFile.replace
+        monkeypatch.setattr(holders.PlainFile, "replace", lambda *given: [replace(), original(*given)])
     else:
         write_all = holders.write_all
         monkeypatch.setattr(holders, "write_all", lambda *given: [replace(), write_all(*given)])

@@ -26,7 +26,7 @@ from streamxf.keys.envelope import Entry, Envelope
 from streamxf.keys.vouchers import Vouchers
 from streamxf.storage.opening import open_storage
 from streamxf.tools.rekey import Recipients
-from streamxf.tools.rekey.holders import MetadataFiles
+from streamxf.tools.rekey.holders import MetadataFile
 from tests.dcp.helpers import assert_same, load, refused, save, sections_of
 from tests.dcp.writers import save_as_ranks
 from tests.tools.rekey.rekeying import KEY, OTHER_KEY, SIGNER, STRANGER, envelopes, forge, lines, reforge, untouched
@@ -91,7 +91,7 @@ def test_a_signer_counts_only_if_all_signatures_in_that_name_were_verified(
     checkpoint: Path, state: dict[str, Any]
 ) -> None:
     save(state, checkpoint, [Encrypt(KEY, signer=SIGNER)])
-    keys, _ = MetadataFiles(open_storage(checkpoint)).read(".metadata")
+    keys = MetadataFile(open_storage(checkpoint), ".metadata").keys
     good, bad = ((keys, verified, "") for verified in (True, False))
     assert Recipients.of([good, good], True).verified == (SIGNER.id,)
     assert Recipients.of([good, bad], True).verified == ()
@@ -234,14 +234,14 @@ def test_metadata_files_are_in_memory_one_at_a_time(checkpoint: Path, state: dic
 def test_metadata_that_was_replaced_before_it_is_read_again_is_left_alone(
     local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = MetadataFiles.write
+    put = MetadataFile.replace
     other = (local / "__1.metadata").read_bytes()
 
-    def late(self: MetadataFiles, name: str, *rest: Any) -> None:
-        (local / name).write_bytes(other)
-        write(self, name, *rest)
+    def late(self: MetadataFile, packed: bytes) -> None:
+        (local / self.name).write_bytes(other)
+        put(self, packed)
 
-    monkeypatch.setattr(MetadataFiles, "write", late)
+    monkeypatch.setattr(MetadataFile, "replace", late)
     with refused(MetadataError, "replaced meanwhile", "__0.metadata"):
         streamxf.rekey(local, keys=KEY, recipients=OTHER_KEY)
     assert (local / "__0.metadata").read_bytes() == other

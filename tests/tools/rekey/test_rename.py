@@ -27,7 +27,7 @@ from streamxf.errors import (
 from streamxf.format.limits import NO_PICKLE
 from streamxf.storage import lock
 from streamxf.storage.opening import open_storage
-from streamxf.tools.rekey.holders import MetadataFiles
+from streamxf.tools.rekey.holders import MetadataFile
 from tests.dcp.helpers import (
     assert_same,
     data_files,
@@ -174,15 +174,15 @@ def test_each_rank_has_its_own_metadata(tmp_path: Path) -> None:
 
 def test_after_an_interruption_the_same_call_does_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_as_ranks(2, tmp_path, lambda: [Encrypt(KEY)], items=2, use_collectives=False)
-    put, calls = MetadataFiles.replace, []
+    put, calls = MetadataFile.replace, []
 
-    def fail(self: MetadataFiles, *args: Any) -> None:
+    def fail(self: MetadataFile, *args: Any) -> None:
         calls.append(args)
         if len(calls) == 2:
             raise OSError("no")
         put(self, *args)
 
-    monkeypatch.setattr(MetadataFiles, "replace", fail)
+    monkeypatch.setattr(MetadataFile, "replace", fail)
     with pytest.raises(OSError, match="no"):
         streamxf.rename(tmp_path, {"rank.*": "new.*"}, keys=KEY)
     assert streamxf.verify(tmp_path, keys=KEY).ok
@@ -194,14 +194,14 @@ def test_after_an_interruption_the_same_call_does_the_rest(tmp_path: Path, monke
 
 def test_a_save_that_is_published_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(STATE, tmp_path)
-    pack = MetadataFiles.pack
+    pack = MetadataFile.pack
 
     def late(*args: Any) -> bytes:
         made = pack(*args)
         save(small_state(), tmp_path)
         return made
 
-    monkeypatch.setattr(MetadataFiles, "pack", late)
+    monkeypatch.setattr(MetadataFile, "pack", late)
     with pytest.raises(MetadataError, match="replaced meanwhile"):
         streamxf.rename(tmp_path, NAMES, keys=KEY)
     assert_same(load(small_state(), tmp_path), small_state())
