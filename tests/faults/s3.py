@@ -213,7 +213,7 @@ class Place:
             self.client.delete_bucket(Bucket=f"faults{self._bucket}")
         self._bucket += 1
         self.client.create_bucket(Bucket=f"faults{self._bucket}")
-        self._must_save(self.stands)
+        self._must_save(OLD if isinstance(self.subject, Changed) else self.stands)
 
     def _must_save(self, seed: int) -> None:
         outcome = forks.run_one(partial(self.save, seed))
