@@ -106,17 +106,14 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
     public = isinstance(key, PublicKey | VerifyKey)
     data = f"{_line(key, passphrase)}\n".encode("ascii")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    refusal = ""
     try:
         file = os.open(place, flags, 0o644 if public else 0o600)
     except FileExistsError:
-        refusal = "this file exists, and a key file is never overwritten; name another"
+        raise KeyFileError("this file exists, and a key file is never overwritten; name another", file=place) from None
     except FileNotFoundError:
-        refusal = "the folder for the key file does not exist; create it first"
+        raise KeyFileError("the folder for the key file does not exist; create it first", file=_shown(place)) from None
     except (OSError, ValueError) as error:
-        refusal = f"the key file cannot be created: {_reason(error)}"
-    if refusal:  # raised here, since the system's error holds the path
-        raise KeyFileError(refusal, file=_shown(place))
+        raise KeyFileError(f"the key file cannot be created: {_reason(error)}", file=_shown(place)) from None
     try:
         with os.fdopen(file, "wb") as stream:
             stream.write(data)
@@ -210,14 +207,11 @@ def read_line(line: str, passphrase: str | None = None) -> AnyKey:
 
 def _read(place: str) -> tuple[bytes, os.stat_result]:
     """Up to one byte more than is allowed, and the status of the same open file."""
-    reason = ""
     try:
         file = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
-        reason = _reason(error)
-    if reason:  # raised here, since the system's error holds the path
         hint = "; this takes a path, without 'file:'" if place.startswith("file:") else ""
-        raise KeyFileError(f"the key file cannot be opened: {reason}{hint}", file=_shown(place))
+        raise KeyFileError(f"the key file cannot be opened: {_reason(error)}{hint}", file=_shown(place)) from None
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):

@@ -19,7 +19,7 @@ from streamxf.manager.listing import Run
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING, remove_notes, written_since
 from streamxf.manager.record import Record, series_of
 from streamxf.manager.sessions import is_held
-from streamxf.storage.lock import lock
+from streamxf.storage.lock import locked
 from streamxf.storage.removal import Order, files_of_many, remove_tree, remove_trees
 from streamxf.storage.small import put_small, read_small
 from streamxf.storage.storage import Entries
@@ -55,7 +55,7 @@ def remove_checkpoints(
             for record in unread if storage.near else ():
                 try:
                     # or a save might be published between the look and the removal; what a link leads to is not touched
-                    with nullcontext() if record.link else lock(storage.child(record.name), links=False):
+                    with nullcontext() if record.link else locked(storage.child(record.name), links=False):
                         failed.update(_remove_unchanged(run, [record], files, extras))
                 except (OSError, StreamxfError) as error:  # the others are removed all the same
                     failed[record.name] = f"{type(error).__name__}: {error}"
@@ -129,7 +129,7 @@ def finish(run: Run, series: str, *, session: str = "", saves: bool = False, ext
             else:
                 left = leftovers(run, folder, session)
             if left:
-                with lock(run.storage.child(name), links=False):
+                with locked(run.storage.child(name), links=False):
                     remove_tree(run.storage, name, [], left)
         except (OSError, StreamxfError) as error:
             _log.warning("%s", escaped(f"{run.storage.label(name)} could not be cleaned up: {error}"))

@@ -36,7 +36,7 @@ from streamxf.storage.files import (
 )
 from streamxf.storage.lock import acquire, is_still, try_lock_file
 from streamxf.storage.reading import StoredFile, access_to, size_of
-from streamxf.storage.storage import LOCK, NOT_REGULAR, Check, Storage, StorageEntry
+from streamxf.storage.storage import LOCK, NOT_REGULAR, Storage, StorageEntry
 
 _SPECIAL = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.EINVAL})
 """Of links, and of what is no regular file."""
@@ -230,30 +230,18 @@ class LocalStorage(Storage, raises_only_known=True):
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def put(
-        self,
-        path: str,
-        data: bytes,
-        *,
-        sync: bool = True,
-        check: Check | None = None,
-        over: str | None = None,
-        once: bool = False,
-        make: bool = False,
-    ) -> None:
+    def put(self, path: str, data: bytes, *, make: bool = False, over: str | None = None, **how: Any) -> None:
         try:
             if make:
                 os.makedirs(self.path, exist_ok=True)
-            with (
-                self._below(path, make=make) as (folder, name),
-                Draft(folder, name, like=check is not None, sync=sync, check=check, once=once) as file,
-            ):
+            like = how.get("check") is not None
+            with self._below(path, make=make) as (folder, name), Draft(folder, name, like=like, **how) as file:
                 write_all(file, data)
         except OSError as error:
             if error.filename is not None:  # which is a name in the folder, or that of the draft
                 error.filename, error.filename2 = self.path_of(path), None
             raise
-        if make and sync:
+        if make and how.get("sync", True):
             parts = path.split("/")
             for depth in range(len(parts) - 1):  # the names of folders that may be new
                 sync_folder(self.path_of("/".join(parts[:depth])))

@@ -28,21 +28,11 @@ _LONGEST_PAUSE = 0.25
 
 
 @contextmanager
-def locked(storage: Storage, patience: float | None = None) -> Iterator[bool]:
-    """`lock` the folder; yields whether no other process can publish to it meanwhile. On a network file system the lock
-    keeps apart the processes of one machine only: there two saves that publish into one folder at the same moment are
-    not kept apart.
-    """
-    with lock(storage, patience) as held:
-        mount = storage.mount() if held else None
-        yield mount is not None and mount.of_one_machine
-
-
-@contextmanager
-def lock(storage: Storage, patience: float | None = None, *, links: bool = True) -> Iterator[bool]:
-    """Hold the folder's advisory lock, once it is free; yields whether there is one. Raises AbortedError if another
-    process keeps it for longer than `patience` seconds, by default `PATIENCE`, and if the folder is a link, unless
-    `links` are followed: somebody may have put it there just now, and would choose where a file is made.
+def locked(storage: Storage, patience: float | None = None, *, links: bool = True) -> Iterator[bool]:
+    """Hold the folder's advisory lock, once it is free; yields whether no other process can publish to it meanwhile: on
+    a network file system the lock keeps apart the processes of one machine only. Raises AbortedError if another process
+    keeps it for longer than `patience` seconds, by default `PATIENCE`, and if the folder is a link, unless `links` are
+    followed: somebody may have put it there just now, and would choose where a file is made.
 
     It is the lock of a file that only those can open who may write to the folder: anybody who may read the folder could
     hold that of the folder itself. The lock ends with the process that holds it, however that ends; the file goes with
@@ -50,14 +40,15 @@ def lock(storage: Storage, patience: float | None = None, *, links: bool = True)
     """
     release = storage.acquire(PATIENCE if patience is None else patience, links=links)
     try:
-        yield release is not None
+        mount = storage.mount() if release is not None else None
+        yield mount is not None and mount.of_one_machine
     finally:
         if release is not None:
             release()
 
 
 def acquire(path: str, place: str | int, patience: float, links: bool) -> Callable[[], None] | None:
-    """Take the lock of a local folder, as `lock`; what releases it, or None where there are no locks."""
+    """Take the lock of a local folder, as `locked`; what releases it, or None where there are no locks."""
     end = time.monotonic() + patience
     pause = 0.001
     while True:

@@ -437,7 +437,7 @@ class Storage(ABC):
         return False
 
     def acquire(self, patience: float, *, links: bool = True) -> Callable[[], None] | None:
-        """Take the folder's lock, as `streamxf.storage.lock.lock`; what releases it, or None if there is none."""
+        """Take the folder's lock, as `streamxf.storage.lock.locked`; what releases it, or None if there is none."""
         return None
 
     def lock_file(self, path: str, *, make: bool = False) -> IO[bytes] | None:

@@ -124,7 +124,7 @@ class Points:
             for owner, name in (*CHANGES, *LOOKS):
                 stack.enter_context(patch.object(owner, name, self.before(getattr(owner, name))))
             stack.enter_context(patch.object(removal, "_remove_unchanged", self.locking(removal._remove_unchanged)))
-            stack.enter_context(patch.object(removal, "lock", self.held(removal.lock)))
+            stack.enter_context(patch.object(removal, "locked", self.held(removal.locked)))
             stack.enter_context(patch.object(holds, "_PATIENCE", 1.0))
             # what is remembered of an object store may be outdated, by design; the model knows what is there
             stack.enter_context(patch.object(listing, "ANY", None))

@@ -20,7 +20,7 @@ from streamxf.errors import AbortedError, MetadataError, ParameterError
 from streamxf.storage import files as files_module
 from streamxf.storage import lock as lock_module
 from streamxf.storage.files import check_component
-from streamxf.storage.lock import lock
+from streamxf.storage.lock import locked
 from streamxf.storage.opening import open_storage, storage_over
 from streamxf.storage.removal import (
     files_of,
@@ -267,7 +267,7 @@ def test_a_folder_swapped_for_a_link_just_before_its_lock_is_taken(
         monkeypatch.setattr(lock_module, "_try_lock", tried)
     with (
         pytest.raises(AbortedError, match="a link was put in the place of this folder"),
-        lock(open_storage(run).child("step-1"), links=False),
+        locked(open_storage(run).child("step-1"), links=False),
     ):
         pytest.fail("it is locked")
     assert victim.stat().st_mtime_ns == before
@@ -280,7 +280,7 @@ def test_a_checkpoint_swapped_for_a_link_while_it_is_forgotten(tmp_path: Path, m
         for step in (1, 2):
             manager.save(step, {"w": torch.ones(3)})
     victim = made(tmp_path, "victim")
-    taking = streamxf.manager.removal.lock
+    taking = streamxf.manager.removal.locked
 
     def swapped(storage: Storage, **how: Any) -> Any:
         if (tmp_path / "run" / "step-1").is_dir():
@@ -288,7 +288,7 @@ def test_a_checkpoint_swapped_for_a_link_while_it_is_forgotten(tmp_path: Path, m
             (tmp_path / "run" / "step-1").symlink_to(victim)
         return taking(storage, **how)
 
-    monkeypatch.setattr("streamxf.manager.removal.lock", swapped)
+    monkeypatch.setattr("streamxf.manager.removal.locked", swapped)
     before = victim.stat().st_mtime_ns
     report = streamxf.forget(tmp_path / "run", 1)
     assert report.removed == ()

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from streamxf.errors import PolicyError, UnsupportedError
-from streamxf.keys import KeyProvider, SigningKey, VerifyKey
+from streamxf.keys import KeyProvider, KeyRing, SignerLike, SigningKey, VerifyKey
 from streamxf.keys.envelope import DataKey, Entry, Envelope
+from streamxf.keys.location import as_signing_key
 from streamxf.keys.vouchers import Vouchers
 
 
@@ -69,6 +70,10 @@ class Terms:
     signer: SigningKey | None
     allow_unsigned: bool
     vouch: bool
+
+    @classmethod
+    def of(cls, ring: KeyRing, signer: SignerLike | None, vouch: bool) -> Self:
+        return cls(ring.trust, None if signer is None else as_signing_key(signer), ring.allow_unsigned, vouch)
 
     def may_vouch(self, opened: Opened) -> bool:
         """Whether something has shown who wrote the contents, or the caller answers for them."""

@@ -16,7 +16,7 @@ from streamxf.errors import KeyMissingError, ParameterError
 from streamxf.keys import KeyLike, KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey, TrustLike
 from streamxf.keys.derive import is_key_id
 from streamxf.keys.envelope import DataKey, Entry, Envelope
-from streamxf.keys.location import as_provider, as_signing_key
+from streamxf.keys.location import as_provider
 from streamxf.storage.opening import Location
 from streamxf.tools.rekey.holders import Holder, each, holders_at, replace_each
 from streamxf.tools.rekey.recipients import KeySet, Opened, Recipients, Terms
@@ -247,11 +247,10 @@ def _change(
 def _terms(
     keys: KeysLike, signer: SignerLike | None, trust: TrustLike, allow_unsigned: bool, vouch: bool, expected: SaveIds
 ) -> tuple[Access, Terms]:
-    by = as_signing_key(signer) if signer is not None else None
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expected)
     if not len(access.keys):
         raise KeyMissingError("no key was given that could open it")
-    return access, Terms(access.keys.trust, by, access.keys.allow_unsigned, vouch)
+    return access, Terms.of(access.keys, signer, vouch)
 
 
 def _wrapped(data_key: DataKey, keys: tuple[KeyProvider, ...]) -> tuple[Entry, ...]:

@@ -12,7 +12,6 @@ from streamxf.checkpoint.renaming import Names, Renaming, check_nesting, renamed
 from streamxf.errors import ParameterError, PolicyError
 from streamxf.format.items import Item
 from streamxf.keys import KeysLike, SignerLike, TrustLike
-from streamxf.keys.location import as_signing_key
 from streamxf.storage.opening import Location, open_storage
 from streamxf.tools.rekey.holders import MetadataFile, each, metadata_of, replace_each
 from streamxf.tools.rekey.recipients import KeySet, Opened, Terms
@@ -55,8 +54,7 @@ def rename(
     the key of a recipient that vouches is missing, or the signer of what is signed.
     """
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, expect_save_id=expect_save_id)
-    by = as_signing_key(signer) if signer is not None else None
-    terms = Terms(access.keys.trust, by, access.keys.allow_unsigned, vouch)
+    terms = Terms.of(access.keys, signer, vouch)
     storage, renaming = open_storage(path, storage_options), Renaming(names)
     changed: dict[str, str] = {}
     seen: set[str] = set()
