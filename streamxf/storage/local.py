@@ -287,10 +287,7 @@ class LocalStorage(Storage, raises_only_known=True):
                     os.unlink(name, dir_fd=run)
                     return []
                 with opened(run, [name]) as folder:
-                    for reason in _unlink_each(folder, first).values():
-                        raise reason
-                    others = list(rest)
-                    failed = _unlink_each(folder, others[:-1]) or _unlink_each(folder, others[-1:])
+                    failed = _unlink_in_turn(folder, first) or _unlink_in_turn(folder, rest)
                     left = _prune(folder)
                     for reason in failed.values():
                         raise reason
@@ -386,6 +383,11 @@ def _unlink_each(folder: str | int, paths: Iterable[str]) -> dict[str, Exception
         except Exception as error:  # the others are removed all the same
             failed[path] = error
     return failed
+
+
+def _unlink_in_turn(folder: str | int, paths: Iterable[str]) -> dict[str, Exception]:
+    others = list(paths)
+    return _unlink_each(folder, others[:-1]) or _unlink_each(folder, others[-1:])
 
 
 def _unlink(folder: str | int, path: str) -> None:

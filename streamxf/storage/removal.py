@@ -31,7 +31,8 @@ def remove_tree(storage: Storage, name: str, first: Collection[str], rest: Colle
     ----------
     first, rest : collection of str
         Paths in the folder. Those of `first` go before all others, in object stores in batches; if one of them cannot
-        be removed, none of `rest` is. The last of `rest` goes once all others have. A file that is not there is fine.
+        be removed, none of `rest` is. The last of each goes once all others of it have. A file that is not there is
+        fine.
 
     Raises
     ------
@@ -125,16 +126,13 @@ def _remove_batch(
         if storage.is_link(name):
             done[name] = OSError(errno.ELOOP, "this is a link, which cannot be removed from here", storage.label(name))
             continue
-        wanted[name] = [[*first], [*rest][:-1], [*rest][-1:]]
+        wanted[name] = [[*first][:-1], [*first][-1:], [*rest][:-1], [*rest][-1:]]
         if storage.has_links:  # which a listing does not enter
             there = files_of(storage, name)
             wanted[name] = [[path for path in group if path in there] for group in wanted[name]]
-    for number in range(3):
+    for number in range(4):
         places = {
-            f"{name}/{path}": name
-            for name, groups in wanted.items()
-            if number == 0 or name not in done
-            for path in groups[number]
+            f"{name}/{path}": name for name, groups in wanted.items() if name not in done for path in groups[number]
         }
         for place, reason in storage.remove(places).items():
             done.setdefault(places[place], reason)

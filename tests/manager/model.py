@@ -100,9 +100,9 @@ class Folder:
     - `told`: under which name it says that it was saved; "" if it does not say.
     - `ours`: whether it may be this run's: with keys, who saved it had them; and it names no other run.
     - `broken`: which ways of checking find its damage; none of them finds what is not damaged.
-    - `undigested`: whether, with keys, its files may not be all that a framework committed, or others lie among them.
+    - `mixed`: whether, with keys, others lie among the files that a framework committed.
     - `muddled`: whether beside it lies a note that nobody can read, or vouches for. It may have been one that was put
-      there later, so nobody knows the metrics; nor, with keys, whether all digests of what a framework wrote are known.
+      there later, so nobody knows the metrics.
     """
 
     told: str
@@ -112,7 +112,7 @@ class Folder:
     size: int = 0
     broken: set[str] = field(default_factory=set)
     muddled: bool = False
-    undigested: bool = False
+    mixed: bool = False
 
     @property
     def known(self) -> dict[str, float] | None:
@@ -141,7 +141,7 @@ class Model:
     def newest_good(self, check: str) -> int | None:
         """The newest step that a check finds nothing wrong with."""
         return max(
-            (step for step, each in self.counted.items() if check not in each.broken and not each.undigested),
+            (step for step, each in self.counted.items() if check not in each.broken and not each.mixed),
             default=None,
         )
 

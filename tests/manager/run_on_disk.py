@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis.stateful import RuleBasedStateMachine
 
@@ -33,6 +33,13 @@ HOLD = re.compile(r"(.+)@([0-9]{1,15})@[^@]+-[0-9a-f]{8}")
 SESSION = re.compile(r"-([0-9a-f]{32})-[0-9a-f]{8}$")  # in a save's hold
 NOTE = ".streamxf-note-00000000"  # somebody else's
 WRITERS = re.compile(r"__.*\.distcp|\.metadata")  # names of files of a checkpoint
+
+
+class Committed(NamedTuple):
+    """What a framework's commit record lists."""
+
+    size: int
+    paths: frozenset[str]
 
 
 class Errors(logging.Handler):
@@ -72,7 +79,7 @@ class RunOnDisk(RuleBasedStateMachine):
         self.others: dict[str, bytes | str] = {}  # files in the run that belong to no checkpoint, by their paths
         self.litter: set[str] = set()  # what looks like a file of the manager's, which may go or stay
         self.muddles: set[bytes] = set()  # contents of notes that count for nothing
-        self.committed: dict[str, int] = {}  # what frameworks wrote, with its size
+        self.committed: dict[str, Committed] = {}  # what frameworks wrote
         self.holds: dict[int, tuple[str, ExitStack]] = {}
         self.errors = Errors()
         self.outside = self.place.outside()
@@ -161,13 +168,12 @@ class RunOnDisk(RuleBasedStateMachine):
 
     def measure(self, names: Collection[str] | None = None) -> None:
         for name in self.model.folders if names is None else names:
-            size = self.committed[name] if name in self.committed else self.size(name)
+            size = self.committed[name].size if name in self.committed else self.size(name)
             folder = self.model.folders[name]
             folder.size, folder.muddled = size, self.place.below(name).get(NOTE) in self.muddles
             if self.keying.strict and name in self.committed:
-                found = self.place.below(self.model.links.get(name, name)).keys() - self.files[name].keys()
-                beside = [path for path in found if not path.startswith(".streamxf") and not WRITERS.fullmatch(path)]
-                folder.undigested = folder.muddled or bool(beside)
+                found = self.place.below(self.model.links.get(name, name)).keys() - self.committed[name].paths
+                folder.mixed = not all(path.startswith(".streamxf") for path in found)
 
     def to_go(self, rules: dict[str, Any], check: str) -> tuple[set[int], set[int]]:
         self.measure()

@@ -30,7 +30,7 @@ from tests.manager.adversary import STRANGE, Adversary
 from tests.manager.canned import checkpoint, data_of
 from tests.manager.model import DAY, Folder
 from tests.manager.points import Killed
-from tests.manager.run_on_disk import EVERY_CHECK, SETTLED, WRITERS
+from tests.manager.run_on_disk import EVERY_CHECK, SETTLED, WRITERS, Committed
 
 STEPS = st.integers(1, 40)
 LOSSES = st.sampled_from([None, float("nan"), float("-inf"), 0.25, 0.5, 0.5, 1.0])
@@ -119,7 +119,8 @@ class Histories(Adversary):
         written = {f"{below}{path}": data for path, data in made.items()}
         self.own(name, written, Folder(name, True, facts.time, losses(loss)))
         # what is left of a failed save goes with it, and another run's files stay
-        self.committed[name] = sum(map(len, (written if is_another else {**old, **written}).values()))
+        everything = written if is_another else {**old, **written}
+        self.committed[name] = Committed(sum(map(len, everything.values())), frozenset(everything))
         self.removed(self.saved(step, lambda job: job.complete(name, losses(loss), {})))
 
     @rule(step=STEPS, end=st.integers(1, 3))
@@ -341,7 +342,7 @@ class Histories(Adversary):
                 self.model.folders[name].time = self.time_of(name)
                 return
             if name in self.committed:
-                self.committed[name] = 0
+                self.committed[name] = self.committed[name]._replace(size=0)
                 self.litter |= {f"{name}/{each}" for each in files if "/" in each}  # nothing else says whose they are
             told_none = Folder("", not self.keying.strict, self.time_of(name), None, broken=set(EVERY_CHECK))
             self.model.folders[name] = told_none
@@ -445,6 +446,19 @@ def test_a_killed_save_over_what_was_never_committed_does_not_complete_it(point:
         history.begins(rules={"last": 1}, named=False, locks=False, check="sample", where=0)
         history.a_framework_saves(below="", end=5, loss=None, step=39)
         history.kill_at_the_first_save(point=point, step=39)
+        history.what_counts_is_listed()
+    finally:
+        history.teardown()
+
+
+@pytest.mark.parametrize("point", range(15))
+def test_what_a_framework_wrote_stays_that_while_its_removal_fails(point: int):
+    history = type("History", (Histories,), {"keys": "keys"})()
+    try:
+        history.begins(rules={}, named=False, locks=True, check="none", where=1)
+        history.a_framework_saves(below="", end=6, loss=0.5, step=4)
+        history.save_step(step=38, loss=0.25, late=None)
+        history.forget_that_fails(check="none", killed=False, point=point, rules={"last": 1})
         history.what_counts_is_listed()
     finally:
         history.teardown()

@@ -320,6 +320,26 @@ def test_the_rest_stays_if_the_first_cannot_go(run: Path, monkeypatch: pytest.Mo
     assert done == {"step-1": [".metadata"], "step-2": [".metadata"]}
 
 
+@pytest.mark.parametrize("near", [True, False])
+def test_what_says_whose_the_first_are_stays_if_one_of_them_cannot_go(
+    near: bool, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, name = (os, "unlink") if near else (LocalFileSystem, "rm_file")
+    real = getattr(kind, name)
+
+    def failing(*arguments: Any, **options: Any) -> None:
+        if str(arguments[-1]).endswith(".metadata"):
+            raise OSError(5, "the disk has failed")
+        real(*arguments, **options)
+
+    monkeypatch.setattr(kind, name, failing)
+    storage = open_storage(run) if near else storage_over(Stranger(), str(run), "run")
+    made(run, "step-1", ["commit"])
+    with pytest.raises(OSError, match="failed"):
+        remove_tree(storage, "step-1", [".metadata", "commit"], FILES[1:])
+    assert below(run / "step-1") == {*FILES, "extra", "commit"}
+
+
 def test_a_file_or_a_folder(run: Path, tmp_path: Path) -> None:
     victim = made(tmp_path, "victim")
     (run / "link").symlink_to(victim)
