@@ -9,24 +9,14 @@ import matplotlib.style
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.spread import Spread
+from benchmarks.result import Spread
 
 _SVG = {"svg.fonttype": "none", "svg.hashsalt": "streamxf", "font.family": "sans-serif"}
 """How to write an SVG whose text is text, and which is the same each time."""
 
 
 def panels(measures: Mapping[str, Mapping[str, Spread]], ours: Collection[str], *, dark: bool) -> Figure:
-    """A panel for each measure with a bar for each side, on a transparent ground.
-
-    Parameters
-    ----------
-    measures : mapping
-        By the panel's heading, with its unit, then by side.
-    ours : collection of str
-        The sides whose bars stand out.
-    dark : bool
-        Whether the ground is dark.
-    """
+    """A panel for each measure, by its heading, with a bar for each side, those of `ours` in colour."""
     ink, grey, colour = ("0.9", "0.45", "#4db6ac") if dark else ("0.15", "0.72", "#00796b")
     with matplotlib.style.context(_SVG):
         figure = Figure(figsize=(9.0, 2.3), layout="constrained")

@@ -20,17 +20,8 @@ _ROOT = Path(__file__).parent.parent
 
 
 def in_child(module: str, function: str, *, preload: Path | None = None, **arguments: Any) -> Any:
-    """Call a function of `module` in a new process and return what it returns; both ways through JSON.
-
-    Parameters
-    ----------
-    preload : Path, optional
-        A library that stands between the child and libc.
-
-    Raises
-    ------
-    subprocess.CalledProcessError
-        If the child failed; it has said why on stderr.
+    """Call a function of `module` in a new process and return what it returns; both ways through JSON. `preload` is a
+    library that stands between the child and libc.
     """
     command = [sys.executable, "-m", "benchmarks.child", module, function, json.dumps(arguments)]
     environment = {**os.environ, "LD_PRELOAD": str(preload)} if preload else None

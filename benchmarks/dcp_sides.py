@@ -37,35 +37,20 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class DcpSide:
-    """DCP with a list of extensions.
-
-    Attributes
-    ----------
-    name : str
-        As tables have it.
-    stock : bool
-        Whether writer and reader are torch's own.
-    extensions : callable
-        Makes them anew for each save.
-    keyed : bool
-        Whether the reader needs the key.
-    block_size : int
-        In bytes; streamxf's writer only.
-    """
+    """DCP with a list of extensions."""
 
     name: str
-    stock: bool
-    extensions: Callable[[], Sequence[Any]]
-    keyed: bool = False
-    block_size: int = BLOCK_SIZE
+    stock: bool  # writer and reader are torch's own
+    extensions: Callable[[], Sequence[Any]]  # made anew for each save
+    keyed: bool = False  # the reader needs the key
+    block_size: int = BLOCK_SIZE  # streamxf's writer only
 
     def writer(self, path: Path, threads: int) -> Any:
         """The writer, for one save."""
+        options: Any = {"thread_count": threads, "_extensions": list(self.extensions())}
         if self.stock:
-            return dcp.FileSystemWriter(path, thread_count=threads, _extensions=list(self.extensions()))
-        return streamxf.FileSystemWriter(
-            path, thread_count=threads, _extensions=list(self.extensions()), block_size=self.block_size
-        )
+            return dcp.FileSystemWriter(path, **options)
+        return streamxf.FileSystemWriter(path, **options, block_size=self.block_size)
 
     def reader(self, path: Path) -> Any:
         """The reader, for one load."""
@@ -94,12 +79,7 @@ FULL = DcpSide("streamxf, FloatZip + Checksum + Encrypt", False, full_chain, key
 @dataclass
 class Run:
     """One side with a state to save and tensors to load into; the same tensors for all sides, so that a load never pays
-    for the first touch of its target.
-
-    Attributes
-    ----------
-    label : str
-        Names the side's folder among others.
+    for the first touch of its target. `label` names the side's folder among others.
     """
 
     side: Side
@@ -108,6 +88,7 @@ class Run:
     folder: Path
     threads: int
     label: str = ""
+    wait: Callable[[], None] = lambda: None  # until a device has done all that it was given
 
     @property
     def path(self) -> Path:
@@ -116,19 +97,15 @@ class Run:
     def save(self) -> float:
         """Seconds of a save into an empty folder."""
         shutil.rmtree(self.path, ignore_errors=True)
+        self.wait()
         return timed(partial(self.side.save, self.state, self.path, self.threads))
 
     def load(self) -> float:
-        """Seconds of a load; what it gave is compared outside of the timing.
-
-        Raises
-        ------
-        AssertionError
-            If it is not, bit for bit, what was saved.
-        """
+        """Seconds of a load; AssertionError, outside of the timing, if it did not give back each bit."""
         for tensor in self.target.values():
             tensor.zero_()
-        seconds = timed(partial(self.side.load, self.target, self.path, self.threads))
+        self.wait()
+        seconds = timed(lambda: (self.side.load(self.target, self.path, self.threads), self.wait()))
         for name, tensor in self.state.items():
             if not torch.equal(_bits(self.target[name]), _bits(tensor)):
                 raise AssertionError(f"{self.side.name}: the load did not give back {name} as it was saved")

@@ -11,8 +11,7 @@ import streamxf
 from benchmarks.data.gaussian import gaussian_layers
 from benchmarks.dcp_sides import FLOATZIP, KEY, DcpSide, Run, State, empty_target
 from benchmarks.harness import Settings, alternate
-from benchmarks.result import Result, Row, Table, goal_row
-from benchmarks.spread import Spread, ratios
+from benchmarks.result import Result, Row, Spread, Table, goal_row, ratios
 
 ENCRYPTED = DcpSide(
     "streamxf, FloatZip + Encrypt", False, lambda: [streamxf.FloatZip(), streamxf.Encrypt(KEY)], keyed=True
@@ -31,6 +30,7 @@ TO_MANY = DcpSide(
     ],
 )
 SIDES = (FLOATZIP, ENCRYPTED)
+PLAIN = "`[FloatZip()]`"
 TIME_GOAL = 1.10
 ITEM_GOAL = 200
 
@@ -46,37 +46,21 @@ def run(settings: Settings) -> Result:
         for threads in (1, 2):
             folder = settings.folder / "encryption"
             runs = {side.name: Run(side, state, target, folder, threads) for side in SIDES}
-            taken = alternate(
-                {name: run.save_and_load for name, run in runs.items()},
-                settings.rounds,
-                f"encryption: {short}, t={threads}",
-            )
+            sides = {name: run.save_and_load for name, run in runs.items()}
+            taken = alternate(sides, settings.rounds, f"encryption: {short}, t={threads}")
             shutil.rmtree(folder)
-            own, plain = taken[ENCRYPTED.name], taken[FLOATZIP.name]
-            goals += [
-                goal_row(
-                    f"{phase}, {mib} MiB of {short}, t={threads}",
-                    "`[FloatZip()]`",
-                    ratios(own[phase], plain[phase]),
-                    TIME_GOAL,
-                )
-                for phase in ("save", "load")
-            ]
+            for phase in ("save", "load"):
+                ratio = ratios(taken[ENCRYPTED.name][phase], taken[FLOATZIP.name][phase])
+                goals.append(goal_row(f"{phase}, {mib} MiB of {short}, t={threads}", PLAIN, ratio, TIME_GOAL))
             seconds += [
                 {"side": side.name, "data": f"{short}, t={threads}"}
                 | {f"{phase}, s": Spread.of(taken[side.name][phase]) for phase in ("save", "load")}
                 for side in SIDES
             ]
     count = settings.pick(5000, 50)
-    goals += [
-        goal_row(
-            f"bytes for each of {count:,} items of 4 KiB{what}",
-            "`[FloatZip()]`",
-            Spread.of([_added(settings, side, count)]),
-            ITEM_GOAL,
-        )
-        for side, what in ((ENCRYPTED, ""), (TO_MANY, f", {RECIPIENTS} recipients and a signature"))
-    ]
+    for side, what in ((ENCRYPTED, ""), (TO_MANY, f", {RECIPIENTS} recipients and a signature")):
+        added = Spread.of([_added(settings, side, count)])
+        goals.append(goal_row(f"bytes for each of {count:,} items of 4 KiB{what}", PLAIN, added, ITEM_GOAL))
     note = (
         f"Ratios of seconds within each of {settings.rounds} rounds, after one to warm up. Bytes: of the whole "
         "checkpoint, with the wrapped keys in `.metadata`, shared out among the items."

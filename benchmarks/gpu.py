@@ -7,25 +7,23 @@ tensors: a third of the whole.
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from benchmarks.child import in_child
+from benchmarks.costs import peak_added
 from benchmarks.dcp_sides import FLOATZIP, FULL, STOCK, DcpSide, Run, State, empty_target
-from benchmarks.harness import MIB, Phases, Rounds, Settings, progress, timed
-from benchmarks.memory import peak_added
-from benchmarks.result import Result, Row, Table
-from benchmarks.spread import Spread, ratios
+from benchmarks.harness import MIB, Settings, alternate, progress, timed
+from benchmarks.result import Result, Row, Spread, Table, ratios
 from streamxf import engine
 
 SIDES = (STOCK, FULL, FLOATZIP)
@@ -75,27 +73,9 @@ def _sync() -> None:
         torch.cuda.synchronize()
 
 
-class GpuRun(Run):
+def _run(side: DcpSide, state: State, folder: Path, threads: int = THREADS) -> Run:
     """A side whose times include all that it has left to the device."""
-
-    def save(self) -> float:
-        _sync()
-        return super().save()
-
-    def load(self) -> float:
-        for tensor in self.target.values():
-            tensor.zero_()
-        _sync()
-
-        def load() -> None:
-            self.side.load(self.target, self.path, self.threads)
-            _sync()
-
-        seconds = timed(load)
-        for name, tensor in self.state.items():
-            if not torch.equal(self.target[name].view(torch.int16), tensor.view(torch.int16)):
-                raise AssertionError(f"{self.side.name}: the load did not give back {name} as it was saved")
-        return seconds
+    return Run(side, state, empty_target(state), folder, threads, wait=_sync)
 
 
 def _state(mib: int, size: int) -> State:
@@ -107,20 +87,8 @@ def _state(mib: int, size: int) -> State:
 def _warm(folder: Path, mib: int) -> None:
     """What the first save and load pay for the process: imports, threads, torch's cache of pinned memory."""
     state = _state(min(mib, 256), min(mib, 8))
-    target = empty_target(state)
     for side in SIDES:
-        GpuRun(side, state, target, folder, THREADS).save_and_load()
-
-
-def _in_turn(sides: dict[str, Callable[[], Phases]], rounds: int, label: str) -> Rounds:
-    """As `harness.alternate`, without a round to warm up: minutes of a GPU are few."""
-    seconds: Rounds = {name: {} for name in sides}
-    for number in range(rounds):
-        for name in random.Random(number).sample(list(sides), len(sides)):
-            for phase, taken in sides[name]().items():
-                seconds[name].setdefault(phase, []).append(taken)
-                progress(f"gpu: {label}: {name}: {phase} {taken:.3f} s")
-    return seconds
+        _run(side, state, folder).save_and_load()
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -130,11 +98,9 @@ def _times(rounds: int, mib: int, sizes: tuple[int, ...], folders: dict[str, Pat
     rows: list[Row] = []
     for size in sizes:
         state = _state(mib, size)
-        target = empty_target(state)
         for place, folder in folders.items():
-            runs = {side.name: GpuRun(side, state, target, folder, THREADS) for side in SIDES}
-            sides = {name: run.save_and_load for name, run in runs.items()}
-            found = _in_turn(sides, rounds, f"{size} MiB, {place}")
+            sides = {side.name: _run(side, state, folder).save_and_load for side in SIDES}
+            found = alternate(sides, rounds, f"gpu: {size} MiB, {place}", warm=False)
             for name, phases in found.items():
                 row: Row = {"tensors": f"{size} MiB", "on": place, "side": name}
                 for phase in ("save", "load"):
@@ -159,9 +125,9 @@ def memory(folder: str, mib: int, full: bool) -> dict[str, float]:
     """Bytes that one save and one load add to this process, and of these those that are pinned at once; in a child."""
     side = FULL if full else STOCK
     small = {"small": torch.zeros(8, device=DEVICE)}
-    GpuRun(side, small, empty_target(small), Path(folder, "small"), THREADS).save_and_load()
+    _run(side, small, Path(folder, "small")).save_and_load()
     state = _state(mib, min(mib, 24))
-    run = GpuRun(side, state, empty_target(state), Path(folder, "large"), THREADS)
+    run = _run(side, state, Path(folder, "large"))
     added: dict[str, float] = {}
     for phase, action in (("save", run.save), ("load", run.load)):
         if CUDA:
@@ -232,8 +198,8 @@ def _thread_counts(rounds: int, folder: Path, mib: int, scale: tuple[int, ...]) 
     state = _state(mib, min(mib, 24))
     rows: list[Row] = []
     for threads in scale:
-        runs = {side.name: GpuRun(side, state, {}, folder, threads) for side in (STOCK, FULL)}
-        found = _in_turn({name: run.save_only for name, run in runs.items()}, rounds, f"thread_count={threads}")
+        sides = {side.name: _run(side, state, folder, threads).save_only for side in (STOCK, FULL)}
+        found = alternate(sides, rounds, f"gpu: thread_count={threads}", warm=False)
         rows.append({"thread_count": threads} | {name: Spread.of(each["save"]) for name, each in found.items()})
         shutil.rmtree(folder)
         folder.mkdir()
@@ -242,20 +208,10 @@ def _thread_counts(rounds: int, folder: Path, mib: int, scale: tuple[int, ...]) 
 
 def _workers(rounds: int, folder: Path, mib: int, scale: tuple[int, ...]) -> list[Row]:
     state = _state(mib, min(mib, 24))
-    target = empty_target(state)
     rows: list[Row] = []
-    before = os.environ.get(engine.VARIABLE)
-    try:
-        for workers in scale:
-            os.environ[engine.VARIABLE] = str(workers)
-            engine._engine = None  # the next one is made of that many
-            run = GpuRun(FULL, state, target, folder, THREADS)
-            found = _in_turn({FULL.name: run.save_and_load}, rounds, f"{workers} workers")[FULL.name]
-            rows.append({"workers": workers} | {phase: Spread.of(seconds) for phase, seconds in found.items()})
-    finally:
-        engine._engine = None
-        with suppress(KeyError):
-            del os.environ[engine.VARIABLE]
-        if before is not None:
-            os.environ[engine.VARIABLE] = before
+    for workers in scale:
+        with patch.dict(os.environ, {engine.VARIABLE: str(workers)}), patch.object(engine, "_engine", None):
+            sides = {FULL.name: _run(FULL, state, folder).save_and_load}
+            found = alternate(sides, rounds, f"gpu: {workers} workers", warm=False)[FULL.name]
+        rows.append({"workers": workers} | {phase: Spread.of(seconds) for phase, seconds in found.items()})
     return rows

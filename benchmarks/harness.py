@@ -25,54 +25,31 @@ Rounds = dict[str, dict[str, list[float]]]
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line asked for.
+    """What the command line asked for."""
 
-    Attributes
-    ----------
-    smoke : bool
-        Very small data: shows that the benchmarks work, and measures nothing.
-    rounds : int
-        Measured rounds; one more comes first, to warm up.
-    mib : int
-        Size of the state in the headline rows, in MiB; benchmarks of lesser rows take a part of it.
-    folder : Path
-        For checkpoints; what it lies on decides what a save costs.
-    cache : Path
-        For the trained state, which is kept from run to run.
-    """
-
-    smoke: bool
-    rounds: int
-    mib: int
-    folder: Path
-    cache: Path
+    smoke: bool  # very small data: shows that the benchmarks work, and measures nothing
+    rounds: int  # measured; one more comes first, to warm up
+    mib: int  # the size of the state in the headline rows; benchmarks of lesser rows take a part of it
+    folder: Path  # for checkpoints; what it lies on decides what a save costs
+    cache: Path  # for the trained state, which is kept from run to run
 
     def pick(self, full: T, small: T) -> T:
         """Choose by whether this run measures or only shows that everything works."""
         return small if self.smoke else full
 
 
-def alternate(sides: Mapping[str, Callable[[], Phases]], rounds: int, label: str = "") -> Rounds:
-    """Measure all sides in turn: one round to warm up, then `rounds` that count.
+def alternate(sides: Mapping[str, Callable[[], Phases]], rounds: int, label: str = "", warm: bool = True) -> Rounds:
+    """Measure all sides in turn: one round to warm up, unless not `warm`, then `rounds` that count.
 
-    Parameters
-    ----------
-    sides : mapping
-        Each runs once when called, and returns the seconds of its phases by name.
-    label : str
-        What stands in the messages of progress, which go to stderr.
-
-    Returns
-    -------
-    dict
-        By side, then by phase, the seconds of each round in order.
+    Each side runs once when called, and returns the seconds of its phases by name; the result has those of all rounds,
+    by side and by phase. The label stands in the messages of progress, which go to stderr.
     """
     names = list(sides)
     seconds: Rounds = {name: {} for name in names}
     gc.collect()
     gc.freeze()  # collecting between two sides then looks at what the last one left only
     try:
-        for number in range(rounds + 1):
+        for number in range(0 if warm else 1, rounds + 1):
             # in an order of its own, because a side pays for the memory that the one before has given back
             for name in random.Random(number).sample(names, len(names)):
                 gc.collect()

@@ -82,13 +82,7 @@ def blocks_of(state: State, codecs: Sequence[Codec], meter: Meter | None = None)
 
 
 class OneThread:
-    """Encodes and decodes a state dict with a chain, in this thread.
-
-    Parameters
-    ----------
-    state : dict of str to Tensor
-    codecs : sequence of Codec
-    """
+    """Encodes and decodes a state dict with a chain, in this thread."""
 
     def __init__(self, state: State, codecs: Sequence[Codec]) -> None:
         self._blocks = list(blocks_of(state, codecs))
@@ -98,13 +92,7 @@ class OneThread:
         self._scratch = Scratch()
 
     def compress_and_decompress(self) -> Phases:
-        """Seconds to encode all blocks into memory, and to decode them again.
-
-        Raises
-        ------
-        AssertionError
-            If a block does not come back as it was.
-        """
+        """Seconds to encode all blocks into memory, and to decode them again; AssertionError if one changed."""
         self._memory.clear()
         self._targets.clear()
         start = time.perf_counter()
@@ -130,12 +118,8 @@ def encoded_bytes(state: State, codecs: Sequence[Codec]) -> int:
 def zipnn_one_thread(state: State) -> Phases:
     """Seconds of ZipNN with one thread, from memory to memory, tensor by tensor.
 
-    The copy that it needs, because it changes its input in place, is made outside of the timing.
-
-    Raises
-    ------
-    AssertionError
-        If a tensor does not come back as it was.
+    The copy that it needs, because it changes its input in place, is made outside of the timing. AssertionError if a
+    tensor does not come back as it was.
     """
     seconds = {"compress": 0.0, "decompress": 0.0}
     for name, tensor in state.items():
@@ -143,10 +127,10 @@ def zipnn_one_thread(state: State) -> Phases:
         data = bytearray(flat_bytes(tensor))
         start = time.perf_counter()
         compressed = coder.compress(data)
-        seconds["compress"] += time.perf_counter() - start
-        start = time.perf_counter()
+        between = time.perf_counter()
         raw = coder.decompress(compressed)
-        seconds["decompress"] += time.perf_counter() - start
+        seconds["compress"] += between - start
+        seconds["decompress"] += time.perf_counter() - between
         if not same(raw, flat_bytes(tensor)):
             raise AssertionError(f"ZipNN did not give back {name} as it was")
     return seconds

@@ -12,17 +12,7 @@ from typing import Any
 
 import pyperf
 
-PACKAGES = (
-    "streamxf",
-    "torch",
-    "numpy",
-    "zstandard",
-    "cryptography",
-    "crc32c",
-    "zipnn",
-    "blosc2",
-    "safetensors",
-)
+PACKAGES = ["streamxf", "torch", "numpy", "zstandard", "cryptography", "crc32c", "zipnn", "blosc2", "safetensors"]
 _ROOT = Path(__file__).parent.parent
 _WANTED = ("cpu_model_name", "cpu_config", "load_avg_1min", "runnable_threads")
 
@@ -30,11 +20,8 @@ _WANTED = ("cpu_model_name", "cpu_config", "load_avg_1min", "runnable_threads")
 def machine() -> dict[str, Any]:
     """Facts about the machine and the process, to be stored with every result; ask before measuring, for the load.
 
-    Returns
-    -------
-    dict
-        ``cpus`` are the usable ones, ``memory_gib`` is what is built in, ``commit`` is None outside of a checkout. What
-        pyperf finds out about processor and load is among them where the system tells.
+    ``cpus`` are the usable ones, ``memory_gib`` is what is built in, ``commit`` is None outside of a checkout. What
+    pyperf finds out about processor and load is among them where the system tells.
     """
     found = pyperf.Run([1.0], collect_metadata=True).get_metadata()
     return {

@@ -12,10 +12,20 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.harness import Settings, progress
-from benchmarks.result import Result, Row, Table, goal_row
-from benchmarks.run_folders import CACHE, LOST, MOST, STEADY, ManyCheckpoints, Place, save_run
-from benchmarks.run_jobs import ALONE, BEHIND, CALL, saves
-from benchmarks.spread import Spread
+from benchmarks.result import Result, Row, Spread, Table, goal_row
+from benchmarks.run_folders import (
+    ALONE,
+    BEHIND,
+    CACHE,
+    CALL,
+    LOST,
+    MOST,
+    STEADY,
+    ManyCheckpoints,
+    Place,
+    save_run,
+    saves,
+)
 from benchmarks.stepping import OURS, STEP, WAITING, blocked
 from tests.dcp.s3_server import serving
 
@@ -93,13 +103,10 @@ def _steps(settings: Settings, rounds: int, goals: list[Row]) -> list[Row]:
 
 
 def _many(place: Place, saved: Path, counts: tuple[int, ...], rounds: int, goals: list[Row]) -> list[Row]:
-    found = {
-        count: {
-            action: Spread.of(seconds)
-            for action, seconds in ManyCheckpoints(place, count, saved).measure(rounds).items()
-        }
-        for count in counts
-    }
+    found: dict[int, dict[str, Spread]] = {}
+    for count in counts:
+        measured = ManyCheckpoints(place, count, saved).measure(rounds)
+        found[count] = {action: Spread.of(seconds) for action, seconds in measured.items()}
     few, most = (found[count] for count in counts)
     for action in (LOST, *STEADY):
         limit = LOST_GOALS[place.name] if action == LOST else SECONDS_GOAL
@@ -120,8 +127,7 @@ def _saves(settings: Settings, saved: Path, counts: tuple[int, ...], goals: list
     for count in counts:
         own, alone = found[str(count)], found[ALONE][CALL]
         added = Spread.of([1000 * (one - other) for one, other in zip(own[CALL], alone, strict=True)])
-        behind = Spread.of([1000 * seconds for seconds in own[BEHIND]])
-        plain = Spread.of([1000 * seconds for seconds in alone])
+        plain, behind = (Spread.of([1000 * each for each in seconds]) for seconds in (alone, own[BEHIND]))
         rows.append({"checkpoints": str(count), ALONE: plain, "added": added, BEHIND: behind})
     goals.append(goal_row(f"ms added to a save, {counts[-1]:,} checkpoints", ALONE, added, SAVE_GOAL))
     return rows

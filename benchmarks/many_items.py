@@ -6,25 +6,22 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from benchmarks import large_index, many_ranks
+from benchmarks import many_ranks
 from benchmarks.child import in_child, in_fork
-from benchmarks.costs import Costs, measured, once
-from benchmarks.harness import MIB, Settings, progress
-from benchmarks.memory import need_proc
-from benchmarks.result import Result, Row, Table, goal_row
+from benchmarks.costs import Costs, cells, measured, need_proc, once
+from benchmarks.harness import Settings, progress
+from benchmarks.result import Result, Row, Spread, Table, goal_row
 from benchmarks.simulated import Planned, plan, sent, states, write
-from benchmarks.spread import Spread
 
 RANKS, SMOKE_RANKS = 64, 4
 ITEMS, SMOKE_ITEMS = (10_000, 100_000), (400, 1_200)
@@ -42,20 +39,10 @@ NOT_OURS = {PLAN, WRITE, STOCK_FINISH, STOCK_READ}
 
 @dataclass(frozen=True)
 class Layout:
-    """How the ranks save.
+    """How the ranks save, and what is measured with the checkpoint."""
 
-    Attributes
-    ----------
-    collectives : bool
-        Whether one metadata file speaks of all ranks; else each rank publishes its own.
-    one_file : bool
-        Whether all items of a rank lie in one data file; else each has its own.
-    operations : tuple of str
-        What is measured with the checkpoint.
-    """
-
-    collectives: bool
-    one_file: bool
+    collectives: bool  # one metadata file speaks of all ranks; else each rank publishes its own
+    one_file: bool  # all items of a rank lie in one data file; else each has its own
     operations: tuple[str, ...]
 
 
@@ -67,13 +54,7 @@ LAYOUTS = {
 
 
 def run(settings: Settings) -> Result:
-    """Measure.
-
-    Raises
-    ------
-    OSError
-        If the system has no /proc to read a process's memory from.
-    """
+    """Measure."""
     need_proc()
     ranks = settings.pick(RANKS, SMOKE_RANKS)
     rows: list[Row] = []
@@ -82,19 +63,8 @@ def run(settings: Settings) -> Result:
         for items in settings.pick(ITEMS, SMOKE_ITEMS):
             progress(f"many_items: metadata files: {label}; {items:,} items")
             for name, costs in _all_costs(settings, label, items, ranks).items():
-                spread = Spread.of(costs["cpu"])
-                cpu.setdefault((label, name), {})[items] = spread.median
-                rows.append(
-                    {
-                        "metadata files": label,
-                        "items": items,
-                        "operation": name,
-                        "CPU seconds": spread,
-                        "seconds": Spread.of(costs["wall"]),
-                        "MiB added": costs["added"][0] / MIB if "added" in costs else "",
-                        "metadata, MiB": costs["metadata"][0] / MIB if "metadata" in costs else "",
-                    }
-                )
+                cpu.setdefault((label, name), {})[items] = Spread.of(costs["cpu"]).median
+                rows.append({"metadata files": label, "items": items, "operation": name, **cells(costs)})
     goals = [
         goal_row(f"{name}; {label}", "CPU seconds", Spread.of([_exponent(costs)]), GOAL_EXPONENT)
         for (label, name), costs in cpu.items()
@@ -110,18 +80,9 @@ def run(settings: Settings) -> Result:
     )
     progress("many_items: many ranks")
     shares, each = many_ranks.tables(settings)
-    progress("many_items: large indexes")
-    reads, read = large_index.tables(settings)
-    note += f" {many_ranks.NOTE} {large_index.NOTE}"
-    tables = [
-        Table(goals, "Exponents of growth", digits=2),
-        Table(shares, "Many ranks", digits=2),
-        *([Table(reads, "Large indexes")] if reads else []),
-        Table(rows, "All", digits=2),
-        Table(each, "Many ranks, all", digits=2),
-        Table(read, "Large indexes, all"),
-    ]
-    return Result("many_items", "Very many items", note, tables)
+    titled = {"Exponents of growth": goals, "Many ranks": shares, "All": rows, "Many ranks, all": each}
+    tables = [Table(rows, title, digits=2) for title, rows in titled.items()]
+    return Result("many_items", "Very many items", f"{note} {many_ranks.NOTE}", tables)
 
 
 def _exponent(costs: dict[int, float]) -> float:
@@ -129,20 +90,10 @@ def _exponent(costs: dict[int, float]) -> float:
 
 
 def _all_costs(settings: Settings, label: str, items: int, ranks: int) -> dict[str, Costs]:
-    folder = mkdtemp(dir=settings.folder)
-    try:
-        costs: dict[str, Costs] = in_child(
-            "benchmarks.many_items",
-            "child",
-            folder=folder,
-            label=label,
-            items=items,
-            ranks=ranks,
-            rounds=min(settings.rounds, MAX_ROUNDS),
-        )
-        return costs
-    finally:
-        shutil.rmtree(folder)
+    arguments = {"label": label, "items": items, "ranks": ranks, "rounds": min(settings.rounds, MAX_ROUNDS)}
+    with TemporaryDirectory(dir=settings.folder) as folder:
+        costs: dict[str, Costs] = in_child("benchmarks.many_items", "child", folder=folder, **arguments)
+    return costs
 
 
 # -- in the child ----------------------------------------------------------------------------------------------------
@@ -197,13 +148,7 @@ def save(folder: Path, layout: Layout, items: int, ranks: int, rounds: int) -> d
 
 
 def operation(folder: Path, name: str, layout: Layout, items: int, ranks: int, rounds: int) -> Costs:
-    """Measure what is done with a checkpoint that is there.
-
-    Raises
-    ------
-    AssertionError
-        If it finds another one.
-    """
+    """Measure what is done with a checkpoint that is there; AssertionError if it finds another one."""
     path = folder / ("stock" if name == STOCK_READ else "streamxf")
 
     def prepared() -> Callable[[], None]:
@@ -227,44 +172,27 @@ def _leave(path: Path, count: int, ranks: int) -> None:
 
 
 def _read(path: Path, ranks: int | None) -> int:
-    which = [None] if ranks is None else range(ranks)
-    readers = [(streamxf.FileSystemReader(path, keys=KEY), rank) for rank in which]
+    readers = [
+        (streamxf.FileSystemReader(path, keys=KEY), rank) for rank in ([None] if ranks is None else range(ranks))
+    ]
     return sum(len(reader.read_metadata(rank=rank).storage_data) for reader, rank in readers)
 
 
-def _read_stock(path: Path, _: int | None) -> int:
-    return len(dcp.FileSystemReader(path).read_metadata().storage_data)
-
-
-def _verify(keys: streamxf.Key | None) -> Callable[[Path, int | None], int]:
-    def action(path: Path, _: int | None) -> int:
-        report = streamxf.verify(path, keys=keys)
-        if not report.ok:
-            raise AssertionError(str(report))
-        return report.items
-
-    return action
-
-
-def _clean(*, dry_run: bool) -> Callable[[Path, int | None], int]:
-    def action(path: Path, _: int | None) -> int:
-        return len(streamxf.clean(path, keys=KEY, dry_run=dry_run).removed)
-
-    return action
-
-
-def _recipients(path: Path, _: int | None) -> int:
-    return len(streamxf.recipients(path, keys=KEY).whole)
+def _verify(path: Path, keys: streamxf.Key | None) -> int:
+    report = streamxf.verify(path, keys=keys)
+    if not report.ok:
+        raise AssertionError(str(report))
+    return report.items
 
 
 OPERATIONS: dict[str, Callable[[Path, int | None], int]] = {
     READ: _read,
-    STOCK_READ: _read_stock,
-    VERIFY: _verify(KEY),
-    VERIFY_WITHOUT: _verify(None),
-    CLEAN: _clean(dry_run=True),
-    CLEAN_LEFT: _clean(dry_run=False),
-    RECIPIENTS: _recipients,
+    STOCK_READ: lambda path, _: len(dcp.FileSystemReader(path).read_metadata().storage_data),
+    VERIFY: lambda path, _: _verify(path, KEY),
+    VERIFY_WITHOUT: lambda path, _: _verify(path, None),
+    CLEAN: lambda path, _: len(streamxf.clean(path, keys=KEY, dry_run=True).removed),
+    CLEAN_LEFT: lambda path, _: len(streamxf.clean(path, keys=KEY, dry_run=False).removed),
+    RECIPIENTS: lambda path, _: len(streamxf.recipients(path, keys=KEY).whole),
 }
 """From the folder and, where each has metadata of its own, the number of ranks, to what was found."""
 COUNTS = {CLEAN: 0, RECIPIENTS: 1}

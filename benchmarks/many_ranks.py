@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,11 +24,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 import streamxf
 from benchmarks.child import in_child, in_fork
-from benchmarks.costs import Costs, measured
-from benchmarks.harness import MIB, Settings
-from benchmarks.result import Row, goal_row
+from benchmarks.costs import Costs, cells, measured
+from benchmarks.harness import Settings
+from benchmarks.result import Row, Spread, goal_row
 from benchmarks.simulated import COLUMNS, ROWS, Planner, Shard, sent
-from benchmarks.spread import Spread
 
 RANKS, SMOKE_RANKS = 1024, 8
 ITEMS, SMOKE_ITEMS = 1000, 20
@@ -49,32 +47,16 @@ NOTE = (
 def tables(settings: Settings) -> tuple[list[Row], list[Row]]:
     """Goals, and all measurements."""
     ranks, items = settings.pick(RANKS, SMOKE_RANKS), settings.pick(ITEMS, SMOKE_ITEMS)
-    folder = mkdtemp(dir=settings.folder)
-    try:
-        rounds = min(settings.rounds, MAX_ROUNDS)
-        arguments = {"folder": folder, "ranks": ranks, "items": items, "rounds": rounds}
-        costs: dict[str, Costs] = in_child("benchmarks.many_ranks", "child", **arguments)
-    finally:
-        shutil.rmtree(folder)
+    arguments = {"ranks": ranks, "items": items, "rounds": min(settings.rounds, MAX_ROUNDS)}
+    with TemporaryDirectory(dir=settings.folder) as folder:
+        costs: dict[str, Costs] = in_child("benchmarks.many_ranks", "child", folder=folder, **arguments)
     cpu = {name: Spread.of(each["cpu"]) for name, each in costs.items()}
     goals = [
         goal_row(FINISH, "stock's CPU time", _share(cpu[FINISH], cpu[STOCK_FINISH]), GOAL_SHARE),
         goal_row(TORCH_PLAN, "stock's CPU time", _share(cpu[TORCH_PLAN], cpu[STOCK_PLAN]), GOAL_SHARE),
         goal_row(PLAN, "CPU seconds", cpu[PLAN], GOAL_SECONDS),
     ]
-    rows: list[Row] = [
-        {
-            "ranks": ranks,
-            "operation": name,
-            "CPU seconds": cpu[name],
-            "seconds": Spread.of(each["wall"]),
-            "MiB added": each["added"][0] / MIB,
-            "sent, KiB": each["sent"][0] / 1024 if "sent" in each else "",
-            "metadata, MiB": each["metadata"][0] / MIB if "metadata" in each else "",
-        }
-        for name, each in costs.items()
-    ]
-    return goals, rows
+    return goals, [{"ranks": ranks, "operation": name, **cells(each)} for name, each in costs.items()]
 
 
 def _share(ours: Spread, stock: Spread) -> Spread:
@@ -118,13 +100,7 @@ def finish(folder: Path, name: str, ranks: int, items: int, rounds: int) -> Cost
 
 
 def plan(folder: Path, name: str, ranks: int, items: int, rounds: int) -> Costs:
-    """Plan a load of what one rank saved.
-
-    Raises
-    ------
-    AssertionError
-        If it would read something else.
-    """
+    """Plan a load of what one rank saved; AssertionError if it would read something else."""
     path = folder / ("stock" if name == STOCK_PLAN else "streamxf")
     state = {item: _Part.of(ranks // 2, ranks) for item in _names(items)}
 

@@ -7,21 +7,18 @@ what it shows afterwards above the memory in use before (VmRSS) is what the save
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
-from tempfile import mkdtemp
-from typing import Any
+from tempfile import TemporaryDirectory, mkdtemp
 
 import crc32c
 import torch
 
 from benchmarks.child import in_child
+from benchmarks.costs import need_proc, peak_added
 from benchmarks.dcp_sides import FULL, STOCK, DcpSide, State, full_chain
 from benchmarks.harness import MIB, Settings, progress
-from benchmarks.result import Result, Row, Table, goal_row
-from benchmarks.spread import Spread
+from benchmarks.result import Result, Row, Spread, Table, goal_row
 
-KIB = 1024
 GOAL_MIB = 96
 DEFAULT_BLOCK = MIB
 MANY = 96  # workers
@@ -34,13 +31,7 @@ SMOKE_CASES = (("view with gaps", (0, DEFAULT_BLOCK)),)
 
 
 def run(settings: Settings) -> Result:
-    """Measure.
-
-    Raises
-    ------
-    OSError
-        If the system has no /proc to read a process's memory from.
-    """
+    """Measure."""
     need_proc()
     mib = settings.pick(2 * settings.mib, 16)
     rows: list[Row] = []
@@ -50,14 +41,11 @@ def run(settings: Settings) -> Result:
     for layout, block_size, workers in [*cases, *((layout, size, MANY) for layout, size, _ in cases if size == MIB)]:
         row = {"state": layout, "writer": STOCK.name, "workers": workers or "one per CPU"}
         if block_size:
-            row["writer"] = f"streamxf, blocks of {block_size // KIB} KiB"
+            row["writer"] = f"streamxf, blocks of {block_size // 1024} KiB"
         progress(f"memory: {', '.join(map(str, row.values()))}")
-        folder = Path(mkdtemp(dir=settings.folder))
-        try:
-            given = {"folder": str(folder), "layout": layout, "mib": mib, "block_size": block_size, "workers": workers}
+        with TemporaryDirectory(dir=settings.folder) as folder:
+            given = {"folder": folder, "layout": layout, "mib": mib, "block_size": block_size, "workers": workers}
             added = {phase: in_child("benchmarks.memory", phase, **given) for phase in ("save", "load")}
-        finally:
-            shutil.rmtree(folder)
         peaks = {phase: Spread.of([size / MIB]) for phase, size in added.items()}
         rows.append({**row, **{f"{phase}, MiB added": peak for phase, peak in peaks.items()}})
         if block_size == DEFAULT_BLOCK:
@@ -80,28 +68,14 @@ def run(settings: Settings) -> Result:
 
 
 def save(folder: str, layout: str, mib: int, block_size: int, workers: int) -> int:
-    """Save a state; the bytes that this added.
-
-    Parameters
-    ----------
-    block_size : int
-        In bytes; 0 stands for stock DCP.
-    workers : int
-        streamxf's; 0 for as many as it takes by itself.
-    """
+    """Save a state; the bytes that this added. A block size of 0 stands for stock DCP, 0 workers for the default."""
     side = _side(folder, block_size, workers)
     state = _state(layout, mib)
     return peak_added(lambda: side.save(state, Path(folder, "large"), 1))
 
 
 def load(folder: str, layout: str, mib: int, block_size: int, workers: int) -> int:
-    """Load what `save` saved into tensors that were emptied; the bytes that this added.
-
-    Raises
-    ------
-    AssertionError
-        If the load did not give back what was saved.
-    """
+    """Load what `save` saved into tensors that were emptied; the bytes that this added."""
     side = _side(folder, block_size, workers)
     state = _state(layout, mib)
     before = _digest(state)
@@ -138,24 +112,3 @@ def _state(layout: str, mib: int) -> State:
 
 def _digest(state: State) -> list[int]:
     return [crc32c.crc32c(row.view(torch.uint8).numpy()) for tensor in state.values() for row in tensor]
-
-
-def need_proc() -> None:
-    """Raise OSError if the system has no /proc to read a process's memory from."""
-    if not Path("/proc/self/clear_refs").exists():
-        raise OSError("this benchmark reads the memory of a process from /proc, which this system does not have")
-
-
-def peak_added(action: Any) -> int:
-    """Bytes that the peak of an action is above the memory in use before."""
-    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-    before = _status("VmRSS")
-    action()
-    return max(0, _status("VmHWM") - before)
-
-
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * KIB
-    raise OSError(f"/proc/self/status has no {field}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,12 +18,11 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from benchmarks.child import in_child
+from benchmarks.costs import need_proc, peak_added
 from benchmarks.data.gaussian import gaussian_matrices
 from benchmarks.dcp_sides import FULL, KEY, STOCK, Run, State, empty_target, full_chain, raw_bytes
 from benchmarks.harness import MIB, Phases, Rounds, Settings, alternate, progress
-from benchmarks.memory import need_proc, peak_added
-from benchmarks.result import Result, Row, Table, goal_row
-from benchmarks.spread import Spread, ratios
+from benchmarks.result import Result, Row, Spread, Table, goal_row, ratios
 from streamxf import torch_private
 from tests.dcp.s3_server import client_of, serving, storage
 from tests.objectstore.control import Proxy, proxied
@@ -50,28 +50,22 @@ class StoreSide:
     def save(self, state: State, path: Any, threads: int) -> None:
         # torch would sync all file systems of the machine, since an object has no file to sync
         options = {"thread_count": threads, "sync_files": False, **storage(self.endpoint)}
-        if self.chain:
-            writer: Any = streamxf.FsspecWriter(path, _extensions=full_chain(), **options)
-        else:
-            writer = torch_private.FsspecWriter(path, **options)
+        ours: Any = {"_extensions": full_chain(), **options}
+        writer: Any = streamxf.FsspecWriter(path, **ours) if self.chain else torch_private.FsspecWriter(path, **options)
         dcp.save(state, storage_writer=writer)
 
     def load(self, target: State, path: Any, threads: int) -> None:
-        if self.chain:
-            reader: Any = streamxf.FsspecReader(path, keys=KEY, **storage(self.endpoint))
-        else:
-            reader = torch_private.FsspecReader(path, **storage(self.endpoint))
+        options: Any = storage(self.endpoint)
+        reader: Any = (
+            streamxf.FsspecReader(path, keys=KEY, **options)
+            if self.chain
+            else torch_private.FsspecReader(path, **options)
+        )
         dcp.load(target, storage_reader=reader)
 
 
 def run(settings: Settings) -> Result:
-    """Measure.
-
-    Raises
-    ------
-    OSError
-        If there is no folder in memory, or no /proc to read a process's memory from.
-    """
+    """Measure; OSError if there is no folder in memory."""
     if not MEMORY.is_dir():
         raise OSError(f"this benchmark has its server write to {MEMORY}, which this system does not have")
     need_proc()
@@ -119,15 +113,9 @@ def sides(endpoint: str) -> list[StoreSide]:
 
 @dataclass
 class StoreRun(Run):
-    """A side on a server; each save has a bucket of its own, because only whole buckets give their memory back.
+    """A side on a server; each save has a bucket of its own, because only whole buckets give their memory back."""
 
-    Attributes
-    ----------
-    server : str
-        Its URL, without a proxy.
-    """
-
-    server: str = ""
+    server: str = ""  # its URL, without a proxy
     _saves: int = field(default=0, init=False)
 
     @property
@@ -140,10 +128,9 @@ class StoreRun(Run):
 
     def save(self) -> float:
         self._saves += 1
-        client = client_of(self.server)
-        client.create_bucket(Bucket=self._bucket)
-        client.put_object(Bucket=self._bucket, Key="ready", Body=b"")  # the server prepares a bucket's place by the way
-        client.close()
+        with closing(client_of(self.server)) as client:
+            client.create_bucket(Bucket=self._bucket)
+            client.put_object(Bucket=self._bucket, Key="ready", Body=b"")  # the server prepares a bucket's place by it
         return super().save()
 
     def save_and_load(self) -> Phases:
@@ -153,16 +140,13 @@ class StoreRun(Run):
             self.remove()
 
     def stored_bytes(self) -> int:
-        client = client_of(self.server)
-        listed = client.list_objects_v2(Bucket=self._bucket)["Contents"]
-        client.close()
-        return sum(entry["Size"] for entry in listed)
+        with closing(client_of(self.server)) as client:
+            return sum(entry["Size"] for entry in client.list_objects_v2(Bucket=self._bucket)["Contents"])
 
     def remove(self) -> None:
         """Remove what was saved."""
-        client = client_of(self.server)
-        client.delete_bucket(Bucket=self._bucket)
-        client.close()
+        with closing(client_of(self.server)) as client:
+            client.delete_bucket(Bucket=self._bucket)
 
 
 def child(server: str, proxy: str, mib: int, size: float, rounds: int) -> dict[str, Any]:
@@ -199,13 +183,7 @@ class Counted:
     stored: int = 0
 
     def save_and_load(self) -> Phases:
-        """Seconds of both.
-
-        Raises
-        ------
-        AssertionError
-            If bytes passed the proxy by.
-        """
+        """Seconds of both; AssertionError if bytes passed the proxy by."""
         seconds = {}
         for phase, action in (("save", self.run.save), ("load", self.run.load)):
             self.proxy.forget()
@@ -234,7 +212,7 @@ def _runs(server: str, state: State, label: str = "run") -> list[StoreRun]:
     target = empty_target(state)
     folder = Path("unused")
     return [
-        StoreRun(side, state, target, folder, THREADS, f"{label}{number}-{os.getpid()}", server)
+        StoreRun(side, state, target, folder, THREADS, f"{label}{number}-{os.getpid()}", server=server)
         for number, side in enumerate(sides(server))
     ]
 

@@ -18,10 +18,8 @@ from typing import Any
 
 from benchmarks.chart import panels, write_svg
 from benchmarks.machine import describe, machine_name
-from benchmarks.result import GOAL, MEASURED, REACHED, Row, Table, table_markdown
+from benchmarks.result import GOAL, MEASURED, REACHED, RESULTS, Row, Spread, Table, stored, table_markdown
 from benchmarks.run import NAMES
-from benchmarks.spread import Spread
-from benchmarks.store import RESULTS, stored
 
 PUBLISHED = Path(__file__).parent.parent / "docs" / "benchmarks"
 

@@ -6,18 +6,16 @@ The checkpoints are made up: metadata as a save by several ranks leaves it, besi
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import streamxf
 from benchmarks.child import in_child
+from benchmarks.costs import need_proc, peak_added
 from benchmarks.harness import MIB, Settings, progress, timed
-from benchmarks.memory import need_proc, peak_added
-from benchmarks.result import Result, Row, Table, goal_row
-from benchmarks.spread import Spread
+from benchmarks.result import Result, Row, Spread, Table, goal_row
 from streamxf.chain import Chain
 from streamxf.checkpoint.datafile import FileRecord
 from streamxf.checkpoint.publish import assemble
@@ -36,40 +34,20 @@ PAIR = streamxf.PrivateKey(bytes(range(2, 34)))
 
 
 def run(settings: Settings) -> Result:
-    """Measure.
-
-    Raises
-    ------
-    OSError
-        If the system has no /proc to read a process's memory from.
-    """
+    """Measure."""
     need_proc()
     rows: list[Row] = []
     goals: list[Row] = []
     for label, (ranks, items, gib) in settings.pick(CASES, SMOKE_CASES).items():
         progress(f"rekey: {label}")
-        found = in_child(
-            "benchmarks.rekey",
-            "child",
-            folder=str(settings.folder),
-            ranks=ranks,
-            items=items,
-            gib=gib,
-            rounds=settings.rounds,
-        )
+        size = {"ranks": ranks, "items": items, "gib": gib}
+        with TemporaryDirectory(dir=settings.folder) as folder:
+            found = in_child("benchmarks.rekey", "child", folder=folder, **size, rounds=settings.rounds)
+        about = {"ranks": ranks, "items": items, "data, GiB": gib, "metadata, MiB": found["metadata"] / MIB}
         for name, (seconds, added) in found["operations"].items():
             measured = Spread.of(seconds)
             rows.append(
-                {
-                    "checkpoint": label,
-                    "ranks": ranks,
-                    "items": items,
-                    "data, GiB": gib,
-                    "metadata, MiB": found["metadata"] / MIB,
-                    "operation": name,
-                    "seconds": measured,
-                    "MiB added": added / MIB,
-                }
+                {"checkpoint": label, **about, "operation": name, "seconds": measured, "MiB added": added / MIB}
             )
             if name == ALL:
                 goals.append(goal_row(f"seconds, {label}", "", measured, GOAL_SECONDS))
@@ -85,40 +63,31 @@ def run(settings: Settings) -> Result:
 
 
 def child(folder: str, ranks: int, items: int, gib: int, rounds: int) -> dict[str, Any]:
-    """Make a checkpoint up and change its recipients, again and again.
-
-    Returns
-    -------
-    dict
-        ``metadata``: bytes of the file; ``operations``: for each its seconds, and the bytes that it added.
-
-    Raises
-    ------
-    AssertionError
-        If the checkpoint is not what it should be afterwards.
+    """Make a checkpoint up and change its recipients, again and again: the bytes of the metadata, and for each of the
+    operations its seconds and the bytes that it added. AssertionError if the checkpoint is damaged by it.
     """
-    path = Path(mkdtemp(dir=folder))
-    try:
-        size = make_up(path, ranks, items, gib)
-        before = {file.name: (file.stat().st_mtime_ns, file.stat().st_size) for file in path.glob("*.distcp")}
-        seconds: dict[str, list[float]] = {}
-        added: dict[str, int] = {}
-        for number in range(rounds + 1):
-            for name, action in _operations(path).items():
-                if number:
-                    seconds.setdefault(name, []).append(timed(action))
-                else:  # warm, and memory has its maximum at the first time
-                    added[name] = peak_added(action)
-            with streamxf.Checkpoint(path, keys=OLD) as checkpoint:
-                found = checkpoint.stored.values()
-            if sum(len(item.chunks) for item in found if isinstance(item, TensorItem)) != items:
-                raise AssertionError("the metadata is not what it was")
-        after = {file.name: (file.stat().st_mtime_ns, file.stat().st_size) for file in path.glob("*.distcp")}
-        if after != before:
-            raise AssertionError("data files were touched")
-        return {"metadata": size, "operations": {name: (seconds[name], added[name]) for name in added}}
-    finally:
-        shutil.rmtree(path)
+    path = Path(folder)
+    size = make_up(path, ranks, items, gib)
+    before = _data_files(path)
+    seconds: dict[str, list[float]] = {}
+    added: dict[str, int] = {}
+    for number in range(rounds + 1):
+        for name, action in _operations(path).items():
+            if number:
+                seconds.setdefault(name, []).append(timed(action))
+            else:  # warm, and memory has its maximum at the first time
+                added[name] = peak_added(action)
+        with streamxf.Checkpoint(path, keys=OLD) as checkpoint:
+            found = checkpoint.stored.values()
+        if sum(len(item.chunks) for item in found if isinstance(item, TensorItem)) != items:
+            raise AssertionError("the metadata is not what it was")
+    if _data_files(path) != before:
+        raise AssertionError("data files were touched")
+    return {"metadata": size, "operations": {name: (seconds[name], added[name]) for name in added}}
+
+
+def _data_files(path: Path) -> dict[str, tuple[int, int]]:
+    return {file.name: (file.stat().st_mtime_ns, file.stat().st_size) for file in path.glob("*.distcp")}
 
 
 def _operations(path: Path) -> dict[str, Callable[[], Any]]:
@@ -144,31 +113,21 @@ def make_up(path: Path, ranks: int, items: int, gib: int) -> int:
     records = []
     for rank, chain in enumerate(chains):
         writer_id = os.urandom(16)
-        record = FileRecord(
+        assert chain.encryption is not None
+        name, wrapped, secret = (
             f"__{rank}_0_{writer_id.hex()}.distcp",
-            tensors * stored,
-            writer_id,
-            chain.encryption.wrapped if chain.encryption is not None else "",
-            (),
-            chain.summary(),
-            None,
-            chain.encryption.data_key.secret if chain.encryption is not None else b"",
+            chain.encryption.wrapped,
+            chain.encryption.data_key,
         )
+        record = FileRecord(name, tensors * stored, writer_id, wrapped, (), chain.summary(), None, secret.secret)
         with (path / record.path).open("wb") as stream:
             stream.truncate(record.size)
         records.append(record)
     content: dict[str, Item] = {}
     for number in range(tensors):
         name = f"model.layers.{number // 8}.block.{number % 8}.weight"
-        chunks = [
-            Chunk(
-                (rank * rows, 0),
-                (rows, 4096),
-                Place(record.path, number * stored, stored, chains[0].recorded, None, number),
-                False,
-            )
-            for rank, record in enumerate(records)
-        ]
+        places = [Place(record.path, number * stored, stored, chains[0].recorded, None, number) for record in records]
+        chunks = [Chunk((rank * rows, 0), (rows, 4096), place, False) for rank, place in enumerate(places)]
         content[name] = TensorItem(name, "bfloat16", (ranks * rows, 4096), tuple(chunks))
     _, data = assemble(content, records, chains[0], "0" * 32, str(path))
     (path / ".metadata").write_bytes(data)

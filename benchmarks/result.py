@@ -1,12 +1,18 @@
-"""One benchmark's outcome: tables, and their Markdown."""
+"""One benchmark's outcome: measurements and tables, as Markdown and in ``RESULTS/NAME/TIME/NAME.json``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from benchmarks.spread import Spread
+import numpy as np
+
+from benchmarks.harness import Settings
+
+RESULTS = Path(__file__).parent / "results"
 
 Row = dict[str, Any]
 
@@ -15,18 +21,56 @@ GOAL, MEASURED, REACHED = "goal", "measured median (lowest-highest)", "reached"
 
 
 @dataclass(frozen=True)
-class Table:
-    """Rows with the same columns.
+class Spread:
+    """A median with the spread around it: one value for each round, in order."""
 
-    Attributes
-    ----------
-    rows : list of dict
-        Column to value, in the order in which they are printed; at least one row.
-    title : str
-        Its heading, where a benchmark has several tables.
-    digits : int
-        After the point.
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Take the values of all rounds; there must be at least one."""
+        if not len(values):
+            raise ValueError("a spread needs the value of at least one round")
+        return cls(tuple(float(value) for value in values))
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.values))
+
+    @property
+    def low(self) -> float:
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        return max(self.values)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The middle half of the rounds lies between these two."""
+        first, third = np.quantile(self.values, (0.25, 0.75))
+        return float(first), float(third)
+
+    def text(self, digits: int) -> str:
+        """Median and range, as tables have it; one value alone has no range."""
+        if len(self.values) == 1:
+            return f"{self.median:.{digits}f}"
+        return f"{self.median:.{digits}f} ({self.low:.{digits}f}-{self.high:.{digits}f})"
+
+    def __str__(self) -> str:
+        return self.text(3)
+
+
+def ratios(seconds: Sequence[float], against: Sequence[float]) -> Spread:
+    """One ratio for each round, because drift between rounds leaves the ratio within a round alone. Raises ValueError
+    if the two were not measured in the same rounds.
     """
+    return Spread.of([one / other for one, other in zip(seconds, against, strict=True)])
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows with the same columns, at least one; `title` is its heading, where a benchmark has several tables."""
 
     rows: list[Row]
     title: str = ""
@@ -35,14 +79,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Result:
-    """One benchmark's outcome.
-
-    Attributes
-    ----------
-    name, title, note : str
-        File name, heading, and what has to be known to read the tables.
-    tables : list of Table
-    """
+    """One benchmark's outcome; `note` is what has to be known to read the tables."""
 
     name: str
     title: str
@@ -51,12 +88,8 @@ class Result:
 
 
 def goal_row(what: str, against: str, measured: Spread, limit: float, *, at_least: bool = False) -> Row:
-    """One row of a table of goals: what was to be reached, what was measured, and whether that is enough.
-
-    Parameters
-    ----------
-    limit : float
-        The goal: `measured` must not be above it, or below it if `at_least`. The median decides.
+    """One row of a table of goals: `measured` must not be above the `limit`, or below it if `at_least`. The median
+    decides.
     """
     reached = measured.median >= limit if at_least else measured.median <= limit
     first, third = measured.quartiles
@@ -89,13 +122,7 @@ def markdown(result: Result) -> str:
 
 
 def table_markdown(table: Table) -> list[str]:
-    """The lines of a Markdown table.
-
-    Raises
-    ------
-    ValueError
-        If rows differ in their columns.
-    """
+    """The lines of a Markdown table. Raises ValueError if rows differ in their columns."""
     columns = list(table.rows[0])
     for row in table.rows:
         if list(row) != columns:
@@ -122,3 +149,38 @@ def _text(value: Any, digits: int) -> str:
             return value.text(digits)
         case _:
             return str(value)
+
+
+def store(result: Result, settings: Settings, facts: dict[str, Any], folder: Path, seconds: float) -> Path:
+    """Write a result into a new folder below that of all results, with the machine's facts from before the benchmark
+    and the seconds that it took.
+    """
+    path = folder / result.name / facts["time"].replace(":", "").replace("+0000", "Z")
+    path.mkdir(parents=True)
+    content = {
+        "name": result.name,
+        "title": result.title,
+        "took_seconds": round(seconds, 1),
+        "settings": {"smoke": settings.smoke, "rounds": settings.rounds, "mib": settings.mib},
+        "machine": facts,
+        "note": result.note,
+        "tables": [{"title": table.title, "digits": table.digits, "rows": table.rows} for table in result.tables],
+    }
+    (path / f"{result.name}.json").write_text(json.dumps(content, indent=1, default=_plain) + "\n")
+    return path
+
+
+def stored(name: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """Each result of a benchmark that measured something, the oldest first."""
+    for file in sorted((folder / name).glob(f"*/{name}.json")):
+        content = json.loads(file.read_text())
+        if not content["settings"]["smoke"]:
+            yield content
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Spread):
+        first, third = value.quartiles
+        whole = {"median": value.median, "low": value.low, "high": value.high}
+        return whole | {"first_quartile": first, "third_quartile": third, "values": list(value.values)}
+    raise TypeError(f"a result's row holds a {type(value).__name__}, which JSON cannot")

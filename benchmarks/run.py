@@ -15,10 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks import store
 from benchmarks.harness import Settings
 from benchmarks.machine import describe, machine
-from benchmarks.result import markdown
+from benchmarks.result import RESULTS, markdown, store
 
 NAMES = (
     "sizes",
@@ -34,7 +33,7 @@ NAMES = (
     "manager",
     "granite",
 )
-UNPUBLISHED = ("gpu", "maps")  # run by their names alone
+UNPUBLISHED = ("gpu",)  # run by its name alone
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
             folder,
             folder if options.smoke else _cache(),
         )
-        results = options.results or (folder / "results" if options.smoke else store.RESULTS)
+        results = options.results or (folder / "results" if options.smoke else RESULTS)
         for name in options.names or NAMES:
             _run(name, settings, results)
     return 0
@@ -81,7 +80,7 @@ def _run(name: str, settings: Settings, results: Path) -> None:
     seconds = time.perf_counter() - start
     if result is None:
         return
-    path = store.store(result, settings, facts, results, seconds)
+    path = store(result, settings, facts, results, seconds)
     print(markdown(result), flush=True)
     place = "" if settings.smoke else f", results in {path}"
     print(f"benchmarks: {name} took {seconds:.0f} s{place}", file=sys.stderr, flush=True)

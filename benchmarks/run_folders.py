@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,15 +19,17 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed.checkpoint as dcp
 
 import streamxf
-from benchmarks.harness import progress, timed
+from benchmarks.harness import Phases, Rounds, alternate, progress, timed
 from tests.dcp.s3_server import client_of, storage
 
 LIST, LATEST, DRY, ONE = "list", "latest", "forget, dry run", "forget one"
 STEADY = (LIST, LATEST, DRY, ONE)
 LOST, MOST = "list, the cache lost", "forget all but ten"
 LEFT = 10
+ALONE, CALL, BEHIND = "dcp.save", "manager.save", "in the background"
 BUCKET = "checkpoints"
 CHAIN = "floatzip+checksum"
 
@@ -39,24 +42,13 @@ _PART = 250
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs lie.
-
-    Attributes
-    ----------
-    name : str
-    base : str
-        A folder, or a URL.
-    put, remove : callable
-        Put bytes at a path below it; remove all that is below a path, if anything is.
-    options : dict, optional
-        fsspec's.
-    """
+    """Where runs lie."""
 
     name: str
-    base: str
-    put: Callable[[str, bytes], object]
-    remove: Callable[[str], object]
-    options: dict[str, Any] | None = None
+    base: str  # a folder, or a URL
+    put: Callable[[str, bytes], object]  # bytes at a path below it
+    remove: Callable[[str], object]  # all that is below a path, if anything is
+    options: dict[str, Any] | None = None  # fsspec's
 
     @classmethod
     def local(cls, folder: Path) -> Place:
@@ -64,11 +56,7 @@ class Place:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
 
-        def remove(path: str) -> None:
-            if (folder / path).exists():
-                shutil.rmtree(folder / path)
-
-        return cls("local disk", str(folder), put, remove)
+        return cls("local disk", str(folder), put, lambda path: shutil.rmtree(folder / path, ignore_errors=True))
 
     @classmethod
     def s3(cls, server: str) -> Place:
@@ -78,9 +66,8 @@ class Place:
             client.put_object(Bucket=BUCKET, Key=path, Body=data)
 
         def remove(path: str) -> None:
-            pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{path}/")
-            for keys in [[{"Key": each["Key"]} for each in page.get("Contents", ())] for page in pages]:
-                if keys:
+            for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{path}/"):
+                if keys := [{"Key": each["Key"]} for each in page.get("Contents", ())]:
                     client.delete_objects(Bucket=BUCKET, Delete={"Objects": keys, "Quiet": True})
 
         return cls("S3", f"s3://{BUCKET}", put, remove, storage(server))
@@ -100,13 +87,7 @@ class Place:
 
 
 def save_run(saved: Path, count: int) -> None:
-    """Have managers save the small checkpoints of one run, a minute apart, the last one now.
-
-    Parameters
-    ----------
-    saved : Path
-        Gets a folder for each checkpoint, and nothing else.
-    """
+    """Have managers save the small checkpoints of one run into `saved`, a minute apart, the last one now."""
     progress(f"manager: {count} checkpoints are saved")
     begun = time.time() - _APART * count
     saved.mkdir()
@@ -143,13 +124,7 @@ def save(manager: streamxf.CheckpointManager, step: int, items: int = 1) -> None
 
 @dataclass
 class ManyCheckpoints:
-    """A run with so many of the checkpoints in `saved`.
-
-    Attributes
-    ----------
-    seconds : dict of str to list of float
-        Of each action.
-    """
+    """A run with so many of the checkpoints in `saved`, and the seconds of each action."""
 
     place: Place
     count: int
@@ -161,13 +136,7 @@ class ManyCheckpoints:
         self._newest = self.count - 1
 
     def measure(self, rounds: int) -> dict[str, list[float]]:
-        """Take the time of every action; a few checkpoints fewer in each round.
-
-        Raises
-        ------
-        AssertionError
-            If an action did something else.
-        """
+        """Take the time of every action, with a few checkpoints fewer in each round; AssertionError if one failed."""
         progress(f"manager: {self.count} checkpoints, {self.place.name}")
         self.place.fill(self.name, self.saved, range(self.count))
         for _ in range(min(rounds, 2)):
@@ -219,3 +188,39 @@ class ManyCheckpoints:
             raise AssertionError(f"{len(report.removed)} checkpoints were removed, and not {self.count - last}")
         if not dry_run:
             self.count = last
+
+
+def saves(folder: Path, saved: Path, counts: tuple[int, ...], rounds: int) -> Rounds:
+    """Seconds of saves of one small tensor: DCP's alone, and a manager's in runs with so many checkpoints, all of which
+    its rules keep. Sides are named by the numbers.
+    """
+    place = Place.local(folder)
+    keep = streamxf.Retention(last=10**6, best=10**6, metric="loss")
+    managers: dict[int, streamxf.CheckpointManager] = {}
+    steps = {count: count for count in counts}
+    for count in counts:
+        many = ManyCheckpoints(place, count, saved, f"beside-{count}")
+        place.fill(many.name, saved, range(count))
+        many.warm()
+        managers[count] = streamxf.CheckpointManager(many.run, CHAIN, keep=keep)
+
+    def alone() -> Phases:
+        path, state = folder / "alone" / f"step-{time.monotonic_ns()}", {"w0": torch.zeros(1000)}
+        return {
+            CALL: timed(lambda: dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, CHAIN), no_dist=True))
+        }
+
+    def managed(count: int) -> Phases:
+        steps[count] += 1
+        return {
+            CALL: timed(lambda: save(managers[count], steps[count])),
+            BEHIND: timed(managers[count].wait),
+        }
+
+    sides = {ALONE: alone} | {str(count): partial(managed, count) for count in counts}
+    found = alternate(sides, rounds, "manager: saves beside many")
+    for count, manager in managers.items():
+        manager.close()
+        place.remove(f"beside-{count}")
+    place.remove("alone")
+    return found

@@ -10,8 +10,7 @@ from benchmarks.data.gaussian import gaussian_matrices, tensor_sizes
 from benchmarks.dcp_sides import FLOATZIP, FULL, STOCK, STOCK_ZSTD, Run, empty_target, raw_bytes
 from benchmarks.harness import Rounds, Settings, alternate
 from benchmarks.peers import PEERS
-from benchmarks.result import Result, Row, Table
-from benchmarks.spread import Spread, ratios
+from benchmarks.result import Result, Row, Spread, Table, ratios
 
 SIDES = (STOCK, STOCK_ZSTD, FLOATZIP, FULL, *PEERS)
 DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32"}

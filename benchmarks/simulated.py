@@ -65,17 +65,7 @@ def states(items: int, ranks: int) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Planned:
-    """What the ranks agreed on before they write.
-
-    Attributes
-    ----------
-    writers : list
-        One for each rank.
-    planners : list of DefaultSavePlanner
-    plans : list of SavePlan
-    metadata : list of Metadata
-        The global one; where there are no collectives, one for each rank.
-    """
+    """What the ranks agreed on before they write; `metadata` is the global one, or without collectives one a rank."""
 
     writers: list[Any]
     planners: list[DefaultSavePlanner]

@@ -6,9 +6,10 @@ import gc
 import random
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,8 +19,7 @@ import streamxf
 from benchmarks.data.gaussian import gaussian_items
 from benchmarks.dcp_sides import FLOATZIP, FULL, STOCK, Run, State, empty_target, full_chain
 from benchmarks.harness import Phases, Rounds, Settings, alternate
-from benchmarks.result import Result, Row, Table, goal_row
-from benchmarks.spread import Spread, ratios
+from benchmarks.result import Result, Row, Spread, Table, goal_row, ratios
 from streamxf.buffers import Scratch
 from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import StreamInfo
@@ -92,19 +92,29 @@ def _measured(phase: str, action: Callable[[], Any]) -> Phases:
 
 def _objects(settings: Settings) -> Rounds:
     state = made_up(settings.pick(OBJECTS, 40))
-    stock, own = settings.folder / "objects-stock", settings.folder / "objects-own"
-    STOCK.save(state, stock, 1)
-    FLOATZIP.save(state, own, 1)
-    sides = {
-        STOCK_READER: partial(_load_objects, state, stock, dcp.FileSystemReader),
-        SAME: partial(_load_objects, state, stock, streamxf.FileSystemReader),
-        OWN: partial(_load_objects, state, own, streamxf.FileSystemReader),
-    }
-    try:
-        return alternate(sides, settings.rounds, "small items: objects")
-    finally:
-        shutil.rmtree(stock)
-        shutil.rmtree(own)
+
+    def load(reader: Any) -> Phases:
+        target = dict.fromkeys(state)
+        taken = _measured("load", lambda: dcp.load(target, storage_reader=reader))
+        if target != state:
+            raise AssertionError("the load did not give back what was saved")
+        return taken
+
+    return _readers(settings, "objects", state, load)
+
+
+def _readers(settings: Settings, label: str, state: dict[str, Any], measure: Callable[[Any], Phases]) -> Rounds:
+    """What torch's reader and streamxf's do with stock's checkpoint, and the latter with its own."""
+    with TemporaryDirectory(dir=settings.folder) as folder:
+        stock, own = Path(folder, "stock"), Path(folder, "own")
+        STOCK.save(state, stock, 1)
+        FLOATZIP.save(state, own, 1)
+        sides: dict[str, Callable[[], Phases]] = {
+            STOCK_READER: lambda: measure(dcp.FileSystemReader(stock)),
+            SAME: lambda: measure(streamxf.FileSystemReader(stock)),
+            OWN: lambda: measure(streamxf.FileSystemReader(own)),
+        }
+        return alternate(sides, settings.rounds, f"small items: {label}")
 
 
 def made_up(count: int) -> dict[str, Any]:
@@ -117,14 +127,6 @@ def made_up(count: int) -> dict[str, Any]:
         lambda: [draw.randrange(1000) for _ in range(3)],
     ]
     return {f"optimizer.param_groups.{number}": kinds[number % len(kinds)]() for number in range(count)}
-
-
-def _load_objects(state: dict[str, Any], path: Path, reader: Callable[[Path], Any]) -> Phases:
-    target = dict.fromkeys(state)
-    taken = _measured("load", lambda: dcp.load(target, storage_reader=reader(path)))
-    if target != state:
-        raise AssertionError("the load did not give back what was saved")
-    return taken
 
 
 # -- tensors -----------------------------------------------------------------------------------------
@@ -162,27 +164,13 @@ def _compressed(state: State) -> int:
 
 def _metadata(settings: Settings) -> Rounds:
     state = {f"layers.{number}.weight": torch.zeros(1) for number in range(settings.pick(ITEMS, 400))}
-    stock, own = settings.folder / "metadata-stock", settings.folder / "metadata-own"
-    STOCK.save(state, stock, 1)
-    FLOATZIP.save(state, own, 1)
-    sides: Mapping[str, Callable[[], Any]] = {
-        STOCK_READER: lambda: dcp.FileSystemReader(stock),
-        SAME: lambda: streamxf.FileSystemReader(stock),
-        OWN: lambda: streamxf.FileSystemReader(own),
-    }
 
-    def read(reader: Callable[[], Any]) -> Phases:
+    def read(reader: Any) -> Phases:
         gc.collect()
         found: list[Any] = []
-        taken = _measured("read_metadata", lambda: found.append(reader().read_metadata()))
+        taken = _measured("read_metadata", lambda: found.append(reader.read_metadata()))
         if len(found[0].state_dict_metadata) != len(state):
             raise AssertionError("the metadata has another number of items")
         return taken
 
-    try:
-        return alternate(
-            {name: partial(read, reader) for name, reader in sides.items()}, settings.rounds, "small items: metadata"
-        )
-    finally:
-        shutil.rmtree(stock)
-        shutil.rmtree(own)
+    return _readers(settings, "metadata", state, read)

@@ -16,8 +16,7 @@ from benchmarks.child import in_child
 from benchmarks.data.gaussian import gaussian_matrices, tensor_sizes
 from benchmarks.dcp_sides import FULL, STOCK, STOCK_ZSTD, Run, empty_target, raw_bytes
 from benchmarks.harness import MIB, Phases, Rounds, Settings, alternate
-from benchmarks.result import Result, Row, Table, worst_row
-from benchmarks.spread import Spread, ratios
+from benchmarks.result import Result, Row, Spread, Table, ratios, worst_row
 
 SPEEDS = {"200 MB/s": 0.2e9, "1 GB/s": 1e9, "3 GB/s": 3e9}
 SIDES = (STOCK, STOCK_ZSTD, FULL)
@@ -34,13 +33,7 @@ Measured = dict[str, dict[str, tuple[Rounds, dict[str, int]]]]
 
 
 def run(settings: Settings) -> Result:
-    """Measure.
-
-    Raises
-    ------
-    OSError
-        If there is no C compiler, or no folder in memory.
-    """
+    """Measure; OSError if there is no C compiler, or no folder in memory."""
     if not MEMORY.is_dir():
         raise OSError(f"this benchmark writes to {MEMORY}, a file system in memory, which this system does not have")
     mib = settings.pick(max(1, settings.mib // 2), 1)
@@ -48,9 +41,8 @@ def run(settings: Settings) -> Result:
     library = built(settings.folder)
     measured: Measured = {speed: {} for speed in SPEEDS}
     for size in tensor_sizes(settings):
-        found = in_child(
-            "benchmarks.throttled", "child", preload=library, library=str(library), mib=mib, size=size, rounds=rounds
-        )
+        arguments = {"library": str(library), "mib": mib, "size": size, "rounds": rounds}
+        found = in_child("benchmarks.throttled", "child", preload=library, **arguments)
         for speed, of_speed in found.items():
             measured[speed][f"{size:g} MiB"] = of_speed
     note = (
@@ -113,12 +105,8 @@ def loaded(library: str) -> ctypes.CDLL:
 
 
 def _paced(run: Run, device: ctypes.CDLL, idle: partial[None]) -> Phases:
-    """Seconds of a save and a load, each with a device that has nothing to do when it begins.
-
-    Raises
-    ------
-    AssertionError
-        If bytes passed the device by.
+    """Seconds of a save and a load, each with a device that has nothing to do when it begins; AssertionError if bytes
+    passed the device by.
     """
     idle()
     seconds = {"save": run.save()}

@@ -13,8 +13,7 @@ from benchmarks.data.gaussian import gaussian_matrices, tensor_sizes
 from benchmarks.dcp_sides import FULL, STOCK, STOCK_ZSTD, DcpSide, Run, State, empty_target, full_chain
 from benchmarks.harness import Rounds, Settings, alternate
 from benchmarks.kernels import OneThread, kernels_alone, zipnn_one_thread
-from benchmarks.result import Result, Row, Table, worst_row
-from benchmarks.spread import Spread, ratios
+from benchmarks.result import Result, Row, Spread, Table, ratios, worst_row
 from streamxf import FloatZip
 from streamxf.engine import usable_cpus
 
@@ -31,18 +30,10 @@ KERNELS = "kernels"
 
 @dataclass(frozen=True)
 class Measured:
-    """Everything that was measured with tensors of one size, each by its sides.
+    """Everything that was measured with tensors of one size, each by its sides."""
 
-    Attributes
-    ----------
-    files : dict
-        Saves, loads, and the kernels of a save.
-    zipnn : dict
-        FloatZip and ZipNN, from memory to memory.
-    """
-
-    files: Rounds
-    zipnn: Rounds
+    files: Rounds  # saves, loads, and the kernels of a save
+    zipnn: Rounds  # FloatZip and ZipNN, from memory to memory
 
 
 def run(settings: Settings) -> Result:

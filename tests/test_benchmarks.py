@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import publish, run, store, throttled
+from benchmarks import publish, run, throttled
 from benchmarks.child import in_child
 from benchmarks.data.gaussian import gaussian_matrices
 from benchmarks.data.quantized import E4M3, E5M2, fp8, mxfp4, nvfp4
@@ -19,8 +19,7 @@ from benchmarks.entropy import plane_entropy
 from benchmarks.harness import MIB, Settings, alternate, timed
 from benchmarks.kernels import OneThread, encoded_bytes, kernels_alone, zipnn_one_thread
 from benchmarks.peers import PEERS
-from benchmarks.result import Result, Table, goal_row, markdown
-from benchmarks.spread import Spread, ratios
+from benchmarks.result import Result, Spread, Table, goal_row, markdown, ratios, store
 from streamxf import Checksum, FloatZip
 
 MACHINE = {
@@ -260,11 +259,11 @@ def test_the_newest_results_are_published(settings, tmp_path, monkeypatch):
     results, target = tmp_path / "results", tmp_path / "docs" / "benchmarks"
     command = ["--results", str(results), "--target", str(target)]
     for day in (1, 3, 2):
-        store.store(result_of("one"), settings, stored_on(day), results, 2.0)
+        store(result_of("one"), settings, stored_on(day), results, 2.0)
     assert publish.main(command) == 1  # nothing of the other yet
     assert not target.exists()
 
-    store.store(result_of("two"), settings, stored_on(2), results, 2.0)
+    store(result_of("two"), settings, stored_on(2), results, 2.0)
     assert publish.main(command) == 0
     names = {"one.md", "two.md", "machine.md", "results.json"}
     assert {path.name for path in target.iterdir()} == names
@@ -278,10 +277,10 @@ def test_what_was_not_run_again_stays_published(settings, tmp_path, monkeypatch)
     monkeypatch.setattr(publish, "NAMES", ("one", "two"))
     results, target = tmp_path / "results", tmp_path / "docs"
     for name in ("one", "two"):
-        store.store(result_of(name), settings, stored_on(2), results, 2.0)
+        store(result_of(name), settings, stored_on(2), results, 2.0)
     publish.publish(results, target)
     for name, day in (("one", 1), ("two", 3)):
-        store.store(result_of(name), settings, stored_on(day), tmp_path / "elsewhere", 2.0)
+        store(result_of(name), settings, stored_on(day), tmp_path / "elsewhere", 2.0)
     publish.publish(tmp_path / "elsewhere", target)
     published = published_at(target)
     assert {name: content["machine"]["time"][:10] for name, content in published["Xeon, 2 CPUs"].items()} == {
@@ -304,7 +303,7 @@ def test_a_machine_is_published_beside_the_others(settings, tmp_path, monkeypatc
             stored_on(6, "Xeon"),  # the first one again
         )
     ):
-        store.store(result_of("one"), settings, facts, tmp_path / str(number), 2.0)
+        store(result_of("one"), settings, facts, tmp_path / str(number), 2.0)
         publish.publish(tmp_path / str(number), target)
     days = {machine: contents["one"]["machine"]["time"][9] for machine, contents in published_at(target).items()}
     assert days == {
@@ -329,7 +328,7 @@ def test_goals_of_all_machines_are_in_one_table(settings, tmp_path, monkeypatch)
     newer = [goal_row("save", "stock", Spread.of([0.4]), 0.5) | {"at": "24 MiB"}, loads | {"at": ""}]
     for facts, rows in ((stored_on(1), older), (stored_on(2, "EPYC"), newer)):
         result = Result("one", "Title", f"Note of {facts['cpu_model_name']}.", [Table(rows, "Goals", digits=1)])
-        store.store(result, settings, facts, tmp_path / "results", 2.0)
+        store(result, settings, facts, tmp_path / "results", 2.0)
     publish.publish(tmp_path / "results", tmp_path / "docs")
     assert (tmp_path / "docs" / "one.md").read_text().splitlines() == [
         "## Title",
@@ -371,7 +370,7 @@ def test_sections_are_those_of_the_published_results():
 def test_results_of_a_smoke_run_are_never_published(tmp_path, settings, monkeypatch):
     monkeypatch.setattr(publish, "NAMES", ("one",))
     smoke = Settings(True, 1, 1, settings.folder, settings.cache)
-    store.store(result_of("one"), smoke, MACHINE, tmp_path, 2.0)
+    store(result_of("one"), smoke, MACHINE, tmp_path, 2.0)
     with pytest.raises(FileNotFoundError, match="make bench ARGS=one"):
         publish.publish(tmp_path, tmp_path / "docs")
 

@@ -9,17 +9,8 @@ from streamxf.cli.demo import PACKAGE, load_model
 
 
 def minilm(dtype: torch.dtype, count: int | None = None) -> State:
-    """The model with its floating-point tensors in `dtype`; they were published in fp32.
-
-    Parameters
-    ----------
-    count : int, optional
-        Only so many of the smallest tensors.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the package with the weights is not installed.
+    """The model with its floating-point tensors, or the `count` smallest, in `dtype`; they were published in fp32.
+    FileNotFoundError if the package with the weights is not installed.
     """
     weights = load_model()
     if weights is None:

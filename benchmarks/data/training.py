@@ -25,15 +25,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class Training:
-    """Sizes of the model and of its training.
-
-    Attributes
-    ----------
-    width, layers, heads : int
-        Of the transformer; its feed-forward part is four times as wide.
-    context, batch, steps : int
-        Bytes in a sequence, sequences in a step, and steps.
-    """
+    """Sizes of the model, whose feed-forward part is four times as wide, and of its training."""
 
     width: int = 256
     layers: int = 8
@@ -68,18 +60,7 @@ class _Model(nn.Module):
 
 
 def training_state(cache: Path, training: Training) -> dict[str, State]:
-    """Train, or take what an earlier run trained.
-
-    Parameters
-    ----------
-    cache : Path
-        The folder in which trained states are kept.
-
-    Returns
-    -------
-    dict
-        ``parameters``, ``exp_avg`` and ``exp_avg_sq``: fp32 tensors by the parameters' names.
-    """
+    """``parameters``, ``exp_avg`` and ``exp_avg_sq``: fp32 tensors by name, trained now or taken from the `cache`."""
     versions = f"{asdict(training)} {platform.python_version()} {torch.__version__}"
     key = hashlib.sha256(versions.encode() + Path(__file__).read_bytes()).hexdigest()[:16]
     file = cache / f"training-{key}.pt"
