@@ -1,4 +1,4 @@
-"""The provider and the policy that docs/security.md shows. Its Python runs in test_pages.py, its scripts in
+"""The policy that docs/security.md shows. Its Python runs in test_pages.py, its scripts in
 test_write_only_nodes.py.
 """
 
@@ -6,15 +6,7 @@ from __future__ import annotations
 
 import json
 
-from tests.keys.page import ARN, ROOT, blocks, titled
-
-
-def test_the_provider_is_shown_with_all_its_methods():
-    provider = "tests/acme_codec/src/acme_codec/folder.py"
-    before, shown, after = (ROOT / provider).read_text().partition(titled(provider))
-    assert shown
-    assert after == ""
-    assert "def " not in before
+from tests.keys.page import ARN, blocks
 
 
 def test_the_policy_is_for_encrypting_alone():
