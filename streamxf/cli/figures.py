@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from streamxf.cli import show
@@ -112,24 +112,17 @@ def about(summary: Summary) -> None:
 
 def items(summary: Summary) -> None:
     """Every item in a line of its own; names come last, so that long ones need no folding."""
-    headings, *rows = _item_rows(summary)
-    table = show.TextTable(*headings, right=headings[2:-1])
-    for row in rows:
-        table.row(*row)
-    table.print_lines()
-
-
-def _item_rows(summary: Summary) -> Iterator[tuple[str, ...]]:
     values = summary.values
-    headings = ("NaN", "Inf", *HEADINGS) if values is not None else ()
-    yield "dtype", "shape", "in memory", "stored", "ratio", *headings, "name"
+    numbers = (*_SIZES, "NaN", "Inf", *HEADINGS) if values is not None else _SIZES
+    table = show.TextTable("dtype", "shape", *numbers, "name", right=numbers)
     for item in summary.contents.items.values():
         raw = size_text(item.size) if isinstance(item, TensorItem) else "-"
         stored, ratio = size_text(item.stored_bytes), ratio_text(ratio_of(item))
         found = values.statistics.get(item.name) if values is not None else None
         counts = (f"{found.nan:,}", f"{found.inf:,}") if found is not None else ("-", "-")
         more = (*counts, *cells(found)) if values is not None else ()
-        yield *_about(item), raw, stored, ratio, *more, item.name
+        table.row(*_about(item), raw, stored, ratio, *more, item.name)
+    table.print_lines()
 
 
 def _groups(heading: str, counted: str, rows: Iterable[tuple[str, int, ItemTotals]]) -> None:

@@ -121,7 +121,9 @@ def _estimate(
         raise ParameterError("--at measures the bandwidth, and --bandwidth sets it: pass only one of them")
     source = "measured" if bandwidth is None else "as given"
     if bandwidth is None:
-        folder = at if at is not None else _folder_of(path)
+        if at is None and ("://" in path or "::" in path):
+            raise ParameterError("the bandwidth of a URL cannot be measured: pass it, such as --bandwidth 500MB/s")
+        folder = at if at is not None else path if os.path.isdir(path) else os.path.dirname(path) or "."
         with out.progress("Measuring the disk") as bar:
             bandwidth = measure_bandwidth(folder, progress=bar)
     with out.progress("Trying chains") as bar:
@@ -139,12 +141,6 @@ def _estimate(
     print_figures("chain", found.estimates, _CODED, best)
     say(f"recommended: {best.label}\n{found.reason}")
     return FINE
-
-
-def _folder_of(path: str) -> str:
-    if "://" in path or "::" in path:
-        raise ParameterError("the bandwidth of a URL cannot be measured: pass it, such as --bandwidth 500MB/s")
-    return path if os.path.isdir(path) else os.path.dirname(path) or "."
 
 
 def _save_and_load(
@@ -174,14 +170,9 @@ def _save_and_load(
         f"Medians of {many(runs, 'run')} of each chain in turn, after one to warm up."
     )
     print_figures("chain", found, DONE, best)
-    say(
-        "\n".join(
-            [
-                f"recommended: {best.label}",
-                *(f"NOT IDENTICAL AFTER A LOAD by {each}: do not save with it" for each in wrong),
-            ]
-        )
-    )
+    say(f"recommended: {best.label}")
+    for each in wrong:
+        say(f"NOT IDENTICAL AFTER A LOAD by {each}: do not save with it")
     return FAILED if wrong else FINE
 
 

@@ -92,10 +92,7 @@ def no_checkpoint(file: Storage, beginnings: str) -> NoCheckpointError:
 
 def _is_known(place: Storage) -> bool:
     with suppress(StreamxfError, OSError):  # it is named where it is opened itself
-        if place.is_folder():
-            return True
-        with place.open() as file:
-            return format_of(file, place.name) is not None
+        return place.is_folder() or bool(kind_of(place))
     return False
 
 
@@ -180,6 +177,10 @@ def contents_of(source: Source) -> Contents:
     own = indexed or any(text.startswith("streamxf.") for chain in descriptors for text in chain)
     vouchers = [Vouchers.parse(metadata.vouchers) for metadata in source.metadata if metadata.vouchers]
     signers = dict.fromkeys(each.signature[0] for each in vouchers if each.signature is not None)
+    wrapped = [metadata.wrapped for metadata in source.metadata if metadata.wrapped]
+    fragments = (text.partition("#") for chain in descriptors for text in chain)
+    wrapped += sorted({fragment for name, _, fragment in fragments if fragment and name.startswith(f"{ENCRYPT}/")})
+    keys = (entry for line in wrapped for entry in Envelope.parse(line).recipients)
     sizes, notes, incomplete = _files(source)
     return Contents(
         source.storage.label(),
@@ -188,20 +189,11 @@ def contents_of(source: Source) -> Contents:
         sizes,
         packages,
         source.save_ids,
-        tuple(dict.fromkeys(_key_ids(source, descriptors))),
+        tuple(dict.fromkeys(f"{entry.kind}:{entry.key_id}" for entry in keys)),
         tuple(signers),
         (*_notes(source, indexed, bool(signers)), *notes),
         incomplete=incomplete,
     )
-
-
-def _key_ids(checkpoint: Checkpoint, descriptors: set[tuple[str, ...]]) -> Iterator[str]:
-    lines = [metadata.wrapped for metadata in checkpoint.metadata if metadata.wrapped]
-    fragments = (text.partition("#") for chain in descriptors for text in chain)
-    lines += sorted({fragment for name, _, fragment in fragments if fragment and name.startswith(f"{ENCRYPT}/")})
-    for line in lines:
-        for entry in Envelope.parse(line).recipients:
-            yield f"{entry.kind}:{entry.key_id}"
 
 
 def _files(checkpoint: Checkpoint) -> tuple[dict[str, int], list[str], tuple[str, ...]]:
@@ -218,19 +210,15 @@ def _files(checkpoint: Checkpoint) -> tuple[dict[str, int], list[str], tuple[str
     missing = [name for name in named if name not in sizes]
     wrong = [name for name, size in sizes.items() if size != exact.get(name, size) or size < least.get(name, 0)]
     beside = [name for name in listed if name not in named and made_by_saves(name)]
-    return sizes, list(_file_notes(missing, wrong, beside)), (*missing, *wrong)
-
-
-def _file_notes(missing: list[str], wrong: list[str], beside: list[str]) -> Iterator[str]:
+    notes = []
     if missing:
-        yield f"Missing: {many(len(missing), 'file')} that the metadata names, such as {missing[0]}."
+        notes.append(f"Missing: {many(len(missing), 'file')} that the metadata names, such as {missing[0]}.")
     if wrong:
-        yield f"Not of the size in the metadata: {many(len(wrong), 'file')}, such as {wrong[0]}."
+        notes.append(f"Not of the size in the metadata: {many(len(wrong), 'file')}, such as {wrong[0]}.")
     if beside:
-        yield (
-            f"Not part of it: {many(len(beside), 'file')} of other saves, such as {min(beside)}; `streamxf clean` "
-            "removes leftovers."
-        )
+        text = f"{many(len(beside), 'file')} of other saves, such as {min(beside)}; `streamxf clean` removes leftovers"
+        notes.append(f"Not part of it: {text}.")
+    return sizes, notes, (*missing, *wrong)
 
 
 def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]:

@@ -205,7 +205,10 @@ class _Writing:
 
     def _finished_earlier(self) -> tuple[dict[int, SavedFile], int]:
         """Data files of earlier calls, by number; and how many slips are of other conversions or unusable."""
-        storage, save, access = self._storage, self._save, self._access()
+        storage, save, access = self._storage, self._save, Access()
+        if (encryption := save.extensions.encryption) is not None:  # then slips must be authentic
+            signer = encryption.signer
+            access = Access.of(list(encryption.recipients), trust=signer.verify_key if signer is not None else None)
         listed = storage.names()
         found: dict[int, SavedFile] = {}
         others = 0
@@ -234,14 +237,6 @@ class _Writing:
                     written = [Written.of(one, at.at, at.size, at.sha256, at.number, at.crcs) for one, at in known]
                     found[number] = SavedFile(record, written)
         return found, others
-
-    def _access(self) -> Access:
-        """What opens the slips of this conversion; if it encrypts, they must be authentic."""
-        encryption = self._save.extensions.encryption
-        if encryption is None:
-            return Access()
-        signer = encryption.signer
-        return Access.of(list(encryption.recipients), trust=signer.verify_key if signer is not None else None)
 
 
 def _key_of(part: ItemPart) -> tuple[str, tuple[int, ...] | None]:

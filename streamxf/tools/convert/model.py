@@ -14,7 +14,7 @@ from streamxf.errors import NoCheckpointError, ParameterError, located
 from streamxf.format.items import Item, Path, TensorItem
 from streamxf.formats import torchfile
 from streamxf.formats.contents import Contents, Format
-from streamxf.formats.opening import format_of, open_source, parts_of
+from streamxf.formats.opening import format_of, kind_of, open_source, parts_of
 from streamxf.formats.reader import FileReader
 from streamxf.storage.reading import StoredFile, access_to
 from streamxf.storage.storage import Storage
@@ -50,16 +50,8 @@ def open_model(storage: Storage, access: Access) -> BoxReader:
             )
         if parts and "" not in parts:
             storage = storage.child(parts[0])
-    if not storage.is_folder():
-        with located(file=storage.label()), storage.open() as file:
-            plain = format_of(file, storage.name) is Format.PLAIN
-        if plain:
-            return _decoded(storage, access)
-    return open_source(storage, access)
-
-
-def _decoded(storage: Storage, access: Access) -> FileReader:
-    """What a file of `streamxf.open` holds, read as it is decoded."""
+    if storage.is_folder() or kind_of(storage) is not Format.PLAIN:
+        return open_source(storage, access)
 
     @contextmanager
     def opened(name: str) -> Iterator[StoredFile]:
@@ -82,7 +74,7 @@ def model_in(items: Mapping[str, Item]) -> tuple[dict[str, Item], tuple[str, ...
     A state dict is a dict, so the steps of an item's path before the last say which one it is in.
     """
     tensors = {name: item for name, item in items.items() if isinstance(item, TensorItem)}
-    model = {name: item.path or (name,) for name, item in tensors.items() if not _is_beside(item.path or (name,))}
+    model = {name: path for name, item in tensors.items() if not _is_beside(path := item.path or (name,))}
     deeper = {name: path for name, path in model.items() if len(path) > 1}
     if deeper and not any(tensors[name].shape for name in model.keys() - deeper.keys()):
         model = deeper  # a step or a loss beside a state dict is in none

@@ -17,7 +17,7 @@ from streamxf.buffers import write_all
 from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.reading import BoxReader
-from streamxf.checkpoint.saving import Extensions, check_space
+from streamxf.checkpoint.saving import Extensions, Save, check_space
 from streamxf.errors import ParameterError
 from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
@@ -30,10 +30,12 @@ from streamxf.storage.local import LocalStorage
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
+from streamxf.tools.convert.conversion import refuse_same
 from streamxf.tools.convert.manifest import manifest_of
 from streamxf.tools.convert.model import open_model
 from streamxf.tools.convert.plan import SHARD_SIZE, Plan, format_of_name, fresh, pieces, restored
 from streamxf.tools.convert.result import Converted, Unpacked
+from streamxf.tools.convert.transcode import copy
 
 FormatName = Literal["safetensors", "torch", "huggingface", "dcp"]
 FORMATS: dict[str, Format] = {
@@ -137,11 +139,6 @@ def unpack(
     storage = open_storage(source, storage_options)
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     if asked is Format.DCP:
-        from streamxf.chain import Chain
-        from streamxf.checkpoint.saving import Save
-        from streamxf.tools.convert.conversion import refuse_same
-        from streamxf.tools.convert.transcode import copy
-
         refuse_same(source, target)
         to = Save.to(target, Chain([]), overwrite=overwrite, storage_options=target_options)
         return copy(storage, access, to, progress=progress)
@@ -229,8 +226,10 @@ def _write_local(target: Path, plan: Plan, reader: BoxReader, overwrite: bool, p
             for folder, _, _ in os.walk(content):
                 sync_folder(folder)
         _check_target(target, plan, overwrite)  # it may be there by now
-        if target.exists():
-            _keep_modes(target, content, plan)
+        # files and folders keep the permissions of those that they replace, which may be private
+        paths = [Path(file.name if plan.folder else "") for file in plan.files] if target.exists() else []
+        for name in {each for path in paths for each in (path, *path.parents) if (target / each).exists()}:
+            os.chmod(content / name, stat.S_IMODE((target / name).stat().st_mode))
         try:
             if plan.folder and target.exists():
                 target.rename(replaced)
@@ -253,14 +252,6 @@ def _check_target(target: Path, plan: Plan, overwrite: bool) -> None:
     if names and (any(name.endswith(OF_DCP) for name in names) or layout_of(names) is None):
         text = "the folder is not a Hugging Face checkpoint, and is not replaced; name another target"
         raise FileExistsError(errno.EEXIST, text, str(target))
-
-
-def _keep_modes(target: Path, content: Path, plan: Plan) -> None:
-    """Give files and folders the permissions of those that they replace, which may be private."""
-    paths = [Path(file.name if plan.folder else "") for file in plan.files]
-    for name in {each for path in paths for each in (path, *path.parents)}:
-        if (target / name).exists():
-            os.chmod(content / name, stat.S_IMODE((target / name).stat().st_mode))
 
 
 def _settle(replaced: Path, target: Path) -> None:

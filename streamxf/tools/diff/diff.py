@@ -113,9 +113,8 @@ def diff(
                     f"{storages[number].label()}: what else was packed, since this cannot be read: {error}"
                 )
         files = len(manifests) == 2 and all(manifest.is_folder for manifest in manifests.values())
-        given = storages[0].label(), storages[1].label()
-        options: Any = {"only": only, "prefixes": prefixes, "values": values, "files": files, "progress": progress}
-        found = compare(sides[0], sides[1], given, **options)
+        comparison = Comparison(sides[0], sides[1], values, progress)
+        found = comparison.run((storages[0].label(), storages[1].label()), only, prefixes, files)
         left = [unknown.get(number, "") for number in (0, 1)]
         if not only and not any(prefixes):
             for number in {0, 1} - unknown.keys():
@@ -151,69 +150,65 @@ _CALLERS = (*NOT_AT_HAND, KeyMissingError, KeyServiceError, PolicyError, WrongKe
 _TRIED = 20  # names and prefixes
 
 
-def compare(
-    first: BoxReader,
-    second: BoxReader,
-    paths: tuple[str, str],
-    *,
-    only: Sequence[str] = (),
-    prefixes: tuple[str, str] = ("", ""),
-    values: bool = False,
-    files: bool = False,
-    progress: Progress | None = None,
-) -> Difference:
-    """Compare two opened checkpoints, as `diff` does; with `files`, also what `pack` keeps of files."""
-    one, other = (
-        {name: item for name, item in chosen(reader.stored, only, prefix).items() if files or not is_kept(item.name)}
-        for reader, prefix in zip((first, second), prefixes, strict=True)
-    )
-    if not one and not other and (only or any(prefixes)):
-        raise ParameterError("no item of either has such a name, so there is nothing to compare")
-    found = _Comparison(first, second, values)
-    pairs: list[tuple[str, TensorItem, TensorItem]] = []
-    for name, item in one.items():
-        beside = other.get(name)
-        if beside is None:
-            found.removed.append(name)
-        elif isinstance(item, TensorItem) and isinstance(beside, TensorItem) and _measurable(item, beside):
-            pairs.append((name, item, beside))
-        elif isinstance(item, TensorItem) or isinstance(beside, TensorItem):
-            found.changed[name] = _change(name, item, beside)
-        else:
-            found.objects(name, prefixes[0] + name, prefixes[1] + name)
-    found.added += [name for name in other if name not in one]
-    if progress is not None:
-        progress.expect(sum(item.size + beside.size for _, item, beside in pairs))
-    for pair in pairs:
-        found.tensors(*pair, progress)
-    return found.result(paths, list(one))
-
-
 def _measurable(item: TensorItem, beside: TensorItem) -> bool:
     numbers = is_number(item.dtype) and is_number(beside.dtype)
     return item.shape == beside.shape and (item.dtype == beside.dtype or numbers)
 
 
-class _Comparison:
-    """Compares items that both have, and collects what is found."""
+class Comparison:
+    """Compares two opened checkpoints, as `diff` does."""
 
-    def __init__(self, first: BoxReader, second: BoxReader, values: bool) -> None:
-        self._first, self._second, self._values = first, second, values
+    def __init__(self, first: BoxReader, second: BoxReader, values: bool, progress: Progress | None) -> None:
+        self._first, self._second, self._values, self._progress = first, second, values, progress
         self._again = first.budget.renewed()
         # parts of objects by their ids, where readers keep these
         self._known: set[int] | None = (
             set() if isinstance(first, FileReader) and isinstance(second, FileReader) else None
         )
-        self.removed: list[str] = []
-        self.added: list[str] = []
-        self.changed: dict[str, Change] = {}
+        self._changed: dict[str, Change] = {}
         self._incomparable: dict[str, str] = {}
         self._equal = self._elements = self._differing = 0
         self._read = 0
         self._reason: Exception | None = None  # why the first one could not be read
 
-    def tensors(self, name: str, item: TensorItem, beside: TensorItem, progress: Progress | None) -> None:
-        share = Share(progress, item.size + beside.size)
+    def run(self, paths: tuple[str, str], only: Sequence[str], prefixes: tuple[str, str], files: bool) -> Difference:
+        """Compare what `only` and `prefixes` choose; with `files`, also what `pack` keeps of files. If nothing could be
+        read, and the caller can mend that or there is nothing else to tell, the first reason is raised.
+        """
+        one, other = (
+            {name: item for name, item in chosen(side.stored, only, prefix).items() if files or not is_kept(item.name)}
+            for side, prefix in zip((self._first, self._second), prefixes, strict=True)
+        )
+        if not one and not other and (only or any(prefixes)):
+            raise ParameterError("no item of either has such a name, so there is nothing to compare")
+        pairs: list[tuple[str, TensorItem, TensorItem]] = []
+        for name, item in one.items():
+            beside = other.get(name)
+            if beside is None:
+                continue
+            if isinstance(item, TensorItem) and isinstance(beside, TensorItem) and _measurable(item, beside):
+                pairs.append((name, item, beside))
+            elif isinstance(item, TensorItem) or isinstance(beside, TensorItem):
+                self._changed[name] = _change(name, item, beside)
+            else:
+                self._objects(name, prefixes[0] + name, prefixes[1] + name)
+        if self._progress is not None:
+            self._progress.expect(sum(item.size + beside.size for _, item, beside in pairs))
+        for pair in pairs:
+            self._tensors(*pair)
+        removed, added = (
+            tuple(name for name in these if name not in those) for these, those in ((one, other), (other, one))
+        )
+        nothing_else = not (removed or added or self._changed)
+        if self._reason is not None and not self._read and (nothing_else or isinstance(self._reason, _CALLERS)):
+            raise self._reason
+        changed = tuple(self._changed[name] for name in one if name in self._changed)
+        counts = self._equal, self._elements, self._differing
+        notes = tuple(_prefix_notes(removed, added))
+        return Difference(*paths, removed, added, changed, self._incomparable, *counts, notes)
+
+    def _tensors(self, name: str, item: TensorItem, beside: TensorItem) -> None:
+        share = Share(self._progress, item.size + beside.size)
 
         def change() -> Change | None:
             distance = self._distance(item, beside, share)
@@ -225,7 +220,7 @@ class _Comparison:
         self._compare(name, change)
         share.finish()
 
-    def objects(self, name: str, in_first: str, in_second: str) -> None:
+    def _objects(self, name: str, in_first: str, in_second: str) -> None:
         def change() -> Change | None:
             one = _of_the("first", self._first.load_object, in_first)
             other = _of_the("second", self._second.load_object, in_second)
@@ -250,7 +245,7 @@ class _Comparison:
             if change is None:
                 self._equal += 1
             else:
-                self.changed[name] = change
+                self._changed[name] = change
         self._read += 1
 
     def _distance(self, item: TensorItem, beside: TensorItem, share: Share) -> Distance:
@@ -264,25 +259,6 @@ class _Comparison:
                     return counter.result()
                 counter.add(part, counterpart)
                 share.advance(part.nbytes + counterpart.nbytes)
-
-    def result(self, paths: tuple[str, str], order: list[str]) -> Difference:
-        """What was found. If nothing could be read, and the caller can mend that or there is nothing else to tell, the
-        first reason is raised instead.
-        """
-        nothing_else = not (self.removed or self.added or self.changed)
-        if self._reason is not None and not self._read and (nothing_else or isinstance(self._reason, _CALLERS)):
-            raise self._reason
-        return Difference(
-            *paths,
-            tuple(self.removed),
-            tuple(self.added),
-            tuple(self.changed[name] for name in order if name in self.changed),
-            self._incomparable,
-            self._equal,
-            self._elements,
-            self._differing,
-            tuple(_prefix_notes(self.removed, self.added)),
-        )
 
 
 class _Unreadable(Exception):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
 from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.nesting import nested
@@ -17,6 +15,7 @@ from streamxf.format.tiling import check_tiles
 from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.damage import Damage
+from streamxf.tools.diff.distance import same_bits
 from streamxf.tools.salvage.damaged import Copy, DamagedCheckpoint, memory_for
 from streamxf.tools.salvage.result import Salvaged
 
@@ -139,7 +138,7 @@ class Filler:
             return into
 
         try:
-            self._agreed(item, chunk, read, _same_bits)
+            self._agreed(item, chunk, read, same_bits)
         except Noted:
             return False
         return True
@@ -203,8 +202,3 @@ class Filler:
             unchecked=tuple(self._checkpoint.unchecked),
             save_ids={each.name: each.index.save_id for each in self._checkpoint.metadata if each.index is not None},
         )
-
-
-def _same_bits(one: Array, other: Array) -> bool:
-    first, second = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, other))
-    return np.array_equal(first, second)

@@ -213,25 +213,22 @@ def check_along_heads(source: FileSlice, header: Header, coder: StreamCoder | No
     try:
         for event in walk(source, ContainerParser(lenient=True)):
             if isinstance(event, Block):
-                note([Outcome(notes, event.index, _error_in(event, header, coder, scratch))])
+                error: Exception | None = event.error
+                if error is None and coder is not None:
+                    out = None if event.last else scratch.take(_WHOLE, header.block_size)
+                    try:
+                        coder.decode(event.payload, event.index, event.last, scratch, out)
+                    except StreamxfError as found:
+                        error = found
+                note([Outcome(notes, event.index, error)])
                 index = event.index + 1
                 if event.last:
                     return
-    except ContainerError as error:
+    except ContainerError as cause:
         where = "the positions of this block and of those after it are unknown"
-        notes.error(BlockError(f"{where}: {error.message}"), index)
-    except (StreamxfError, OSError) as error:
-        notes.error(error, index)
-
-
-def _error_in(block: Block, header: Header, coder: StreamCoder | None, scratch: Scratch) -> Exception | None:
-    if block.error is None and coder is not None:
-        out = None if block.last else scratch.take(_WHOLE, header.block_size)
-        try:
-            coder.decode(block.payload, block.index, block.last, scratch, out)
-        except StreamxfError as error:
-            return error
-    return block.error
+        notes.error(BlockError(f"{where}: {cause.message}"), index)
+    except (StreamxfError, OSError) as cause:
+        notes.error(cause, index)
 
 
 class FileCheck:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -32,7 +33,7 @@ from streamxf.format.table import ItemTable
 from streamxf.format.trailer import Trailer
 from streamxf.formats import huggingface
 from streamxf.formats.contents import Format
-from streamxf.formats.opening import format_of, is_checkpoint, parts_of
+from streamxf.formats.opening import is_checkpoint, kind_of, parts_of
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress, Share
 from streamxf.storage.opening import Location, open_storage
@@ -165,10 +166,7 @@ def _verify_parts(
 
 def _may_be_encrypted(place: Storage) -> bool:
     with suppress(StreamxfError, OSError):
-        if place.is_folder():
-            return is_checkpoint(place)
-        with place.open() as file:
-            return format_of(file, place.name) is Format.PLAIN
+        return kind_of(place) in (Format.DCP, Format.PLAIN)
     return False
 
 
@@ -185,33 +183,29 @@ def verify_at(
     `part`, a number and how many there are, only this part of a checkpoint's data files is read. If it `raises`, so
     does a file that cannot be read for a reason that says nothing of its contents, such as a server out of reach.
     """
-    call = Verification(storage, access, progress)
-    report = _report(call, only_dcp, part)
+    call, begin = Verification(storage, access, progress), perf_counter()
+    layout: huggingface.HubLayout | None = None
+    try:
+        is_folder = storage.is_folder()
+        if is_folder and not is_checkpoint(storage):
+            layout = huggingface.layout_of(storage.names())
+    except FileNotFoundError:
+        raise NoCheckpointError("there is no checkpoint, and no file or folder", file=storage.label()) from None
+    if is_folder and layout is None:
+        report = _check_checkpoint(call, begin, part)
+    elif only_dcp:
+        raise ParameterError("require and expect_save_id are for checkpoints of DCP, and this is not one")
+    else:
+        with located(file=storage.label()):
+            if layout is not None:
+                check_folder(call, layout)
+            else:
+                check_file(call)
+        _note_missing(call)
+        report = report_of(call.found, begin, kind=FileReport)
     if raises and call.unread:
         raise call.unread[0]
     return report
-
-
-def _report(call: Verification, only_dcp: bool, part: tuple[int, int]) -> VerifyReport:
-    begin = perf_counter()
-    layout: huggingface.HubLayout | None = None
-    try:
-        is_folder = call.storage.is_folder()
-        if is_folder and not is_checkpoint(call.storage):
-            layout = huggingface.layout_of(call.storage.names())
-    except FileNotFoundError:
-        raise NoCheckpointError("there is no checkpoint, and no file or folder", file=call.storage.label()) from None
-    if is_folder and layout is None:
-        return _check_checkpoint(call, begin, part)
-    if only_dcp:
-        raise ParameterError("require and expect_save_id are for checkpoints of DCP, and this is not one")
-    with located(file=call.storage.label()):
-        if layout is not None:
-            check_folder(call, layout)
-        else:
-            check_file(call)
-    _note_missing(call)
-    return report_of(call.found, begin, kind=FileReport)
 
 
 def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -> VerifyReport:
@@ -313,6 +307,7 @@ def _check_head(call: Verification, findings: Findings) -> bool:
         return True
 
 
+@collector_paused()
 def _plan(
     call: Verification,
     metadata: Metadata,
@@ -321,7 +316,9 @@ def _plan(
     listed: Mapping[str, int | None],
 ) -> None:
     """Add the files that a metadata file speaks of to those that are to be checked."""
-    files = _by_file(metadata)
+    files: dict[str, list[ItemPart]] = {path: [] for path in metadata.files}  # also of those that hold none
+    for wanted in chain.from_iterable(map(streams_of, metadata.items.values())):
+        files.setdefault(wanted.place.file, []).append(wanted)
     opener = ItemOpener(metadata, call.access, budget=call.access.budget(call.storage.held_by(files, listed)))
     for path, items in files.items():
         if path in checks:  # read once: otherwise little metadata could have the same bytes read without end
@@ -331,19 +328,8 @@ def _plan(
         facts, size = metadata.files.get(path), listed.get(path)
         if size is None:
             size = facts.size if facts is not None else max(each.place.at + each.place.size for each in items)
-        checks[path] = FileCheck(call, path, size, opener, items)
-
-
-@collector_paused()
-def _by_file(metadata: Metadata) -> dict[str, list[ItemPart]]:
-    """The items of each file, in the order of their places; also of files that hold none."""
-    found: dict[str, list[ItemPart]] = {path: [] for path in metadata.files}
-    for item in metadata.items.values():
-        for wanted in streams_of(item):
-            found.setdefault(wanted.place.file, []).append(wanted)
-    for items in found.values():
         items.sort(key=lambda wanted: wanted.place[1:3])
-    return found
+        checks[path] = FileCheck(call, path, size, opener, items)
 
 
 def _note_missing(call: Verification) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -11,14 +11,21 @@ from hypothesis import strategies as st
 
 from streamxf.errors import BlockError, ParameterError, PolicyError, UnknownCodecError
 from streamxf.tools.convert.manifest import ITEM
-from streamxf.tools.diff import diff as comparison
+from streamxf.tools.diff.diff import Comparison
 from streamxf.tools.diff.difference import Difference
 from tests.progress.recorder import Recorder
 from tests.tools.elements import Memory
 
 
-def compare(first: Memory, second: Memory, **options: Any) -> Difference:
-    return comparison.compare(first, second, (first.contents.path, second.contents.path), **options)
+def compare(
+    first: Memory,
+    second: Memory,
+    only: Sequence[str] = (),
+    prefixes: tuple[str, str] = ("", ""),
+    progress: Recorder | None = None,
+) -> Difference:
+    paths = first.contents.path, second.contents.path
+    return Comparison(first, second, False, progress).run(paths, only, prefixes, False)
 
 
 def states() -> tuple[dict, dict]:
@@ -93,7 +100,7 @@ def test_boxes_do_not_show(data):
     bar = Recorder()
     first, second = Memory({"x": one}), Memory({"x": other})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "BOX_BYTES", limit)
+        patch.setattr("streamxf.tools.diff.diff.BOX_BYTES", limit)
         found = compare(first, second, progress=bar)
     assert max(first.largest, second.largest) <= max(limit, 8)
     distance = found.changed[0].distance
@@ -136,7 +143,7 @@ def test_objects_that_may_not_be_loaded_are_not_taken_for_the_same():
 @pytest.mark.parametrize("error", [BlockError("torn"), RuntimeError("torn"), OSError(5, "torn")], ids=repr)
 @pytest.mark.parametrize("torn", [{0}, {7}, {29}, {7, 8, 21}, {0, 29}])
 def test_what_cannot_be_read_does_not_keep_the_others_from_being_compared(torn, error, monkeypatch):
-    monkeypatch.setattr(comparison, "BOX_BYTES", 8)
+    monkeypatch.setattr("streamxf.tools.diff.diff.BOX_BYTES", 8)
     state = {f"w{number}": torch.arange(5.0) for number in range(30)} | {"step": 1, "note": "a"}
     first, second = Memory(state), Memory(state | {"w3": torch.arange(5.0) + 1, "note": "b"})
     for number in torn:
