@@ -80,8 +80,8 @@ class Histories(Adversary):
         with self.points.at(point, self.points.kill), suppress(Killed):
             self.go(lambda job: job.begin(f"step-{step}", {}))
         self.kill_job()
-        self.uncommitted(f"step-{step}")
         self.no_longer_a_link(step)
+        self.uncommitted(f"step-{step}")
         self.learn(may_go)
         self.errors.said.clear()
 
