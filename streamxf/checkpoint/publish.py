@@ -134,12 +134,14 @@ def _check_readable(index: Index, root: bytes, parts: bytes) -> None:
     """Refuse to publish what readers refuse, above all tensors of which parts are missing: whoever loads them would
     keep old values there, unnoticed.
     """
-    try:
-        read = Index.parse(memoryview(root), lambda at, size: parts[at : at + size], len(parts), hashed=index.hashed)
-        if isinstance(read.items, ItemTable):
-            from streamxf.format.whole import check_whole  # which needs numpy
+    from streamxf.format.whole import check_whole  # which needs numpy
 
-            check_whole(read.items)
+    try:
+        read = Index.parse(
+            memoryview(root), lambda at, size: parts[at : at + size], len(parts), hashed=index.hashed, lazy=True
+        )
+        assert isinstance(read.items, ItemTable)
+        check_whole(read.items)
     except NotTiled as error:
         raise UnsupportedError(
             f"the checkpoint would be incomplete, so it was not published: {error.message}. Save shards together with "

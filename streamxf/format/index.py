@@ -121,10 +121,12 @@ class Index:
             yield entry
 
     @classmethod
-    def parse(cls, root: memoryview, read: Read, size: int, *, hashed: bool = False) -> Index:
-        """Read an index whose parts `read` gives, `size` bytes together; `hashed` says whether it is signed."""
+    def parse(cls, root: memoryview, read: Read, size: int, *, hashed: bool = False, lazy: bool = False) -> Index:
+        """Read an index whose parts `read` gives, `size` bytes together; `hashed` says whether it is signed, and `lazy`
+        that `items` shall be an `ItemTable` even of a small one.
+        """
         with collector_paused():
-            return _Root(fields.parse_json(root, "the index"), read, size, hashed).index()
+            return _Root(fields.parse_json(root, "the index"), read, size, hashed).index(lazy)
 
     @property
     def keyed(self) -> bool:
@@ -139,7 +141,7 @@ class _Root:
         self._content = fields.exact(content, _MEMBERS, frozenset({"run"}), "it")
         self._at = 0  # where the next part begins
 
-    def index(self) -> Index:
+    def index(self, lazy: bool) -> Index:
         content = self._content
         save_id = fields.digits(content["save_id"], 32, "save_id")
         rank = None if content["rank"] is None else fields.integer(content["rank"], "rank", limits.MAX_RANK)
@@ -167,7 +169,7 @@ class _Root:
         if self._at != self._size:
             fields.bad("the parts are not those that it names")
         table = ItemTable(rules, bands, files, self._read)
-        small = sum(part.raw for band in bands for part in band.parts) <= _SMALL
+        small = not lazy and sum(part.raw for band in bands for part in band.parts) <= _SMALL
         items: Mapping[str, Item] = table.whole() if small else table
         return Index(save_id, rank, transforms, chain, files, items, self._hashed, modules, packages, extra, run)
 

@@ -26,9 +26,10 @@ def check_whole(table: ItemTable) -> None:
     ids = {writer: number for number, writer in enumerate(dict.fromkeys(table.writers.values()))}
     writers = numpy.array([ids[writer] for writer in table.writers.values()], numpy.uint32)
     plain = numpy.array([False, *(not rules.framed and dtype in ITEMSIZES for dtype in rules.dtypes)])
+    itemsizes = numpy.array([0, *(ITEMSIZES.get(dtype, 0) for dtype in rules.dtypes)])
     known: list[tuple[Numbers, Numbers]] = []
     for number, band in enumerate(table.bands):
-        slabs = _Slabs(band.rows, rules.rank is None and rules.coded)
+        slabs = _Slabs(band.rows, rules.rank is not None)
         for place in range(len(band.parts)):
             part = table.part(number, place)
             for row in range(band.rows if not place else 0):
@@ -36,7 +37,9 @@ def check_whole(table: ItemTable) -> None:
                 more(part, row, dtype is None)
             _check_places(part, sizes, plain)
             slabs.add(part)
-            if rules.coded:
+            if not rules.coded:
+                _check_bare(part, itemsizes)
+            else:
                 known.append((writers[_array(part, col.FILE)], numpy.array(part[col.NUMBER])))
         for row in slabs.others():
             item = table[table.part(number, 0).names[row]]
@@ -62,11 +65,27 @@ def _check_places(part: IndexPart, sizes: Numbers, plain: Numbers) -> None:
         bad("a chunk has a kind that it cannot have")
 
 
-class _Slabs:
-    """Which tensors of a band are cut along the first dimension alone, and have all their chunks."""
+def _check_bare(part: IndexPart, itemsizes: Numbers) -> None:
+    """Check that bare elements have their bytes. A product of floats is exact below 2^53, and does not wrap above."""
+    here = numpy.diff(part.chunks_at)
+    dims, dtype = (numpy.repeat(_array(part, column), here) for column in (col.NDIM, col.DTYPE))
+    elements = numpy.ones(dims.size)
+    if dims.any():
+        starts = (numpy.cumsum(dims) - dims)[dims > 0]
+        with numpy.errstate(over="ignore"):
+            elements[dims > 0] = numpy.multiply.reduceat(numpy.array(part[col.SIZES], float), starts)
+    with numpy.errstate(invalid="ignore"):  # of infinity and nothing
+        wrong = elements * itemsizes[dtype] != _array(part, col.BYTES)
+    if (wrong & (_array(part, col.KIND) == Kind.TENSOR)).any():
+        bad("a raw tensor has other bytes than its elements")
 
-    def __init__(self, rows: int, may: bool) -> None:
-        self._good = numpy.full(rows, may)
+
+class _Slabs:
+    """Which tensors of a band are cut along the first dimension alone, and have all their chunks, or `some` of them."""
+
+    def __init__(self, rows: int, some: bool) -> None:
+        self._some = some
+        self._good = numpy.ones(rows, bool)
         self._ends = numpy.zeros(rows, numpy.int64)
         self._seen = numpy.zeros(rows, numpy.int64)
         self._lengths = numpy.zeros(rows, numpy.int64)
@@ -94,14 +113,16 @@ class _Slabs:
             before = numpy.empty_like(ends)
             before[1:] = ends[:-1]
             before[first] = self._ends[rows]
-            good = (at[:, 0] == before) & (size[:, 0] > 0) & (at[:, 1:] == 0).all(axis=1)
+            good = (at[:, 0] >= before) if self._some else (at[:, 0] == before)
+            good &= (size[:, 0] > 0) & (at[:, 1:] == 0).all(axis=1)
             good &= (size[:, 1:] == shape[each, 1:]).all(axis=1) & (shape[each, 1:] > 0).all(axis=1)
             self._good[rows] &= numpy.logical_and.reduceat(good, first)
             self._ends[rows] = ends[first + here[rows] - 1]
             self._lengths[rows] = shape[:, 0]
         if part.stop is None:
             counts = _array(part, col.COUNT)
-            self._good &= (self._seen == counts) & (counts > 0) & (self._ends == self._lengths)
+            whole = (self._ends <= self._lengths) if self._some else (self._ends == self._lengths)
+            self._good &= (self._seen == counts) & (counts > 0) & whole
 
     def others(self) -> Sequence[int]:
         """The rows of all other items."""

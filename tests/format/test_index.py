@@ -270,6 +270,10 @@ for _each in BARE["files"]:
 for _each in (*BARE["items"]["weight"]["chunks"], BARE["items"]["step"]):
     _each["crc32c"] = "0123abcd"
 BARE["items"]["weight"]["chunks"][1]["bytes"] = 24  # raw, and the other is framed
+OWN = copy.deepcopy(EXAMPLE) | {"rank": 7}  # with a part of its tensor
+del OWN["run"]
+OWN["items"]["weight"]["shape"] = [6, 3]
+OWN["items"]["weight"]["chunks"][1]["offset"] = [3, 0]
 
 
 values = st.one_of(
@@ -395,7 +399,7 @@ def changed_column(data: st.DataObject, columns: Any) -> None:
             columns[data.draw(st.integers(0, 255))] = columns.pop(number)
 
 
-@given(start=st.sampled_from([EXAMPLE, HASHED, BARE]), cut=st.booleans(), data=st.data())
+@given(start=st.sampled_from([EXAMPLE, HASHED, BARE, OWN]), cut=st.booleans(), data=st.data())
 def test_any_change_of_a_part_is_judged_alike(start: dict[str, Any], cut: bool, data: st.DataObject) -> None:
     """Of its columns or its bytes, with right digests: when read at once, as columns, and by the reference decoder."""
     made = [Band(sorted(start["items"]), (0, 1) if cut else (0,))]
@@ -423,7 +427,7 @@ def encoded(index: dict[str, Any], made: list[Band]) -> tuple[bytes, bytes, byte
 
 
 def test_the_examples_are_right() -> None:
-    for example in (EXAMPLE, HASHED, BARE):
+    for example in (EXAMPLE, HASHED, BARE, OWN):
         packed = pack_index(example)
         assert refusal(packed, example is HASHED) is refusal_by_reference(packed, example is HASHED) is None
 
