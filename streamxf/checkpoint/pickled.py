@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from streamxf.errors import MetadataError, UnsupportedError, redacted
 from streamxf.format.bare import raw_descriptor
 from streamxf.format.extra import from_json, to_json
 from streamxf.format.index import Index
-from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, Item, ObjectItem, Path, Place, TensorItem
+from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.torchsave.writing import named, plain
 
 PLANNER_DATA = "planner_data"
@@ -23,6 +23,7 @@ OWN = {"state_dict_metadata", PLANNER_DATA, "storage_data", "storage_meta", "ver
 _VERSION = "1.0.0"  # of DCP's metadata
 _DCP = "torch.distributed.checkpoint"
 _FORMATS = {"channels_last": 1, "preserve": 2}
+_SMALL, _SIZES = [bytes((75, number)) for number in range(256)], [bytes((138, size)) for size in range(9)]
 _LAYOUTS = {"strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged"}
 
 
@@ -65,19 +66,18 @@ def pickled(index: Index, wrapped: Mapping[bytes, str], checkpoint_id: str) -> b
     `checkpoint_id` where the checkpoint is. Raises MetadataError for a tensor of a dtype that is not known here.
     """
     made, items = _Pickle(descriptors_of(index, wrapped)), index.items.values()
-    paths = [(item.name, partial(made.path, item.path)) for item in items if item.path is not None]
     extra = {name: partial(made.plain, value) for name, value in members_of(index.extra).items()}
     about: dict[str, Any] = {"checkpoint_id": redacted(checkpoint_id), "save_id": index.save_id, "load_id": None}
+    about["modules"] = [*index.modules]
+    nested = any(item.path is not None for item in items)
     content: dict[str, Any] = {
-        "storage_data": partial(
-            made.places, items
-        ),  # first: it has wrapped keys, of which a copy may be all that is left
-        "state_dict_metadata": partial(made.mapping, ((item.name, partial(made.entry, item)) for item in items)),
-        PLANNER_DATA: partial(made.mapping, paths) if paths else None,
-        "storage_meta": partial(made.object, "StorageMeta", **about, modules=[*index.modules]),
+        "storage_data": partial(made.places, items),  # first: a copy of its wrapped keys may be all that is left
+        "state_dict_metadata": partial(made.entries, items),
+        PLANNER_DATA: partial(made.paths, items) if nested else None,
+        "storage_meta": partial(made.object, ("StorageMeta", *about), *about.values()),
         "version": _VERSION,
-    }
-    made.object("Metadata", **content | extra)
+    } | extra
+    made.object(("Metadata", *content), *content.values())
     return b"\x80\x04" + bytes(made.opcodes) + b"."
 
 
@@ -96,6 +96,13 @@ def descriptors_of(index: Index, wrapped: Mapping[bytes, str]) -> dict[str, list
     return {path: by_writer[file.writer] for path, file in index.files.items()}
 
 
+_INDEX = "MetadataIndex", "fqn", "offset", "index"
+_STORED = "_StorageInfo", "relative_path", "offset", "length"
+_CODED = *_STORED, "transform_descriptors"
+_TENSOR = "TensorStorageMetadata", "properties", "size", "chunks"
+_CHUNK = "ChunkStorageMetadata", "offsets", "sizes"
+
+
 class _Pickle:
     """Opcodes of protocol 4. What never changes, such as names, sizes and classes, is remembered when it is written for
     the first time, and referred to from then on; so are lists of strings, each by itself.
@@ -106,72 +113,75 @@ class _Pickle:
         self._descriptors = descriptors
         self._raw: dict[Hashable, list[str]] = {}
         self._known: dict[Hashable, bytes] = {}
+        self._heads: dict[tuple[str, ...], list[bytes]] = {}
 
-    def object(self, kind: str, /, **members: Any) -> None:
-        """An object of one of DCP's classes. Its members are strings, numbers, None, sizes and lists of strings; or
-        functions that write them.
+    def object(self, form: tuple[str, ...], *values: Any) -> None:
+        """An object of one of DCP's classes, `form` of which is the class and the names of its members. These are
+        strings, numbers, None, sizes and lists of strings; or functions that write them.
         """
-        self._make(kind)
-        self.opcodes += b"}("
-        for name, value in members.items():
-            self._text(name)
-            if callable(value):
-                value()
-            elif type(value) is str:
-                self._text(value)
-            elif type(value) is int:
-                self._number(value)
-            elif type(value) is tuple:
-                self.opcodes += self._known.get(value) or self._remember(value, _size(value))
+        opcodes, known, heads = self.opcodes, self._known, self._heads.get(form)
+        for head, value in zip(heads or self._heads_of(*form), values, strict=True):
+            opcodes += head
+            kind = type(value)
+            if kind is int:
+                opcodes += _number(value)
+            elif kind is list:
+                opcodes += known.get(id(value)) or self._list(value)
+            elif kind is str:
+                opcodes += known.get(value) or self._text(value)
+            elif kind is tuple:
+                opcodes += known.get(value) or self._remember(value, _size(value))
             elif value is None:
-                self.opcodes += b"N"
+                opcodes += b"N"
             else:
-                self._list(value)
-        self.opcodes += b"ub"
+                value()
+        opcodes += b"ub"
+        if heads is None:
+            self._heads[form] = [*self._heads_of(*form)]  # all of which is known by now
 
-    def _list(self, texts: list[str]) -> None:
+    def _heads_of(self, kind: str, *names: str) -> Iterator[bytes]:
+        """What stands before each member, asked for when it is its turn."""
+        begin = self._make(kind) + b"}("
+        for name in names:
+            yield begin + self._text(name)
+            begin = b""
+
+    def _list(self, texts: list[str]) -> bytes:
         """Each text has a byte behind it that is not one of its own: salvage looks for wrapped keys in what is left."""
-        if (known := self._known.get(id(texts))) is not None:
-            self.opcodes += known
-            return
-        self.opcodes += self._remember(id(texts), b"]") + b"("
-        for text in texts:
-            self._text(text)
-        self.opcodes += b"e"
-
-    def mapping(self, items: Iterable[tuple[str, Callable[[], None]]]) -> None:
-        self.opcodes += b"}("
-        for name, value in items:
-            self._text(name)
-            value()
-        self.opcodes += b"u"
+        return self._remember(id(texts), b"]") + b"(" + b"".join(map(self._text, texts)) + b"e"
 
     def plain(self, value: Any) -> None:
         self.opcodes += plain(value)
 
-    def path(self, path: Path) -> None:
-        self.opcodes += b"("
-        for step in path:
-            self._text(step) if isinstance(step, str) else self._number(step)
-        self.opcodes += b"t"
+    def paths(self, items: Iterable[Item]) -> None:
+        self.opcodes += b"}("
+        for item in items:
+            if item.path is not None:
+                steps = (self._text(step) if isinstance(step, str) else _number(step) for step in item.path)
+                self.opcodes += self._text(item.name) + b"(" + b"".join(steps) + b"t"
+        self.opcodes += b"u"
 
-    def entry(self, item: Item) -> None:
-        if isinstance(item, ObjectItem):
-            self._make("BytesStorageMetadata")
-            return
-        properties, chunks = partial(self._properties, item), partial(self._chunks, item)
-        self.object("TensorStorageMetadata", properties=properties, size=item.shape, chunks=chunks)
+    def entries(self, items: Iterable[Item]) -> None:
+        """What there is to say of each item."""
+        self.opcodes += b"}("
+        for item in items:
+            self.opcodes += self._text(item.name)
+            if isinstance(item, ObjectItem):
+                self.opcodes += self._make("BytesStorageMetadata")
+            else:
+                self.object(_TENSOR, partial(self._properties, item), item.shape, partial(self._chunks, item.chunks))
+        self.opcodes += b"u"
 
     def places(self, items: Iterable[Item]) -> None:
         """Where each object and each chunk is, by ``MetadataIndex``."""
         self.opcodes += b"}("
         for item in items:
             if isinstance(item, ObjectItem):
-                self.object("MetadataIndex", fqn=item.name, offset=None, index=None)
+                self.object(_INDEX, item.name, None, None)
                 self._stored(item.place, self._descriptors.get(item.place.file))
                 continue
             for number, chunk in enumerate(item.chunks):
-                self.object("MetadataIndex", fqn=item.name, offset=chunk.offset, index=number)
+                self.object(_INDEX, item.name, chunk.offset, number)
                 texts = self._descriptors.get(chunk.place.file)
                 if chunk.raw:
                     texts = self._raw.setdefault((item.dtype, chunk.shape), [raw_descriptor(item.dtype, chunk.shape)])
@@ -179,43 +189,44 @@ class _Pickle:
         self.opcodes += b"u"
 
     def _stored(self, place: Place, descriptors: list[str] | None) -> None:
-        where: dict[str, Any] = {"relative_path": place.file, "offset": place.at, "length": place.size}
-        if descriptors is not None:
-            where["transform_descriptors"] = descriptors
-        self.object("_StorageInfo", **where)
+        if descriptors is None:
+            self.object(_STORED, place.file, place.at, place.size)
+        else:
+            self.object(_CODED, place.file, place.at, place.size, descriptors)
 
-    def _chunks(self, item: TensorItem) -> None:
+    def _chunks(self, chunks: Iterable[Chunk]) -> None:
         self.opcodes += b"]("
-        for offset, shape, *_ in item.chunks:
-            self.object("ChunkStorageMetadata", offsets=offset, sizes=shape)
+        for offset, shape, *_ in chunks:
+            self.object(_CHUNK, offset, shape)
         self.opcodes += b"e"
 
     def _properties(self, item: TensorItem) -> None:
-        self._make("TensorProperties")  # whose state is a tuple
+        self.opcodes += self._make("TensorProperties")  # whose state is a tuple
         key = item.dtype, *item.properties.items()
         self.opcodes += (self._known.get(key) or self._remember(key, _properties(item))) + b"b"
 
-    def _make(self, kind: str) -> None:
+    def _make(self, kind: str) -> bytes:
         if (known := self._known.get((kind,))) is None:
             home = f"{_DCP}.filesystem" if kind == "_StorageInfo" else f"{_DCP}.metadata"
             known = self._remember((kind,), named(home, kind))
-        self.opcodes += known + b")\x81"
+        return known + b")\x81"
 
-    def _text(self, text: str) -> None:
+    def _text(self, text: str) -> bytes:
         if (known := self._known.get(text)) is None:
             encoded = text.encode()
             known = self._remember(text, b"X" + len(encoded).to_bytes(4, "little") + encoded)
-        self.opcodes += known
-
-    def _number(self, number: int) -> None:
-        size = number.bit_length() // 8 + 1
-        self.opcodes += bytes((75, number)) if number < 256 else bytes((138, size)) + number.to_bytes(size, "little")
+        return known
 
     def _remember(self, key: Hashable, opcodes: bytes) -> bytes:
         """`opcodes`, which are written next, and put something on the stack that is asked for by `key` from then on."""
         number = len(self._known)
         self._known[key] = b"h" + bytes((number,)) if number < 256 else b"j" + number.to_bytes(4, "little")
         return opcodes + b"\x94"
+
+
+def _number(number: int) -> bytes:
+    size = number.bit_length() // 8 + 1
+    return _SMALL[number] if number < 256 else _SIZES[size] + number.to_bytes(size, "little")
 
 
 def _size(numbers: tuple[int, ...]) -> bytes:

@@ -7,6 +7,7 @@ from copy import copy, deepcopy
 from copyreg import __newobj__  # type: ignore[attr-defined]
 from dataclasses import fields
 from functools import cache, cached_property
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -29,7 +30,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord, SavedFile
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, members_of, plain_members
-from streamxf.checkpoint.saving import Extensions
+from streamxf.checkpoint.saving import STOCK_CHUNKS, Extensions
 from streamxf.errors import MetadataError, UnsupportedError, redacted
 from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, is_path
@@ -113,20 +114,21 @@ def results_of(file: SavedFile, indexes: Sequence[MetadataIndex], extensions: Ex
     return results
 
 
-def records_in(results: Iterable[WriteResult]) -> tuple[FileRecord, ...]:
+def records_in(results: list[list[WriteResult]]) -> tuple[FileRecord, ...]:
     """The records of the files of all ranks."""
-    notes = (getattr(result.storage_data, _ATTRIBUTE, None) for result in results)
+    notes = (getattr(result.storage_data, _ATTRIBUTE, None) for result in chain.from_iterable(results))
     return tuple(note.record for note in notes if note is not None and note.record is not None)
 
 
 @collector_paused()
-def items_of(content: Metadata, results: Iterable[WriteResult], extensions: Extensions) -> dict[str, Item]:
+def items_of(content: Metadata, results: list[list[WriteResult]], extensions: Extensions) -> dict[str, Item]:
     """The items of a save that is about to be published, from the planner's `content` and the results of all ranks.
     Raises UnsupportedError if something has no place in the index, or was not stored.
     """
     stored: dict[str, list[WriteResult]] = {}
-    for result in results:
+    for result in chain.from_iterable(results):
         stored.setdefault(result.index.fqn, []).append(result)
+    few = sum(map(len, results)) <= STOCK_CHUNKS
     paths = paths_of(content)
     items: dict[str, Item] = {}
     written = extensions.recorded, _Note(not extensions.in_blocks)
@@ -138,13 +140,13 @@ def items_of(content: Metadata, results: Iterable[WriteResult], extensions: Exte
             continue
         dtype, properties = str(entry.properties.dtype).removeprefix("torch."), stored_properties(entry.properties)
         chunks: Sequence[Chunk] = _WrittenChunks(name, entry.chunks, own, *written)
-        chunks = tuple(chunks) if len(chunks) == 1 else chunks
+        chunks = tuple(chunks) if few else chunks  # which a pickle needs more than once
         items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, properties)
     return items
 
 
 class _WrittenChunks(Sequence[Chunk]):
-    """The chunks of a tensor, made whenever they are gone through: those of all tensors take much memory."""
+    """The chunks of a tensor, made whenever they are gone through: those of many tensors take much memory."""
 
     def __init__(self, name: str, chunks: list[ChunkStorageMetadata], *written: Any) -> None:
         self._name, self._chunks, self._written = name, chunks, written

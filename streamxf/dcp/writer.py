@@ -245,14 +245,13 @@ class ChainWriterMixin(StorageMixin):
         if waiting is not None and waiting.detach() is None:  # the interpreter is about to exit
             raise AbortedError("this save was given up, and its files were removed; it was not published")
         save_id, self._coming = self._coming_id(), None
-        flat = [result for rank_results in results for result in rank_results]
-        rank, records = None if self.use_collectives else self.rank, records_in(flat)
+        rank, records = None if self.use_collectives else self.rank, records_in(results)
         save.enter()
         try:
             try:
-                items, extra = items_of(metadata, flat, save.extensions), extra_of(metadata)
+                items, extra = items_of(metadata, results, save.extensions), extra_of(metadata)
             except BaseException as error:
-                save.discard({result.storage_data.relative_path for result in flat}, error)
+                save.discard({result.storage_data.relative_path for own in results for result in own}, error)
                 raise
             run = self.run_facts if rank is None else None
             index = publish(save, items, records, save_id, rank=rank, extra=extra, run=run)
