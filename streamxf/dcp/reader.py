@@ -23,11 +23,11 @@ from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Require, SaveIds
 from streamxf.checkpoint.metadata import no_metadata, read_metadata
 from streamxf.checkpoint.renaming import Names
-from streamxf.checkpoint.suspicion import note_damage
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.loader import Loader
 from streamxf.dcp.metadata import FOUND, StoredMetadata
+from streamxf.dcp.suspicion import note_damage
 from streamxf.dcp.targets import check_filled, empty_text, left_out
 from streamxf.errors import (
     AuthenticationError,

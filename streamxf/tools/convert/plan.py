@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamxf.checkpoint.elements import Array
-from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, shorten
 from streamxf.format.items import ITEMSIZES, Item, Path, TensorItem
@@ -22,6 +21,7 @@ from streamxf.formats.reader import FileReader
 from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, METADATA, TWO_IN_ONE, is_text
 from streamxf.tools.convert.manifest import ITEM, PackedFile, PackManifest, is_kept, rest_of
 from streamxf.tools.convert.model import model_in
+from streamxf.tools.nesting import nested
 from streamxf.torchsave.writing import Shell, Value, torch_file
 from streamxf.wording import many, some
 

@@ -19,7 +19,6 @@ from streamxf.checkpoint.access import UNKNOWN_RANKS, Access
 from streamxf.checkpoint.checkpoint import Checkpoint, as_torch
 from streamxf.checkpoint.elements import Array, Elements, unsigned
 from streamxf.checkpoint.metadata import Metadata, no_file, read_metadata, united
-from streamxf.checkpoint.nesting import MAX_LISTS, list_lengths
 from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.reading import run_jobs
 from streamxf.errors import (
@@ -42,6 +41,7 @@ from streamxf.storage.reading import Counted
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import Blocks, MemoryBlocks, StreamReader
 from streamxf.tools.damage import Damage
+from streamxf.tools.nesting import MAX_LISTS, list_lengths
 from streamxf.tools.salvage.rebuild import rebuild, writer_of
 from streamxf.torchsave.framed import check_records, load_framed
 from streamxf.wording import many

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.elements import Array
-from streamxf.checkpoint.nesting import nested
 from streamxf.checkpoint.reading import Box, shared_part
 from streamxf.errors import IdentityError, MetadataError
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
@@ -16,6 +15,7 @@ from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
 from streamxf.tools.damage import Damage
 from streamxf.tools.diff.distance import same_bits
+from streamxf.tools.nesting import nested
 from streamxf.tools.salvage.damaged import Copy, DamagedCheckpoint, memory_for
 from streamxf.tools.salvage.result import Salvaged
 

@@ -14,7 +14,6 @@ from streamxf.budget import Budget, check_whole, held_bytes, most
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener
-from streamxf.checkpoint.scan import Found, Gap, scan
 from streamxf.descriptor import ENCRYPT, parse_parameters
 from streamxf.errors import (
     AuthenticationError,
@@ -40,6 +39,7 @@ from streamxf.progress import Progress, Shares
 from streamxf.storage.reading import Counted
 from streamxf.storage.storage import Storage
 from streamxf.tools.damage import Damage
+from streamxf.tools.scan import Found, Gap, scan
 from streamxf.wording import many, some
 
 _NAMED = re.compile(rb"__[0-9]{1,10}_[0-9]{1,10}_[0-9a-f]{32}\.distcp")

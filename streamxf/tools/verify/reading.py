@@ -17,7 +17,6 @@ from streamxf.chain import StreamCoder
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
-from streamxf.checkpoint.scan import Found, scan, walk
 from streamxf.engine import Pipeline
 from streamxf.errors import (
     BlockError,
@@ -43,6 +42,7 @@ from streamxf.storage.reading import Counted, FileSlice, PositionalFile, StoredF
 from streamxf.storage.storage import Storage
 from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.reader import BareBlocks, MemoryBlocks, StreamReader
+from streamxf.tools.scan import Found, scan, walk
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes
 from streamxf.torchsave.framed import check_records, find_framed, load_framed
 from streamxf.wording import many, some

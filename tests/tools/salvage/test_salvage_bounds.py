@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from streamxf import Checksum, load_intact
-from streamxf.checkpoint import scan as scanning
-from streamxf.checkpoint.scan import Found, scan
 from streamxf.errors import MetadataError
 from streamxf.format import container
 from streamxf.format.limits import BLOCK_HEAD_BYTES
 from streamxf.storage.reading import FileSlice, access_to
+from streamxf.tools import scan as scanning
 from streamxf.tools.salvage import rebuild
+from streamxf.tools.scan import Found, scan
 from tests.dcp.helpers import KEY, assert_same, data_files, full_chain, refused, rewrite_index, save, sections_of
 from tests.forge import BOUND, PUBLISHED, Parts, crc_of, identity_of, with_crc
 
