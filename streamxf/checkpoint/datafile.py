@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from typing_extensions import Buffer
 
@@ -34,25 +34,18 @@ _PIECE = 2**20  # bytes that a stream without blocks is given at a time
 
 
 class Written(NamedTuple):
-    """An item, or a shard of one from `offset`, as it stands in a data file; `sha256`, `number` and `crcs` as
-    in `Place`. All those of a save are kept until it is published, so they are small.
+    """An item, or a shard of one from `offset`, and where it stands. All those of a save are kept until it is
+    published, so they are small.
     """
 
     name: str
     offset: tuple[int, ...]
     framed: bool
-    at: int
-    size: int
-    sha256: bytes | None = None
-    number: int | None = None
-    crcs: bytes | None = None
+    place: Place
 
     @classmethod
-    def of(cls, part: Identity, *where: Any) -> Written:
-        return cls(part.name, part.offset, part.kind is Kind.FRAMED, *where)
-
-    def place(self, path: str, descriptors: tuple[str, ...]) -> Place:
-        return Place(path, self.at, self.size, descriptors, self.sha256, self.number, self.crcs)
+    def of(cls, part: Identity, place: Place) -> Written:
+        return cls(part.name, part.offset, part.kind is Kind.FRAMED, place)
 
 
 @dataclass(frozen=True)
@@ -113,6 +106,7 @@ class DataFile:
         self._leaving: deque[tuple[_InFlight, int]] = deque()  # of each block in the pipeline, and the block's bytes
         self._in_blocks = save.extensions.in_blocks
         self._hashed = save.extensions.hashed
+        self._descriptors = save.extensions.recorded
         self.written: list[Written] = []
         self.size = 0
         self._crcs = None if len(save.extensions.chain) else PieceCrcs()  # of the item that is written, if it is bare
@@ -246,7 +240,8 @@ class DataFile:
 
     def _note(self, part: Identity, raw_size: int, size: int, share: Share | None, sha256: bytes | None = None) -> None:
         number, crcs = (part.number, None) if self._crcs is None else (None, self._crcs.finish())
-        self.written.append(Written.of(part, self.size - size, size, sha256, number, crcs))
+        place = Place(self.path, self.size - size, size, self._descriptors, sha256, number, crcs)
+        self.written.append(Written.of(part, place))
         self._save.meter.item(raw_size, size)
         if share is not None:
             share.finish()

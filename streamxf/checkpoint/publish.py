@@ -54,14 +54,9 @@ def made_by_writers(name: str) -> re.Match[str] | None:
 # -- the metadata file -------------------------------------------------------------------------------
 
 
-def placed(items: Iterable[Item], files: Iterable[SavedFile], extensions: Extensions) -> dict[str, Item]:
+def placed(items: Iterable[Item], files: Iterable[SavedFile]) -> dict[str, Item]:
     """Items by name, where `files` have them; of tensors the chunks that are there."""
-    descriptors = extensions.recorded
-    places = {
-        (each.name, each.offset): (each.place(file.record.path, descriptors), each.framed)
-        for file in files
-        for each in file.written
-    }
+    places = {(each.name, each.offset): (each.place, each.framed) for file in files for each in file.written}
     made: dict[str, Item] = {}
     for item in items:
         if isinstance(item, ObjectItem):

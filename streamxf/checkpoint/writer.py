@@ -267,7 +267,7 @@ class CheckpointWriter:
             _, text = save.refused_objects()
             if text:
                 warnings.warn(text, stacklevel=4)  # an error if the process's filters say so
-            items = placed(self._items.values(), files, save.extensions)
+            items = placed(self._items.values(), files)
         except BaseException as error:
             self._give_up(error)
             raise

@@ -103,14 +103,13 @@ def results_of(file: SavedFile, indexes: Sequence[MetadataIndex], extensions: Ex
     record: FileRecord | None = file.record
     usual = _Note(not extensions.in_blocks)
     results = []
-    for written, index in zip(file.written, indexes, strict=True):
-        info = StorageInfo(file.record.path, written.at, written.size)
-        framed = written.framed if index.offset is not None else usual.framed
-        note = _Note(framed, written.sha256, written.number, written.crcs, record)
+    for (_, _, framed, place), index in zip(file.written, indexes, strict=True):
+        info = StorageInfo(place.file, place.at, place.size)
+        note = _Note(framed if index.offset is not None else usual.framed, *place[4:], record)
         if note != usual:
             setattr(info, _ATTRIBUTE, note)
         record = None
-        results.append(WriteResult(index=index, size_in_bytes=written.size, storage_data=info))
+        results.append(WriteResult(index=index, size_in_bytes=place.size, storage_data=info))
     return results
 
 

@@ -149,7 +149,7 @@ class _Writing:
         self._write_all(left)
         save_id = os.urandom(16).hex()
         self._publish(save_id)
-        stored, items = sum(each.size for file in self._done for each in file.written), sum(map(len, self._files))
+        stored, items = sum(each.place.size for file in self._done for each in file.written), sum(map(len, self._files))
         chain = self._to.extensions.chain
         recipients, signer = (chain.encryption.recipients, chain.encryption.signer) if chain.encryption else ((), None)
         who = tuple(f"{key.kind}:{key.id}" for key in recipients), (signer.id,) if signer is not None else ()
@@ -177,7 +177,7 @@ class _Writing:
             with self._storage.create(name) as raw:
                 entries = ((part.identity(b""), partial(self._conversion.read, part)) for part in parts)
                 file = write_file(save, raw, name, entries)
-            items = placed({part.item.name: part.item for part in parts}.values(), [file], save.extensions)
+            items = placed({part.item.name: part.item for part in parts}.values(), [file])
             _, slip = assemble(items, [file.record], save.extensions, self._job, None, rank=SLIP_RANK)
             # not synced: one that a crash damages is ignored, and the data file is on the disk already
             self._storage.put(f"{name}{SLIP}", slip, sync=False)
@@ -189,7 +189,7 @@ class _Writing:
     def _publish(self, save_id: str) -> None:
         conversion, save = self._conversion, self._save
         try:
-            items = placed(conversion.items, self._done, save.extensions)
+            items = placed(conversion.items, self._done)
             about: Any = {"rank": conversion.rank, "extra": conversion.extra, "run": conversion.run}
             records = [file.record for file in self._done]
             # the files are kept, since another call may have found and published them
@@ -229,12 +229,10 @@ class _Writing:
             elif number not in found and listed.get(path) == index.files[path].size:
                 facts, about = index.files[path], (save.modules, save.extensions.summary(), save.place)
                 secret = slip.data_key(facts.key, access.keys).secret if facts.key is not None else b""
-                writer = facts.writer
-                record = FileRecord(path, facts.size, writer, slip.wrapped, *about, secret)
+                record = FileRecord(path, facts.size, facts.writer, slip.wrapped, *about, secret)
                 parts = [part for item in index.items.values() for part in streams_of(item)]
                 if set(map(_key_of, parts)) == set(map(_key_of, self._files[number])):
-                    known = [(part.identity(writer), part.place) for part in parts]
-                    written = [Written.of(one, at.at, at.size, at.sha256, at.number, at.crcs) for one, at in known]
+                    written = [Written.of(part.identity(facts.writer), part.place) for part in parts]
                     found[number] = SavedFile(record, written)
         return found, others
 
