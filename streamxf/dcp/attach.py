@@ -18,11 +18,11 @@ from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.saving import Extensions
-from streamxf.dcp.extensions import Registry, extensions_of
+from streamxf.dcp.extensions import Registry
 from streamxf.dcp.plans import part_of
 from streamxf.dcp.reader import ChainReaderMixin
 from streamxf.dcp.stock import RawTensor, framed, is_raw
-from streamxf.dcp.writer import ChainWriterMixin
+from streamxf.dcp.writer import ChainWriterMixin, extensions_of
 from streamxf.errors import IdentityError, ParameterError, UnsupportedError, located
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ObjectItem, Place

@@ -1,53 +1,19 @@
-"""torch's extensions: the list that a writer is given; and `Registry`, with which any reader derived from torch's finds
-codecs and stream transforms.
-"""
+"""`Registry`, with which any reader derived from torch's finds codecs and stream transforms."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
-from streamxf.chain import Chain
 from streamxf.checkpoint.access import known_transform
-from streamxf.checkpoint.saving import Extensions
 from streamxf.codec import Codec
 from streamxf.dcp.stock import RawTensor, is_raw
 from streamxf.descriptor import Descriptor
-from streamxf.errors import ChainError, DescriptorError, UnsupportedError, shorten
+from streamxf.errors import DescriptorError, UnsupportedError, shorten
 from streamxf.format.limits import MAX_CODECS
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
 from streamxf.torch_private import Extension, ExtensionRegistry, StreamTransformExtension
-
-
-def extensions_of(extensions: Iterable[Any] | str | Codec) -> Extensions:
-    """Part a list of extensions, in the order in which data flows through them; raises ChainError if the codecs break a
-    rule of order, or a foreign extension follows a codec, and UnsupportedError for what is no stream transform.
-    """
-    if isinstance(extensions, str):
-        extensions = Chain.parse(extensions)
-    if isinstance(extensions, Chain):
-        return Extensions((), extensions)
-    if isinstance(extensions, Codec | StreamTransformExtension):
-        extensions = (extensions,)
-    foreign: list[StreamTransformExtension] = []
-    codecs: list[Codec] = []
-    for extension in extensions:
-        if isinstance(extension, Codec):
-            codecs.append(extension)
-        elif not isinstance(extension, StreamTransformExtension):
-            raise UnsupportedError(f"{extension!r} is neither a streamxf codec nor a torch StreamTransformExtension")
-        elif codecs:
-            raise ChainError(
-                f"{type(extension).__name__} comes after {type(codecs[-1]).__name__}: another package's "
-                "stream extension cannot run on blocks, so it must come before the first codec"
-            )
-        else:
-            foreign.append(extension)
-    return Extensions(tuple(foreign), Chain(codecs))
-
-
-# -- for readers ------------------------------------------------------------------------------------
 
 
 class Registry(ExtensionRegistry):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -20,14 +20,14 @@ from torch.futures import Future
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.datafile import write_files
 from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
-from streamxf.checkpoint.saving import Save, Stock, check_stock, warn_unless_in_one_step
+from streamxf.checkpoint.saving import Extensions, Save, Stock, check_stock, warn_unless_in_one_step
 from streamxf.checkpoint.staging import Staging
+from streamxf.codec import Codec
 from streamxf.dcp.background import Background, changed_text, give_way, tensor_versions, with_copies
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
-from streamxf.dcp.extensions import extensions_of
 from streamxf.dcp.metadata import complete, extra_of, items_of, records_in, results_of
 from streamxf.dcp.plans import RoomNote, check_index, check_room, entries_of, note_room, planned_bytes, share_room
-from streamxf.errors import AbortedError, ParameterError, UnsupportedError
+from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
@@ -35,7 +35,7 @@ from streamxf.keys import KeyRing, KeysLike
 from streamxf.report import SaveReport
 from streamxf.storage.opening import Location
 from streamxf.stream.encoder import block_log2_of
-from streamxf.torch_private import split_by_size_and_type
+from streamxf.torch_private import StreamTransformExtension, split_by_size_and_type
 
 
 @dataclass
@@ -330,3 +330,30 @@ class FileSystemWriter(ChainWriterMixin, filesystem.FileSystemWriter):
     """
 
     for_urls = "FsspecWriter"
+
+
+def extensions_of(extensions: Iterable[Any] | str | Codec) -> Extensions:
+    """Part a list of extensions, in the order in which data flows through them; raises ChainError if the codecs break a
+    rule of order, or a foreign extension follows a codec, and UnsupportedError for what is no stream transform.
+    """
+    if isinstance(extensions, str):
+        extensions = Chain.parse(extensions)
+    if isinstance(extensions, Chain):
+        return Extensions((), extensions)
+    if isinstance(extensions, Codec | StreamTransformExtension):
+        extensions = (extensions,)
+    foreign: list[StreamTransformExtension] = []
+    codecs: list[Codec] = []
+    for extension in extensions:
+        if isinstance(extension, Codec):
+            codecs.append(extension)
+        elif not isinstance(extension, StreamTransformExtension):
+            raise UnsupportedError(f"{extension!r} is neither a streamxf codec nor a torch StreamTransformExtension")
+        elif codecs:
+            raise ChainError(
+                f"{type(extension).__name__} comes after {type(codecs[-1]).__name__}: another package's "
+                "stream extension cannot run on blocks, so it must come before the first codec"
+            )
+        else:
+            foreign.append(extension)
+    return Extensions(tuple(foreign), Chain(codecs))

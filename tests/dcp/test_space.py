@@ -16,8 +16,8 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import streamxf
-from streamxf.dcp.extensions import extensions_of
 from streamxf.dcp.plans import RoomNote, check_room, note_room, share_room
+from streamxf.dcp.writer import extensions_of
 from streamxf.errors import NoSpaceError
 from streamxf.storage.disk import Volume
 from streamxf.storage.opening import open_storage
