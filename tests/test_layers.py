@@ -261,7 +261,7 @@ LINES = {
     "cli": 3_025,
     "codecs": 1_618,
     "dcp": 3_362,
-    "format": 2_996,
+    "format": 3_000,
     "formats": 992,
     "integrations": 816,
     "keys": 2_156,

@@ -11,6 +11,7 @@ from itertools import pairwise, repeat
 from operator import add, gt, lt, sub
 from typing import Any, NamedTuple
 
+from streamxf.budget import Steps
 from streamxf.buffers import collector_paused
 from streamxf.errors import MetadataError, StreamxfError
 from streamxf.format import columns as col
@@ -80,11 +81,14 @@ class ItemTable(Mapping[str, Item]):
         self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
         self._room = _REMEMBERED
         self._same: dict[int, list[bytes]] = {}
-        self._work = work_for(sum(part.size for band in bands for part in band.parts))
         without = col.CRCS if rules.coded else col.NUMBER
         columns = [column for column in col.ITEM_COLUMNS if column is not without]
         self._first = [column for column in columns if rules.hashed or column is not col.SHA256]
         self._further = [column for column in self._first if column not in (col.MORE_ENDS, col.MORE)]
+
+    @cached_property
+    def _work(self) -> Steps:
+        return work_for(sum(part.size for band in self.bands for part in band.parts))
 
     def __len__(self) -> int:
         return sum(band.rows for band in self.bands)
