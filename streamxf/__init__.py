@@ -119,14 +119,15 @@ __all__ = sorted({*_HOME} - {"open", "__version__"})
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+        found = globals()[name] = getattr(import_module(_HOME[name]), name)
+        return found
     if name in ("errors", "keys", "testing"):
         return import_module(f"streamxf.{name}")
     raise AttributeError(f"module 'streamxf' has no attribute {name!r}")
 
 
 # a codec can be given to torch's own writers, and none of its code knows of torch
-TorchExtension.answer_by(lambda: import_module("streamxf.dcp.stock"))
+TorchExtension.answer_by(lambda: import_module("streamxf.dcp.extensions"))
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,7 @@ from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
 from streamxf.format.names import data_name, is_metadata_name
 from streamxf.keys import KeysLike, SignerLike
 from streamxf.progress import Progress
-from streamxf.registry import CodecRegistry
+from streamxf.registry import BUILTINS, CodecRegistry
 from streamxf.report import Meter
 from streamxf.storage.disk import Mount
 from streamxf.storage.opening import Location, open_storage
@@ -57,8 +57,9 @@ class Extensions:
 
     def providers(self) -> list[str]:
         """The third-party packages that the codecs come from, as ``StorageMeta.modules`` records them."""
-        registry = CodecRegistry()
-        return [str(provider) for provider in map(registry.provider, self.chain) if provider is not None]
+        others = [codec for codec in self.chain if codec.name not in BUILTINS]
+        found = map(CodecRegistry().provider, others) if others else ()
+        return [str(provider) for provider in found if provider is not None]
 
     def summary(self) -> str:
         """The extensions in save order, without what differs from process to process, and the ids of the keys."""

@@ -1,16 +1,23 @@
-"""Zstandard compression by the ``zstandard`` package."""
+"""Zstandard compression by the ``zstandard`` package; and its frames, for whatever else is stored as one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import zstandard
+
 from streamxf.buffers import borrowed
 from streamxf.codec import BlockInfo, Codec, Role
-from streamxf.codecs import frames
 from streamxf.errors import CodecError, ParameterError
 
 MIN_LEVEL, MAX_LEVEL = -7, 22
+# Bytes; from here on a fresh result costs more, in page faults, than the detour through a stream into reused memory.
+INTO_SCRATCH = 128 * 1024
+# Bytes; streaming decoders refuse more by default, and no frame of a block needs it.
+MAX_WINDOW = 1 << 27
+_RAW_BLOCK = 1 << 17  # bytes, the most
+_FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True)
@@ -37,14 +44,85 @@ class ZStandard(Codec):
             )
 
     def encode(self, block: memoryview, info: BlockInfo) -> bytes | memoryview:
-        with borrowed(frames.compressor, self.level) as compressor:
-            if len(block) < frames.INTO_SCRATCH:
-                return compressor.compress(block)
-            out = info.scratch(frames.bound(len(block)))
-            return out[: frames.compress_into(compressor, block, out)]
+        with borrowed(compressor, self.level) as context:
+            if len(block) < INTO_SCRATCH:
+                return context.compress(block)
+            out = info.scratch(bound(len(block)))
+            return out[: compress_into(context, block, out)]
 
     def decode(self, block: memoryview, info: BlockInfo) -> bytes:
-        size = frames.declared_size(block)
+        size = declared_size(block)
         if size > info.limit:
             raise CodecError(f"zstd frame declares {size} bytes, {info.limit} are allowed here")
-        return frames.decompress(block, size)
+        return decompress(block, size)
+
+
+# -- exactly one frame with a declared size ------------------------------------------------------------------------
+
+
+def compressor(level: int) -> zstandard.ZstdCompressor:
+    """A compressor for frames that `decompress` takes."""
+    return zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False)
+
+
+def bound(size: int) -> int:
+    """Bytes of memory that `compress_into` needs: zstd's own bound, and room to meet the end in."""
+    return size + (size >> 8) + 128
+
+
+def compress_into(context: zstandard.ZstdCompressor, data: memoryview, out: memoryview) -> int:
+    """Compress `data` into one frame at the start of `out`, which has at least `bound` bytes; return its size."""
+    if len(data) < INTO_SCRATCH:
+        frame = context.compress(data)
+        out[: len(frame)] = frame
+        return len(frame)
+    size = 0
+    with context.stream_reader(data, size=len(data), read_size=len(data)) as stream:
+        while written := stream.readinto(out[size:]):
+            size += written
+    return size
+
+
+def stored(data: bytes) -> bytes:
+    """A frame that holds `data` as it is, however well it would compress (RFC 8878, 3.1.1)."""
+    header = _FRAME_MAGIC + b"\xe0" + len(data).to_bytes(8, "little")  # one segment, of a size in 8 bytes
+    blocks = [data[at : at + _RAW_BLOCK] for at in range(0, len(data) or 1, _RAW_BLOCK)]
+    last = len(blocks) - 1
+    return header + b"".join((len(b) << 3 | (n == last)).to_bytes(3, "little") + b for n, b in enumerate(blocks))
+
+
+def decompress(frame: memoryview, size: int) -> bytes:
+    """Decompress a frame whose declared `size` was checked. Raises CodecError if the frame is damaged, truncated, or
+    something follows it.
+    """
+    try:
+        if size:
+            with borrowed(zstandard.ZstdDecompressor) as decompressor:
+                return decompressor.decompress(frame, allow_extra_data=False)
+        # decompress() returns at once when a frame declares no content, and never looks at the rest of it
+        stream = zstandard.ZstdDecompressor().decompressobj()
+        data = stream.decompress(frame)
+    except zstandard.ZstdError as error:
+        raise CodecError(f"zstd frame is damaged: {error}") from error
+    if data or not stream.eof or stream.unused_data:
+        raise CodecError("zstd frame without content is truncated, or data follows it")
+    return data
+
+
+def declared_size(frame: memoryview) -> int:
+    """The content size that a frame declares. Raises CodecError if it is not a frame, declares no size, or asks for a
+    dictionary or a larger window than the format allows.
+    """
+    if bytes(frame[:4]) != _FRAME_MAGIC:
+        raise CodecError("not a zstd frame")
+    try:
+        parameters = zstandard.get_frame_parameters(frame)
+    except zstandard.ZstdError as error:
+        raise CodecError(f"zstd frame header is damaged: {error}") from error
+    if parameters.dict_id:
+        raise CodecError("zstd frame asks for a dictionary; streamxf uses none")
+    if parameters.window_size > MAX_WINDOW:
+        raise CodecError(f"zstd frame has a window of {parameters.window_size} bytes, {MAX_WINDOW} are allowed")
+    if parameters.content_size >= zstandard.CONTENTSIZE_ERROR:
+        raise CodecError("zstd frame does not declare its size")
+    return int(parameters.content_size)

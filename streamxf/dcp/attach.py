@@ -18,10 +18,9 @@ from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.saving import Extensions
-from streamxf.dcp.extensions import Registry
+from streamxf.dcp.extensions import RawTensor, Registry, framed, is_raw
 from streamxf.dcp.plans import part_of
 from streamxf.dcp.reader import ChainReaderMixin
-from streamxf.dcp.stock import RawTensor, framed, is_raw
 from streamxf.dcp.writer import ChainWriterMixin, extensions_of
 from streamxf.errors import IdentityError, ParameterError, UnsupportedError, located
 from streamxf.format.header import Identity, Kind

@@ -56,7 +56,7 @@ class StorageMixin(ABC):
         # torch's class makes a path of what it is given, and reads nothing there
         super().__init__("." if isinstance(path, Storage) else path, **own, **options)  # type: ignore[call-arg]
         self._options = options  # torch's own reset forgets endpoint and credentials
-        self._progress = check_progress(progress)
+        self._progress = progress if progress is False else check_progress(progress)
         if isinstance(path, Storage):
             self.fs, self.path = _StorageFiles(), path
 

@@ -1,19 +1,41 @@
-"""`Registry`, with which any reader derived from torch's finds codecs and stream transforms."""
+"""What streamxf is to torch's own writers and readers: stream extensions, and the registry that finds them.
+
+Torch wraps the output stream once for each extension. When a codec is asked to wrap a stream that a codec has just
+made, it joins that stream instead, and the container starts with the first write. On load it is the same: each codec
+joins the stream of the one before it, and the container is opened with the first read, whose header says in which order
+the codecs belong. Where it holds the elements of a tensor, torch's reader gets torch.save's frame around them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import IO, Any
+import io
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO, Any, cast
 
+from streamxf.chain import Chain, StreamCoder
 from streamxf.checkpoint.access import known_transform
 from streamxf.codec import Codec
-from streamxf.dcp.stock import RawTensor, is_raw
-from streamxf.descriptor import Descriptor
-from streamxf.errors import DescriptorError, UnsupportedError, shorten
-from streamxf.format.limits import MAX_CODECS
+from streamxf.codecs.encrypt import Encrypt
+from streamxf.descriptor import RAW, Descriptor
+from streamxf.errors import AbortedError, DescriptorError, IdentityError, UnsupportedError, shorten
+from streamxf.format.bare import raw_descriptor
+from streamxf.format.header import Header, Kind
+from streamxf.format.items import ITEMSIZES, elements_size
+from streamxf.format.limits import MAX_CODECS, MAX_NDIM
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
-from streamxf.torch_private import Extension, ExtensionRegistry, StreamTransformExtension
+from streamxf.storage.reading import FileSlice
+from streamxf.stream.container import BlockReader, read_header, stream_info
+from streamxf.stream.encoder import ContainerEncoder
+from streamxf.stream.reader import BareBlocks, Blocks, StreamReader
+from streamxf.stream.writer import StreamWriter
+from streamxf.torch_private import (
+    Extension,
+    ExtensionRegistry,
+    StreamTransformExtension,
+    extensions_of_the_asking_writer,
+)
+from streamxf.torchsave.writing import frame_of
 
 
 class Registry(ExtensionRegistry):
@@ -99,3 +121,249 @@ class Registry(ExtensionRegistry):
             if not isinstance(extension, StreamTransformExtension):
                 raise UnsupportedError(f"extension {type(extension).__name__} does not transform a stream")
         return built  # type: ignore[return-value]
+
+
+# -- codecs, as torch asks them ------------------------------------------------------------------------------------
+
+
+def registry_name(cls: type[Codec]) -> str:
+    return cls.name
+
+
+def from_descriptor(cls: type[Codec], version: str) -> Codec:
+    return cls.rebuild(Descriptor.parse(f"{cls.name}/{version}"))
+
+
+def get_descriptor(codec: Codec) -> str:
+    return f"{codec.descriptor()}{f'#{codec.wrapped}' if isinstance(codec, Encrypt) else ''}"
+
+
+def transform_to(codec: Codec, output: IO[bytes]) -> IO[bytes]:
+    """Wrap `output` with `codec`, or let `codec` join the container that `output` already is. Raises UnsupportedError
+    if the writer's list also holds a foreign extension, which cannot be told from the data there, and ChainError if it
+    breaks a rule of order.
+    """
+    # torch's writer; its versions ask the extensions of its list in one order or the other
+    chain = _chain_of(extensions_of_the_asking_writer(frames=2))
+    if not isinstance(output, JoinedWriter):
+        return cast("IO[bytes]", JoinedWriter(output, codec, chain))
+    output.join(codec)
+    return cast("IO[bytes]", output)
+
+
+def transform_from(codec: Codec, input: IO[bytes]) -> IO[bytes]:
+    """Wrap `input` with `codec`, or let `codec` join the stream that `input` already is."""
+    if not isinstance(input, JoinedReader):
+        return cast("IO[bytes]", JoinedReader(input, codec))
+    input.join(codec)
+    return cast("IO[bytes]", input)
+
+
+class _Joined(io.RawIOBase):
+    """A container whose codecs are still coming, until the first byte is written or read."""
+
+    def __init__(self, raw: IO[bytes], codec: Codec) -> None:
+        super().__init__()
+        self._raw = raw
+        self._codecs = [codec]
+        self._stream: Any = None
+
+    def join(self, codec: Codec) -> None:
+        if self._stream is not None:
+            raise AbortedError("a codec cannot join a stream that was used already")
+        self._codecs.append(codec)
+
+
+class JoinedWriter(_Joined):
+    """What torch's writer writes to."""
+
+    def __init__(self, raw: IO[bytes], codec: Codec, chain: Chain | None) -> None:
+        super().__init__(raw, codec)
+        self._chain = chain
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        if self._stream is None:
+            chain = self._chain
+            if chain is None or {*map(id, chain)} != {*map(id, self._codecs)}:  # somebody else asked the codecs
+                chain = Chain(self._codecs[::-1])
+            self._stream = StreamWriter(self._raw, ContainerEncoder(chain))
+        written: int = self._stream.write(data)
+        return written
+
+    def close(self) -> None:
+        """Finish the container and close torch's stream. Raises UnsupportedError if nothing was ever written: torch
+        wrote the tensors past the extensions.
+        """
+        if self.closed:
+            return
+        if self._stream is None:
+            raise UnsupportedError(
+                "torch wrote nothing to the extensions' stream: with SerializationFormat.SAFETENSORS it writes the "
+                "tensors past them, which makes a corrupt file. Use SerializationFormat.TORCH_SAVE"
+            )
+        self._stream.close()
+        super().close()
+        self._raw.close()
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is None:
+            self.close()
+        elif self._stream is not None:
+            self._stream.abort()
+
+    def __del__(self) -> None:
+        """io.IOBase would close, which means finish; the inner stream aborts by itself."""
+
+
+class JoinedReader(_Joined):
+    """What torch's reader reads from."""
+
+    @property
+    def _opened(self) -> StreamReader:
+        if self._stream is None:
+            source = FileSlice(self._raw)
+            header = read_header(source)
+            chain = Chain(_in_stored_order(header, self._codecs))
+            coder = StreamCoder.open(chain, stream_info(header), header.seal)
+            blocks = BlockReader(source, header, coder)
+            blocks.decode_ends()
+            self._stream = StreamReader(framed(header, blocks))
+        opened: StreamReader = self._stream
+        return opened
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._opened.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return self._opened.seek(offset, whence)
+
+    def readinto(self, buffer: Any, /) -> int:
+        return self._opened.readinto(buffer)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return self._opened.read(size)
+
+
+def framed(header: Header, blocks: Blocks) -> Blocks:
+    """What torch's reader is to get of a container: torch.save's frame around a tensor's elements, or the stream."""
+    identity = header.identity
+    if identity is None or identity.kind is not Kind.TENSOR:
+        return blocks
+    return _Framed(blocks, *frame_of(identity.dtype, identity.shape))
+
+
+def is_raw(descriptors: Sequence[str]) -> bool:
+    """Whether these are the descriptors of a raw tensor."""
+    return len(descriptors) == 1 and str(descriptors[0]).startswith(f"{RAW}/")
+
+
+class RawTensor(StreamTransformExtension):
+    """Makes what torch's reader expects of a raw tensor, whose descriptor has its dtype and its shape. Raises
+    DescriptorError if that has others.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        facts = dict(Descriptor.parse(text).parameters)
+        numbers = facts["shape"].split(".") if "shape" in facts else []
+        self._dtype = facts.get("dtype", "")
+        known = self._dtype in ITEMSIZES and len(numbers) <= MAX_NDIM and all(map(str.isdecimal, numbers))
+        if not known or text != raw_descriptor(self._dtype, numbers):
+            raise DescriptorError(f"{shorten(text)!r} is not the descriptor of a raw tensor that this version reads")
+        self._shape = tuple(map(int, numbers))
+
+    @staticmethod
+    def registry_name() -> str:
+        """As torch's registry has it."""
+        return RAW
+
+    @staticmethod
+    def from_descriptor(version: str) -> RawTensor:
+        """From what follows the name."""
+        return RawTensor(f"{RAW}/{version}")
+
+    def get_descriptor(self) -> str:
+        """As it was given."""
+        return self._text
+
+    def transform_to(self, output: IO[bytes]) -> IO[bytes]:
+        """Raw tensors are written by streamxf's writers alone."""
+        raise UnsupportedError("streamxf's own writers store raw tensors, given chain='raw'")
+
+    def transform_from(self, input: IO[bytes]) -> IO[bytes]:
+        """torch.save's frame around the elements."""
+        blocks = BareBlocks(FileSlice(input))
+        if blocks.size != elements_size(self._dtype, self._shape):
+            raise IdentityError("the raw tensor has other bytes than its elements")
+        return cast("IO[bytes]", StreamReader(_Framed(blocks, *frame_of(self._dtype, self._shape))))
+
+
+class _Framed(Blocks):
+    """A tensor's elements with something before and after them, in the blocks of its container, and one more each."""
+
+    def __init__(self, blocks: Blocks, prefix: bytes, suffix: bytes) -> None:
+        super().__init__(len(prefix) + blocks.size + len(suffix), blocks.block_size)
+        self._blocks = blocks
+        self._prefix = prefix
+        self._suffix = suffix
+
+    def expect(self, first: int, stop: int) -> None:
+        self._blocks.expect(first, min(stop, self._blocks.count))
+
+    def decoder(self, index: int) -> Callable[[memoryview], None]:
+        start = index * self.block_size - len(self._prefix)
+        parts = StreamReader(self._blocks)
+
+        def decode(out: memoryview) -> None:
+            at = 0
+            if start < 0:
+                at = min(-start, len(out))
+                out[:at] = self._prefix[start + len(self._prefix) :][:at]
+            at += parts.readinto_at(max(0, start), out[at:])
+            if at < len(out):
+                begin = start + at - self._blocks.size
+                out[at:] = self._suffix[begin : begin + len(out) - at]
+
+        return decode
+
+
+def _in_stored_order(header: Header, codecs: list[Codec]) -> list[Codec]:
+    """Put `codecs` into the order of the header's chain; stream transforms before them are applied by torch itself."""
+    rest = list(codecs)
+    ordered: list[Codec] = []
+    for text in header.block_chain:
+        codec = next((codec for codec in rest if codec.descriptor().bound == text), None)
+        if codec is None:
+            break
+        rest.remove(codec)
+        ordered.append(codec)
+    else:
+        if not rest:
+            return ordered
+    given = " > ".join(codec.descriptor().bound for codec in reversed(codecs))
+    raise IdentityError(
+        f"the stored chain is {' > '.join(header.chain)}, the metadata says {given}: one of them was altered"
+    )
+
+
+def _chain_of(extensions: Any) -> Chain | None:
+    """The chain of a writer's list, checked before anything is written; None if there is no list."""
+    if extensions is None:
+        return None
+    foreign = [type(extension).__name__ for extension in extensions if not isinstance(extension, Codec)]
+    if foreign:
+        raise UnsupportedError(
+            f"{', '.join(foreign)} stands beside streamxf codecs in torch's own writer, which would save it and "
+            "could not load it: use streamxf.FileSystemWriter, where a foreign extension may stand before the first "
+            "codec"
+        )
+    return Chain(extensions)

@@ -1,4 +1,5 @@
-"""What plans say of a save: its items and their bytes, whether its index can hold them, and whether it can fit.
+"""What plans say of a save: its items and their bytes, whether its index can hold them, whether it can fit, and whether
+their tensors change meanwhile.
 
 A save that cannot fit on its file system fails before it writes, where that is certain: tensors take at least their
 bytes through a chain that cannot shrink them. A wrong refusal would be worse than an error while data is written, so
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -34,6 +35,8 @@ from streamxf.format.tiling import MAX_GROUP, is_grid
 from streamxf.storage.disk import Volume
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import MemorySource
+from streamxf.torch_private import counted_changes
+from streamxf.wording import some
 
 
 def part_of(item: WriteItem) -> Identity:
@@ -186,3 +189,27 @@ def _size_of_tensors(plan: SavePlan, planner: SavePlanner) -> int:
     """The bytes of tensors that take their bytes as they are. Objects and subclasses are not among them."""
     found = (planner.resolve_data(item) for item in plan.items if item.tensor_data is not None)
     return sum(data.nbytes for data in found if isinstance(data, torch.Tensor) and has_elements(data.detach()))
+
+
+# -- tensors that change meanwhile -----------------------------------------------------------------
+
+
+def tensor_versions(plan: SavePlan, planner: SavePlanner) -> dict[str, int]:
+    """How often each of the plan's tensors has been changed in place so far, as torch counts it."""
+    state = getattr(planner, "state_dict", None)
+    if not isinstance(state, Mapping):  # a planner that is not derived from torch's default
+        return {}
+    tensors = {name: state.get(name) for name in {item.index.fqn for item in plan.items}}
+    return {name: counted_changes(tensor) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+
+
+def changed_text(before: dict[str, int], after: dict[str, int]) -> str:
+    """A warning that names the tensors which changed in between; "" if there are none."""
+    changed = sorted(name for name, version in before.items() if after.get(name) != version)
+    if not changed:
+        return ""
+    return (
+        f"tensors changed while they were saved: {some(changed, most=3)}. This checkpoint mixes "
+        "old and new values. Do not train during the save, or save a copy: dcp.async_save makes one, unless it is "
+        "given an async_stager that does not"
+    )

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import logging
 import os
 import threading
 import warnings
 from collections.abc import Iterable, Sequence
+from concurrent import futures
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
-from weakref import finalize
+from weakref import finalize, ref
 
 from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from streamxf.chain import Chain, ChainLike
@@ -23,11 +29,20 @@ from streamxf.checkpoint.publish import check_free, publish, remove_unpublished
 from streamxf.checkpoint.saving import Extensions, Save, Stock, check_stock, warn_unless_in_one_step
 from streamxf.checkpoint.staging import Staging
 from streamxf.codec import Codec
-from streamxf.dcp.background import Background, changed_text, give_way, tensor_versions, with_copies
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
 from streamxf.dcp.metadata import complete, extra_of, items_of, records_in, results_of
-from streamxf.dcp.plans import RoomNote, check_index, check_room, entries_of, note_room, planned_bytes, share_room
-from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError
+from streamxf.dcp.plans import (
+    RoomNote,
+    changed_text,
+    check_index,
+    check_room,
+    entries_of,
+    note_room,
+    planned_bytes,
+    share_room,
+    tensor_versions,
+)
+from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
@@ -35,7 +50,15 @@ from streamxf.keys import KeyRing, KeysLike
 from streamxf.report import SaveReport
 from streamxf.storage.opening import Location
 from streamxf.stream.encoder import block_log2_of
-from streamxf.torch_private import StreamTransformExtension, split_by_size_and_type
+from streamxf.torch_private import (
+    StreamTransformExtension,
+    future_of_the_save_in_this_thread,
+    in_the_process_that_saves,
+    split_by_size_and_type,
+)
+
+NICE = 10
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -72,6 +95,7 @@ class ChainWriterMixin(StorageMixin):
     run_facts: RunFacts | None
     _save: _RankSave | None
     _coming: tuple[int, str] | None
+    _background: ref[futures.Future[Any]] | None  # of the last save in the background that uses this writer
 
     def __init__(
         self,
@@ -121,26 +145,26 @@ class ChainWriterMixin(StorageMixin):
         self.save_id = None  # torch's own is drawn on every rank, and no save has it
         self.run_facts = None
         self._coming = None
-        self._background = Background()
+        self._background = None
         warn_unless_in_one_step(self._storage, stacklevel=3)
 
     # -- what DCP calls, in this order -------------------------------------------------------------
 
     def stage(self, state_dict: Any) -> Any:
         """Copy what `dcp.async_save` is to save; first wait for an earlier save in the background by this writer."""
-        self._background.join()
+        self._join_background()
         return with_copies(super().stage(state_dict))  # type: ignore[misc]
 
     def storage_meta(self) -> StorageMeta:
         """What DCP tells planners: where the save goes, and the id that it has if this rank publishes it. As with
         torch's writers each rank has an id of its own. Once it has published, `save_id` has that, and this is the next.
         """
-        self._background.note()
+        self._note_background()
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._coming_id())
 
     def reset(self, checkpoint_id: Location | None = None) -> None:
         """Switch to another checkpoint, with the same storage options; ParameterError for one of another kind."""
-        self._background.join()
+        self._join_background()
         self._give_up()
         super().reset(checkpoint_id)
         self.save_id = self._coming = None
@@ -148,7 +172,7 @@ class ChainWriterMixin(StorageMixin):
     @errors_reach_all_ranks
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save: draw the writer id, and whatever the chain draws for each save."""
-        self._background.join()
+        self._join_background()
         self._give_up()
         give_way()
         super().set_up_storage_writer(is_coordinator)  # type: ignore[misc]  # before torch 2.9 it takes nothing else
@@ -265,9 +289,31 @@ class ChainWriterMixin(StorageMixin):
         """A copy of the writer, in this process or another, begins its own saves. A `Progress` stays behind:
         it need not know of them, and perhaps cannot be pickled.
         """
-        self._background.note()  # this may be on the way to a process that saves
-        own = {"_save": None, "_coming": None, "_background": Background(), "report": None}
+        self._note_background()  # this may be on the way to a process that saves
+        own = {"_save": None, "_coming": None, "_background": None, "report": None}
         return {**self.__dict__, **own, "_progress": self._progress is True}
+
+    # -- saves in the background -------------------------------------------------------------------
+    #
+    # torch gives the future of such a save to the caller of `async_save` alone. A future nobody awaits hides its error,
+    # and a full disk or a killed process would go unnoticed for as long as training runs. A writer finds that future on
+    # the stack of the thread in which torch's executor runs the save, and logs a failure.
+
+    def _note_background(self) -> None:
+        """If this thread makes a save in the background, have its failure logged."""
+        future = future_of_the_save_in_this_thread()
+        if future is not None and (self._background is None or future is not self._background()):
+            self._background = ref(future)  # the error of a save that failed leads to all that was staged
+            future.add_done_callback(_log_failure)
+
+    def _join_background(self) -> None:
+        """Wait until an earlier save is over. Two at the same time would mix the writer's state of each, and torch may
+        stage the second into the memory of the first.
+        """
+        earlier = None if self._background is None else self._background()
+        if earlier is not None and earlier is not future_of_the_save_in_this_thread():
+            futures.wait([earlier])
+        self._note_background()
 
     # -- helpers -----------------------------------------------------------------------------------
 
@@ -357,3 +403,44 @@ def extensions_of(extensions: Iterable[Any] | str | Codec) -> Extensions:
         else:
             foreign.append(extension)
     return Extensions(tuple(foreign), Chain(codecs))
+
+
+# -- in the background -----------------------------------------------------------------------------
+
+
+def give_way() -> None:
+    """In the process that torch started for saves, lower the priority of this thread, and so of the workers that it
+    will start: training goes on beside them, perhaps on the same CPUs. Not in a thread of training's own process, where
+    one that waits for a CPU could hold the interpreter's lock.
+    """
+    if in_the_process_that_saves():
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+def _log_failure(future: futures.Future[Any]) -> None:
+    if future.cancelled() or (error := future.exception()) is None:
+        return
+    failures = {"": error}
+    if isinstance(error, CheckpointException):
+        failures = {f"rank {rank}: ": failure for rank, (failure, _) in error.failures.items()}
+    told = [
+        "; ".join([f"{where}{type(failure).__name__}: {failure}", *getattr(failure, "__notes__", ())])
+        for where, failure in failures.items()
+    ]
+    _log.error("a save in the background failed: %s", escaped("; ".join(told)))
+
+
+def with_copies(staged: Any) -> Any:
+    """The result of torch's staging, with copies of objects that it had not copied: file objects in memory and DTensors
+    without dimensions.
+    """
+    match staged:
+        case dict():
+            return {name: with_copies(value) for name, value in staged.items()}
+        case list() | tuple():
+            return type(staged)(map(with_copies, staged))
+        case DTensor() if not staged.dim():
+            return staged.detach().clone()
+        case io.BytesIO():
+            return copy.deepcopy(staged)
+    return staged

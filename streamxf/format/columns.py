@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import zstandard
 
-from streamxf.codecs import frames
+from streamxf.codecs import zstd
 from streamxf.errors import CodecError, MetadataError
 from streamxf.format import limits
 from streamxf.format.bare import CRC_BYTES, pieces_of
@@ -229,9 +229,9 @@ def _column(column: Column, width: int, data: memoryview) -> memoryview:
 
 def _decompressed(data: memoryview, size: int) -> bytes:
     try:
-        if frames.declared_size(data) != size:
+        if zstd.declared_size(data) != size:
             bad("a part has another size than the root says")
-        return frames.decompress(data, size)
+        return zstd.decompress(data, size)
     except CodecError as error:
         raise MetadataError(f"a part of the metadata is damaged: {error.message}") from None
 
@@ -257,7 +257,7 @@ def pack_part(
     raw = b"".join([_HEAD.pack(limits.PART_MAGIC, len(columns), rows, chunks), *directory, *stored])
     packed = zstandard.ZstdCompressor(level=3).compress(raw)
     if limits.MAX_PART >= len(raw) > largest_part(len(packed)):
-        packed = frames.stored(raw)
+        packed = zstd.stored(raw)
     if len(raw) > largest_part(len(packed)):
         raise TooLarge(
             f"a part of the index would have {len(raw)} bytes, {limits.MAX_PART} are allowed; save fewer items, or "

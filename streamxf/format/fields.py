@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import zstandard
 
-from streamxf.codecs import frames
+from streamxf.codecs import zstd
 from streamxf.errors import CodecError, MetadataError
 from streamxf.format import limits
 
@@ -31,7 +31,7 @@ def pack_json(content: Any, what: str, cure: str, most: int = limits.MAX_ROOT, m
     if len(text) > _most(len(packed)):
         packed = zstandard.ZstdCompressor(level=-7).compress(text)
     if len(text) > _most(len(packed)):
-        packed = frames.stored(text)
+        packed = zstd.stored(text)
     most = min(most, _most(len(packed)))
     if len(text) > most or _too_many(text, marks):
         allowed = f"{most} are allowed, with {marks} commas and brackets"
@@ -42,11 +42,11 @@ def pack_json(content: Any, what: str, cure: str, most: int = limits.MAX_ROOT, m
 def parse_json(packed: memoryview, what: str, most: int = limits.MAX_ROOT, marks: int = limits.MAX_ROOT) -> Any:
     """Limits as in `pack_json`."""
     try:
-        size = frames.declared_size(packed)
+        size = zstd.declared_size(packed)
         most = min(most, _most(len(packed)))
         if size > most:
             raise MetadataError(f"{what} says it has {size} bytes, {most} are allowed for one of {len(packed)} stored")
-        text = frames.decompress(packed, size)
+        text = zstd.decompress(packed, size)
     except CodecError as error:
         raise MetadataError(f"{what} is damaged: {error.message}") from None
     if _too_many(text, marks):

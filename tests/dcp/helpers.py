@@ -170,7 +170,7 @@ def refused(kind: type[BaseException], *words: str) -> Iterator[None]:
 class Told(logging.Handler):
     """Keeps what is logged of saves in the background. A future's callbacks run after those who wait for it woke up."""
 
-    _logger = logging.getLogger("streamxf.dcp.background")
+    _logger = logging.getLogger("streamxf.dcp.writer")
 
     def __init__(self) -> None:
         super().__init__()

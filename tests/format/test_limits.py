@@ -6,17 +6,18 @@ import re
 from pathlib import Path
 
 from streamxf import descriptor
-from streamxf.codecs import frames
+from streamxf.codecs import zstd
 from streamxf.codecs.floatzip import levels
 from streamxf.format import limits
 from streamxf.keys import envelope, passphrase, text
 
-MODULES = (limits, descriptor, frames, levels, envelope, passphrase, text)
-# Each follows from others, or is a number in a sentence of the page.
+MODULES = (limits, descriptor, zstd, levels, envelope, passphrase, text)
+# Each follows from others, is a number in a sentence of the page, or no part of the format.
 OTHERS = {
     "MAX_HEADER": "the sum of a header's fields",
     "MAX_INDEX_EXPANSION": "64 x index_len + 65536",
     "MAX_INT": "2^63, of checkpoints of other writers",
+    "MAX_LEVEL": "of zstd, which readers need not know",
 }
 PAGES = Path(__file__).parents[2] / "docs"
 

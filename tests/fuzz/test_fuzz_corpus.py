@@ -79,7 +79,7 @@ def test_other_bytes_are_found(monkeypatch):
 
 
 def test_what_only_streamxf_refuses_is_found(monkeypatch):
-    monkeypatch.setattr("streamxf.codecs.frames.MAX_WINDOW", 1)
+    monkeypatch.setattr("streamxf.codecs.zstd.MAX_WINDOW", 1)
     with pytest.raises(Finding, match="only streamxf refuses"):
         run_seeds("codecs")
 

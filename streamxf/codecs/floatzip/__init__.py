@@ -13,7 +13,7 @@ import numpy as np
 
 from streamxf.buffers import borrowed
 from streamxf.codec import BlockInfo, Codec, Role
-from streamxf.codecs import frames
+from streamxf.codecs import zstd
 from streamxf.codecs.floatzip import kernel
 from streamxf.codecs.floatzip.coding import general, huffman, inflate, pack_into, quick, unpack
 from streamxf.codecs.floatzip.layout import (
@@ -64,7 +64,7 @@ class FloatZip(Codec):
                 if payload is not None:
                     return payload
             if plan is not None:
-                out = info.scratch(frames.bound(len(block)) + len(block) // 8 + 1024)
+                out = info.scratch(zstd.bound(len(block)) + len(block) // 8 + 1024)
                 size = _encode_planes(data, plan, info.stream.row, out, work)
                 if size <= len(block):
                     return out[:size]
@@ -154,7 +154,7 @@ def _encode_plane(
         return PlaneKind.PACKED, size
     kind = huffman if not planned.general else general if len(values) > _LITTLE else quick
     with borrowed(kind) as compressor:
-        return PlaneKind.ZSTD, frames.compress_into(compressor, values.data, out)
+        return PlaneKind.ZSTD, zstd.compress_into(compressor, values.data, out)
 
 
 def _decode_planes(table: PlaneTable, out: memoryview, work: Workspace) -> None:

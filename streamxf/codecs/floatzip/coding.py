@@ -13,7 +13,7 @@ import numpy as np
 import zstandard
 
 from streamxf.buffers import borrowed
-from streamxf.codecs import frames
+from streamxf.codecs import zstd
 from streamxf.codecs.floatzip.planes import Array, Workspace
 from streamxf.errors import CodecError
 
@@ -45,12 +45,12 @@ def huffman() -> zstandard.ZstdCompressor:
 
 def general() -> zstandard.ZstdCompressor:
     """A compressor for everything but floats."""
-    return frames.compressor(3)
+    return zstd.compressor(3)
 
 
 def quick() -> zstandard.ZstdCompressor:
     """A compressor for little of that: tables of frequencies would cost more than they save."""
-    return frames.compressor(-1)
+    return zstd.compressor(-1)
 
 
 def pack_into(values: Array, base: int, out: memoryview, work: Workspace) -> int:
@@ -69,7 +69,7 @@ def pack_into(values: Array, base: int, out: memoryview, work: Workspace) -> int
     start = _PACKED.size + len(listed)
     out[:start] = _PACKED.pack(base, len(exceptions)) + listed
     with borrowed(huffman) as compressor:
-        return start + frames.compress_into(compressor, packed.data, out[start:])
+        return start + zstd.compress_into(compressor, packed.data, out[start:])
 
 
 def _pack(values: Array, base: int, packed: Array, work: Workspace) -> Array:
@@ -136,7 +136,7 @@ def _unpack(packed: Array, base: int, out: Array, work: Workspace) -> None:
 
 def inflate(frame: memoryview, size: int) -> bytes:
     """Decompress a plane of `size` bytes. Raises CodecError if it is not exactly one frame of that size."""
-    declared = frames.declared_size(frame)
+    declared = zstd.declared_size(frame)
     if declared != size:
         raise CodecError(f"FloatZip plane declares {declared} bytes where {size} belong")
-    return frames.decompress(frame, size)
+    return zstd.decompress(frame, size)

@@ -11,7 +11,7 @@ import os
 from mmap import mmap
 
 from streamxf.buffers import borrowed, mapped
-from streamxf.codecs import frames
+from streamxf.codecs import zstd
 from streamxf.codecs.floatzip.sampling import BYTE_FLOATS, FLOAT_WIDTHS
 from streamxf.errors import ParameterError
 
@@ -54,7 +54,7 @@ def implementation() -> str:
 
 def encode_bound(size: int) -> int | None:
     """Bytes of memory that `encode_into` needs for a block; None if the reference has to encode it."""
-    if compiled is None or size > frames.MAX_WINDOW:
+    if compiled is None or size > zstd.MAX_WINDOW:
         return None
     return compiled.encode_bound(size)
 
@@ -80,7 +80,7 @@ def decode_into(payload: memoryview, out: memoryview) -> bool:
     bool
         False if the reference must decide: there is no kernel, or the payload is damaged or unknown to it.
     """
-    if compiled is None or len(out) > frames.MAX_WINDOW:
+    if compiled is None or len(out) > zstd.MAX_WINDOW:
         return False
     with borrowed(_Work) as work:
         return compiled.decode(payload, out, work.of(compiled.work_size(len(out))))

@@ -11,7 +11,7 @@ import struct
 import numpy as np
 
 from streamxf.buffers import borrowed
-from streamxf.codecs import frames
+from streamxf.codecs import zstd
 from streamxf.codecs.floatzip.coding import WINDOW, huffman, inflate, pack_into, unpack
 from streamxf.codecs.floatzip.planes import Array, Workspace
 from streamxf.codecs.floatzip.sampling import entropy_of
@@ -39,7 +39,7 @@ def level_into(values: Array, period: int, out: memoryview, work: Workspace) -> 
     levels = np.concatenate([groups, columns])
     start = _HEAD.size
     with borrowed(huffman) as compressor:
-        size = frames.compress_into(compressor, levels.data, out[start:])
+        size = zstd.compress_into(compressor, levels.data, out[start:])
     body = pack_into(rest, 0, out[start + size :], work)
     if not body:
         return 0
