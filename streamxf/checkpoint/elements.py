@@ -26,7 +26,7 @@ from streamxf.errors import PolicyError, UnsupportedError
 from streamxf.format.items import ITEMSIZES, TensorItem, contiguous_strides
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.reader import Blocks, MemoryBlocks, StreamReader
-from streamxf.torchsave.framed import find_framed
+from streamxf.torchsave.objects import find_framed
 
 if TYPE_CHECKING:
     import numpy.typing as npt

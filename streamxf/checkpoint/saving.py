@@ -26,8 +26,7 @@ from streamxf.report import Meter
 from streamxf.storage.disk import Mount
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
-from streamxf.stream.encoder import ContainerEncoder, block_log2_of
-from streamxf.stream.writer import StreamWriter
+from streamxf.stream.encoder import ContainerEncoder, StreamWriter, block_log2_of
 from streamxf.torchsave.check import quick_needs
 from streamxf.wording import size_text, some
 

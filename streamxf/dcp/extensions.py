@@ -26,9 +26,8 @@ from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader, read_header, stream_info
-from streamxf.stream.encoder import ContainerEncoder
+from streamxf.stream.encoder import ContainerEncoder, StreamWriter
 from streamxf.stream.reader import BareBlocks, Blocks, StreamReader
-from streamxf.stream.writer import StreamWriter
 from streamxf.torch_private import (
     Extension,
     ExtensionRegistry,

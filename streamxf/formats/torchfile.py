@@ -14,8 +14,8 @@ from streamxf.format.limits import MAX_STEPS
 from streamxf.formats.contents import Shard, whole_tensor
 from streamxf.storage.reading import StoredFile
 from streamxf.torchsave.archive import PICKLE, Archive, NotSavedByTorch
+from streamxf.torchsave.calls import StoredTensor
 from streamxf.torchsave.check import read_outline
-from streamxf.torchsave.tensors import StoredTensor
 from streamxf.torchsave.unpickler import Foreign
 
 MAX_RECORDS = 2**20

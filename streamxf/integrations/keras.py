@@ -13,7 +13,7 @@ from streamxf.checkpoint.access import chain_and_ring
 from streamxf.keys import KeysLike
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.record import numbers_in
-from streamxf.stream.files import decoded, encoded, reading
+from streamxf.stream.plain import decoded, encoded, reading
 
 _FILE = "model.keras.sxf"
 

@@ -16,7 +16,7 @@ from streamxf.errors import ParameterError, StreamxfError
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.keys import KeysLike
 from streamxf.storage.opening import open_storage
-from streamxf.stream.files import decoded, encoded, reading
+from streamxf.stream.plain import decoded, encoded, reading
 
 _LOADERS = (  # modules that look up torch.load's wrapper under the name pl_load
     "lightning.pytorch.core.saving",

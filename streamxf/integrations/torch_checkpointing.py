@@ -16,7 +16,7 @@ from typing_extensions import Buffer
 from streamxf.chain import Chain, ChainLike
 from streamxf.checkpoint.access import ring_for
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.stream.files import TORCH_SAVED, decoded
+from streamxf.stream.plain import TORCH_SAVED, decoded
 from streamxf.stream.plain import open as open_plain
 
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import sys
 from builtins import open as _builtin_open
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Any, Literal, Self, overload
+from typing import IO, Any, Literal, Self, cast, overload
 
 from typing_extensions import Buffer
 
-from streamxf.buffers import write_all
+from streamxf.buffers import Writable, flat_view, write_all
 from streamxf.chain import Chain, ChainLike, StreamCoder
 from streamxf.descriptor import Descriptor
 from streamxf.errors import AbortedError, ContainerError, ParameterError, PolicyError, located, redacted
 from streamxf.format.container import End
 from streamxf.format.header import Header
-from streamxf.format.limits import DEFAULT_BLOCK_LOG2
+from streamxf.format.limits import DEFAULT_BLOCK_LOG2, PLAIN_MAGIC
 from streamxf.format.plain import (
     PREFIX_START_BYTES,
     SEAL_END_BYTES,
@@ -40,10 +41,8 @@ from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import FileSlice
 from streamxf.storage.storage import Storage, is_url
 from streamxf.stream.container import BlockReader, ChainOpener, read_header
-from streamxf.stream.encoder import ContainerEncoder, block_log2_of
-from streamxf.stream.pipe import PipeReader
-from streamxf.stream.reader import StreamReader
-from streamxf.stream.writer import StreamWriter
+from streamxf.stream.encoder import ContainerEncoder, StreamWriter, block_log2_of
+from streamxf.stream.reader import PipeReader, StreamReader
 
 
 @dataclass(frozen=True)
@@ -327,3 +326,63 @@ def _read_exactly(file: IO[bytes], size: int) -> bytes:
     while len(data) < size and (more := file.read(size - len(data))):
         data += more
     return data
+
+
+# -- files of frameworks that write a checkpoint into one ----------------------------------------
+
+
+TORCH_SAVED = b"PK\x03\x04", b"\x80"
+"""How files of torch.save begin: those of today, and those from before torch 1.6."""
+
+
+@contextmanager
+def encoded(path: str | os.PathLike[str], chain: Chain) -> Iterator[tuple[IO[bytes], Any]]:
+    """A file to write to, and the SHA-256 of what it becomes, known at the end. The whole file is under `path` when the
+    block ends without an error, and otherwise what was there before.
+    """
+    storage = open_storage(path)
+    if storage.near:
+        storage.parent()[0].make_folder(durable=False)
+    with storage.replacing() as target:
+        digested = _Digested(target)
+        with open(cast("IO[bytes]", digested), "wb", chain=chain) as file:
+            yield cast("IO[bytes]", file), digested.digest
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """The bytes that are stored there. Raises as `Storage.open`."""
+    with open_storage(path).open() as file:
+        yield file.raw
+
+
+def decoded(
+    raw: Any, chain: Chain, keys: KeyRing, path: str, begins: tuple[bytes, ...] = TORCH_SAVED, finish: Any = None
+) -> Any:
+    """A plain file to read from, or `raw` itself if it was saved without a chain, when it has one of these beginnings
+    and `chain` does not encrypt. `finish` as in `read_file`. Raises as `streamxf.open`; errors name `path`.
+    """
+    with located(file=path):
+        begin = raw.read(len(PLAIN_MAGIC))
+        raw.seek(0)
+        encrypts = chain.encryption is not None
+        if begin == PLAIN_MAGIC:
+            return read_file(raw, keys, CodecRegistry(), finish, path, encrypted=encrypts)
+        if encrypts:
+            raise unencrypted()
+        if not begin.startswith(begins):
+            raise ContainerError("the file begins neither as with a chain nor as without one: it was damaged")
+    return raw
+
+
+class _Digested:
+    """Passes on what is written, and computes its SHA-256."""
+
+    def __init__(self, raw: Writable) -> None:
+        self._raw = raw
+        self.digest = hashlib.sha256()
+
+    def write(self, data: Buffer, /) -> int | None:
+        count = self._raw.write(data)
+        self.digest.update(flat_view(data)[: count or 0])
+        return count

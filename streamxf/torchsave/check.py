@@ -23,11 +23,9 @@ from streamxf.budget import ELEMENT
 from streamxf.buffers import collector_paused
 from streamxf.errors import ParameterError
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
-from streamxf.torchsave.plain import BYTES_IO, NUMPY, PLAIN, scalar
-from streamxf.torchsave.tensors import KINDS, OUTLINED, TENSORS, VALUES, StorageRef, find_storage
+from streamxf.torchsave.calls import BYTES_IO, CALLS, KINDS, NUMPY, OUTLINED, StorageRef, find_storage, scalar
 from streamxf.torchsave.unpickler import ACTIONS, Actions, Foreign, Name, Unpickler
 
-_CALLS = {**PLAIN, **TENSORS, **dict.fromkeys(VALUES, lambda *_: None)}
 _TENSOR = 16  # opcodes: torch takes a kilobyte for each tensor, and as much again to save it
 # Names that mean nothing without one another: who allows one of them means the real ones.
 _GROUPS = {**dict.fromkeys(NUMPY, NUMPY.keys()), BYTES_IO: {BYTES_IO}}
@@ -129,7 +127,7 @@ class Check(_Archived):
 
     def find_class(self, module: str, name: str) -> Name:
         full = mapped(module, name)
-        function = _CALLS.get(full)
+        function = CALLS.get(full)
         if function is not None and (full not in _GROUPS or _GROUPS[full].isdisjoint(self.allowed)):
             self.names[full] = None
             return Name(full, partial(function, self))
@@ -144,14 +142,11 @@ class _Outline(_Archived):
 
     def find_class(self, module: str, name: str) -> Name:
         full = f"{module:.200}.{name:.200}"
-        function = _OUTLINED.get(full)
+        function = OUTLINED.get(full)
         return Name(full, None if function is None else partial(function, self))
 
     def refuse(self, name: str, arguments: tuple[Any, ...]) -> Foreign:
         return Foreign(name, *arguments)
-
-
-_OUTLINED = {**OUTLINED, **{name: PLAIN[name] for name in ("_codecs.encode", "collections.OrderedDict")}}
 
 
 @collector_paused()
@@ -254,7 +249,7 @@ def quick_needs(data: memoryview) -> tuple[tuple[str, ...], str]:
         unpickler.load()
     except Exception:  # it calls or fills what nothing here stands for
         return needs_of(data)
-    return needs_of(data) if unpickler.names - _CALLS.keys() else ((), "")
+    return needs_of(data) if unpickler.names - CALLS.keys() else ((), "")
 
 
 def _first_record(head: bytes) -> bytes | None:

@@ -20,7 +20,7 @@ from streamxf.errors import UnsupportedError
 from streamxf.format.items import ITEMSIZES, contiguous_strides, elements_size
 from streamxf.format.limits import MAX_RAW_SIZE
 from streamxf.torch_private import untyped_storage
-from streamxf.torchsave.tensors import STORAGES
+from streamxf.torchsave.calls import STORAGES
 
 PROTOCOL = 2
 """Of the pickles that torch writes."""

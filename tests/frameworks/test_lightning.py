@@ -237,7 +237,7 @@ def test_a_job_that_only_encrypts_does_not_start_over(tmp_path: Path, train: Cal
 @pytest.mark.usefixtures("lightning")
 def test_killed_in_the_middle_of_a_file(tmp_path: Path) -> None:
     run, script = tmp_path / "run", EXAMPLES / "lightning_trainer.py"
-    killed_at("waiting", [sys.executable, WAITING, "streamxf.stream.writer:StreamWriter._end", "2", script, run])
+    killed_at("waiting", [sys.executable, WAITING, "streamxf.stream.encoder:StreamWriter._end", "2", script, run])
     (draft,) = (run / "step-6").glob(".lightning.ckpt.*.tmp")
     size = draft.stat().st_size
     assert size > 100_000

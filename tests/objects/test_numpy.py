@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from streamxf.errors import PolicyError
+from streamxf.torchsave.calls import PLAIN
 from streamxf.torchsave.check import Check, Maker, chosen
 from streamxf.torchsave.objects import Objects
-from streamxf.torchsave.plain import PLAIN
 from tests.dcp.helpers import load, refused, save
 
 from .pickles import archive, call, number, saved, text

@@ -19,7 +19,7 @@ from streamxf.integrations.lightning import ChainCheckpointIO
 from streamxf.storage.files import NotRegular, aim, create, open_regular
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
-from streamxf.stream.files import reading
+from streamxf.stream.plain import reading
 
 # Where the name is the system's, the package's own, or was just made; and streamxf.open, which is given a file by name
 # and may be given a pipe.

@@ -19,8 +19,7 @@ import streamxf
 from streamxf import Codec, engine
 from streamxf.chain import Chain
 from streamxf.errors import AbortedError, CodecError, ContainerError, ParameterError, StreamxfError
-from streamxf.stream.encoder import ContainerEncoder
-from streamxf.stream.writer import StreamWriter
+from streamxf.stream.encoder import ContainerEncoder, StreamWriter
 from tests.polling import wait_until
 from tests.samples import BLOCK, FULL, KEY, READERS, data_of, encode
 

@@ -15,7 +15,6 @@ from streamxf.buffers import borrowed
 from streamxf.codec import BlockInfo, Codec, Role
 from streamxf.codecs import zstd
 from streamxf.codecs.floatzip import kernel
-from streamxf.codecs.floatzip.coding import general, huffman, inflate, pack_into, quick, unpack
 from streamxf.codecs.floatzip.layout import (
     STORED,
     PlaneKind,
@@ -27,7 +26,18 @@ from streamxf.codecs.floatzip.layout import (
     table_size,
 )
 from streamxf.codecs.floatzip.levels import best_period, level_into, unlevel
-from streamxf.codecs.floatzip.planes import Array, Workspace, merge, split
+from streamxf.codecs.floatzip.planes import (
+    Array,
+    Workspace,
+    general,
+    huffman,
+    inflate,
+    merge,
+    pack_into,
+    quick,
+    split,
+    unpack,
+)
 from streamxf.codecs.floatzip.sampling import BlockPlan, PlanePlan, choose
 from streamxf.errors import CodecError
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from streamxf.buffers import borrowed
 from streamxf.codecs import zstd
-from streamxf.codecs.floatzip.coding import WINDOW, huffman, inflate, pack_into, unpack
-from streamxf.codecs.floatzip.planes import Array, Workspace
+from streamxf.codecs.floatzip.planes import WINDOW, Array, Workspace, huffman, inflate, pack_into, unpack
 from streamxf.codecs.floatzip.sampling import entropy_of
 from streamxf.errors import CodecError
 

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from streamxf.buffers import borrowed
-from streamxf.codecs.floatzip.coding import MAX_EXCEPTIONS, WINDOW, general, huffman
 from streamxf.codecs.floatzip.layout import Layout, PlaneKind
-from streamxf.codecs.floatzip.planes import Array
+from streamxf.codecs.floatzip.planes import MAX_EXCEPTIONS, WINDOW, Array, general, huffman
 
 FLOAT_WIDTHS = {
     "bfloat16": 2,

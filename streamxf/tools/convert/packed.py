@@ -35,7 +35,7 @@ from streamxf.tools.convert.manifest import (
     is_kept,
     rest_of,
 )
-from streamxf.torchsave.framed import find_framed
+from streamxf.torchsave.objects import find_framed
 from streamxf.wording import many, printable, some
 
 _METADATA = "/.metadata"

@@ -29,7 +29,7 @@ from streamxf.stream.encoder import Load
 from streamxf.stream.reader import BareBlocks, Blocks, StreamReader
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, check_same, convert, refuse_same
 from streamxf.tools.convert.result import Converted
-from streamxf.torchsave.framed import find_framed
+from streamxf.torchsave.objects import find_framed
 
 Fill = Callable[[memoryview], None]
 

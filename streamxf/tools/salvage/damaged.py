@@ -43,7 +43,7 @@ from streamxf.stream.reader import Blocks, MemoryBlocks, StreamReader
 from streamxf.tools.damage import Damage
 from streamxf.tools.nesting import MAX_LISTS, list_lengths
 from streamxf.tools.salvage.rebuild import rebuild, writer_of
-from streamxf.torchsave.framed import check_records, load_framed
+from streamxf.torchsave.objects import check_records, load_framed
 from streamxf.wording import many
 
 Ints = tuple[int, ...]

@@ -44,7 +44,7 @@ from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.reader import BareBlocks, MemoryBlocks, StreamReader
 from streamxf.tools.scan import Found, scan, walk
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes
-from streamxf.torchsave.framed import check_records, find_framed, load_framed
+from streamxf.torchsave.objects import check_records, find_framed, load_framed
 from streamxf.wording import many, some
 
 _STEP = 2**20

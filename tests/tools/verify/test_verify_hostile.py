@@ -21,7 +21,7 @@ import streamxf
 from streamxf import Checksum
 from streamxf.errors import MetadataError
 from streamxf.tools.verify.reading import GuardedAccess
-from streamxf.torchsave.framed import check_records
+from streamxf.torchsave.objects import check_records
 from tests.dcp.helpers import data_files, index_of, rewrite_index, rewrite_pickle, save, sections_of
 from tests.dcp.writers import save_as_ranks
 from tests.forge import CONTAINER_MAGIC, LAST, Parts, with_crc

@@ -26,7 +26,7 @@ from streamxf.errors import (
     StreamxfError,
 )
 from streamxf.tools.verify import VerifyReport
-from streamxf.torchsave.framed import check_records
+from streamxf.torchsave.objects import check_records
 from tests.dcp.helpers import KEY, OTHER_KEY, error_of, full_chain, rewrite_index, rewrite_pickle, save
 from tests.dcp.writers import save_as_ranks
 from tests.forge import split_metadata
