@@ -136,7 +136,7 @@ class Chain:
         """The codecs' descriptors without their fragments, as a container's header records them."""
         return tuple(descriptor.bound for descriptor in self.descriptors)
 
-    @property
+    @cached_property
     def descriptors(self) -> tuple[Descriptor, ...]:
         return tuple(codec.descriptor() for codec in self.codecs)
 

@@ -214,10 +214,6 @@ class Engine:
         self._started = 0
         self._starting = threading.RLock()
 
-    def at_once(self, size: int) -> int:
-        """How many jobs of `size` bytes run at the same time, at most."""
-        return min(self.workers, max(_BUSY, MAX_BYTES_IN_FLIGHT // ((1 + _WORKSPACE) * size)))
-
     def submit(self, job: Job[T]) -> Job[T]:
         """Run `job` in a worker; or here, where no thread can be started, and inside of a worker, which could otherwise
         wait for itself (a codec may use a stream of its own).

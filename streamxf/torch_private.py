@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         _ThreadBasedAsyncCheckpointExecutor as ThreadBasedAsyncCheckpointExecutor,
     )
     from torch.distributed.checkpoint._extension import (
-        Extension,
         ExtensionRegistry,
         StreamTransformExtension,
         ZStandard,
@@ -50,7 +49,6 @@ _DCP = "torch.distributed.checkpoint"
 _PARTS = {
     # Stream extensions: what codecs are to torch. A registry makes them of descriptors by `from_descriptor_list`.
     # Codecs are registered with the abstract class, which torch's isinstance checks then accept.
-    "Extension": f"{_DCP}._extension:Extension",
     "StreamTransformExtension": f"{_DCP}._extension:StreamTransformExtension",
     "ExtensionRegistry": f"{_DCP}._extension:ExtensionRegistry",
     "ZStandard": f"{_DCP}._extension:ZStandard",

@@ -96,7 +96,6 @@ EXPANDING_TOO |= {"delete", "upload", "download", "cp", "move", "rename"}  # whi
 FILE_SYSTEMS = {"filesystem", "_filesystem", "fs", "_fs", "inner", "layer"}  # what streamxf calls them
 MAY_EXPAND = {
     (Path("storage/remote.py"), "mv"),  # for SFTP alone, where it renames a literal path
-    (Path("integrations/torch_checkpointing.py"), "glob"),  # of torch_checkpointing's storage, for whoever asks it to
 }
 
 

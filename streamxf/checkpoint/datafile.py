@@ -155,14 +155,13 @@ class DataFile:
 
     def write(self, data: Buffer, /) -> int:
         """Write all of `data`, however little `raw` takes at a time."""
-        view = flat_view(data)
         begin = perf_counter()
-        write_all(self._synced or self._raw, view)
+        size = write_all(self._synced or self._raw, data)
         self._save.meter.io(perf_counter() - begin)
         if self._crcs is not None:
-            self._crcs.add(view)
-        self.size += len(view)
-        return len(view)
+            self._crcs.add(flat_view(data))
+        self.size += size
+        return size
 
     # -- blocks ------------------------------------------------------------------------------------------
 

@@ -29,7 +29,6 @@ from streamxf.stream.container import BlockReader, read_header, stream_info
 from streamxf.stream.encoder import ContainerEncoder, StreamWriter
 from streamxf.stream.reader import BareBlocks, Blocks, StreamReader
 from streamxf.torch_private import (
-    Extension,
     ExtensionRegistry,
     StreamTransformExtension,
     extensions_of_the_asking_writer,
@@ -76,7 +75,7 @@ class Registry(ExtensionRegistry):
         else:
             super().register(cls)
 
-    def from_descriptor_list(self, descriptors: Sequence[str]) -> Sequence[Extension]:
+    def from_descriptor_list(self, descriptors: Sequence[str]) -> Sequence[Any]:
         """Rebuild the extensions of one item, in the order in which a reader applies them.
 
         Raises UnknownCodecError, CodecNotAllowedError, DescriptorError, KeyMissingError or WrongKeyError if one cannot
@@ -158,7 +157,7 @@ def transform_from(codec: Codec, input: IO[bytes]) -> IO[bytes]:
     return cast("IO[bytes]", input)
 
 
-class _Joined(io.RawIOBase):
+class _Joined:
     """A container whose codecs are still coming, until the first byte is written or read."""
 
     def __init__(self, raw: IO[bytes], codec: Codec) -> None:
@@ -173,7 +172,7 @@ class _Joined(io.RawIOBase):
         self._codecs.append(codec)
 
 
-class JoinedWriter(_Joined):
+class JoinedWriter(_Joined, io.RawIOBase):
     """What torch's writer writes to."""
 
     def __init__(self, raw: IO[bytes], codec: Codec, chain: Chain | None) -> None:
@@ -218,38 +217,17 @@ class JoinedWriter(_Joined):
 
 
 class JoinedReader(_Joined):
-    """What torch's reader reads from."""
+    """What torch's reader reads from: a `StreamReader`, opened when it asks for anything of one."""
 
-    @property
-    def _opened(self) -> StreamReader:
+    def __getattr__(self, name: str) -> Any:
         if self._stream is None:
             source = FileSlice(self._raw)
             header = read_header(source)
             chain = Chain(_in_stored_order(header, self._codecs))
-            coder = StreamCoder.open(chain, stream_info(header), header.seal)
-            blocks = BlockReader(source, header, coder)
+            blocks = BlockReader(source, header, StreamCoder.open(chain, stream_info(header), header.seal))
             blocks.decode_ends()
             self._stream = StreamReader(framed(header, blocks))
-        opened: StreamReader = self._stream
-        return opened
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._opened.tell()
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        return self._opened.seek(offset, whence)
-
-    def readinto(self, buffer: Any, /) -> int:
-        return self._opened.readinto(buffer)
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        return self._opened.read(size)
+        return getattr(self._stream, name)
 
 
 def framed(header: Header, blocks: Blocks) -> Blocks:

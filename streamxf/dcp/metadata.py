@@ -52,12 +52,12 @@ _MADE = {"state_dict_metadata", PLANNER_DATA, "storage_data", "_found"}
 # -- from DCP --------------------------------------------------------------------------------------------------
 
 
-def extra_of(content: Metadata) -> dict[str, Any]:
-    """What planners put into the metadata besides: planner data that is not paths, and attributes of their own. Raises
-    UnsupportedError if something of it is not plain data.
+def extra_of(content: Metadata, paths: Mapping[str, Path]) -> dict[str, Any]:
+    """What planners put into the metadata besides: planner data that is not `paths`, and attributes of their own.
+    Raises UnsupportedError if something of it is not plain data.
     """
     found = {name: value for name, value in vars(content).items() if name not in OWN | {FOUND, _PUBLISHED, "_found"}}
-    if content.planner_data is not None and not paths_of(content):
+    if content.planner_data is not None and not paths:
         found[PLANNER_DATA] = content.planner_data
     return plain_members(found, "the planner has")
 
@@ -120,15 +120,16 @@ def records_in(results: list[list[WriteResult]]) -> tuple[FileRecord, ...]:
 
 
 @collector_paused()
-def items_of(content: Metadata, results: list[list[WriteResult]], extensions: Extensions) -> dict[str, Item]:
-    """The items of a save that is about to be published, from the planner's `content` and the results of all ranks.
-    Raises UnsupportedError if something has no place in the index, or was not stored.
+def items_of(
+    content: Metadata, paths: Mapping[str, Path], results: list[list[WriteResult]], extensions: Extensions
+) -> dict[str, Item]:
+    """The items of a save that is about to be published, from the planner's `content`, its `paths`, and the results of
+    all ranks. Raises UnsupportedError if something has no place in the index, or was not stored.
     """
     stored: dict[str, list[WriteResult]] = {}
     for result in chain.from_iterable(results):
         stored.setdefault(result.index.fqn, []).append(result)
     few = sum(map(len, results)) <= STOCK_CHUNKS
-    paths = paths_of(content)
     items: dict[str, Item] = {}
     written = extensions.recorded, _Note(not extensions.in_blocks)
     for name, entry in content.state_dict_metadata.items():

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from streamxf.checkpoint.saving import Entry, Extensions, check_space
 from streamxf.checkpoint.sources import Content, content_of, dtype_name, has_elements
 from streamxf.checkpoint.staging import Staging
-from streamxf.dcp.metadata import extra_of
+from streamxf.dcp.metadata import extra_of, paths_of
 from streamxf.errors import MetadataError, UnsupportedError, located
 from streamxf.format import limits
 from streamxf.format.header import Identity, Kind
@@ -102,7 +102,8 @@ def check_index(plans: Sequence[SavePlan]) -> None:
     longest = max(map(check_name, counts), key=lambda name: len(name.encode()), default="")
     most = {"a name": len(longest.encode()), "a path": max((_size_of(path) for path in paths.values()), default=0)}
     with suppress(UnsupportedError):  # the planner may leave it out
-        most["planner data"] = _size_of(extra_of(Metadata(dict.fromkeys(counts), paths)))  # type: ignore[arg-type]
+        content = Metadata(dict.fromkeys(counts), paths)  # type: ignore[arg-type]
+        most["planner data"] = _size_of(extra_of(content, paths_of(content)))
     for what, allowed in (("a name", limits.MAX_IDENTITY), ("a path", limits.MAX_PART // 2), ("planner data", _EXTRA)):
         if most.get(what, 0) > allowed:
             raise MetadataError(

@@ -30,7 +30,7 @@ from streamxf.checkpoint.saving import Extensions, Save, Stock, check_stock, war
 from streamxf.checkpoint.staging import Staging
 from streamxf.codec import Codec
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
-from streamxf.dcp.metadata import complete, extra_of, items_of, records_in, results_of
+from streamxf.dcp.metadata import complete, extra_of, items_of, paths_of, records_in, results_of
 from streamxf.dcp.plans import (
     RoomNote,
     changed_text,
@@ -273,7 +273,8 @@ class ChainWriterMixin(StorageMixin):
         save.enter()
         try:
             try:
-                items, extra = items_of(metadata, results, save.extensions), extra_of(metadata)
+                paths = paths_of(metadata)
+                items, extra = items_of(metadata, paths, results, save.extensions), extra_of(metadata, paths)
             except BaseException as error:
                 save.discard({result.storage_data.relative_path for own in results for result in own}, error)
                 raise

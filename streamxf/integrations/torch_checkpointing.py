@@ -57,6 +57,11 @@ class ChainStorageConfig(StorageConfig):  # type: ignore[misc]  # torch_checkpoi
         return ChainStorage(self.storage.create_storage(), self._chain, ring_for(self._chain, self.keys))
 
 
+def _passed_on(name: str) -> Any:
+    """A method that the storage below answers."""
+    return lambda self, *args, **kwargs: getattr(self._storage, name)(*args, **kwargs)
+
+
 class ChainStorage(Storage):  # type: ignore[misc]
     def __init__(self, storage: Any, chain: Chain, keys: KeyRing) -> None:
         self._storage = storage
@@ -87,29 +92,13 @@ class ChainStorage(Storage):  # type: ignore[misc]
         with self.stream_read(path) as file:
             return file.seek(0, io.SEEK_END)
 
-    def delete(self, path: Path) -> None:
-        self._storage.delete(path)
-
-    def mkdir(self, path: Path, recursive: bool = True) -> None:
-        self._storage.mkdir(path, recursive)
-
-    def rmdir(self, path: Path) -> None:
-        self._storage.rmdir(path)
-
-    def rename(self, src_path: Path, dst_path: Path, *args: Any, **kwargs: Any) -> None:
-        self._storage.rename(src_path, dst_path, *args, **kwargs)
-
-    def ls(self, path: Path) -> Any:
-        return self._storage.ls(path)
-
-    def exists(self, path: Path) -> Any:
-        return self._storage.exists(path)
-
-    def glob(self, pattern: str) -> Any:
-        return self._storage.glob(pattern)
-
-    def isdir(self, path: Path) -> Any:
-        return self._storage.isdir(path)
-
-    def remap_path(self, path: Path) -> Any:
-        return self._storage.remap_path(path)
+    # what is the same with a chain as without one
+    delete = _passed_on("delete")
+    mkdir = _passed_on("mkdir")
+    rmdir = _passed_on("rmdir")
+    rename = _passed_on("rename")
+    ls = _passed_on("ls")
+    exists = _passed_on("exists")
+    glob = _passed_on("glob")
+    isdir = _passed_on("isdir")
+    remap_path = _passed_on("remap_path")
