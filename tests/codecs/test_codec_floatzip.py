@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamxf
-from streamxf.codecs.floatzip.levels import level_into, unlevel
-from streamxf.codecs.floatzip.planes import Workspace, pack_into, unpack
+from streamxf.codecs.floatzip.planes import Workspace, level_into, pack_into, unlevel, unpack
 from streamxf.format.container import stage_limit
 from streamxf.testing import CodecConformance
 from tests.codecs.blocks import info

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from streamxf import descriptor
 from streamxf.codecs import zstd
-from streamxf.codecs.floatzip import levels
+from streamxf.codecs.floatzip import planes
 from streamxf.format import limits
 from streamxf.keys import envelope, passphrase, text
 
-MODULES = (limits, descriptor, zstd, levels, envelope, passphrase, text)
+MODULES = (limits, descriptor, zstd, planes, envelope, passphrase, text)
 # Each follows from others, is a number in a sentence of the page, or no part of the format.
 OTHERS = {
     "MAX_HEADER": "the sum of a header's fields",

@@ -25,20 +25,21 @@ from streamxf.codecs.floatzip.layout import (
     raw_size,
     table_size,
 )
-from streamxf.codecs.floatzip.levels import best_period, level_into, unlevel
 from streamxf.codecs.floatzip.planes import (
     Array,
     Workspace,
     general,
     huffman,
     inflate,
+    level_into,
     merge,
     pack_into,
     quick,
     split,
+    unlevel,
     unpack,
 )
-from streamxf.codecs.floatzip.sampling import BlockPlan, PlanePlan, choose
+from streamxf.codecs.floatzip.sampling import BlockPlan, PlanePlan, best_period, choose
 from streamxf.errors import CodecError
 
 _STORED = bytes([STORED])

@@ -7,6 +7,10 @@ workers then did no more than one. Left shifts are written as multiplications, w
 The exponents of a layer nearly all lie within sixteen neighbouring values. Packed two to a byte, each pair is one
 symbol for zstd's Huffman coder, which so works through half as many symbols and comes closer to the entropy. The few
 values outside of the sixteen are stored beside them.
+
+In the moments of an optimizer every row and every column of a matrix has its own scale. A level states it once for a
+whole group or column of numbers, so that their exponents need not repeat it; levels are taken off before the rest is
+packed.
 """
 
 from __future__ import annotations
@@ -103,9 +107,14 @@ def merge(planes: Sequence[Array], rotated: bool, elements: Array, work: Workspa
 
 
 WINDOW = 16
-MAX_EXCEPTIONS = 1 / 64  # of all values; beyond that, packing costs more than it saves
+MOST_EXCEPTIONS = 1 / 64  # of all values; beyond that, packing costs more than it saves
+
+GROUP_LOG2 = 6
+MAX_PERIOD = 1 << 16
+_COLUMN_ROWS = 64  # enough rows to estimate a column's level
 
 _PACKED = struct.Struct("<B3xI")
+_LEVELLED = struct.Struct("<B3xII")
 
 
 def huffman() -> zstandard.ZstdCompressor:
@@ -148,7 +157,7 @@ def pack_into(values: Array, base: int, out: memoryview, work: Workspace) -> int
     """
     packed = work.plane(-1, (len(values) + 1) // 2)
     exceptions = _pack(values, base, packed, work)
-    if len(exceptions) > len(values) * MAX_EXCEPTIONS:
+    if len(exceptions) > len(values) * MOST_EXCEPTIONS:
         return 0
     listed = exceptions.astype("<u4").tobytes() + values[exceptions].tobytes()
     start = _PACKED.size + len(listed)
@@ -225,3 +234,80 @@ def inflate(frame: memoryview, size: int) -> bytes:
     if declared != size:
         raise CodecError(f"FloatZip plane declares {declared} bytes where {size} belong")
     return zstd.decompress(frame, size)
+
+
+# -- levels ----------------------------------------------------------------------------------------
+
+
+def level_into(values: Array, period: int, out: memoryview, work: Workspace) -> int:
+    """Take levels off `values`, pack the rest, and store both in `out`; returns the bytes written, 0 if the rest cannot
+    be packed. `period` is the length of a row, where columns have levels, else 1.
+    """
+    columns = column_levels(values, period)
+    rest = work.plane(-4, len(values))
+    _over_rows(np.subtract, values, columns, rest)
+    groups = _group_levels(rest)
+    _over_groups(np.subtract, rest, groups)
+    levels = np.concatenate([groups, columns])
+    start = _LEVELLED.size
+    with borrowed(huffman) as compressor:
+        size = zstd.compress_into(compressor, levels.data, out[start:])
+    body = pack_into(rest, 0, out[start + size :], work)
+    if not body:
+        return 0
+    out[:start] = _LEVELLED.pack(GROUP_LOG2, period, size)
+    return start + size + body
+
+
+def unlevel(stored: memoryview, out: Array, work: Workspace) -> None:
+    """Fill `out`, of shape (n,), with the values that `level_into` stored. Raises CodecError if `stored` is damaged."""
+    if len(stored) < _LEVELLED.size or any(stored[1:4]):
+        raise CodecError("FloatZip levelled plane has a damaged head")
+    group_log2, period, size = _LEVELLED.unpack_from(stored)
+    if group_log2 != GROUP_LOG2 or not 1 <= period <= MAX_PERIOD or _LEVELLED.size + size > len(stored):
+        raise CodecError("FloatZip levelled plane has groups, rows or levels of an impossible size")
+    count = -(-len(out) // (1 << GROUP_LOG2))
+    levels = np.frombuffer(inflate(stored[_LEVELLED.size : _LEVELLED.size + size], count + period), np.uint8)
+    unpack(stored[_LEVELLED.size + size :], out, work)
+    _over_groups(np.add, out, levels[:count])
+    _over_rows(np.add, out, levels[count:], out)
+
+
+def greatest_of(groups: Array) -> Array:
+    """The greatest value of each group; values are signed differences from something, modulo 256."""
+    greatest: Array = groups.view(np.int8).max(axis=1).view(np.uint8)
+    return greatest
+
+
+def column_levels(values: Array, period: int) -> Array:
+    """The mean of each column of rows of `period` values, of shape (period,), from some of the rows."""
+    rows = values[: len(values) // period * period].reshape(-1, period)
+    some = rows[:: max(1, len(rows) // _COLUMN_ROWS)] if period > 1 else rows[:: max(1, len(rows) // 4096)]
+    means: Array = np.rint(some.mean(axis=0)).astype(np.uint8)
+    return means
+
+
+def _group_levels(rest: Array) -> Array:
+    """The amount to take off each group, so that its greatest value becomes the greatest that can be packed."""
+    whole = len(rest) >> GROUP_LOG2 << GROUP_LOG2
+    greatest = greatest_of(rest[:whole].reshape(-1, 1 << GROUP_LOG2))
+    if whole < len(rest):
+        greatest = np.append(greatest, greatest_of(rest[None, whole:]))
+    levels: Array = greatest - np.uint8(WINDOW - 1)
+    return levels
+
+
+def _over_groups(operation: np.ufunc, values: Array, levels: Array) -> None:
+    """Apply `operation` to each group of `values` and its level, in place."""
+    whole = len(values) >> GROUP_LOG2 << GROUP_LOG2
+    groups = values[:whole].reshape(-1, 1 << GROUP_LOG2)
+    operation(groups, levels[: len(groups), None], out=groups)
+    if whole < len(values):
+        operation(values[whole:], levels[-1], out=values[whole:])
+
+
+def _over_rows(operation: np.ufunc, values: Array, levels: Array, out: Array) -> None:
+    """Apply `operation` to each row of `values` and the columns' levels."""
+    whole = len(values) // len(levels) * len(levels)
+    operation(values[:whole].reshape(-1, len(levels)), levels, out=out[:whole].reshape(-1, len(levels)))
+    operation(values[whole:], levels[: len(values) - whole], out=out[whole:])

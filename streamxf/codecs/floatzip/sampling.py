@@ -14,7 +14,16 @@ import numpy as np
 
 from streamxf.buffers import borrowed
 from streamxf.codecs.floatzip.layout import Layout, PlaneKind
-from streamxf.codecs.floatzip.planes import MAX_EXCEPTIONS, WINDOW, Array, general, huffman
+from streamxf.codecs.floatzip.planes import (
+    GROUP_LOG2,
+    MAX_PERIOD,
+    MOST_EXCEPTIONS,
+    WINDOW,
+    Array,
+    general,
+    greatest_of,
+    huffman,
+)
 
 FLOAT_WIDTHS = {
     "bfloat16": 2,
@@ -49,6 +58,9 @@ LEVEL_COLLISION_BITS = {2: 2.55, 4: 2.36, 8: 2.36}
 MAX_COLLISION_BITS = 5.5  # bytes with more are no exponents
 NARROW = 1 / 1024  # bytes of which no more are outside of sixteen values are packed: MXFP4's scales, for example
 MATCHES_GAIN = 0.8  # wider elements are given up only for that much less: entropies of order 0 do not see their runs
+SAMPLE_ROWS = 32  # that show which levels are worth their place
+LEVEL_BITS = 4.0  # cost of a level, about
+LEVELS_GAIN_BITS = {2: 0.3, 4: 0.07, 8: 0.07}  # per value, by the width of the elements; less is not worth the time
 GAIN_BITS = 0.05  # a wider element, or a rotation, must bring so much per byte
 
 _BYTES = Layout(1, False, 0)
@@ -132,7 +144,7 @@ def _plan_plane(histogram: Array, total: int, width: int) -> PlanePlan:
     levels = LEVEL_COLLISION_BITS[width] < bits < MAX_COLLISION_BITS
     if bits > CONSTANT_COLLISION_BITS:
         base, inside = _best_window(histogram)
-        if inside >= (1 - MAX_EXCEPTIONS / 2) * total:
+        if inside >= (1 - MOST_EXCEPTIONS / 2) * total:
             return PlanePlan(PlaneKind.PACKED, base, levels=levels)
     return PlanePlan(PlaneKind.ZSTD, levels=levels)
 
@@ -166,6 +178,37 @@ def _raw_planes(count: int) -> list[PlanePlan]:
         planes.append(PlanePlan(PlaneKind(min(2, count.bit_length() - 1) << 2)))
         count -= planes[-1].kind.lane
     return planes
+
+
+# -- scales that differ from place to place ----------------------------------------------------------------------------
+
+
+def best_period(values: Array, row: int | None, width: int) -> int:
+    """Which levels are worth their place, by a sample of the values, which are bytes of elements of `width` in a matrix
+    of `row` columns: 0 for none, 1 for groups alone, or the length of a row for columns as well.
+    """
+    group = 1 << GROUP_LOG2
+    if row is not None and group <= row <= MAX_PERIOD and len(values) >= SAMPLE_ROWS * row:
+        span = min(row, 2 * group) // group * group
+        rows = values[: len(values) // row * row].reshape(-1, row)
+        sample = rows[:: len(rows) // SAMPLE_ROWS][:SAMPLE_ROWS, :span]
+        columns = sample - np.rint(sample.mean(axis=0)).astype(np.uint8)
+        bits = {1: _grouped_bits(sample), row: _grouped_bits(columns) + LEVEL_BITS * row / len(values)}
+    elif len(values) >= SAMPLE_ROWS * group:
+        groups = values[: len(values) // group * group].reshape(-1, group)
+        sample = groups[:: len(groups) // SAMPLE_ROWS][:SAMPLE_ROWS]
+        bits = {1: _grouped_bits(sample)}
+    else:
+        return 0
+    best = min(bits, key=lambda period: bits[period])
+    return best if bits[best] < entropy_of(sample) - LEVELS_GAIN_BITS[width] else 0
+
+
+def _grouped_bits(sample: Array) -> float:
+    """Bits of each value once its group's level has been taken off, that level's share included."""
+    groups = np.ascontiguousarray(sample).reshape(-1, 1 << GROUP_LOG2)
+    groups = groups - groups.flat[0]
+    return entropy_of(groups - greatest_of(groups)[:, None]) + LEVEL_BITS / (1 << GROUP_LOG2)
 
 
 # -- what the elements are ---------------------------------------------------------------------------------------------
