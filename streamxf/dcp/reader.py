@@ -91,7 +91,7 @@ class ChainReaderMixin(StorageMixin):
             allow_unsigned=allow_unsigned,
             require=None if require == "default" else require,
             expect_save_id=expect_save_id,
-            codecs=Registry.of(_extension_registry),
+            codecs=None if _extension_registry is None else Registry.of(_extension_registry),
             weights_only=weights_only,
             safe_globals=safe_globals,
             max_expansion=max_expansion,
