@@ -304,8 +304,7 @@ def _points() -> Iterator[tuple[type, str, Callable[..., Any]]]:
         classes |= {FsspecWriter: "_extensions", FsspecReader: ""}
     for own, extensions in classes.items():
         owner = own.__bases__[1]
-        original = _method(owner, "__init__")
-        _check(original, f"{_named(owner)}.__init__", ("self", "path"), extensions)
+        original = _method(owner, "__init__", ("self", "path"), extensions)
         try:
             object.__new__(owner).__class__ = own  # type: ignore[assignment]
         except TypeError as error:
@@ -313,12 +312,10 @@ def _points() -> Iterator[tuple[type, str, Callable[..., Any]]]:
         yield owner, "__init__", _turning(owner, own, original)
     for name in ("ThreadBasedAsyncCheckpointExecutor", "ProcessBasedAsyncCheckpointExecutor"):
         owner = _part(name)
-        original = _method(owner, "execute_save")
-        _check(original, f"{_named(owner)}.execute_save", ("self",), "checkpoint_id", "storage_writer")
+        original = _method(owner, "execute_save", ("self",), "checkpoint_id", "storage_writer")
         yield owner, "execute_save", _making_at_once(original, setup)
     owner = _part("AnyFileSystemWriter")
-    original = _method(owner, "set_up_storage_writer")
-    _check(original, f"{_named(owner)}.set_up_storage_writer", ("self", "is_coordinator"))
+    original = _method(owner, "set_up_storage_writer", ("self", "is_coordinator"))
     yield owner, "set_up_storage_writer", _warning(original)
 
 
@@ -408,10 +405,11 @@ def _part(name: str) -> Any:
         _unknown(str(error))
 
 
-def _method(owner: type, name: str) -> Callable[..., Any]:
+def _method(owner: type, name: str, first: tuple[str, ...], *named: str) -> Callable[..., Any]:
     found = vars(owner).get(name)
     if not inspect.isfunction(found):
         _unknown(f"{_named(owner)} has no method {name} of its own")
+    _check(found, f"{_named(owner)}.{name}", first, *named)
     return found
 
 

@@ -110,12 +110,12 @@ class ContainerEncoder:
         if chain.raw:
             raise ChainError("raw is for tensors of checkpoints: here, take codecs, or none")
         header = Header(block_log2, transforms + chain.bound, os.urandom(SALT_BYTES), identity, published, hashed)
-        info = StreamInfo(header.block_size, header.salt, header.digest, *encoding_facts(identity))
+        self.block_size = 1 << block_log2
+        info = StreamInfo(self.block_size, header.salt, header.digest, *encoding_facts(identity))
         self._coder = StreamCoder(chain, info, meter=meter)
         self._header = header
         self._lengths: list[int] = []
         self._hashes: list[bytes] = []
-        self.block_size = header.block_size
         self.raw_size = 0
         self.stored_size = 0
         self.table_digest = b""

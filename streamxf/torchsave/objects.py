@@ -213,11 +213,7 @@ def find_framed(stream: Any, size: int, dtype: str, shape: tuple[int, ...]) -> F
         found = read_outline(archive.pickled, archive.sizes)
         if not isinstance(found, StoredTensor) or not archive.little:
             raise UnsupportedError("the item is more than the elements of a tensor, and can be loaded with torch only")
-        if (found.dtype, found.shape) != (dtype, shape):
-            raise MetadataError(
-                f"the stored tensor is {found.dtype} of shape {found.shape}, the metadata says {dtype} of shape "
-                f"{shape}: one of them was altered, or comes from another save"
-            )
+        _check_same(found.dtype, found.shape, dtype, shape)
         begin, crc = archive.find(found.record) if found.extent else (0, 0)
         whole = found.extent == archive.sizes[found.record]
     except NotSavedByTorch as error:
@@ -232,13 +228,16 @@ def load_framed(objects: Objects, stream: Any, size: int, item: TensorItem, chun
     """
     stream.seek(0)
     loaded = objects.load_tensor(stream, size, chunk.place.size)
-    dtype, shape = str(loaded.dtype).removeprefix("torch."), tuple(loaded.shape)
-    if (dtype, shape) != (item.dtype, chunk.shape):
+    _check_same(str(loaded.dtype).removeprefix("torch."), tuple(loaded.shape), item.dtype, chunk.shape)
+    return loaded
+
+
+def _check_same(found_dtype: str, found_shape: tuple[int, ...], dtype: str, shape: tuple[int, ...]) -> None:
+    if (found_dtype, found_shape) != (dtype, shape):
         raise MetadataError(
-            f"the stored tensor is {dtype} of shape {shape}, the metadata says {item.dtype} of shape {chunk.shape}: "
+            f"the stored tensor is {found_dtype} of shape {found_shape}, the metadata says {dtype} of shape {shape}: "
             "one of them was altered, or comes from another save"
         )
-    return loaded
 
 
 def check_records(stream: Any, size: int) -> Archive | None:
