@@ -1,4 +1,6 @@
-"""Zstandard compression by the ``zstandard`` package; and its frames, for whatever else is stored as one."""
+"""Zstandard compression by the ``zstandard`` package; and exactly one frame with a declared size, for whatever else is
+stored as one.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +57,6 @@ class ZStandard(Codec):
         if size > info.limit:
             raise CodecError(f"zstd frame declares {size} bytes, {info.limit} are allowed here")
         return decompress(block, size)
-
-
-# -- exactly one frame with a declared size ------------------------------------------------------------------------
 
 
 def compressor(level: int) -> zstandard.ZstdCompressor:
