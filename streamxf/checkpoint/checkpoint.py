@@ -16,7 +16,7 @@ from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.reading import Box, BoxReader, empty_array
 from streamxf.checkpoint.renaming import Names
 from streamxf.errors import ContainerError, ParameterError, UnsupportedError, located
-from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, elements_size
+from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, elements_size
 from streamxf.format.names import metadata_name
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.storage.opening import Location, open_storage
@@ -137,7 +137,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         self.stored: Mapping[str, Item] = MappingProxyType(self._merged())
         self._openers: dict[str, ItemOpener] = {}
         self._files = OpenFiles(storage.open, near=storage.near)
-        self._last: tuple[Place, Elements] | None = None
+        self._last: tuple[tuple[Any, ...], Elements] | None = None
 
     def _merged(self) -> Mapping[str, Item]:
         return merged(self.metadata)
@@ -175,7 +175,8 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
     __eq__, __hash__ = object.__eq__, object.__hash__  # two that are equal may be read with different keys
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
-        if self._last is not None and self._last[0] == chunk.place:
+        wanted = item.name, item.dtype, item.shape, chunk  # others may be said to stand in the same place
+        if self._last is not None and self._last[0] == wanted:
             return self._last[1]
         self._last = None  # what had to be decoded whole is not held while the next one is
         blocks = self.blocks(item, chunk)
@@ -184,7 +185,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
             size = elements_size(item.dtype, chunk.shape)
             cost = chunk.place.size if size <= blocks.size else size  # blocks bound what they decode to
             self.budget.spend_once((item.name, chunk.offset), cost, "the tensor")
-        self._last = chunk.place, made
+        self._last = wanted, made
         return made
 
     def blocks(self, item: Item, chunk: Chunk | None = None) -> Blocks:
