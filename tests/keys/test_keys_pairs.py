@@ -6,9 +6,12 @@ import pytest
 from cryptography.exceptions import UnsupportedAlgorithm
 
 from streamxf.errors import AuthenticationError, ParameterError, UnsupportedError, WrongKeyError
-from streamxf.keys import Key, PrivateKey, PublicKey, SigningKey, VerifyKey, kem
+from streamxf.keys import Key, KeyRing, PrivateKey, PublicKey, SigningKey, VerifyKey, kem
 from streamxf.keys.derive import HYBRID, X25519, decode_b64url
+from streamxf.keys.envelope import DataKey, Entry, Envelope
+from tests import sealing
 from tests.keys.frozen import HYBRID_WRAPPED, SIGNATURE, X25519_WRAPPED
+from tests.vectors.recipes.low_order import hpke_with
 
 SECRET = bytes(range(32))
 DEK = bytes(range(100, 132))
@@ -41,6 +44,33 @@ def test_what_does_not_open(kind):
         key.unwrap(wrapped, bytes(32))
     with pytest.raises(WrongKeyError):
         PrivateKey.generate(kind).unwrap(wrapped, DEK_ID)
+
+
+# of order 1, 2, 4 and 8, as RFC 7748 writes them, and 1 with another spelling
+LOW = [
+    bytes(32),
+    b"\1" + bytes(31),
+    bytes.fromhex("e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"),
+    bytes.fromhex("5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157"),
+    (2**255 - 20).to_bytes(32, "little"),
+    (2**255 - 18).to_bytes(32, "little"),
+]
+
+
+@pytest.mark.parametrize("point", LOW, ids=bytes.hex)
+@both
+def test_points_of_low_order_open_nothing(kind: str, point: bytes):
+    """What X25519 gives then everybody knows: 32 zeros. Another recipient's wrapped key still opens."""
+    key = PrivateKey(sealing.READER, kind)
+    wrapped = hpke_with(kind, point)
+    with pytest.raises(WrongKeyError, match=key.id):
+        key.unwrap(wrapped, sealing.dek_id())
+    other = Key(SECRET)
+    sealed = Envelope.seal(DataKey(sealing.DEK), [other])
+    both_recipients = Envelope(sealed.dek_id, (Entry(kind, key.id, wrapped), *sealed.recipients))
+    assert KeyRing([key, other], allow_unsigned=True).unwrap(str(both_recipients)) == DataKey(sealing.DEK)
+    with pytest.raises(WrongKeyError, match=key.id):
+        KeyRing(key, allow_unsigned=True).unwrap(str(both_recipients))
 
 
 def test_the_kinds_do_not_mix():
