@@ -228,6 +228,8 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
                 raise UnsupportedError(f"it is stored {how}, and only raw tensors are mapped: transcode it to 'raw'")
             if not self.storage.near:
                 raise UnsupportedError("only local files are mapped, and this storage has none: copy the checkpoint")
+            if size and place.at % itemsize_of(item):
+                raise UnsupportedError("its elements are not aligned in the file, so they cannot be mapped: read them")
             self.blocks(item, chunk)  # with all checks but those of its bytes
             kind, mode = unsigned(itemsize_of(item)), "r" if self.framework == "numpy" else "c"
             if not size:
@@ -330,7 +332,7 @@ class TensorHandle:
         Raises
         ------
         UnsupportedError
-            If it is not raw, has several chunks (map each of `chunks`), or is not in a local file.
+            If it is not raw or not aligned, has several chunks (map each of `chunks`), or is not in a local file.
         StreamxfError
             If the file is not as long as it was.
         """

@@ -198,6 +198,18 @@ def test_remote_files_are_not_mapped() -> None:
             checkpoint["t"].mmap()  # type: ignore[union-attr]
 
 
+def test_elements_between_their_places_are_not_mapped(raw: Path) -> None:
+    """Writers align them; a processor may end a process that uses others as if they were."""
+
+    def shift(index: Any) -> None:
+        index["items"]["half"]["chunks"][0]["at"] += 1
+
+    rewrite_index(raw, shift)
+    for framework in ("torch", "numpy"):
+        with streamxf.Checkpoint(raw, framework=framework) as checkpoint, refused(UnsupportedError, "half", "aligned"):
+            checkpoint["half"].mmap()  # type: ignore[union-attr]
+
+
 def test_a_file_that_was_cut_is_not_mapped(raw: Path) -> None:
     [file] = data_files(raw)
     file.write_bytes(file.read_bytes()[:-1])
