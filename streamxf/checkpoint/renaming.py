@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -26,7 +27,8 @@ class Renaming:
         for old, new in names.items():
             if (old.count("*"), new.count("*")) not in ((0, 0), (1, 1)):
                 raise ParameterError(f"{old!r} to {new!r}: both names have one '*', or none has any")
-        self._patterns = [(*old.split("*"), *new.split("*")) for old, new in names.items() if "*" in old]
+        parts = {old: map(re.escape, old.split("*")) for old in names if "*" in old}
+        self._patterns = {old: re.compile("(.*)".join(each), re.DOTALL) for old, each in parts.items()}
 
     def of(self, names: Collection[str]) -> dict[str, str]:
         """The new name of each, in their order. Raises ParameterError if an item's would be empty or another's, too."""
@@ -44,22 +46,16 @@ class Renaming:
     def unused(self, names: Collection[str], *, patterns: bool = False) -> list[str]:
         """Whole names that are not among `names`, unless the new ones are already, and `patterns` that fit none."""
         free = [old for old, new in self._names.items() if "*" not in old and old not in names and new not in names]
-        for before, after, *_ in self._patterns if patterns else ():
-            if not any(_fits(before, after, name) for name in names):
-                free.append(f"{before}*{after}")
-        return free
+        wanted = self._patterns.items() if patterns else ()
+        return free + [old for old, pattern in wanted if not any(map(pattern.fullmatch, names))]
 
     def _new(self, name: str) -> str:
         if name in self._names:
             return self._names[name]
-        for before, after, new_before, new_after in self._patterns:
-            if _fits(before, after, name):
-                return new_before + name[len(before) : len(name) - len(after)] + new_after
+        for old, pattern in self._patterns.items():
+            if (match := pattern.fullmatch(name)) is not None:
+                return self._names[old].replace("*", match[1])
         return name
-
-
-def _fits(before: str, after: str, name: str) -> bool:
-    return len(name) >= len(before) + len(after) and name.startswith(before) and name.endswith(after)
 
 
 def renamed(items: Mapping[str, Item], names: Mapping[str, str]) -> dict[str, Item]:
