@@ -1,11 +1,15 @@
-"""`FileSystemReader`: torch's reader, which rebuilds chains by itself and believes nothing that it has not checked."""
+"""`FileSystemReader`: torch's reader, which rebuilds chains by itself and trusts only what it has verified. Damage that
+it meets in a run is noted there, so that whoever resumes next looks closer.
+"""
 
 from __future__ import annotations
 
 import copy
 import errno
+import re
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from time import perf_counter
@@ -27,21 +31,24 @@ from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.loader import Loader
 from streamxf.dcp.metadata import FOUND, StoredMetadata
-from streamxf.dcp.suspicion import note_damage
 from streamxf.dcp.targets import check_filled, empty_text, left_out
 from streamxf.errors import (
+    DAMAGE,
     AuthenticationError,
     DescriptorError,
+    IdentityError,
     MetadataError,
     ParameterError,
     StreamxfError,
     UnsupportedError,
+    escaped,
 )
 from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.report import LoadReport
 from streamxf.storage.checked import known_error
 from streamxf.storage.opening import Location
+from streamxf.storage.small import put_small, small_names
 from streamxf.storage.storage import Storage
 from streamxf.torch_private import ExtensionRegistry
 from streamxf.wording import some
@@ -282,3 +289,41 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
     """
 
     for_urls = "FsspecReader"
+
+
+# -- damage --------------------------------------------------------------------------------------
+
+
+NOTES = ".streamxf"
+_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+def note_damage(error: BaseException, storage: Storage, save_id: str | None) -> None:
+    """`suspect` the checkpoint if an error says that its data is damaged. Where no note can be left, the error says how
+    to do without.
+    """
+    if not isinstance(error, DAMAGE) or isinstance(error, IdentityError):
+        return
+    if suspect(storage, save_id) is False:
+        name = storage.parent()[1]
+        text = f"next: set STREAMXF_SKIP={name} to resume from another checkpoint; the run's folder takes no note of it"
+        error.add_note(escaped(text))
+
+
+def suspect(storage: Storage, save_id: str | None) -> bool | None:
+    """Leave the note, an empty file, if the checkpoint's folder lies in a run. Best effort: nothing is raised, and no
+    link followed.
+
+    Returns whether the note lies there; None if the folder is not in a run.
+    """
+    name = f"damage-{save_id}" if save_id is not None and _ID.fullmatch(save_id) else None
+    try:
+        run, _ = storage.parent()
+        there = run.exists(NOTES)
+        if name is None or not there:
+            return False if there else None
+        with suppress(FileExistsError):  # another rank's, or something else that must not be opened
+            put_small(run, f"{NOTES}/{name}", b"", once=True, sync=False)
+        return name in small_names(run, NOTES)
+    except Exception:  # whatever a storage's package raises: the damage stays the news
+        return False

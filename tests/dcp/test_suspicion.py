@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from streamxf.dcp.suspicion import note_damage, suspect
+from streamxf.dcp.reader import note_damage, suspect
 from streamxf.errors import BlockError, IdentityError, KeyMissingError, PolicyError, StreamxfError, WrongKeyError
 from streamxf.storage.opening import open_storage
 
