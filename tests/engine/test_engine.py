@@ -138,7 +138,7 @@ def test_what_many_workers_hold_is_bounded(monkeypatch, size, most):
             count -= 1
 
     taken(Pipeline(), [run] * 100, size)
-    assert max(running) == len(ran) == crowd.at_once(size) == most
+    assert max(running) == len(ran) == most
     crowd = Engine(96)
     monkeypatch.setattr(engine, "_engine", crowd)
     before = threading.active_count()
