@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import PolicyError
 from streamxf.wording import printable
-
-if TYPE_CHECKING:
-    from streamxf.tools.diff.difference import Change
 
 
 def diff(
@@ -67,16 +62,11 @@ def diff(
     else:
         show.say(f"{printable(a)} and {printable(b)}: {found.text(top)}")
         if values and top:
-            _differences(found.changed, top)
+            from streamxf.cli.figures import ValueTable
+
+            rows = ValueTable("B minus A")
+            counted = ((one.name, one.distance.statistics) for one in found.changed if one.distance)
+            for name, statistics in islice((each for each in counted if each[1]), top):
+                rows.add(name, statistics)
+            rows.print()
     return FINE if found.same else FAILED
-
-
-def _differences(changed: Sequence[Change], top: int) -> None:
-    """Statistics of B minus A."""
-    from streamxf.cli.figures import ValueTable
-
-    rows = ValueTable("B minus A")
-    distances = ((change.name, change.distance) for change in changed)
-    for name, distance in islice((each for each in distances if each[1] and each[1].statistics), top):
-        rows.add(name, distance.statistics if distance else None)
-    rows.print()

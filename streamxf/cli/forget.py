@@ -124,7 +124,10 @@ def forget(
     if recorded:
         kept = recorded_rules(place, dry_run=shows)
     elif kept.metric is not None:
-        _check_metric(place, kept.metric)
+        known = {name for record in place.records() for name in record.metrics or {}}
+        if known and kept.metric not in known:  # or all the best would go because of a typing error
+            text = f"no checkpoint has the metric {kept.metric!r:.80}; there are {', '.join(sorted(known))}"
+            raise ParameterError(text)
     steps = _replayed(place, kept) if replay else []
     report = forget_in(place, kept, verify, dry_run=shows or asks)
     if asks and report.removed:
@@ -142,13 +145,6 @@ def forget(
         _print_replay(steps)
     out.result(facts, str(report))
     return FAILED if report.failed else FINE
-
-
-def _check_metric(run: Run, metric: str) -> None:
-    """Raise ParameterError if no checkpoint has it: then all the best would go because of a typing error."""
-    known = {name for record in run.records() for name in record.metrics or {}}
-    if known and metric not in known:
-        raise ParameterError(f"no checkpoint has the metric {metric!r:.80}; there are {', '.join(sorted(known))}")
 
 
 def _replayed(run: Run, keep: Retention) -> list[tuple[str, list[str]]]:

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from streamxf.buffers import write_all
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import UnsupportedError
 from streamxf.format.items import TensorItem
 from streamxf.storage.files import open_regular
+from streamxf.storage.opening import open_storage
 
 if TYPE_CHECKING:
     from streamxf.tools.inspect.inspect import PlainSummary
-    from streamxf.tools.inspect.summary import Summary
     from streamxf.tools.inspect.tree import Module
 
 
@@ -73,8 +74,10 @@ def inspect(
     from streamxf.tools.inspect.inspect import inspect as look
     from streamxf.tools.inspect.tree import tree_of
 
-    if html is not None:
-        _check_page(html)
+    if html is not None and os.path.isfile(html) and os.path.getsize(html):
+        with open_regular(html) as old:
+            if old.read(len(_PAGE)) != _PAGE:
+                raise FileExistsError(17, "the file exists and is not an HTML page; it was not replaced", html)
     values = values or fail_on is not None
     try:
         with out.progress("Counting values") if values else nullcontext() as bar:
@@ -88,7 +91,10 @@ def inspect(
     failed = found is not None and fail_on is not None and any(getattr(found, what) for what in fail_on.split(","))
     module = tree_of(summary.contents.items.values()) if tree else None
     if html is not None:
-        _write_page(html, summary)
+        from streamxf.tools.inspect.page.page import html_page
+
+        with open_storage(html).replacing() as draft:
+            write_all(draft, memoryview(html_page(summary).encode()))
     if out.json:
         more = {} if module is None else {"tree": [_branch(child, depth) for child in module.children]}
         facts = summary.as_dict(largest=top, items=items) | more
@@ -114,7 +120,6 @@ def _plain(path: str, access: options.Access) -> PlainSummary | None:
     from streamxf.formats.contents import Format
     from streamxf.formats.opening import kind_of
     from streamxf.keys import KeyRing
-    from streamxf.storage.opening import open_storage
     from streamxf.tools.inspect.inspect import PlainSummary
 
     storage = open_storage(path)
@@ -131,20 +136,3 @@ def _branch(module: Module, depth: int | None) -> dict[str, Any]:
         deeper = None if depth is None else depth - 1
         found["modules"] = [_branch(child, deeper) for child in module.children]
     return found
-
-
-def _check_page(file: str) -> None:
-    """Refuse to write over anything but an older page, before anything is read."""
-    if os.path.isfile(file) and os.path.getsize(file):
-        with open_regular(file) as old:
-            if old.read(len(_PAGE)) != _PAGE:
-                raise FileExistsError(17, "the file exists and is not an HTML page; it was not replaced", file)
-
-
-def _write_page(file: str, summary: Summary) -> None:
-    from streamxf.buffers import write_all
-    from streamxf.storage.opening import open_storage
-    from streamxf.tools.inspect.page.page import html_page
-
-    with open_storage(file).replacing() as draft:
-        write_all(draft, memoryview(html_page(summary).encode()))

@@ -62,7 +62,9 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
     try:
         try:
             parser = command_line(first)  # building them all takes as long as many a command
-            OPTIONS.set(_options_of(parser.commands.get(first)))
+            named = parser.commands.get(first)
+            names = {each.name: each.opts[0] for each in named.params if each.opts[0][0] == "-"} if named else {}
+            OPTIONS.set(names | {name: names[option] for option, name in ARGUMENTS.items() if option in names})
             found = parser.main(arguments, prog_name="streamxf", standalone_mode=False)
             # typer makes the code of a KeyboardInterrupt; a library that was being imported may have swallowed it, and
             # what such a half-imported library led to counts for nothing
@@ -74,10 +76,10 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
             if not error.format_message():  # the help of a command without arguments was shown
                 return error.exit_code
             context = getattr(error, "ctx", None)
-            named = context.command_path if context is not None else command
+            place = context.command_path if context is not None else command
             text = error.format_message().rstrip(".").replace("Value error, ", "")
-            text = printable(f"{text[:1].lower()}{text[1:]} (see {named} --help)", LINE)
-            return _fail(named, text, "Usage", USAGE, arguments)
+            text = printable(f"{text[:1].lower()}{text[1:]} (see {place} --help)", LINE)
+            return _fail(place, text, "Usage", USAGE, arguments)
         except BrokenPipeError:
             raise
         except SystemExit as ended:
@@ -98,11 +100,6 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
 def _discard(stream: TextIO) -> None:
     """Drop what could not be written: Python would fail to write it once more when it exits, and change the code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _options_of(command: Any) -> dict[str, str]:
-    found = {each.name: each.opts[0] for each in command.params if each.opts[0][0] == "-"} if command else {}
-    return found | {name: found[option] for option, name in ARGUMENTS.items() if option in found}
 
 
 def _failed(command: str, error: BaseException, arguments: list[str]) -> int:

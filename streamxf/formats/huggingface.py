@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from streamxf.budget import check_whole
 from streamxf.buffers import collector_paused
@@ -166,12 +165,9 @@ def _read_index(storage: Storage, layout: HubLayout) -> tuple[dict[str, str], di
             raise ContainerError("the index places a tensor in something that is not a file's name")
         for shard in dict.fromkeys(placed.values()):
             check_path(shard)
-        metadata = content.get("metadata")
-        return placed, _strings(metadata if isinstance(metadata, dict) else {})
-
-
-def _strings(metadata: dict[str, Any]) -> dict[str, str]:
-    try:
-        return {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}
-    except RecursionError:
-        raise ContainerError("the index's 'metadata' is nested too deeply") from None
+        about = content.get("metadata")
+        facts = about.items() if isinstance(about, dict) else ()
+        try:
+            return placed, {key: value if isinstance(value, str) else json.dumps(value) for key, value in facts}
+        except RecursionError:
+            raise ContainerError("the index's 'metadata' is nested too deeply") from None

@@ -59,7 +59,10 @@ def read(file: StoredFile, name: str) -> Shard:
         raise ContainerError(f"the file has {file.size} bytes, and its header alone would take {start}: it was cut")
     check_head(file.raw, file.size, length, ContainerError)
     content = _parse(file.read(LENGTH_BYTES, length))
-    metadata = _checked_metadata(content.pop(METADATA, None))
+    metadata = content.pop(METADATA, None)
+    metadata = {} if metadata is None else metadata
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise ContainerError(f"the header's {METADATA!r} is not an object of strings")
     tensors: dict[str, TensorItem] = {}
     for tensor, facts in content.items():
         try:
@@ -93,14 +96,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ContainerError(f"the header has {shorten(twice)!r} twice")
     return made
-
-
-def _checked_metadata(value: Any) -> dict[str, str]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        raise ContainerError(f"the header's {METADATA!r} is not an object of strings")
-    return value
 
 
 def _tensor(name: str, facts: Any, file: str, start: int) -> TensorItem:

@@ -105,9 +105,9 @@ def _flattened(root: Any, size: int) -> dict[str, tuple[Path, Any]]:
     be part of each; so names are bounded in proportion to the `size` of the pickle.
     """
     if not isinstance(root, dict):
-        raise UnsupportedError(
-            f"the file holds {_kind_of(root)} and not a state dict: load it with torch.load, and save a dict"
-        )
+        kind = root.name if isinstance(root, Foreign) else type(root).__name__
+        what = "a tensor" if isinstance(root, StoredTensor) else f"a {shorten(kind)}"
+        raise UnsupportedError(f"the file holds {what} and not a state dict: load it with torch.load, and save a dict")
     found: dict[str, tuple[Path, Any]] = {}
     left = max(FREE_WHOLE, MAX_EXPANSION * size)
     whole: dict[int, bool] = {}
@@ -159,12 +159,6 @@ def _as_step(key: Any) -> str:
         return str(key)
     except ValueError as error:  # of an integer with too many digits
         raise UnsupportedError(f"a dict of the file has a key without a name: {error}") from None
-
-
-def _kind_of(value: Any) -> str:
-    if isinstance(value, StoredTensor):
-        return "a tensor"
-    return f"a {shorten(value.name if isinstance(value, Foreign) else type(value).__name__)}"
 
 
 def _too_deep() -> UnsupportedError:

@@ -105,19 +105,15 @@ class PackManifest:
             )
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
             raise MetadataError(f"the item is not what pack stores: {error!r:.100}", item=ITEM) from None
-        if reason := made._fault():
-            raise MetadataError(reason, item=ITEM)
+        names = list(made.items())
+        above = (path[:at] for path in made.files for at, char in enumerate(path) if char == "/")
+        if not (made.is_folder or (made.format in (Format.SAFETENSORS, Format.TORCH) and len(made.files) == 1)):
+            raise MetadataError("it does not describe a single file, as its format requires", item=ITEM)
+        if not all(map(is_inside, made.files)) or not made.files.keys().isdisjoint(above):
+            raise MetadataError("it has a path that is below a file, or outside of the folder", item=ITEM)
+        if len(set(names)) < len(names):
+            raise MetadataError("it has an item in two places", item=ITEM)
         return made
-
-    def _fault(self) -> str:
-        single = self.format in (Format.SAFETENSORS, Format.TORCH) and len(self.files) == 1
-        if not self.is_folder and not single:
-            return "it does not describe a single file, as its format requires"
-        above = (path[:at] for path in self.files for at, char in enumerate(path) if char == "/")
-        if not all(map(is_inside, self.files)) or not self.files.keys().isdisjoint(above):
-            return "it has a path that is below a file, or outside of the folder"
-        names = list(self.items())
-        return "it has an item in two places" if len(set(names)) < len(names) else ""
 
 
 def manifest_of(reader: BoxReader) -> PackManifest | None:

@@ -175,10 +175,13 @@ class _Packing:
         self._tree = tree
         self._stored: dict[str, list[tuple[TensorItem, Chunk]]] = {}  # of DCP checkpoints within the folder, as of FSDP
         self._take(main.stored if main is not None else {})
-        for path in tree.files:
-            if path.endswith(_METADATA):
-                with suppress(StreamxfError, OSError):  # then its files are packed as bytes
-                    self._find_stored(path.removesuffix(_METADATA))
+        for folder in (path.removesuffix(_METADATA) for path in tree.files if path.endswith(_METADATA)):
+            with suppress(StreamxfError, OSError):  # then its files are packed as bytes
+                checkpoint = Checkpoint.at(tree.storage.child(folder), Access(), listing=True)
+                for item in checkpoint.stored.values():
+                    for chunk in item.chunks if isinstance(item, TensorItem) else ():
+                        if isinstance(item, TensorItem) and chunk.framed and not chunk.place.descriptors:
+                            self._stored.setdefault(f"{folder}/{chunk.place.file}", []).append((item, chunk))
 
     def add(self, path: str) -> None:
         """Add a file's tensors that can be read, by names with its path before them."""
@@ -187,10 +190,16 @@ class _Packing:
         place = self._tree.place(path)
         self.shards[path] = Shard({})
         with located(file=place.label()), place.open(random=True) as file:
+            found: Shard | None = None
             try:
-                found = self._shard(path, file)
+                kind = None if path in self._stored else format_of(file, path)
+                if path in self._stored:
+                    found = _shards_in(file, path, self._stored[path])
+                elif kind is Format.TORCH:
+                    found = torchfile.read(file, path)
+                elif kind is Format.SAFETENSORS:
+                    found = safetensors.read(file, path)
             except StreamxfError:
-                found = None
                 if path.endswith(tuple(SUFFIXES)):
                     self.unread.append(path)
                     self.of_checkpoint = True
@@ -207,22 +216,6 @@ class _Packing:
         strides = {labels[name]: strides for name, strides in found.strides.items() if name in labels}
         self.shards[path] = Shard(items, strides)
         self._take(items)
-
-    def _find_stored(self, folder: str) -> None:
-        checkpoint = Checkpoint.at(self._tree.storage.child(folder), Access(), listing=True)
-        for item in checkpoint.stored.values():
-            for chunk in item.chunks if isinstance(item, TensorItem) else ():
-                if isinstance(item, TensorItem) and chunk.framed and not chunk.place.descriptors:
-                    self._stored.setdefault(f"{folder}/{chunk.place.file}", []).append((item, chunk))
-
-    def _shard(self, path: str, file: StoredFile) -> Shard | None:
-        """What is in a file; None if it has no format with tensors."""
-        if path in self._stored:
-            return _shards_in(file, path, self._stored[path])
-        kind = format_of(file, path)
-        if kind is None or kind is Format.PLAIN:
-            return None
-        return torchfile.read(file, path) if kind is Format.TORCH else safetensors.read(file, path)
 
     def _take(self, items: Mapping[str, Item]) -> None:
         for name in items:

@@ -50,7 +50,9 @@ class Converted:
 
     def __str__(self) -> str:
         files = f"{many(self.items, 'item')} in {many(self.files, 'file')}, {size_text(self.stored_bytes)} stored"
-        lines = [f"wrote {files} in {self.seconds:.1f} s", f"chain {self.chain or 'none'}{self._readers()}"]
+        ids = [text.rpartition(":")[2] for text in self.key_ids] + [f"signed by {signer}" for signer in self.signers]
+        readers = f" under key {', '.join(ids)}" if ids else ""
+        lines = [f"wrote {files} in {self.seconds:.1f} s", f"chain {self.chain or 'none'}{readers}"]
         lines += [f"save {save_id}" for save_id in self.save_ids]
         if self.kept_files:
             lines.append(f"resumed: an earlier call had finished {many(self.kept_files, 'file')}")
@@ -60,10 +62,6 @@ class Converted:
                 "could not be used"
             )
         return "\n".join([*lines, *listed("note", self.notes)])
-
-    def _readers(self) -> str:
-        ids = [text.rpartition(":")[2] for text in self.key_ids] + [f"signed by {signer}" for signer in self.signers]
-        return f" under key {', '.join(ids)}" if ids else ""
 
     @classmethod
     def together(cls, parts: Sequence[Converted]) -> Converted:

@@ -79,7 +79,7 @@ class DamagedCheckpoint(Checkpoint):
         self.paths: dict[str, Path] = {}
         self.damaged: list[Damage] = []
         self.unchecked: list[str] = []
-        self._shares = Shares(None, {})
+        self.shares = Shares(None, {})
         self._open(storage, access, metadata, "numpy")
 
     def _merged(self) -> dict[str, Item]:
@@ -119,10 +119,7 @@ class DamagedCheckpoint(Checkpoint):
     def expect(self, names: Collection[str], progress: Progress | None) -> None:
         """Have `progress` told of the stored bytes of these items, as they are read."""
         items = (each.items[name] for each in self.metadata for name in names if name in each.items)
-        self._shares = Shares(progress, {place[:2]: place.size for item in items for place in item.places})
-
-    def finish(self) -> None:
-        self._shares.finish()
+        self.shares = Shares(progress, {place[:2]: place.size for item in items for place in item.places})
 
     def _overlaps(self, metadata: Metadata) -> set[str]:
         """Items that share bytes of a file: of two places one is damaged, and where nothing vouches for the metadata
@@ -148,7 +145,7 @@ class DamagedCheckpoint(Checkpoint):
         assert isinstance(item, TensorItem)
         assert chunk is not None
         with located(file=self.label(chunk.place.file), item=item.name):
-            blocks = self._blocks_of(copy)
+            blocks = self.stream(copy)
             try:
                 elements = copy[1].elements(blocks)
             except UnsupportedError:  # only torch can make it
@@ -159,11 +156,7 @@ class DamagedCheckpoint(Checkpoint):
                 elements = Elements(made, 0, whole.itemsize, chunk.shape)
             run_jobs(elements.jobs(tuple(map(int.__sub__, offset, chunk.offset)), out.shape, out))
 
-    def read_object(self, copy: Copy) -> bytes:
-        with located(file=self.label(copy[1].place.file), item=copy[1].item.name):
-            return StreamReader(self._blocks_of(copy)).read()
-
-    def _blocks_of(self, copy: Copy) -> Blocks:
+    def stream(self, copy: Copy) -> Blocks:
         """The stream of an item, opened with all checks; what has no codec is compared with its CRCs, whole."""
         opener, wanted = self.opener(copy[0]), copy[1]
         place, full = wanted.place, self.label(wanted.place.file)
@@ -171,7 +164,7 @@ class DamagedCheckpoint(Checkpoint):
             file = self._files[place.file]
         except FileNotFoundError as error:
             raise no_file(full) from error
-        share = self._shares.begin(place[:2])
+        share = self.shares.begin(place[:2])
         source = replace(file, access=Counted(file.access, share.advance)).slice(place.at, place.size)
         blocks = opener.open_source(source, wanted)
         if place.crcs is not None or opener.in_container(source, place):
@@ -236,7 +229,12 @@ def open_damaged(
     names = storage.names()
     read: list[Metadata] = []
     errors: list[StreamxfError] = []
-    for name in _chosen(metadata_among(names), rank):
+    files = metadata_among(names)
+    if rank is not None and metadata_name(rank) not in files:
+        ranks = [rank_of(name) for name in files]
+        there = "has metadata of all ranks together" if files == [GLOBAL] else f"has that of the ranks {ranks!s:.200}"
+        raise ParameterError(f"rank={rank}: the checkpoint {there}")
+    for name in files if rank is None else [metadata_name(rank)]:
         try:
             read.append(_read(storage, access, name))
         except StreamxfError as error:
@@ -255,8 +253,8 @@ def open_damaged(
     if not read and not (without_metadata and any(map(OWN_FILE.fullmatch, names))):
         raise _nothing(storage.label(), errors[0] if errors else None, names, bool(len(access.keys)))
     if read:
-        files = {place.file for each in read for item in each.items.values() for place in item.places}
-        checkpoint = DamagedCheckpoint(storage, access, read, access.budget(storage.held_by(files, names)))
+        used = {place.file for each in read for item in each.items.values() for place in item.places}
+        checkpoint = DamagedCheckpoint(storage, access, read, access.budget(storage.held_by(used, names)))
         if strange:
             checkpoint.unchecked.append(f"the data files here: {_FOREIGN}. {_WITHOUT}")
     else:
@@ -275,24 +273,13 @@ def open_damaged(
         )
     if read and GLOBAL not in names and rank is None and frozenset(checkpoint.save_ids) != access.expected_saves:
         checkpoint.unchecked.append(UNKNOWN_RANKS)
-        others = sorted(name for name in names if OWN_FILE.fullmatch(name) and name not in files)
+        others = sorted(name for name in names if OWN_FILE.fullmatch(name) and name not in used)
         if others and not errors:
             checkpoint.unchecked.append(
                 f"if this is the newest save: no metadata names {many(len(others), 'data file')} here, {others[0]} "
                 "among them; saves that failed may have left them, or a newer one whose .metadata is lost"
             )
     return checkpoint
-
-
-def _chosen(names: list[str], rank: int | None) -> list[str]:
-    """Whose metadata to use."""
-    if rank is None:
-        return names
-    if metadata_name(rank) not in names:
-        ranks = [rank_of(name) for name in names]
-        there = "has metadata of all ranks together" if names == [GLOBAL] else f"has that of the ranks {ranks!s:.200}"
-        raise ParameterError(f"rank={rank}: the checkpoint {there}")
-    return [metadata_name(rank)]
 
 
 def _read(storage: Storage, access: Access, name: str) -> Metadata:

@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.reading import Box, shared_part
-from streamxf.errors import IdentityError, MetadataError
+from streamxf.errors import IdentityError, MetadataError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.tiling import check_tiles
 from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
+from streamxf.stream.reader import StreamReader
 from streamxf.tools.damage import Damage
 from streamxf.tools.diff.distance import same_bits
 from streamxf.tools.nesting import nested
@@ -72,7 +73,8 @@ class Filler:
 
     def _object(self, item: ObjectItem) -> bytes:
         def read(copy: Copy, _: bool) -> bytes:
-            data = self._checkpoint.read_object(copy)
+            with located(file=self._checkpoint.label(copy[1].place.file), item=item.name):
+                data = StreamReader(self._checkpoint.stream(copy)).read()
             self._budget.spend(len(data), "the object")
             return data
 
@@ -183,7 +185,7 @@ class Filler:
         return {name: made[name] for name in names if name in made}
 
     def _result(self, state_dict: dict[str, Any], loaded: Iterable[str], missing: Iterable[str] = ()) -> Salvaged:
-        self._checkpoint.finish()
+        self._checkpoint.shares.finish()
         found = tuple(loaded)
         classes = {cls.__name__: cls for cls in NOT_AT_HAND}
         missed = [entry for entry in self.damaged if entry.error in classes]

@@ -265,10 +265,14 @@ def _one_save(present: Collection[str], remains: bytes, chosen: bool | Collectio
     elif named == set(present) or len(there) <= 1:
         ids = there
     else:
+        by_id: dict[str, list[str]] = {}
+        for name in sorted(present):
+            by_id.setdefault(writer_of(name), []).append(name.split("_")[2])
+        texts = [f"{writer} of rank {ranks[0]} ({many(len(ranks), 'file')})" for writer, ranks in by_id.items()]
         raise PolicyError(
             "there are data files of several processes, and not enough is left of .metadata to tell which of them are "
             "of one save: a mixture would look whole. Name the writer ids that belong together, "
-            f"without_metadata=[...] or --writer-id. There are {_shown(present)}"
+            f"without_metadata=[...] or --writer-id. There are {some(texts, most=_SHOWN)}"
         )
     missing = sorted(name for name in named if writer_of(name) in ids and name not in present)
     return [name for name in present if writer_of(name) in ids], missing
@@ -305,11 +309,3 @@ def _listed(remains: bytes) -> set[str] | None:
 
 def writer_of(name: str) -> str:
     return name.removesuffix(".distcp").rpartition("_")[2]
-
-
-def _shown(files: Collection[str]) -> str:
-    by_id: dict[str, list[str]] = {}
-    for name in sorted(files):
-        by_id.setdefault(writer_of(name), []).append(name.split("_")[2])
-    texts = [f"{writer} of rank {ranks[0]} ({many(len(ranks), 'file')})" for writer, ranks in by_id.items()]
-    return some(texts, most=_SHOWN)

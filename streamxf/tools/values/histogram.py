@@ -48,7 +48,12 @@ class FineHistogram:
     def add(self, numbers: np.ndarray, weights: np.ndarray | None, low: float, high: float) -> None:
         """Count numbers, each `weights` times; `low` and `high` are the smallest and the largest of them."""
         self._cover(low, high)
-        self._count((_floor(numbers, self._exponent) - self._first).astype(np.int64), weights)
+        exponent = self._exponent
+        scaled: np.ndarray = numbers * 2.0**-exponent if abs(exponent) <= _EASY else np.ldexp(numbers, -exponent)
+        if exponent > 0:  # the smallest numbers underflow to 0
+            scaled[(scaled == 0) & (numbers < 0)] = -1
+        np.floor(scaled, out=scaled)
+        self._count((scaled - self._first).astype(np.int64), weights)
 
     def merge(self, other: FineHistogram) -> None:
         if other._low > other._high:
@@ -119,11 +124,3 @@ def _coarser(bins: np.ndarray, by: int) -> np.ndarray:
 def _floor_of(number: float, exponent: int) -> int:
     scaled = math.ldexp(number, -exponent)
     return -1 if number < 0 and not scaled else math.floor(scaled)
-
-
-def _floor(numbers: np.ndarray, exponent: int) -> np.ndarray:
-    scaled: np.ndarray = numbers * 2.0**-exponent if abs(exponent) <= _EASY else np.ldexp(numbers, -exponent)
-    if exponent > 0:  # the smallest numbers underflow to 0
-        scaled[(scaled == 0) & (numbers < 0)] = -1
-    np.floor(scaled, out=scaled)
-    return scaled
