@@ -21,7 +21,7 @@ def cat(
         callback=lambda path: path if path == "-" else options.existing(path),
     ),
     *,
-    keys: options.Keys,
+    keys: options.Group,
 ) -> int:
     """Decode a file that streamxf.open wrote, to the standard output.
 

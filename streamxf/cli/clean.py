@@ -22,7 +22,7 @@ def clean(
     ),
     yes: bool = options.YES,
     *,
-    keys: options.Keys,
+    keys: options.Group,
     out: Output,
 ) -> int:
     """Remove leftovers of failed and killed saves from a checkpoint's folder.

@@ -13,10 +13,10 @@ def pack(
     source: str = options.PATH,
     target: str = options.TARGET,
     *,
-    written: options.Written,
+    written: options.Group,
     overwrite: bool = options.OVERWRITE,
     file_size: str = options.FILE_SIZE,
-    access: options.Access,
+    access: options.Group,
     out: Output,
 ) -> int:
     """Write a .safetensors or torch.save file, a folder or a stock DCP checkpoint as a checkpoint of streamxf.
@@ -60,7 +60,7 @@ def unpack(
     skip_objects: bool = options.flag("Leave out non-tensor objects if the format has no place for them."),
     overwrite: bool = options.flag("Replace an existing file or Hugging Face folder."),
     *,
-    access: options.Access,
+    access: options.Group,
     out: Output,
 ) -> int:
     """Write a checkpoint as a .safetensors or torch.save file, a Hugging Face folder or a stock DCP checkpoint.
@@ -100,11 +100,11 @@ def transcode(
     source: str = options.PATH,
     target: str | None = options.argument("TARGET", "The copy's folder, or its URL.", None),
     *,
-    written: options.Written,
+    written: options.Group,
     in_place: bool = options.flag("Replace the source once the new checkpoint is complete."),
     overwrite: bool = options.OVERWRITE,
     file_size: str = options.FILE_SIZE,
-    access: options.Access,
+    access: options.Group,
     out: Output,
 ) -> int:
     """Copy a DCP checkpoint through another chain.

@@ -22,7 +22,7 @@ def diff(
     plain_a: bool = options.flag("A is not encrypted: the keys are for B alone."),
     plain_b: bool = options.flag("The same for B."),
     *,
-    access: options.Access,
+    access: options.Group,
     out: show.Output,
 ) -> int:
     """Compare two checkpoints of any formats: what was added, removed or changed, and by how much.

@@ -82,7 +82,7 @@ def forget(
     yes: bool = options.YES,
     unverified: bool = options.flag("Also count and remove checkpoints that the given keys do not verify."),
     *,
-    keys: options.Keys,
+    keys: options.Group,
     run_id: str | None = options.RUN_ID,
     out: show.Output,
 ) -> int:

@@ -51,7 +51,7 @@ def inspect(
         callback=_chosen,
     ),
     *,
-    access: options.Access,
+    access: options.Group,
     out: show.Output,
 ) -> int:
     """Show the contents of a checkpoint: chains, items, sizes, ratios, and who wrote it.
@@ -115,7 +115,7 @@ def inspect(
     return FAILED if failed else FINE
 
 
-def _plain(path: str, access: options.Access) -> PlainSummary | None:
+def _plain(path: str, access: options.Group) -> PlainSummary | None:
     """What is in a file that streamxf.open wrote; None if it is not one."""
     from streamxf.formats.contents import Format
     from streamxf.formats.opening import kind_of

@@ -86,7 +86,7 @@ def rekey(
     path: str = options.PATH,
     recipient: list[Any] = options.location("Who can read from now on; repeatable.", *options.RECIPIENT, default=...),
     *,
-    terms: options.Terms,
+    terms: options.Group,
     out: Output,
 ) -> int:
     """Change who can read a checkpoint or a file: the holders of exactly these keys.
@@ -114,7 +114,7 @@ def recipients(
         "ID", "A recipient to remove: the id as listed, or the location of the key."
     ),
     *,
-    terms: options.Terms,
+    terms: options.Group,
     out: Output,
 ) -> int:
     """List who may read a checkpoint or a file, and add or remove recipients.

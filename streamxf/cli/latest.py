@@ -19,7 +19,7 @@ def latest(
         "Instead of the newest, the one with the lowest value of this metric, or with METRIC:max the highest.",
     ),
     *,
-    keys: options.Keys,
+    keys: options.Group,
     ranks: int | None = options.value("N", "Number of ranks that saved, if each has its own metadata.", min=1),
     run_id: str | None = options.RUN_ID,
     out: show.Output,

@@ -149,14 +149,8 @@ RUN_ID = value("ID", "Which run, if the folder has checkpoints of several; strea
 
 # -- groups ----------------------------------------------------------------------------------------
 
-Access = dict[str, Any]
-"""What reads a checkpoint, for the library's arguments: stands for the options in `_GROUPS`."""
-Written = dict[str, Any]
-"""The same of what a checkpoint is written with."""
-Keys = dict[str, Any]
-"""The same of keys alone, and of whose signatures count."""
-Terms = dict[str, Any]
-"""The same of what recipients are changed with."""
+Group = dict[str, Any]
+"""The library's arguments by their names; a parameter of this type stands for the options that `_GROUPS` has for it."""
 Several = list[Any] | None
 RECIPIENT = ("--recipient", "-r")
 ARGUMENTS = {"key": "keys", "recipient": "recipients"}
@@ -176,6 +170,7 @@ _KEYS: dict[str, tuple[Any, Any]] = {
     "trust": (Several, location("The public key of a trusted signer (file:..., env:...).")),
     "allow_unsigned": (bool, flag("Accept checkpoints that a private key opens and nobody signed.")),
 }
+# what opens a checkpoint; on which terms it is read, is written, and has its recipients changed; and how results appear
 _GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
     "keys": _KEYS,
     "access": {

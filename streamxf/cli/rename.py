@@ -12,7 +12,7 @@ def rename(
     path: str = options.PATH,
     names: list[str] = options.argument("OLD=NEW...", "A name and the new one; one '*' in both stands for any text."),
     *,
-    terms: options.Terms,
+    terms: options.Group,
     out: Output,
 ) -> int:
     """Rename items of a checkpoint, without touching its data.

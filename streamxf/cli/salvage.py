@@ -24,8 +24,8 @@ def salvage(
         "With --without-metadata: the 32 digits in the names of the save's files, if there are files of several saves.",
     ),
     *,
-    written: options.Written,
-    access: options.Access,
+    written: options.Group,
+    access: options.Group,
     expect_save_id: list[str] | None = options.SAVE_IDS,
     out: show.Output,
 ) -> int:

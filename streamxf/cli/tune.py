@@ -55,7 +55,7 @@ def tune(
     encrypt: bool = options.flag("Add encryption to the default chains."),
     workers: int | None = options.value("N", "Threads for coding; by default one for each CPU.", min=1),
     *,
-    keys: options.Keys,
+    keys: options.Group,
     out: Output,
 ) -> int:
     """Find the best chain for this data and this storage.

@@ -10,7 +10,7 @@ from streamxf.cli import options, show
 def verify(
     path: str = options.PATH,
     *,
-    access: options.Access,
+    access: options.Group,
     expect_save_id: list[str] | None = options.SAVE_IDS,
     out: show.Output,
 ) -> int:

@@ -54,9 +54,18 @@ def open_source(storage: Storage, access: Access = _NOTHING, *, listing: bool = 
     kind = kind_of(storage)
     if kind is Format.DCP:
         return Checkpoint.at(storage, access, listing=listing)
-    if isinstance(kind, Format):
-        return _open_file(storage, kind, access)
-    return open_layout(storage, kind, access)
+    if not isinstance(kind, Format):
+        return open_layout(storage, kind, access)
+    if kind is Format.PLAIN:
+        raise UnsupportedError(
+            "streamxf.open wrote this file: it is one stream of bytes and not a checkpoint. Read it with streamxf.open "
+            "or, on the terminal, streamxf cat",
+            file=storage.label(),
+        )
+    with located(file=storage.label()), storage.open() as file:
+        shard = (torchfile if kind is Format.TORCH else safetensors).read(file, storage.name)
+        contents = Contents(storage.label(), kind, shard.items, {storage.name: file.size}, extra=shard.metadata)
+    return FileReader(storage, contents, {storage.name: shard}, access)
 
 
 def kind_of(storage: Storage) -> huggingface.HubLayout | Format:
@@ -145,20 +154,6 @@ def format_of(file: StoredFile, name: str) -> Format | None:
     if name.endswith(".safetensors") or safetensors.looks_like_one(beginning, file.size):
         return Format.SAFETENSORS
     return None
-
-
-def _open_file(storage: Storage, kind: Format, access: Access) -> FileReader:
-    if kind is Format.PLAIN:
-        raise UnsupportedError(
-            "streamxf.open wrote this file: it is one stream of bytes and not a checkpoint. Read it with streamxf.open "
-            "or, on the terminal, streamxf cat",
-            file=storage.label(),
-        )
-    name = storage.name
-    with located(file=storage.label()), storage.open() as file:
-        shard = (torchfile if kind is Format.TORCH else safetensors).read(file, name)
-        contents = Contents(storage.label(), kind, shard.items, {name: file.size}, extra=shard.metadata)
-    return FileReader(storage, contents, {name: shard}, access)
 
 
 # -- what is in it ------------------------------------------------------------------------------------------------

@@ -44,7 +44,9 @@ class FileReader(BoxReader):
 
     @cached_property
     def budget(self) -> Budget:
-        return self._access.budget(sum(self._held(name) for name in self.shards))
+        return self._access.budget(
+            sum(self._place(name).held("", self.contents.files.get(name)) for name in self.shards)
+        )
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
         place = chunk.place
@@ -68,7 +70,8 @@ class FileReader(BoxReader):
             return objects[name]
         with located(file=self.label(file), item=name):
             if self._loaded is None or self._loaded[0] != file:
-                self._loaded, self._named = (file, self._load(file)), {}
+                opened = self._files[file]
+                self._loaded, self._named = (file, self._access.objects.load(opened.read(), opened.size)), {}
             value = self._loaded[1]
             for step in item.path or ():
                 if not isinstance(step, int) and step not in value:  # its key is no string
@@ -86,13 +89,5 @@ class FileReader(BoxReader):
         self._loaded, self._named = None, {}
         self._files.close()
 
-    def _held(self, name: str) -> int:
-        return self._place(name).held("", self.contents.files.get(name))
-
     def _place(self, file: str) -> Storage:
         return self.storage.child(file) if self.contents.format in FOLDERS else self.storage
-
-    def _load(self, file: str) -> Any:
-        """All of a file, by torch."""
-        opened = self._files[file]
-        return self._access.objects.load(opened.read(), opened.size)

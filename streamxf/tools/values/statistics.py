@@ -137,7 +137,14 @@ class ValueCounter:
     def _finite(self, numbers: Array, weights: Array | None) -> tuple[Array, Array | None]:
         """Count what is not finite, and return the rest with its weights."""
         if numbers.ndim == 2:
-            return self._finite_lengths(numbers), weights
+            nan = np.isnan(numbers).any(axis=1)  # hypot makes an infinity of NaN and an infinity
+            inf = np.isinf(numbers).any(axis=1) & ~nan
+            self._nan += int(np.count_nonzero(nan))
+            self._inf += int(np.count_nonzero(inf))
+            with np.errstate(over="ignore"):
+                lengths: Array = np.hypot(*numbers[~(nan | inf)].T)
+            lengths[np.isinf(lengths)] = np.finfo(np.float64).max
+            return lengths, weights
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(numbers.sum()):  # nearly always, and faster than to test each
                 return numbers, weights
@@ -145,16 +152,6 @@ class ValueCounter:
         self._nan += _count(numbers, weights, np.isnan(numbers))
         self._inf += _count(numbers, weights, np.isinf(numbers))
         return numbers[finite], None if weights is None else weights[finite]
-
-    def _finite_lengths(self, pairs: Array) -> Array:
-        nan = np.isnan(pairs).any(axis=1)  # hypot makes an infinity of NaN and an infinity
-        inf = np.isinf(pairs).any(axis=1) & ~nan
-        self._nan += int(np.count_nonzero(nan))
-        self._inf += int(np.count_nonzero(inf))
-        with np.errstate(over="ignore"):
-            lengths: Array = np.hypot(*pairs[~(nan | inf)].T)
-        lengths[np.isinf(lengths)] = np.finfo(np.float64).max
-        return lengths
 
 
 def _count(numbers: Array, weights: Array | None, chosen: Array | None = None) -> int:
