@@ -49,6 +49,13 @@ class Share:
         self._left = size
         self._lock = threading.Lock()
 
+    @classmethod
+    def announced(cls, progress: Progress | None, size: int) -> Share:
+        """The same, of which `progress` does not know yet."""
+        if progress is not None:
+            progress.expect(size)
+        return cls(progress, size)
+
     def advance(self, count: int) -> None:
         with self._lock:
             count = min(count, self._left)

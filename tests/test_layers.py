@@ -255,7 +255,7 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_757,
+    ".": 2_759,
     "checkpoint": 4_232,
     "cli": 3_025,
     "codecs": 1_618,
@@ -268,7 +268,7 @@ LINES = {
     "storage": 3_287,
     "stream": 1_374,
     "testing": 893,
-    "tools": 8_208,
+    "tools": 8_206,
     "torchsave": 1_875,
     "tuning": 709,
 }

@@ -29,7 +29,7 @@ from streamxf.errors import ParameterError
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.formats.opening import open_source
 from streamxf.keys import KeyRing
-from streamxf.progress import Progress
+from streamxf.progress import Progress, Share
 from streamxf.storage.files import open_regular
 from streamxf.storage.opening import open_storage
 from streamxf.tuning.sample import GOLDEN, box_at
@@ -97,8 +97,7 @@ def measure(
     left in `folder` is each side's last checkpoint, in a folder of the side's number. `progress` receives raw bytes.
     """
     raw = sum(tensor.nbytes for tensor in state.values())
-    if progress is not None:
-        progress.expect(2 * raw * (runs + 1) * len(sides))
+    share = Share.announced(progress, 2 * raw * (runs + 1) * len(sides))
     seconds: list[list[tuple[float, float]]] = [[] for _ in sides]
     correct = [True] * len(sides)
     for _ in range(runs + 1):
@@ -114,8 +113,7 @@ def measure(
             load(target, storage_reader=side.reader(path))
             seconds[number].append((saved - begun, time.perf_counter() - opened))
             correct[number] &= all(same_bits(target[name], tensor) for name, tensor in state.items())
-            if progress is not None:
-                progress.advance(2 * raw)
+            share.advance(2 * raw)
     timings = []
     for number, side in enumerate(sides):
         stored = sum(file.stat().st_size for file in (folder / str(number)).iterdir())
@@ -152,13 +150,11 @@ def portion_of(path: str, keys: KeyRing, size: int, progress: Progress | None = 
         boxes = list(_chosen([item for item in reader.stored.values() if isinstance(item, TensorItem)], size))
         if not boxes:
             raise ParameterError("it has no tensor with data, so there is nothing to save", file=path)
-        if progress is not None:
-            progress.expect(sum(box.size for box in boxes))
+        share = Share.announced(progress, sum(box.size for box in boxes))
         state: State = {}
         for box, elements in zip(boxes, reader.read_boxes(boxes), strict=True):
             state[box.item.name] = as_torch(elements, box.item.dtype)
-            if progress is not None:
-                progress.advance(box.size)
+            share.advance(box.size)
         return state
 
 

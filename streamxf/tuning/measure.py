@@ -23,7 +23,7 @@ from streamxf.errors import CodecError, located
 from streamxf.format.container import pack_head, parse_head, stage_limit
 from streamxf.format.header import Header
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, SALT_BYTES
-from streamxf.progress import Progress
+from streamxf.progress import Progress, Share
 from streamxf.stream.encoder import encoding_facts
 from streamxf.tuning.sample import Sample
 
@@ -90,16 +90,14 @@ def measure(chains: Sequence[Chain], blocks: Sequence[Sample], progress: Progres
     benches = [ChainRun(chain, blocks) for chain in chains]
     memory = memoryview(bytearray(max(len(block.data) for block in blocks)))
     sampled = sum(len(block.data) for block in blocks)
-    if progress is not None:
-        progress.expect(REPEATS * len(chains) * sampled)
+    share = Share.announced(progress, REPEATS * len(chains) * sampled)
     for bench in benches:
         _run(bench, blocks[0], 0, memory)  # makes contexts and scratch memory, which is not timed
     turns: list[list[list[Run]]] = [[] for _ in chains]
     for _ in range(REPEATS):
         for bench, done in zip(benches, turns, strict=True):
             done.append([_run(bench, block, number, memory) for number, block in enumerate(blocks)])
-            if progress is not None:
-                progress.advance(sampled)
+            share.advance(sampled)
     found = []
     for chain, done in zip(chains, turns, strict=True):
         stored = encode = decode = 0.0
@@ -137,12 +135,10 @@ def measure_bandwidth(folder: str, *, seconds: float = 2.0, progress: Progress |
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         begin = time.perf_counter()
         while True:
-            if progress is not None:
-                progress.expect(_STEP)
+            share = Share.announced(progress, _STEP)
             file.seek(written % _MAX_FILE)
             write_all(file, noise)
-            if progress is not None:
-                progress.advance(_STEP)
+            share.finish()
             os.fsync(file.fileno())
             written += _STEP
             taken = time.perf_counter() - begin

@@ -154,7 +154,15 @@ def unpack(
         else:
             kinds = {"skip_objects": skip_objects, "model": model}
             plan = fresh(reader, wanted, place.name, only, prefix, shard_size, manifest=manifest, **kinds)
-        write(place, plan, reader, overwrite=overwrite, progress=progress)
+        if isinstance(place, LocalStorage):
+            _write_local(aim(place.path), plan, reader, overwrite, progress)
+        else:
+            if not overwrite:
+                refuse_existing(place)
+            _write_files(place, plan, reader, progress)
+            if plan.folder:  # readers would prefer an older index
+                written = {file.name for file in plan.files}
+                place.remove([name for name in place.names() if name.endswith(_WEIGHTS) and name not in written])
     tensors, size = sum(isinstance(item, TensorItem) for item in plan.items), sum(file.size for file in plan.files)
     counts = len(plan.files), size, tensors, len(plan.items) - tensors
     seconds = perf_counter() - begin
@@ -163,21 +171,6 @@ def unpack(
 
 _WEIGHTS = (".safetensors", ".bin", INDEX)  # suffixes of files that hold tensors, or list those that do
 _EXISTS = "the target exists; name another one, or replace it (overwrite)"
-
-
-def write(target: Storage, plan: Plan, reader: BoxReader, *, overwrite: bool, progress: Progress | None) -> None:
-    """Write what is planned, with what `reader` reads; raises as `unpack`. After an error a local target is as it
-    was.
-    """
-    if isinstance(target, LocalStorage):
-        _write_local(aim(target.path), plan, reader, overwrite, progress)
-        return
-    if not overwrite:
-        refuse_existing(target)
-    _write_files(target, plan, reader, progress)
-    if plan.folder:  # readers would prefer an older index
-        written = {file.name for file in plan.files}
-        target.remove([name for name in target.names() if name.endswith(_WEIGHTS) and name not in written])
 
 
 def refuse_existing(target: Storage) -> None:
@@ -209,6 +202,7 @@ def _write_files(target: Storage, plan: Plan, reader: BoxReader, progress: Progr
 
 
 def _write_local(target: Path, plan: Plan, reader: BoxReader, overwrite: bool, progress: Progress | None) -> None:
+    """Write what is planned; after an error the target is as it was."""
     made = missing_folders(target.parent)
     target.parent.mkdir(parents=True, exist_ok=True)
     sync_names_of(made)

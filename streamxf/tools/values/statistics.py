@@ -18,7 +18,7 @@ import numpy as np
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.engine import Pipeline
 from streamxf.format.items import TensorItem
-from streamxf.progress import Progress
+from streamxf.progress import Progress, Share
 from streamxf.tools.values.histogram import FineHistogram, Histogram
 from streamxf.tools.values.numbers import INTEGERS, Array, floats, has_codes, has_numbers, integers, numbers_by_code
 
@@ -236,8 +236,7 @@ def statistics_of(reader: BoxReader, progress: Progress | None = None) -> dict[s
     nothing = ValueCounter().result()  # what stays of tensors without elements
     found = {name: nothing if has_numbers(item.dtype) else None for name, item in tensors.items()}
     counted = {name: item for name, item in tensors.items() if found[name] is not None}
-    if progress is not None:
-        progress.expect(sum(item.size for item in counted.values()))
+    share = Share.announced(progress, sum(item.size for item in counted.values()))
     whole: dict[str, ValueCounter] = {}
     pipeline: Pipeline[_Part] = Pipeline()
 
@@ -249,8 +248,7 @@ def statistics_of(reader: BoxReader, progress: Progress | None = None) -> dict[s
             if tuple(map(int.__add__, box.offset, box.lengths)) == box.item.shape:
                 # the last box; a counter takes several KiB, and there may be a million tensors
                 found[name] = whole.pop(name).result()
-            if progress is not None:
-                progress.advance(box.size)
+            share.advance(box.size)
 
     named, wanted = tee((name, box) for name, item in counted.items() for box in boxes_of(item, BOX_BYTES))
     try:

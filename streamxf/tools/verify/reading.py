@@ -78,12 +78,6 @@ class Verification:
         self.found.append(Findings(file))
         return self.found[-1]
 
-    def share(self, size: int) -> Share:
-        """The progress that a file of `size` bytes makes."""
-        if self.progress is not None:
-            self.progress.expect(size)
-        return Share(self.progress, size)
-
     @contextmanager
     def noting_unread(self) -> Iterator[None]:
         """Keep what the storage failed with, unless it means damage."""
@@ -103,7 +97,7 @@ class Verification:
             with self.noting_unread():
                 place, name = (self.storage, label) if storage is None else (storage, "")
                 file = stack.enter_context(place.open(name, step=_REMOTE_STEP))
-            share = self.share(file.size) if share is None else share
+            share = share or Share.announced(self.progress, file.size)
             access = GuardedAccess(self, file.access, held_bytes(file.raw, file.size), share)
             yield StoredFile(label, file.size, file.raw, access)
         share.finish()
@@ -244,7 +238,7 @@ class FileCheck:
         self._opener = opener or ItemOpener(Metadata("", None, {}, None), call.access, sees_index=False)
         self._described = opener is not None
         self._items = items
-        self._share = call.share(size)
+        self._share = Share.announced(call.progress, size)
         self._pipeline: Pipeline[Outcome] = Pipeline()
 
     def run(self) -> None:
