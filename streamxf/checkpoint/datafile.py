@@ -167,14 +167,7 @@ class DataFile:
 
     def _add_blocks(self, part: Identity, content: Content) -> None:
         save = self._save
-        encoder = ContainerEncoder(
-            save.extensions.chain,
-            identity=part,
-            published=True,
-            hashed=self._hashed,
-            block_log2=save.block_log2,
-            meter=save.meter,
-        )
+        encoder = save.extensions.encoder(part, published=True, block_log2=save.block_log2, meter=save.meter)
         leaving = _InFlight(encoder, part, self._share_of(part, content.source.size))
         for job, size in encoder.jobs(content.source):
             self._leaving.append((leaving, size))
@@ -205,9 +198,8 @@ class DataFile:
         if raw and content.source.size:
             self.write(bytes(-self.size % alignment(content.source.size)))
         self._crcs = None if self._crcs is None else PieceCrcs()
-        stream, container = save.extensions.open(
-            self, part, published=True, block_log2=save.block_log2, meter=save.meter
-        )
+        how = {"published": True, "block_log2": save.block_log2, "meter": save.meter}
+        stream, container = save.extensions.open(self, part, **how)
         start, raw_size = self.size, 0
         share = self._share_of(part, content.source.size)
         try:

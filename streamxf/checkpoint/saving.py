@@ -72,8 +72,11 @@ class Extensions:
     @property
     def recorded(self) -> tuple[str, ...]:
         """The descriptors of a `Place`, in save order."""
-        foreign = (f"!{extension.get_descriptor()}" for extension in self.foreign)
-        return (*foreign, *map(str, self.chain.descriptors))
+        return (*self._transforms, *map(str, self.chain.descriptors))
+
+    @property
+    def _transforms(self) -> tuple[str, ...]:
+        return tuple(f"!{extension.get_descriptor()}" for extension in self.foreign)
 
     @property
     def in_blocks(self) -> bool:
@@ -89,28 +92,27 @@ class Extensions:
         """Whether containers carry a SHA-256 of each block, because the save is signed."""
         return self.encryption is not None and self.encryption.hashed
 
-    def open(
-        self,
-        raw: Writable,
-        identity: Identity,
-        *,
-        published: bool = False,
-        block_log2: int = DEFAULT_BLOCK_LOG2,
-        meter: Meter | None = None,
-    ) -> tuple[Any, StreamWriter | None]:
-        """Open the streams for one item: the one that takes its bytes, and the container by which blocks leave."""
+    def encoder(
+        self, identity: Identity, *, published: bool, block_log2: int = DEFAULT_BLOCK_LOG2, meter: Meter | None = None
+    ) -> ContainerEncoder:
+        """The container of one item."""
+        return ContainerEncoder(
+            self.chain,
+            transforms=self._transforms,
+            identity=identity,
+            published=published,
+            hashed=self.hashed and published,
+            block_log2=block_log2,
+            meter=meter,
+        )
+
+    def open(self, raw: Writable, identity: Identity, **how: Any) -> tuple[Any, StreamWriter | None]:
+        """Open the streams for one item: the one that takes its bytes, and the container by which blocks leave; `how`
+        as in `encoder`.
+        """
         container = None
         if len(self.chain):
-            encoder = ContainerEncoder(
-                self.chain,
-                transforms=tuple(f"!{extension.get_descriptor()}" for extension in self.foreign),
-                identity=identity,
-                published=published,
-                hashed=self.hashed and published,
-                block_log2=block_log2,
-                meter=meter,
-            )
-            container = StreamWriter(raw, encoder, meter=meter)
+            container = StreamWriter(raw, self.encoder(identity, **how), meter=how.get("meter"))
         stream: Any = container if container is not None else _Unclosable(raw)
         for extension in reversed(self.foreign):
             stream = extension.transform_to(stream)

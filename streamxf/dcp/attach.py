@@ -173,7 +173,7 @@ class _WriterTransforms(StorageWriterTransforms):
         part = part_of(write_item)
         kind = Kind.FRAMED if part.kind is Kind.TENSOR else part.kind
         identity = part._replace(writer_id=writer_id, kind=kind, number=next(self._numbers))
-        stream, _ = self._extensions.open(raw, identity)
+        stream, _ = self._extensions.open(raw, identity, published=False)
         return cast("IO[bytes]", stream), descriptors
 
     def __reduce__(self) -> tuple[Any, ...]:
