@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.storage import WriteResult
 
 import streamxf
 from benchmarks.child import in_child, in_fork
 from benchmarks.costs import Costs, cells, measured, need_proc, once
 from benchmarks.harness import Settings, progress
 from benchmarks.result import Result, Row, Spread, Table, goal_row
-from benchmarks.simulated import Planned, plan, sent, states, write
+from benchmarks.simulated import Planned, as_stock, plan, sent, states, write
 
 RANKS, SMOKE_RANKS = 64, 4
 ITEMS, SMOKE_ITEMS = (10_000, 100_000), (400, 1_200)
@@ -120,7 +121,7 @@ def save(folder: Path, layout: Layout, items: int, ranks: int, rounds: int) -> d
     costs[PLAN], planned = once(lambda: plan(path, state, writer, collectives=layout.collectives))
     costs[WRITE], results = once(lambda: write(planned))
 
-    def finish(planned: Planned) -> Callable[[], Callable[[], None]]:
+    def finish(planned: Planned, results: list[list[WriteResult]]) -> Callable[[], Callable[[], None]]:
         def prepared() -> Callable[[], None]:
             reported = [sent(results)] if layout.collectives else [[own] for own in sent(results)]
             parts = list(zip(planned.writers, sent(planned.metadata), reported, strict=False))
@@ -133,12 +134,13 @@ def save(folder: Path, layout: Layout, items: int, ranks: int, rounds: int) -> d
 
         return prepared
 
-    costs[FINISH] = measured(finish(planned), rounds)
+    costs[FINISH] = measured(finish(planned, results), rounds)
     costs[FINISH]["metadata"] = [sum(file.stat().st_size for file in path.glob("*.metadata"))]
     if STOCK_READ in layout.operations:
         stock = dcp.FileSystemWriter(stock_path, sync_files=False)
         stock_path.mkdir()
-        costs[STOCK_FINISH] = measured(finish(Planned([stock], [], [], planned.metadata)), rounds)
+        of_stock = [[as_stock(result) for result in own] for own in results]
+        costs[STOCK_FINISH] = measured(finish(Planned([stock], [], [], planned.metadata), of_stock), rounds)
         costs[STOCK_FINISH]["metadata"] = [(stock_path / ".metadata").stat().st_size]
     return costs
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint import DefaultSavePlanner, filesystem
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
@@ -100,6 +100,12 @@ def write(planned: Planned) -> list[list[WriteResult]]:
     """Write each rank's part; what the ranks would report."""
     parts = zip(planned.writers, planned.plans, planned.planners, strict=True)
     return [sent(writer.write_data(plan, planner).wait()) for writer, plan, planner in parts]
+
+
+def as_stock(result: WriteResult) -> WriteResult:
+    """The result of a streamxf writer as torch's would report it."""
+    place = result.storage_data[0].place
+    return replace(result, storage_data=filesystem._StorageInfo(place.file, place.at, place.size))
 
 
 def sent(value: T) -> T:

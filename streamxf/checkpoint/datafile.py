@@ -20,7 +20,7 @@ from streamxf.engine import Pipeline, side_by_side
 from streamxf.errors import AbortedError, StreamxfError, escaped, located
 from streamxf.format.bare import PieceCrcs, alignment
 from streamxf.format.header import Identity, Kind
-from streamxf.format.items import ITEMSIZES, Place, elements_size
+from streamxf.format.items import ITEMSIZES, Chunk, Place, elements_size
 from streamxf.progress import Share
 from streamxf.storage.disk import Mount
 from streamxf.storage.files import SyncedFile
@@ -31,21 +31,6 @@ from streamxf.torchsave.writing import prefix_of, suffix_of
 ON_THE_SPOT = 64 * 1024
 
 _PIECE = 2**20  # bytes that a stream without blocks is given at a time
-
-
-class Written(NamedTuple):
-    """An item, or a shard of one from `offset`, and where it stands. All those of a save are kept until it is
-    published, so they are small.
-    """
-
-    name: str
-    offset: tuple[int, ...]
-    framed: bool
-    place: Place
-
-    @classmethod
-    def of(cls, part: Identity, place: Place) -> Written:
-        return cls(part.name, part.offset, part.kind is Kind.FRAMED, place)
 
 
 @dataclass(frozen=True)
@@ -71,8 +56,12 @@ class FileRecord:
     data_key: bytes = field(default=b"", repr=False)
 
 
+Written = tuple[str, Chunk]
+"""The name of an item and a shard of it, or the whole of an object, as it stands in a data file."""
+
+
 class SavedFile(NamedTuple):
-    """A data file that is finished, and the items in it, in their order."""
+    """A data file that is finished, and what is in it, in its order."""
 
     record: FileRecord
     written: list[Written]
@@ -232,7 +221,7 @@ class DataFile:
     def _note(self, part: Identity, raw_size: int, size: int, share: Share | None, sha256: bytes | None = None) -> None:
         number, crcs = (part.number, None) if self._crcs is None else (None, self._crcs.finish())
         place = Place(self.path, self.size - size, size, self._descriptors, sha256, number, crcs)
-        self.written.append(Written.of(part, place))
+        self.written.append((part.name, Chunk(part.offset, part.shape, place, part.kind is Kind.FRAMED)))
         self._save.meter.item(raw_size, size)
         if share is not None:
             share.finish()

@@ -23,7 +23,7 @@ from streamxf.checkpoint.pickled import pickled
 from streamxf.checkpoint.saving import Extensions, Save
 from streamxf.errors import AbortedError, ChainError, ContainerError, StreamxfError, UnsupportedError
 from streamxf.format.index import File, Index
-from streamxf.format.items import Chunk, Item, ObjectItem
+from streamxf.format.items import Item, ObjectItem
 from streamxf.format.limits import NO_PICKLE, WRAPPED_KEY_BYTES
 from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, made_by_saves, metadata_name, rank_of
 from streamxf.format.run import RunFacts
@@ -56,15 +56,14 @@ def made_by_writers(name: str) -> re.Match[str] | None:
 
 def placed(items: Iterable[Item], files: Iterable[SavedFile]) -> dict[str, Item]:
     """Items by name, where `files` have them; of tensors the chunks that are there."""
-    places = {(each.name, each.offset): (each.place, each.framed) for file in files for each in file.written}
+    stored = {(name, chunk.offset): chunk for file in files for name, chunk in file.written}
     made: dict[str, Item] = {}
     for item in items:
         if isinstance(item, ObjectItem):
-            made[item.name] = replace(item, place=places[item.name, ()][0])
-            continue
-        stored = ((chunk, places.get((item.name, chunk.offset))) for chunk in item.chunks)
-        chunks = tuple(Chunk(chunk.offset, chunk.shape, *found) for chunk, found in stored if found is not None)
-        made[item.name] = replace(item, chunks=chunks)
+            made[item.name] = replace(item, place=stored[item.name, ()].place)
+        else:
+            found = (stored.get((item.name, chunk.offset)) for chunk in item.chunks)
+            made[item.name] = replace(item, chunks=tuple(chunk for chunk in found if chunk is not None))
     return made
 
 

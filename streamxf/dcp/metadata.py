@@ -8,7 +8,7 @@ from copyreg import __newobj__  # type: ignore[attr-defined]
 from dataclasses import fields
 from functools import cache, cached_property
 from itertools import chain
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch.distributed.checkpoint import filesystem
@@ -30,10 +30,9 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord, SavedFile
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, members_of, plain_members
-from streamxf.checkpoint.saving import STOCK_CHUNKS, Extensions
 from streamxf.errors import MetadataError, UnsupportedError, redacted
 from streamxf.format.index import Index
-from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem, is_path
+from streamxf.format.items import Chunk, Item, ObjectItem, Path, TensorItem, is_path
 from streamxf.format.names import metadata_name
 from streamxf.format.table import StoredChunks
 from streamxf.storage.opening import open_storage
@@ -82,107 +81,55 @@ def stored_properties(properties: TensorProperties) -> dict[str, bool | str]:
 
 # -- results of a save, from rank to rank --------------------------------------------------------------------
 
-_ATTRIBUTE = "streamxf_note"
+Stored = tuple[Chunk, FileRecord | None]
+"""What stands in a result: the shard, or the whole of an object, and with a file's first one the record of the file."""
 
 
-class _Note(NamedTuple):
-    """What goes with the ``_StorageInfo`` of an item, where it is not what items without a note have; the record of a
-    file goes with its first item.
-    """
-
-    framed: bool
-    sha256: bytes | None = None
-    number: int | None = None
-    crcs: bytes | None = None
-    record: FileRecord | None = None
-
-
-@collector_paused()
-def results_of(file: SavedFile, indexes: Sequence[MetadataIndex], extensions: Extensions) -> list[WriteResult]:
+def results_of(file: SavedFile, indexes: Sequence[MetadataIndex]) -> Iterator[WriteResult]:
     """Results of a file's items, whose `indexes` are in their order."""
     record: FileRecord | None = file.record
-    usual = _Note(not extensions.in_blocks)
-    results = []
-    for (_, _, framed, place), index in zip(file.written, indexes, strict=True):
-        info = StorageInfo(place.file, place.at, place.size)
-        note = _Note(framed if index.offset is not None else usual.framed, *place[4:], record)
-        if note != usual:
-            setattr(info, _ATTRIBUTE, note)
+    for (_, stored), index in zip(file.written, indexes, strict=True):
+        yield WriteResult(index=index, size_in_bytes=stored.place.size, storage_data=(stored, record))
         record = None
-        results.append(WriteResult(index=index, size_in_bytes=place.size, storage_data=info))
-    return results
 
 
-def records_in(results: list[list[WriteResult]]) -> tuple[FileRecord, ...]:
+def records_in(results: list[list[WriteResult]]) -> list[FileRecord]:
     """The records of the files of all ranks."""
-    notes = (getattr(result.storage_data, _ATTRIBUTE, None) for result in chain.from_iterable(results))
-    return tuple(note.record for note in notes if note is not None and note.record is not None)
+    return [result.storage_data[1] for own in results for result in own if result.storage_data[1] is not None]
 
 
 @collector_paused()
-def items_of(
-    content: Metadata, paths: Mapping[str, Path], results: list[list[WriteResult]], extensions: Extensions
-) -> dict[str, Item]:
+def items_of(content: Metadata, paths: Mapping[str, Path], results: list[list[WriteResult]]) -> dict[str, Item]:
     """The items of a save that is about to be published, from the planner's `content`, its `paths`, and the results of
     all ranks. Raises UnsupportedError if something has no place in the index, or was not stored.
     """
     stored: dict[str, list[WriteResult]] = {}
     for result in chain.from_iterable(results):
         stored.setdefault(result.index.fqn, []).append(result)
-    few = sum(map(len, results)) <= STOCK_CHUNKS
     items: dict[str, Item] = {}
-    written = extensions.recorded, _Note(not extensions.in_blocks)
     for name, entry in content.state_dict_metadata.items():
         path, own = paths.get(name), stored.get(name, [])
         if isinstance(entry, BytesStorageMetadata):
-            ((place, _),) = _places(name, [None], own, *written)
-            items[name] = ObjectItem(name, place, path)
+            (whole,) = _chunks(name, [None], own)
+            items[name] = ObjectItem(name, whole.place, path)
             continue
         dtype, properties = str(entry.properties.dtype).removeprefix("torch."), stored_properties(entry.properties)
-        chunks: Sequence[Chunk] = _WrittenChunks(name, entry.chunks, own, *written)
-        chunks = tuple(chunks) if few else chunks  # which a pickle needs more than once
+        chunks = _chunks(name, [tuple(chunk.offsets) for chunk in entry.chunks], own)
         items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, properties)
     return items
 
 
-class _WrittenChunks(Sequence[Chunk]):
-    """The chunks of a tensor, made whenever they are gone through: those of many tensors take much memory."""
-
-    def __init__(self, name: str, chunks: list[ChunkStorageMetadata], *written: Any) -> None:
-        self._name, self._chunks, self._written = name, chunks, written
-
-    def __len__(self) -> int:
-        return len(self._chunks)
-
-    def __iter__(self) -> Iterator[Chunk]:
-        offsets = [tuple(chunk.offsets) for chunk in self._chunks]
-        places = _places(self._name, offsets, *self._written)
-        for chunk, offset, (place, framed) in zip(self._chunks, offsets, places, strict=True):
-            yield Chunk(offset, tuple(chunk.sizes), place, framed)
-
-    def __getitem__(self, key: Any) -> Any:
-        return tuple(self)[key]
-
-
-def _places(
-    name: str,
-    offsets: Iterable[tuple[int, ...] | None],
-    results: Iterable[WriteResult],
-    descriptors: tuple[str, ...],
-    usual: _Note,
-) -> Iterator[tuple[Place, bool]]:
-    """Where parts of an item are stored, and whether in torch.save's frame; an object has the offset None."""
-    infos = {each if (each := result.index.offset) is None else tuple(each): result.storage_data for result in results}
-    for offset in offsets:
-        if (info := infos.get(offset)) is None:
-            raise UnsupportedError(
-                "the metadata has a part of an item that was not stored, so the checkpoint would be incomplete; "
-                "nothing was published. Save shards together with all other ranks (no_dist=False), or each rank for "
-                "itself with use_collectives=False",
-                item=name,
-            )
-        framed, *facts, _ = getattr(info, _ATTRIBUTE, usual)
-        yield Place(info.relative_path, info.offset, info.length, descriptors, *facts), framed
+def _chunks(name: str, offsets: list[Any], results: list[WriteResult]) -> tuple[Chunk, ...]:
+    """What was stored of an item, at its offsets; an object has the offset None."""
+    found = {None if (index := each.index).offset is None else tuple(index.offset): each for each in results}
+    if not all(offset in found for offset in offsets):
+        raise UnsupportedError(
+            "the metadata has a part of an item that was not stored, so the checkpoint would be incomplete; "
+            "nothing was published. Save shards together with all other ranks (no_dist=False), or each rank for "
+            "itself with use_collectives=False",
+            item=name,
+        )
+    return tuple(found[offset].storage_data[0] for offset in offsets)
 
 
 def complete(content: Metadata, index: Index, storage: Storage) -> None:

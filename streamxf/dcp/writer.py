@@ -257,8 +257,7 @@ class ChainWriterMixin(StorageMixin):
         self.report = None if self._publishes else save.report
         done: Future[list[WriteResult]] = Future()
         indexes = ([item.index for item in items] for items in files.values())
-        results = (results_of(*each, save.extensions) for each in zip(stored, indexes, strict=True))
-        done.set_result([result for each in results for result in each])
+        done.set_result([each for file in zip(stored, indexes, strict=True) for each in results_of(*file)])
         return done
 
     @errors_reach_all_ranks
@@ -274,9 +273,9 @@ class ChainWriterMixin(StorageMixin):
         try:
             try:
                 paths = paths_of(metadata)
-                items, extra = items_of(metadata, paths, results, save.extensions), extra_of(metadata, paths)
+                items, extra = items_of(metadata, paths, results), extra_of(metadata, paths)
             except BaseException as error:
-                save.discard({result.storage_data.relative_path for own in results for result in own}, error)
+                save.discard({record.path for record in records}, error)
                 raise
             run = self.run_facts if rank is None else None
             index = publish(save, items, records, save_id, rank=rank, extra=extra, run=run)

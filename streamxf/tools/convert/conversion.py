@@ -20,14 +20,14 @@ from time import perf_counter
 from typing import Any
 
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.datafile import FileRecord, SavedFile, Written, planned_size, write_file
+from streamxf.checkpoint.datafile import FileRecord, SavedFile, planned_size, write_file
 from streamxf.checkpoint.metadata import SLIP_RANK, read_metadata
 from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.publish import assemble, placed, publish
 from streamxf.checkpoint.saving import Save, check_space
 from streamxf.checkpoint.sources import Content
 from streamxf.errors import ContainerError, ParameterError, StreamxfError
-from streamxf.format.items import Item
+from streamxf.format.items import Chunk, Item
 from streamxf.format.names import OWN_SLIP, SLIP
 from streamxf.format.run import RunFacts
 from streamxf.format.tiling import MAX_GROUP
@@ -149,7 +149,8 @@ class _Writing:
         self._write_all(left)
         save_id = os.urandom(16).hex()
         self._publish(save_id)
-        stored, items = sum(each.place.size for file in self._done for each in file.written), sum(map(len, self._files))
+        items = sum(map(len, self._files))
+        stored = sum(chunk.place.size for file in self._done for _, chunk in file.written)
         chain = self._to.extensions.chain
         recipients, signer = (chain.encryption.recipients, chain.encryption.signer) if chain.encryption else ((), None)
         who = tuple(f"{key.kind}:{key.id}" for key in recipients), (signer.id,) if signer is not None else ()
@@ -232,7 +233,7 @@ class _Writing:
                 record = FileRecord(path, facts.size, facts.writer, slip.wrapped, *about, secret)
                 parts = [part for item in index.items.values() for part in streams_of(item)]
                 if set(map(_key_of, parts)) == set(map(_key_of, self._files[number])):
-                    written = [Written.of(part.identity(facts.writer), part.place) for part in parts]
+                    written = [(each.item.name, each.chunk or Chunk((), (), each.place, False)) for each in parts]
                     found[number] = SavedFile(record, written)
         return found, others
 
