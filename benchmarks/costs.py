@@ -58,7 +58,7 @@ def measured(prepare: Callable[[], Callable[[], Any]], rounds: int) -> Costs:
 
 def cells(costs: Costs) -> Row:
     """The columns of a table; sizes, which not every operation has, are bytes."""
-    sizes = {"MiB added": "added", "metadata, MiB": "metadata"}
+    sizes = {"MiB added": "added", "metadata, MiB": "metadata", "sent, MiB": "sent"}
     return {
         "CPU seconds": Spread.of(costs["cpu"]),
         "seconds": Spread.of(costs["wall"]),

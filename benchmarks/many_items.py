@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.storage import WriteResult
 
 import streamxf
+from benchmarks import large_index, many_ranks
 from benchmarks.child import in_child, in_fork
 from benchmarks.costs import Costs, cells, measured, need_proc, once
 from benchmarks.harness import Settings, progress
@@ -78,8 +79,16 @@ def run(settings: Settings) -> Result:
         "over the memory in use before, in a process of its own. The exponent of growth is the slope of CPU seconds "
         "over items, both as logarithms: 1 is linear."
     )
-    tables = [Table(goals, "Exponents of growth", digits=2), Table(rows, "All", digits=2)]
-    return Result("many_items", "Very many items", note, tables)
+    progress("many_items: many ranks")
+    shares, each = many_ranks.tables(settings)
+    progress("many_items: large indexes")
+    reads, read = large_index.tables(settings)
+    titled = {"Exponents of growth": goals, "Many ranks": shares, "All": rows, "Many ranks, all": each}
+    tables = [Table(rows, title, digits=2) for title, rows in titled.items()]
+    tables += [
+        Table(rows, title) for title, rows in {"Large indexes": reads, "Large indexes, all": read}.items() if rows
+    ]
+    return Result("many_items", "Very many items", f"{note} {many_ranks.NOTE} {large_index.NOTE}", tables)
 
 
 def _exponent(costs: dict[int, float]) -> float:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from benchmarks import many_items
+from benchmarks import many_items, many_ranks
 from benchmarks.child import in_child
 from benchmarks.many_items import CLEAN, CLEAN_LEFT, LAYOUTS, READ, VERIFY
 from benchmarks.simulated import COLUMNS, ROWS, Shard, plan, sent, states, write
@@ -95,6 +95,24 @@ def test_the_benchmark_notices_another_checkpoint(name: str, one: Path, tmp_path
     many = ITEMS if name in (CLEAN, CLEAN_LEFT) else ITEMS + 1
     with pytest.raises(AssertionError, match=name):
         many_items.operation(tmp_path, name, layout, many, RANKS, 1)
+
+
+@linux
+def test_one_rank_of_many_finishes_and_plans(tmp_path: Path) -> None:
+    """And each operation finds what that rank has."""
+    sent_bytes = {}
+    for name in (many_ranks.FINISH, many_ranks.STOCK_FINISH):
+        costs = many_ranks.finish(tmp_path, name, 6, ITEMS, 1)
+        assert len(costs["cpu"]) == len(costs["wall"]) == 1
+        sent_bytes[name] = costs["sent"][0]
+    assert sent_bytes[many_ranks.FINISH] < 1024 < sent_bytes[many_ranks.STOCK_FINISH]
+    with streamxf.Checkpoint(tmp_path / "streamxf") as checkpoint:
+        assert len(checkpoint) == ITEMS
+        assert {len(item.chunks) for item in checkpoint.stored.values()} == {6}
+    for name in (many_ranks.PLAN, many_ranks.TORCH_PLAN, many_ranks.STOCK_PLAN):
+        assert many_ranks.plan(tmp_path, name, 6, ITEMS, 1)["added"]
+        with pytest.raises(RuntimeError, match="Missing key"):
+            many_ranks.plan(tmp_path, name, 6, ITEMS + 1, 1)
 
 
 @pytest.mark.parametrize(("power", "exponent"), [(0, 0.0), (1, 1.0), (2, 2.0)])

@@ -1,0 +1,193 @@
+"""What reading a large index takes: to open it and find an item, the shards of one rank, and all of them as columns.
+
+Indexes are made from columns, since objects for 16 million shards take more memory than there is. Linux only.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from benchmarks.child import in_child, in_fork
+from benchmarks.costs import Costs, cells, measured
+from benchmarks.harness import MIB, Settings
+from benchmarks.result import Row, Spread, goal_row
+from streamxf.format import columns as col
+from streamxf.format import fields
+from streamxf.format.columns import Column, pack_part
+from streamxf.format.index import Index
+from streamxf.format.items import TensorItem
+from streamxf.format.trailer import Trailer, pack
+from streamxf.format.whole import check_whole
+
+ITEMS, SMOKE_ITEMS = 1000, 20
+SIZES, SMOKE_SIZES = ((1024, 1), (16_384, 1), (128, 128)), ((8, 1), (4, 4))
+MAX_ROUNDS = 3
+ROWS, COLUMNS, STEP, BAND, PART = 4, 1024, 8192, 64, 256
+GOALS = {
+    (1024, 1, False): {"MB": 7, "find": 0.02, "rank": 0.05, "all": 0.1, "MiB": 40},
+    (1024, 1, True): {"all": 0.2},
+    (16_384, 1, False): {"MB": 90, "find": 0.1, "rank": 0.2, "all": 1.2, "MiB": 420},
+    (128, 128, False): {"column": 0.5},
+}
+NOTE = (
+    f"*Large indexes* have {ITEMS:,} tensors of two dimensions, cut among as many ranks as there are by rows alone "
+    "(1,024 and 16,384 ranks) or by rows and columns (128 x 128). Each operation begins with a closed file in the page "
+    "cache. *Find* is one tensor with all of its shards, *rank* the shards of one rank of all tensors, *column* those "
+    "of all ranks in one column of the mesh, and *all* compares every shard as columns."
+)
+
+
+def tables(settings: Settings) -> tuple[list[Row], list[Row]]:
+    """Goals, and all measurements."""
+    items = settings.pick(ITEMS, SMOKE_ITEMS)
+    rounds = min(settings.rounds, MAX_ROUNDS)
+    goals: list[Row] = []
+    rows: list[Row] = []
+    for ranks, wide in settings.pick(SIZES, SMOKE_SIZES):
+        for signed in (False, True) if wide == 1 and ranks <= SIZES[0][0] else (False,):
+            arguments = {"mesh": [ranks, wide], "items": items, "signed": signed, "rounds": rounds}
+            with TemporaryDirectory(dir=settings.folder) as folder:
+                found = in_child("benchmarks.large_index", "child", folder=folder, **arguments)
+            what = f"{ranks:,} x {wide}{', signed' if signed else ''}"
+            wanted = GOALS.get((ranks, wide, signed), {})
+            for name, costs in found["costs"].items():
+                cpu, facts = Spread.of(costs["cpu"]), {"ranks": what, "operation": name}
+                rows.append(facts | cells(costs) | {"requests": found["requests"][name]})
+                if name in wanted:
+                    goals.append(goal_row(f"{what}: {name}", "CPU seconds", cpu, wanted[name]))
+                if name == "all" and "MiB" in wanted:
+                    goals.append(
+                        goal_row(f"{what}: all", "MiB added", Spread.of([costs["added"][0] / MIB]), wanted["MiB"])
+                    )
+            if "MB" in wanted:
+                goals.append(goal_row(f"{what}: bytes", "MB", Spread.of([found["bytes"] / 1e6]), wanted["MB"]))
+    return goals, rows
+
+
+def child(folder: str, mesh: list[int], items: int, signed: bool, rounds: int) -> dict[str, Any]:
+    """Make an index, and measure each operation in a process of its own."""
+    path = Path(folder) / "metadata"
+    in_fork(make, path, mesh, items, signed)
+    names = ["find", "rank", *(["column"] if mesh[1] > 1 else ["all"])]
+    found = {name: in_fork(operation, path, mesh, signed, name, rounds) for name in names}
+    size = path.stat().st_size
+    return {
+        "bytes": size,
+        "costs": {name: costs | {"metadata": [size]} for name, (costs, _) in found.items()},
+        "requests": {name: requests for name, (_, requests) in found.items()},
+    }
+
+
+def operation(path: Path, mesh: list[int], signed: bool, name: str, rounds: int) -> tuple[Costs, int]:
+    """Measure one operation, and count its reads. Raises AssertionError if it finds something else."""
+    tall, wide = mesh
+    requests = 0
+
+    def prepared() -> Callable[[], None]:
+        def act() -> None:
+            nonlocal requests
+            requests = 0
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+
+                def read(at: int, count: int) -> bytes:
+                    nonlocal requests
+                    requests += 1
+                    return os.pread(file.fileno(), count, at)
+
+                end = read(size - min(size, 2**16), min(size, 2**16))
+                trailer = Trailer.parse(end, size)
+                assert trailer is not None
+                tail = end if trailer.size <= len(end) else read(size - trailer.size, trailer.size)
+                sections = trailer.split(tail[-trailer.size :], read=read)
+                index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=signed)
+                _use(index, name, tall, wide)
+
+        return act
+
+    costs = measured(prepared, rounds)
+    return costs, requests
+
+
+def _use(index: Index, name: str, tall: int, wide: int) -> None:
+    items: Any = index.items
+    if name == "all":
+        check_whole(items) if not isinstance(items, dict) else None
+        return
+    if name == "find":
+        item = items[next(iter(items))]
+        assert len(tuple(item.chunks)) == tall * wide
+        return
+    rows = (tall // 3, 1) if name == "rank" else (0, tall)
+    box = (rows[0] * ROWS, wide // 3 * COLUMNS), (rows[1] * ROWS, COLUMNS)
+    for each in items.values():
+        assert isinstance(each, TensorItem)
+        assert len(each.overlapping([box])) == rows[1]
+
+
+def make(path: Path, mesh: list[int], items: int, signed: bool) -> None:
+    """An index of `items` tensors, each cut by a mesh of ranks."""
+    tall, wide = mesh
+    ranks, draw, numbers = tall * wide, random.Random(1), np.random.default_rng(1)
+    names = sorted(f"model.layers.{number // 8}.part.{number % 8}.weight".encode() for number in range(items))
+    paths = sorted(f"__{rank}_0_{draw.randbytes(16).hex()}.distcp".encode() for rank in range(ranks))
+    ends = np.zeros(ranks, np.int64)
+    parts: list[bytes] = []
+    bands = []
+    for first in range(0, items, BAND):
+        some = names[first : first + BAND]
+        sizes = (STEP * numbers.uniform(0.67, 0.69, (len(some), ranks))).astype(np.int64)
+        places = ends + np.cumsum(sizes, axis=0) - sizes
+        ends = ends + sizes.sum(axis=0)
+        entries = []
+        for begin in range(0, ranks, PART):
+            own = np.arange(begin, min(ranks, begin + PART))
+            columns = _about(some, tall, wide, begin)
+            offsets = np.stack([own // wide * ROWS, own % wide * COLUMNS], axis=1)
+            columns |= {
+                col.OFFSET: np.tile(offsets.ravel(), len(some)).tolist(),
+                col.SIZES: [ROWS, COLUMNS] * (len(some) * own.size),
+                col.KIND: [2] * (len(some) * own.size),
+                col.FILE: np.tile(own, len(some)).tolist(),
+                col.AT: places[:, own].ravel().tolist(),
+                col.BYTES: sizes[:, own].ravel().tolist(),
+                col.NUMBER: np.repeat(np.arange(first, first + len(some)), own.size).tolist(),
+            }
+            if signed:
+                columns[col.SHA256] = draw.randbytes(32 * len(some) * own.size)
+            packed, entry = pack_part(len(some), len(some) * own.size, columns, begin)
+            parts.append(packed)
+            entries.append(entry)
+        bands.append({"first": some[0].decode(), "last": some[-1].decode(), "items": len(some), "parts": entries})
+    files = {
+        col.PATH_ENDS: [*accumulate(map(len, paths))],
+        col.PATHS: b"".join(paths),
+        col.FILE_SIZE: ends.tolist(),
+        col.WRITER: draw.randbytes(16 * ranks),
+    }
+    packed, entry = pack_part(ranks, 0, files, 0)
+    root = {"save_id": "0" * 32, "rank": None, "transforms": [], "chain": ["streamxf.floatzip/1"]}
+    root |= {"dtypes": ["bfloat16"], "files": [entry], "items": bands, "modules": [], "packages": {}, "extra": {}}
+    path.write_bytes(pack(b"", b"".join([packed, *parts]), fields.pack_json(root, "the index", ""), b""))
+
+
+def _about(names: list[bytes], tall: int, wide: int, begin: int) -> dict[Column, Any]:
+    count = len(names)
+    more: dict[Column, Any] = {} if begin else {col.MORE_ENDS: [0] * count, col.MORE: b""}
+    return {
+        col.NAME_ENDS: [*accumulate(map(len, names))],
+        col.NAMES: b"".join(names),
+        **more,
+        col.DTYPE: [1] * count,
+        col.NDIM: [2] * count,
+        col.SHAPE: [ROWS * tall, COLUMNS * wide] * count,
+        col.COUNT: [tall * wide] * count,
+    }

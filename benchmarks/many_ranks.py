@@ -1,0 +1,180 @@
+"""What DCP's steps take for one rank of many: to finish a save, with what is sent after it, and to plan a load."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+
+import streamxf
+from benchmarks.child import in_child, in_fork
+from benchmarks.costs import Costs, cells, measured
+from benchmarks.harness import Settings
+from benchmarks.result import Row, Spread, goal_row
+from benchmarks.simulated import COLUMNS, ROWS, Planner, Shard, sent
+
+RANKS, SMOKE_RANKS = 1024, 8
+ITEMS, SMOKE_ITEMS = 1000, 20
+MAX_ROUNDS = 3
+GOAL_SECONDS, GOAL_SHARE = 0.5, 0.5
+
+FINISH, STOCK_FINISH = "finish, and what is sent", "finish, and what is sent, stock DCP"
+PLAN, TORCH_PLAN = "read_metadata and plan, LoadPlanner", "read_metadata and plan, torch's planner"
+STOCK_PLAN = "read_metadata and plan, stock DCP"
+NOTE = (
+    f"*Many ranks* are {RANKS:,}, with a shard of {ITEMS:,} tensors each, without encryption; one rank's files and "
+    "results stand for those of all others. What is sent is DCP's `Metadata`, pickled once; a plan is that of one "
+    "rank, which loads what it saved."
+)
+
+
+def tables(settings: Settings) -> tuple[list[Row], list[Row]]:
+    """Goals, and all measurements."""
+    ranks, items = settings.pick(RANKS, SMOKE_RANKS), settings.pick(ITEMS, SMOKE_ITEMS)
+    arguments = {"ranks": ranks, "items": items, "rounds": min(settings.rounds, MAX_ROUNDS)}
+    with TemporaryDirectory(dir=settings.folder) as folder:
+        costs: dict[str, Costs] = in_child("benchmarks.many_ranks", "child", folder=folder, **arguments)
+    cpu = {name: Spread.of(each["cpu"]) for name, each in costs.items()}
+    goals = [
+        goal_row(FINISH, "stock's CPU time", _share(cpu[FINISH], cpu[STOCK_FINISH]), GOAL_SHARE),
+        goal_row(TORCH_PLAN, "stock's CPU time", _share(cpu[TORCH_PLAN], cpu[STOCK_PLAN]), GOAL_SHARE),
+        goal_row(PLAN, "CPU seconds", cpu[PLAN], GOAL_SECONDS),
+    ]
+    return goals, [{"ranks": ranks, "operation": name, **cells(each)} for name, each in costs.items()]
+
+
+def _share(ours: Spread, stock: Spread) -> Spread:
+    return Spread.of([one / stock.median for one in ours.values])
+
+
+# -- in the child ----------------------------------------------------------------------------------------------------
+
+
+def child(folder: str, ranks: int, items: int, rounds: int) -> dict[str, Costs]:
+    """Measure each operation in a process of its own."""
+    path = Path(folder)
+    for public in streamxf.__all__:  # which are imported when they are looked at
+        getattr(streamxf, public)
+    costs = {name: in_fork(finish, path, name, ranks, items, rounds) for name in (FINISH, STOCK_FINISH)}
+    for name in (PLAN, TORCH_PLAN, STOCK_PLAN):
+        costs[name] = in_fork(plan, path, name, ranks, items, rounds)
+    return costs
+
+
+def finish(folder: Path, name: str, ranks: int, items: int, rounds: int) -> Costs:
+    """Publish what all ranks saved, and pickle what torch sends them then."""
+    path = folder / ("stock" if name == STOCK_FINISH else "streamxf")
+    path.mkdir()
+    saved, own = _one_rank(path, ranks, items)  # without its writer, what it wrote would be removed
+    writer = saved if name == FINISH else dcp.FileSystemWriter(path, sync_files=False)
+    results = [*_all_ranks(path, own, ranks, notes=name == FINISH)]
+    size: list[float] = []
+
+    def prepared() -> Callable[[], None]:
+        metadata, reported = _metadata(ranks, items), sent(results)
+
+        def act() -> None:
+            writer.finish(metadata, reported)
+            size.append(len(pickle.dumps(metadata)))
+
+        return act
+
+    costs = measured(prepared, rounds)
+    return {**costs, "sent": size[:1], "metadata": [(path / ".metadata").stat().st_size]}
+
+
+def plan(folder: Path, name: str, ranks: int, items: int, rounds: int) -> Costs:
+    """Plan a load of what one rank saved; AssertionError if it would read something else."""
+    path = folder / ("stock" if name == STOCK_PLAN else "streamxf")
+    state = {item: _Part.of(ranks // 2, ranks) for item in _names(items)}
+
+    def act() -> None:
+        reader: Any = (dcp if name == STOCK_PLAN else streamxf).FileSystemReader(path)
+        planner: Any = streamxf.LoadPlanner() if name == PLAN else dcp.DefaultLoadPlanner()
+        metadata = reader.read_metadata()
+        planner.set_up_planner(dict(state), metadata, False)
+        reader.set_up_storage_reader(metadata, False)
+        made = reader.prepare_local_plan(planner.create_local_plan())
+        found = {(request.storage_index.fqn, request.storage_index.offset[0]) for request in made.items}
+        if found != {(item, ranks // 2 * ROWS) for item in state}:
+            raise AssertionError(f"{name}: it would read {len(made.items)} shards, or others")
+
+    return measured(lambda: act, rounds)
+
+
+class _Part(torch.Tensor):
+    """A tensor of which this rank has the rows of one shard; DCP asks it for them."""
+
+    offset: int
+
+    @classmethod
+    def of(cls, rank: int, ranks: int) -> Any:
+        made = torch.empty(1, COLUMNS, dtype=torch.bfloat16).expand(ranks * ROWS, COLUMNS).as_subclass(cls)
+        made.offset = rank * ROWS
+        return made
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(torch.Size([self.offset, 0]), torch.Size([ROWS, COLUMNS]))]
+
+
+def _names(items: int) -> list[str]:
+    return [f"model.layers.{number // 8}.part.{number % 8}.weight" for number in range(items)]
+
+
+def _one_rank(path: Path, ranks: int, items: int) -> tuple[Any, list[WriteResult]]:
+    """What rank 0 writes, and its writer."""
+    data = torch.empty(ROWS, COLUMNS).normal_(0, 0.02, generator=torch.Generator().manual_seed(1)).bfloat16()
+    writer: Any = streamxf.FileSystemWriter(path, sync_files=False, chain=[streamxf.FloatZip()])
+    planner = Planner()
+    planner.set_up_planner(dict.fromkeys(_names(items), Shard(data, 0, ranks)), writer.storage_meta(), True)
+    writer.set_up_storage_writer(True, rank=0, use_collectives=True)
+    (made,) = writer.prepare_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
+    return writer, writer.write_data(made, planner).wait()
+
+
+def _all_ranks(path: Path, own: list[WriteResult], ranks: int, *, notes: bool) -> Iterator[list[WriteResult]]:
+    """What all ranks report, as if each had written what one of them did; `notes` are those of streamxf's writers."""
+    name = own[0].storage_data.relative_path
+    for rank in range(ranks):
+        writer_id = os.urandom(16)
+        file = f"__{rank}_0_{writer_id.hex()}.distcp" if rank else name
+        if rank:
+            os.link(path / name, path / file)
+        results = []
+        for result in own:
+            info = copy.copy(result.storage_data)
+            info.relative_path = file
+            note = vars(info).pop("streamxf_note", None)
+            if notes and note is not None:
+                if rank and note.record is not None:
+                    note = note._replace(record=replace(note.record, path=file, writer_id=writer_id))
+                info.streamxf_note = note
+            index = MetadataIndex(result.index.fqn, torch.Size([rank * ROWS, 0]), rank)
+            results.append(WriteResult(index=index, size_in_bytes=result.size_in_bytes, storage_data=info))
+        yield results
+
+
+def _metadata(ranks: int, items: int) -> Metadata:
+    """What the planner of the coordinator makes of all plans."""
+    whole, part = torch.Size([ranks * ROWS, COLUMNS]), torch.Size([ROWS, COLUMNS])
+    entries: dict[str, Any] = {}
+    for name in _names(items):
+        chunks = [ChunkStorageMetadata(torch.Size([rank * ROWS, 0]), part) for rank in range(ranks)]
+        entries[name] = TensorStorageMetadata(TensorProperties(torch.bfloat16), whole, chunks)
+    return Metadata(entries, {name: (name,) for name in entries})
