@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, cast
 
 from typing_extensions import Buffer
 
@@ -27,33 +27,10 @@ wants all of them equal, such as R2, takes 40 GiB."""
 ABSENT = ""  # the stamp of an object that is not there
 
 
-class Multipart(Protocol):
-    """An upload of one object, which appears when it is completed. Parts are numbered from 1; each call may be
-    repeated.
-    """
-
-    async def put(self, data: bytearray) -> None:
-        """Store the whole object in one request."""
-
-    async def stamp(self) -> str:
-        """What identifies the object that is there now. Raises FileNotFoundError if there is none."""
-
-    async def put_over(self, data: bytes, stamp: str) -> None:
-        """Store the whole object if the one that is there has that stamp; raises the store's own refusal if not."""
-
-    async def begin(self) -> None: ...
-
-    async def part(self, number: int, data: bytearray) -> Any:
-        """Upload a part; returns what `complete` needs to know of it."""
-
-    async def complete(self, parts: Sequence[Any]) -> None: ...
-
-    async def abort(self) -> None:
-        """Drop all parts, as far as the store does not do that by itself."""
-
-
 class S3Multipart:
-    """Through s3fs, for S3 and whatever speaks its protocol."""
+    """An upload of one object through s3fs, for S3 and whatever speaks its protocol. The object appears when it is
+    completed. Parts are numbered from 1; each call may be repeated.
+    """
 
     def __init__(self, filesystem: Any, path: str) -> None:
         self._filesystem = filesystem
@@ -62,12 +39,15 @@ class S3Multipart:
         self._upload: dict[str, str] = {}
 
     async def put(self, data: bytearray) -> None:
+        """Store the whole object in one request."""
         await self._call("put_object", Body=data)
 
     async def stamp(self) -> str:
+        """What identifies the object that is there now. Raises FileNotFoundError if there is none."""
         return str((await self._call("head_object"))["ETag"])
 
     async def put_over(self, data: bytes, stamp: str) -> None:
+        """Store it if the one that is there has that stamp; raises the store's own refusal if not."""
         condition = {"IfMatch": stamp} if stamp != ABSENT else {"IfNoneMatch": "*"}
         await self._call("put_object", Body=data, **condition)
 
@@ -76,6 +56,7 @@ class S3Multipart:
         self._upload = {"UploadId": answer["UploadId"]}
 
     async def part(self, number: int, data: bytearray) -> Any:
+        """Upload a part; returns what `complete` needs to know of it."""
         answer = await self._call("upload_part", **self._upload, PartNumber=number, Body=data)
         return {"PartNumber": number} | {
             name: answer[name] for name in answer if name == "ETag" or name.startswith("Checksum")
@@ -98,7 +79,7 @@ class S3Multipart:
 
 
 class AzureMultipart:
-    """Through adlfs, in blocks. The store itself drops blocks that were never committed, after a week."""
+    """The same through adlfs, in blocks. The store itself drops blocks that were never committed, after a week."""
 
     def __init__(self, filesystem: Any, path: str) -> None:
         self._filesystem = filesystem
@@ -139,6 +120,8 @@ class AzureMultipart:
     async def abort(self) -> None:
         """See above."""
 
+
+Multipart = S3Multipart | AzureMultipart
 
 # By what only they have: other packages, with other methods, go by the same protocols.
 _KINDS: dict[str, Callable[[Any, str], Multipart]] = {"_call_s3": S3Multipart, "service_client": AzureMultipart}
