@@ -260,7 +260,7 @@ LINES = {
     "cli": 3_025,
     "codecs": 1_618,
     "dcp": 3_362,
-    "format": 3_000,
+    "format": 3_001,
     "formats": 992,
     "integrations": 816,
     "keys": 2_156,
@@ -268,7 +268,7 @@ LINES = {
     "storage": 3_287,
     "stream": 1_374,
     "testing": 893,
-    "tools": 8_206,
+    "tools": 8_205,
     "torchsave": 1_875,
     "tuning": 709,
 }

@@ -29,7 +29,7 @@ from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, made_by_saves, metada
 from streamxf.format.run import RunFacts
 from streamxf.format.table import ItemTable
 from streamxf.format.tiling import NotTiled
-from streamxf.format.trailer import Sections, pack, pack_keys
+from streamxf.format.trailer import Sections, pack, pack_keys, slices
 from streamxf.keys.envelope import DataKey
 from streamxf.storage.lock import locked
 from streamxf.storage.multipart import ReplacedMeanwhile
@@ -131,9 +131,7 @@ def _check_readable(index: Index, root: bytes, parts: bytes) -> None:
     from streamxf.format.whole import check_whole  # which needs numpy
 
     try:
-        read = Index.parse(
-            memoryview(root), lambda at, size: parts[at : at + size], len(parts), hashed=index.hashed, lazy=True
-        )
+        read = Index.parse(memoryview(root), slices(parts), len(parts), hashed=index.hashed, lazy=True)
         assert isinstance(read.items, ItemTable)
         check_whole(read.items)
     except NotTiled as error:

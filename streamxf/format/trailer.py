@@ -21,6 +21,11 @@ _SIGNED_BYTES = _LENGTHS.size + limits.DIGEST_BYTES  # of the trailer, covered b
 Read = Callable[[int, int], bytes]
 
 
+def slices(data: bytes) -> Read:
+    """What gives bytes of `data`."""
+    return lambda at, size: data[at : at + size]
+
+
 def _nothing(at: int, size: int) -> bytes:
     raise MetadataError("the metadata has no parts")
 
@@ -105,11 +110,7 @@ class Sections:
 
     def with_index(self, root: bytes, parts: bytes) -> Sections:
         """The same with another index, and without a head."""
-
-        def read(at: int, size: int) -> bytes:
-            return parts[at : at + size]
-
-        return replace(self, root=memoryview(root), head_size=0, parts_size=len(parts), read=read)
+        return replace(self, root=memoryview(root), head_size=0, parts_size=len(parts), read=slices(parts))
 
     @property
     def digest(self) -> bytes:

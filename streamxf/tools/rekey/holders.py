@@ -29,7 +29,7 @@ from streamxf.format.index import Index
 from streamxf.format.limits import NO_PICKLE, PLAIN_MAGIC, TRAILER_BYTES, WRAPPED_KEY_BYTES
 from streamxf.format.names import GLOBAL, rank_metadata_among
 from streamxf.format.plain import pack_prefix, pack_seal
-from streamxf.format.trailer import Read, Sections, Trailer, pack, pack_keys
+from streamxf.format.trailer import Sections, Trailer, pack, pack_keys, slices
 from streamxf.keys.envelope import WRAPPED_KEY, Envelope
 from streamxf.keys.vouchers import Vouchers
 from streamxf.storage.files import open_regular
@@ -115,7 +115,7 @@ class MetadataFile:
         parts = sections.parts(0, sections.parts_size)
         data = pack(head, parts, bytes(sections.root), lines, sections.format_bytes)
         trailer = Trailer.parse(data[-TRAILER_BYTES:], len(data))
-        if trailer is None or _key_set(trailer.split(data[-trailer.size :], read=_reader_of(data))) != keys:
+        if trailer is None or _key_set(trailer.split(data[-trailer.size :], read=slices(data))) != keys:
             raise MetadataError("the keys cannot be replaced; the metadata was left as it is")
         return data
 
@@ -146,7 +146,7 @@ class MetadataFile:
                 if sections is not None:
                     size = sections.head_size + sections.parts_size
                     check_whole(file.raw, file.size, size, MetadataError)
-                    return replace(sections, read=_reader_of(file.read(0, size)))
+                    return replace(sections, read=slices(file.read(0, size)))
         except FileNotFoundError as error:
             raise MetadataError("the metadata has gone: is another process saving to this folder?") from error
         raise UnsupportedError(
@@ -182,10 +182,6 @@ def metadata_of(storage: Storage) -> Iterator[MetadataFile]:
             made = MetadataFile(storage, name)
         yield made
         del made  # what nobody has vouched for yet is in memory one at a time
-
-
-def _reader_of(data: bytes) -> Read:
-    return lambda at, size: data[at : at + size]
 
 
 def _key_set(sections: Sections) -> KeySet | None:

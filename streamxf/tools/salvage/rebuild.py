@@ -31,7 +31,7 @@ from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.limits import CONTAINER_MAGIC, MAX_METADATA, TRAILER_BYTES
 from streamxf.format.names import GLOBAL, OWN_FILE
-from streamxf.format.trailer import Sections, Trailer
+from streamxf.format.trailer import Sections, Trailer, slices
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import WRAPPED_KEY
 from streamxf.keys.vouchers import is_signed
@@ -299,7 +299,7 @@ def _listed(remains: bytes) -> set[str] | None:
         root, parts = memoryview(remains)[begin : begin + trailer.root_size], remains[head : head + trailer.parts_size]
         keys = memoryview(remains)[begin + trailer.root_size :][: trailer.keys_size]
         hashed = is_signed(Sections(root, keys).key_lines())
-        index = Index.parse(root, lambda at, size: parts[at : at + size], len(parts), hashed=hashed)
+        index = Index.parse(root, slices(parts), len(parts), hashed=hashed)
     except StreamxfError:
         return None
     if index.rank is not None or not all(map(OWN_FILE.fullmatch, index.files)):
