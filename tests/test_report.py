@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from streamxf.report import LoadReport, Meter, SaveReport
+from tests.polling import at_once
 
 
 def metered() -> Meter:
@@ -22,11 +23,7 @@ def metered() -> Meter:
             meter.io(0.125)
             meter.item(2048, 1024)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, 4)
     return meter
 
 

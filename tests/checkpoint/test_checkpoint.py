@@ -36,6 +36,7 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.format.items import ObjectItem, TensorItem
+from tests.altered import flip
 from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, save, small_state
 from tests.dcp.shards import rows, save_shards
 
@@ -208,9 +209,7 @@ def test_a_slice_reads_the_blocks_that_it_needs(tmp_path: Path) -> None:
     tensor = torch.randn(1024, 256)
     save({"w": tensor}, tmp_path, [Checksum()], block_size=2**16)
     (file,) = data_files(tmp_path)
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip(file)
     with Checkpoint(tmp_path) as checkpoint:
         assert_same(checkpoint["w"][:300, 7], tensor[:300, 7])
         assert_same(checkpoint["w"][-300:], tensor[-300:])
@@ -439,9 +438,7 @@ def test_no_codec_is_looked_up_before_the_table_has_passed(tmp_path: Path, chain
     with streamxf.CheckpointWriter(tmp_path, chain) as writer:
         writer["weight"] = np.arange(100.0)
     (file,) = data_files(tmp_path)
-    data = bytearray(file.read_bytes())
-    data[-10] ^= 1  # in the CRC of table and footer
-    file.write_bytes(data)
+    flip(file, -10)  # in the CRC of table and footer
     built: list[str] = []
 
     class Watched(streamxf.CodecRegistry):

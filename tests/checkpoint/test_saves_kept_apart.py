@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +21,7 @@ from streamxf.storage import disk, lock
 from streamxf.storage.disk import Mount
 from streamxf.storage.opening import open_storage, storage_over
 from streamxf.storage.storage import LOCK
+from tests.polling import at_once
 
 OLD = time.time() - 2 * 86_400
 
@@ -66,11 +66,7 @@ def test_two_threads_wait_for_each_other(folder: Path) -> None:
                 most.append(len(inside))
                 inside.pop()
 
-    threads = [threading.Thread(target=hold) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(hold, 4)
     assert max(most) == 1
     assert len(most) == 80
 

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import streamxf
 from streamxf.keys import Key
 from streamxf.keys.file import write_key
+from tests.altered import flip
 from tests.cli.command import Run, runner
 
 STATE = {
@@ -60,6 +61,4 @@ def encrypted(tmp_path: Path, key: Key) -> Path:
 def flip_bit(path: Path, position: int = -2000) -> None:
     """Flip a bit of a checkpoint's largest data file."""
     (file,) = sorted(path.glob("*.distcp"))
-    data = bytearray(file.read_bytes())
-    data[position] ^= 1
-    file.write_bytes(data)
+    flip(file, position)

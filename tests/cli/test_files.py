@@ -10,6 +10,7 @@ import pytest
 
 import streamxf
 from streamxf.keys import Key, write_key
+from tests.altered import flip
 from tests.cli.command import Run
 
 DATA = bytes(range(256)) * 8000
@@ -28,12 +29,6 @@ def sealed_file(tmp_path: Path, key: Key) -> Path:
     path = tmp_path / "sealed.sxf"
     path.write_bytes(streamxf.encode(DATA, "zstd+encrypt", keys=key))
     return path
-
-
-def damage(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def piped(*arguments: object, given: bytes = b"") -> tuple[int, bytes, str]:
@@ -61,9 +56,7 @@ def test_cat_of_what_is_damaged_gives_nothing_that_is_wrong(tmp_path: Path):
     data = DATA * 20
     with streamxf.open(path, "wb", chain="checksum") as file:
         file.write(data)
-    stored = bytearray(path.read_bytes())
-    stored[-(2**20)] ^= 1
-    path.write_bytes(stored)
+    flip(path, -(2**20))
     code, out, err = piped("cat", path)
     assert code == 1
     assert data.startswith(out)
@@ -133,7 +126,7 @@ def test_inspect_makes_no_page_of_a_file(run: Run, open_file: Path, tmp_path: Pa
 def test_verify(run: Run, open_file: Path, sealed_file: Path, key_file: Path):
     assert run("verify", open_file).code == 0
     assert run("verify", sealed_file, "--key", f"file:{key_file}").code == 0
-    damage(open_file)
+    flip(open_file)
     done = run("verify", open_file)
     assert done.code == 1
     assert f"{open_file.name}, block " in done.out

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
+from tests.altered import flip
 from tests.cli.command import Run
 from tests.cli.conftest import STATE, flip_bit
 
@@ -32,9 +33,7 @@ def flip_in(path: Path, name: str) -> None:
     metadata = streamxf.FileSystemReader(path).read_metadata()
     (place,) = (place for index, place in metadata.storage_data.items() if index.fqn == name)
     file = path / place.relative_path
-    data = bytearray(file.read_bytes())
-    data[place.offset + place.length // 2] ^= 1
-    file.write_bytes(data)
+    flip(file, place.offset + place.length // 2)
 
 
 def loaded(path: Path, state: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -153,9 +152,7 @@ def flip_in_chunk(path: Path, row: int) -> None:
         (item,) = checkpoint.stored.values()
     (place,) = (chunk.place for chunk in item.chunks if chunk.offset[0] == row)
     file = path / place.file
-    data = bytearray(file.read_bytes())
-    data[place.at + place.size // 2] ^= 1
-    file.write_bytes(data)
+    flip(file, place.at + place.size // 2)
 
 
 def test_a_file_that_is_gone_is_one_line(run: Run, tmp_path: Path):

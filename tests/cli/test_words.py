@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import streamxf
 from streamxf.cli import show
 from streamxf.keys import write_key
+from tests.altered import flip
 from tests.cli.command import Run
 
 
@@ -26,9 +27,7 @@ def test_a_load_that_fails_names_commands(run: Run, plain: Path, encrypted: Path
 
 def test_reports_name_commands_too(run: Run, plain: Path):
     (data,) = plain.glob("*.distcp")
-    stored = bytearray(data.read_bytes())
-    stored[len(stored) // 2] ^= 1
-    data.write_bytes(stored)
+    flip(data)
     done = run("verify", plain)
     assert done.code == 1
     assert "save the rest with `streamxf salvage`" in " ".join(done.out.split())

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import streamxf
 from streamxf.keys import Key, PrivateKey, SigningKey
 from streamxf.keys.file import write_key
+from tests.altered import flip
 
 TENSORS = {
     "layers.0.weight": torch.arange(60_000, dtype=torch.float32).reshape(200, 300),
@@ -61,9 +62,7 @@ def build(root: Path) -> None:
             file.unlink()
         shutil.copytree(root / name, root / f"{name} with a flipped bit")
         (file,) = (root / f"{name} with a flipped bit").glob("*.distcp")
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 4
-        file.write_bytes(data)
+        flip(file, mask=4)
     shutil.copytree(root / "plain", root / "locked")
     shutil.copytree(root / "encrypted", root / "locked file")
     os.mkfifo(root / "pipe")

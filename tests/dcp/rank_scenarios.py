@@ -27,6 +27,7 @@ import streamxf
 from streamxf import engine
 from streamxf.errors import StreamxfError
 from streamxf.storage.local import LocalStorage
+from tests.altered import flip
 
 from .helpers import KEY, OTHER_KEY, full_chain, raw_bytes
 from .process_groups import join_group, start_ranks
@@ -194,9 +195,7 @@ def damaged_item_on_one_rank(folder: Path) -> Any:
     dcp.save(state, storage_writer=streamxf.FileSystemWriter(folder / "damaged", _extensions=full_chain()))
     if rank == 1:
         (file,) = (folder / "damaged").glob("__1_*.distcp")
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 1
-        file.write_bytes(data)
+        flip(file)
     dist.barrier()
     return describe(lambda: dcp.load(state, storage_reader=streamxf.FileSystemReader(folder / "damaged", keys=KEY)))
 

@@ -16,14 +16,9 @@ from streamxf.checkpoint.saving import Extensions, check_space
 from streamxf.errors import NoSpaceError
 from streamxf.storage.disk import Volume
 from streamxf.storage.opening import open_storage
+from tests.altered import flip
 
 from .helpers import KEY, OTHER_KEY, data_files, full_chain, load, save
-
-
-def flip_bit(file: Path, at: int) -> None:
-    data = bytearray(file.read_bytes())
-    data[at] ^= 1
-    file.write_bytes(data)
 
 
 def told_by(path: Path, keys: Any = KEY, **options: Any) -> str:
@@ -41,7 +36,7 @@ def saved(tmp_path: Path) -> Path:
 
 def test_a_damaged_block(saved: Path) -> None:
     (file,) = data_files(saved)
-    flip_bit(file, file.stat().st_size // 2)
+    flip(file, file.stat().st_size // 2)
     told = told_by(saved)
     assert f"[file {file}, item w, block 0]\nnext: `streamxf verify` lists" in told
     assert told.count("next: ") == 1
@@ -53,7 +48,7 @@ def test_a_file_that_is_missing(saved: Path) -> None:
 
 
 def test_damaged_metadata(saved: Path) -> None:
-    flip_bit(saved / ".metadata", -100)
+    flip(saved / ".metadata", -100)
     told = told_by(saved)
     assert f"[file {saved / '.metadata'}]\nnext: restore this file from a copy" in told
     assert "`streamxf salvage --without-metadata`" in told

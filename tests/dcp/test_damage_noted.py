@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter as WriterOf
 import streamxf
 from streamxf import Checksum, Encrypt, FileSystemReader, FileSystemWriter
 from streamxf.errors import BlockError, KeyMissingError, MetadataError
+from tests.altered import flip
 
 from .helpers import KEY, OTHER_KEY, data_files, refused, unwrapped
 
@@ -31,12 +32,6 @@ def load(path: Path, **options: object) -> None:
     dcp.load({"weight": torch.zeros(3000), "step": 0}, storage_reader=FileSystemReader(path, **options), no_dist=True)
 
 
-def flip(path: Path, at: int = 2000) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
 def noted(path: Path) -> list[str]:
     return sorted(file.name for file in (path.parent / ".streamxf").iterdir())
 
@@ -45,7 +40,7 @@ def test_damage_in_data(tmp_path: Path):
     path, save_id = saved(tmp_path)
     load(path)
     assert noted(path) == []
-    flip(data_files(path)[0])
+    flip(data_files(path)[0], 2000)
     with refused(BlockError):
         load(path)
     assert noted(path) == [f"damage-{save_id}"]
@@ -68,7 +63,7 @@ def test_what_says_nothing_about_the_data(tmp_path: Path):
 
 def test_tools_leave_no_note(tmp_path: Path):
     path, _ = saved(tmp_path)
-    flip(data_files(path)[0])
+    flip(data_files(path)[0], 2000)
     assert not streamxf.verify(path).ok
     with streamxf.Checkpoint(path) as checkpoint, pytest.raises(BlockError):
         checkpoint["weight"].read()
@@ -88,7 +83,7 @@ def test_a_checkpoint_without_a_save_id_is_named_in_the_error(tmp_path: Path):
 def test_out_of_a_run_nothing_is_said(tmp_path: Path):
     path, _ = saved(tmp_path)
     shutil.rmtree(tmp_path / ".streamxf")
-    flip(data_files(path)[0])
+    flip(data_files(path)[0], 2000)
     with pytest.raises(CheckpointException) as caught:
         load(path)
     assert not any("STREAMXF_SKIP" in note for note in unwrapped(caught.value).__notes__)

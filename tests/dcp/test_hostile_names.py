@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
 import streamxf
+from tests.altered import flip
 
 from .helpers import data_files, save, unwrapped
 
@@ -48,9 +49,7 @@ def test_no_error_and_no_report_shows_a_name_as_it_is(tmp_path: Path) -> None:
         return texts_of(caught.value)
 
     texts = load(Failing())
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip(file)
     texts += load()
     with pytest.raises(CheckpointException) as caught:
         writer = streamxf.FileSystemWriter(tmp_path / "b")

@@ -23,6 +23,7 @@ from streamxf import Checksum, Encrypt
 from streamxf.dcp import loader as load_module
 from streamxf.errors import BlockError, MetadataError, StreamxfError
 from streamxf.stream.container import BlockReader
+from tests.altered import flip
 
 from .helpers import KEY, data_files, error_of, load, load_with, refused, save
 from .test_loads_like_stock import Into
@@ -113,9 +114,7 @@ def test_with_keys_the_last_block_is_decoded_even_for_the_first_row(checkpoint: 
     writer = streamxf.attach(dcp.FileSystemWriter(checkpoint, sync_files=False), [Encrypt(KEY)])
     dcp.save({"t": stored}, storage_writer=writer)
     (path,) = data_files(checkpoint)
-    data = bytearray(path.read_bytes())
-    data[-200] ^= 1  # in the payload of the last block
-    path.write_bytes(data)
+    flip(path, -200)  # in the payload of the last block
     with refused(StreamxfError):
         read_boxes(checkpoint, [((0, 0), torch.empty(1, MIB, dtype=torch.int8))], KEY, require="bound")
 
@@ -260,9 +259,7 @@ def test_a_damaged_block_names_its_place_and_commits_nothing(checkpoint: Path) -
     (path,) = data_files(checkpoint)
     reader = streamxf.FileSystemReader(checkpoint)
     place = next(info for index, info in reader.read_metadata().storage_data.items() if index.fqn == "1")
-    data = bytearray(path.read_bytes())
-    data[place.offset + 2 * MIB + MIB // 2] ^= 1
-    path.write_bytes(data)
+    flip(path, place.offset + 2 * MIB + MIB // 2)
     planner = Recording()
     target = {name: torch.zeros_like(value) for name, value in state.items()}
     error = error_of(lambda: dcp.load(target, storage_reader=reader, planner=planner))

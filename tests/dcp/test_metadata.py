@@ -17,6 +17,7 @@ import streamxf
 from streamxf.errors import MetadataError, StreamxfError, UnsupportedError
 from streamxf.format.index import Index
 from streamxf.torchsave import stock
+from tests.altered import flip
 
 from .helpers import (
     KEY,
@@ -53,9 +54,7 @@ def test_a_keyed_reader_parses_nothing_before_the_voucher_is_right(
     save(STATE, checkpoint)
     file = checkpoint / ".metadata"
     _, sections = sections_of(checkpoint)
-    altered = bytearray(file.read_bytes())
-    altered[sections.head_size + sections.parts_size + 20] ^= 1
-    file.write_bytes(altered)
+    flip(file, sections.head_size + sections.parts_size + 20)
     monkeypatch.setattr(Index, "parse", lambda *_, **__: pytest.fail("it was parsed"))
     with refused(StreamxfError):
         load(STATE, checkpoint)
@@ -189,9 +188,7 @@ def test_an_empty_folder_is_dcps_own_error(tmp_path: Path, state: dict[str, Any]
 def test_errors_survive_the_pickle_that_carries_them_between_ranks(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint)
     (file,) = data_files(checkpoint)
-    damaged = bytearray(file.read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    file.write_bytes(damaged)
+    flip(file)
     error = error_of(lambda: load(state, checkpoint))
     assert isinstance(error, StreamxfError)
     copy = pickle.loads(pickle.dumps(error))

@@ -16,6 +16,7 @@ from streamxf import Checksum, Encrypt, ZStandard, errors, load_intact, verify
 from streamxf.keys import write_key
 from streamxf.tools.diff.diff import diff
 from streamxf.tools.salvage.salvage import salvage
+from tests.altered import flip
 from tests.cli.command import runner
 
 from .helpers import KEY, Xor, data_files, rewrite_index, rewrite_pickle, save
@@ -37,12 +38,6 @@ def registry() -> streamxf.Registry:
     made = streamxf.Registry()
     made.register(Xor)
     return made
-
-
-def flip(file: Path, at: int) -> None:
-    data = bytearray(file.read_bytes())
-    data[at] ^= 1
-    file.write_bytes(data)
 
 
 def test_verify_names_the_package_once_and_compares_all_the_same(tmp_path: Path) -> None:

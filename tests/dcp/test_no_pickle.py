@@ -21,6 +21,7 @@ from streamxf.errors import MetadataError, ParameterError, StreamxfError, Unsupp
 from streamxf.format.limits import NO_PICKLE
 from streamxf.keys import KeyRing
 from streamxf.tools.stock import stock
+from tests.altered import flip
 from tests.dcp.helpers import KEY, assert_same, blank, full_chain, load, save, sections_of
 from tests.storage.stores import MemoryStorage
 
@@ -92,9 +93,7 @@ def test_it_is_salvaged_from_a_damaged_metadata_file_too(
 ) -> None:
     save(state, checkpoint, CHAINS["zstd"], stock=False)
     metadata = checkpoint / ".metadata"
-    data = bytearray(metadata.read_bytes())
-    data[len(data) // 2] ^= 1
-    metadata.write_bytes(data)
+    flip(metadata)
     streamxf.salvage(checkpoint, tmp_path / "salvaged", "zstd", without_metadata=True)
     assert_same(load(state, tmp_path / "salvaged", keys=None), state)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from streamxf import engine
 from streamxf.engine import Engine, Job, JobBudget, Pipeline, worker_count
 from streamxf.errors import ParameterError
-from tests.polling import wait_until
+from tests.polling import at_once, wait_until
 
 WORKERS = 2
 LIMIT = 2 * WORKERS + 2
@@ -191,12 +191,7 @@ def test_the_bound_is_shared_by_many_pipelines_which_do_not_block_each_other(own
         together.wait()
         results[stream] += taken(Pipeline(), [partial(int, number) for number in range(50)])
 
-    threads = [threading.Thread(target=run, args=(stream,), daemon=True) for stream in range(streams)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
+    at_once(run, range(streams))
     assert results == [list(range(50))] * streams
     # each stream may have one job beyond the limit, so that it can go on at all
     assert own_engine.budget.peak_jobs <= LIMIT + streams

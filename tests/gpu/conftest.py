@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -39,12 +38,6 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 @pytest.fixture
 def gpu(device: torch.device) -> torch.device:
     return device
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A folder's name that a save may use."""
-    return tmp_path / "checkpoint"
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import streamxf
 from streamxf.checkpoint import staging
 from streamxf.checkpoint.staging import RING_BYTES, CudaCopies
+from tests.altered import flip
 from tests.dcp.helpers import OTHER_KEY, blank, data_files, error_of
 
 from .helpers import MIB, assert_kept, chain, load, load_into, reader, save, weights
@@ -108,9 +109,7 @@ def test_what_is_damaged(device: torch.device, checkpoint: Path) -> None:
     save(state, checkpoint)
     target = blank(state)
     (file,) = data_files(checkpoint)
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip(file)
     for _ in range(3):
         error = error_of(lambda: load_into(target, checkpoint))
         assert isinstance(error, streamxf.StreamxfError)

@@ -12,12 +12,6 @@ from .targets import KINDS, Checkpoint
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A folder's name that a save may use."""
-    return tmp_path / "checkpoint"
-
-
-@pytest.fixture
 def small(request: pytest.FixtureRequest, checkpoint: Path) -> Checkpoint:
     """One of `KINDS`; `on` says which."""
     return Checkpoint(checkpoint, **KINDS[request.param])

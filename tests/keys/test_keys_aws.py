@@ -19,6 +19,7 @@ from streamxf.keys.envelope import DataKey, Entry
 from tests.keys.endpoints import CREDENTIALS, REGION, Answers, Kms, answering
 from tests.keys.sealed import DEK as SEALED_DEK
 from tests.keys.sealed import Sealed
+from tests.polling import at_once
 
 DEK = DataKey(bytes(range(50, 82)))
 DIGEST = bytes(range(32))
@@ -308,11 +309,7 @@ def test_many_threads_ask_at_once(kms: Kms):
         gate.wait(60)
         opened.append(key.unwrap(key.wrap(DEK.secret, DEK.id), DEK.id))
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(ask, 8)
     assert opened == [DEK.secret] * 8
 
 

@@ -14,6 +14,7 @@ import streamxf
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError, WrongKeyError
 from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey, file, read_key, write_key
 from streamxf.keys.text import format_key, parse_key
+from tests.polling import at_once
 
 KEY = Key(bytes(range(107, 139)))
 PAIR = PrivateKey(bytes(range(112, 144)))
@@ -334,11 +335,7 @@ def test_of_many_writers_one_wins(tmp_path):
         except KeyFileError:
             outcomes.append("refused")
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(write, range(8))
     assert outcomes.count("refused") == 7
     (winner,) = {int(outcome.removeprefix("wrote ")) for outcome in outcomes if outcome != "refused"}
     assert read_key(tmp_path / "key") == Key(bytes(range(winner, winner + 32)))

@@ -26,6 +26,7 @@ from streamxf.manager.listing import list_checkpoints
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.notes import Commit
 from streamxf.manager.retention import Retention
+from tests.altered import flip
 from tests.dcp.s3_server import storage as s3_options
 from tests.polling import wait_until
 
@@ -402,9 +403,7 @@ def test_a_flipped_bit_is_found_in_what_a_framework_wrote(tmp_path: Path, option
     with CheckpointManager(tmp_path, **options) as manager:
         assert manager.latest() == str(tmp_path / "step-2")
     file = tmp_path / "step-2" / "model.bin"
-    data = bytearray(file.read_bytes())
-    data[54_321] ^= 4
-    file.write_bytes(data)
+    flip(file, 54_321, 4)
     with CheckpointManager(tmp_path, **options) as manager:
         assert manager.latest() == str(tmp_path / "step-1")
         assert "SHA-256" in manager.skipped["step-2"]

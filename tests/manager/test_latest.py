@@ -25,6 +25,7 @@ from streamxf.manager.authority import Authority
 from streamxf.manager.latest import is_complete
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage, StorageEntry
+from tests.altered import flip
 from tests.storage.stores import MemoryStorage
 
 from .runs import resumed, saved_run
@@ -44,12 +45,6 @@ def data_of(path: Path) -> Path:
 
 def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
-
-
-def flip_bit(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[-2000] ^= 1
-    file.write_bytes(data)
 
 
 class Fails:
@@ -268,10 +263,10 @@ def test_a_framework_s_save_is_complete_once_it_is_committed(tmp_path: Path) -> 
 def test_damage_of_the_newest_and_of_all(tmp_path: Path) -> None:
     for step in (1, 2):
         save(tmp_path / f"step-{step}")
-    flip_bit(data_of(tmp_path / "step-2"))
+    flip(data_of(tmp_path / "step-2"), -2000)
     assert streamxf.latest(tmp_path) == str(tmp_path / "step-2"), "sizes show nothing"
     assert streamxf.latest(tmp_path, verify="sample") == str(tmp_path / "step-1")
-    flip_bit(data_of(tmp_path / "step-1"))
+    flip(data_of(tmp_path / "step-1"), -2000)
     with pytest.raises(NoCheckpointError, match=r"step-2: .*step-1: "):
         streamxf.latest(tmp_path, verify="sample")
 

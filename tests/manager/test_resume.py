@@ -31,6 +31,7 @@ from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
+from tests.altered import flip
 
 from .runs import blank, complete, damage, is_at, resumed, saved_run, state_at
 
@@ -102,9 +103,7 @@ def test_a_storage_that_cannot_be_reached_is_no_damage(
 
 def test_damage_that_only_the_load_finds_makes_it_fall_back(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     (file,) = (run / "step-3").glob("*.distcp")
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip(file)
     assert resumed(run, verify="none", chain="floatzip+checksum") == 2
     assert f"{run}/step-3 is passed over: " in caplog.text
 

@@ -14,6 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from streamxf.dcp.base import progress_on
 from streamxf.progress import ProgressBar
+from tests.polling import at_once
 
 from .terminal import terminal
 
@@ -166,11 +167,7 @@ def test_any_thread_may_tell() -> None:
             bar.expect(2)
             bar.advance(1)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, 4)
     assert (bar._done, bar._expected) == (40_000, 80_000)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.progress import Share, Shares
+from tests.polling import at_once
 
 from .recorder import Recorder
 
@@ -54,9 +53,5 @@ def test_many_threads() -> None:
         for _ in range(1500):
             share.advance(3)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, 4)
     assert recorder.done == 10_000

@@ -6,7 +6,6 @@ import io
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from streamxf.errors import ContainerError
 from streamxf.storage.reading import READ_WHOLE, FileSlice, Timed, access_to
 from streamxf.stream.container import BlockReader, read_header
 from tests.forge import prefix_of
+from tests.polling import at_once
 from tests.samples import BLOCK, FULL, KEY, data_of, encode
 
 DATA = data_of(9 * BLOCK + 77)
@@ -112,12 +112,7 @@ def in_threads(*actions: Callable[[], None]) -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(action,), daemon=True) for action in actions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
+    at_once(run, actions)
     if errors:
         raise errors[0]
 

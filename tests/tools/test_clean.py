@@ -22,6 +22,7 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.storage.storage import LOCK
+from tests.altered import flip
 from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, load, save, sections_of
 from tests.dcp.test_publishing import LEFTOVERS, NOT_OURS, plant, state_of
 
@@ -142,9 +143,7 @@ def test_keys_that_are_not_the_right_ones(tmp_path: Path) -> None:
     with pytest.raises((WrongKeyError, KeyMissingError)):
         streamxf.clean(tmp_path, keys=OTHER_KEY)
     metadata = tmp_path / ".metadata"
-    content = bytearray(metadata.read_bytes())
-    content[-20] ^= 1
-    metadata.write_bytes(content)
+    flip(metadata, -20)
     with pytest.raises(MetadataError, match="digest"):
         streamxf.clean(tmp_path, keys=KEY)
     with pytest.raises(ParameterError):

@@ -42,12 +42,6 @@ NAMES = {
 }
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """A folder's name that a save may use."""
-    return tmp_path / "checkpoint"
-
-
 def quiet_save(state: dict[str, Any], path: Path, *args: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

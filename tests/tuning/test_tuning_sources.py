@@ -35,6 +35,7 @@ from streamxf.stream.encoder import encoding_facts
 from streamxf.tuning.sample import BLOCKS, Part, RawFile, Sampled, Span, spans_in, take_sample
 from streamxf.tuning.state import StateDict
 from streamxf.tuning.tuner import source_of
+from tests.altered import flip
 
 KEY = Key(bytes(range(32)))
 MIB = 2**20
@@ -310,9 +311,7 @@ def test_a_checkpoint_that_is_not_encrypted_takes_no_key(tmp_path: Path) -> None
 def test_damage_is_found_and_placed(tmp_path: Path) -> None:
     dcp.save({"w": torch.arange(100_000)}, storage_writer=writers(tmp_path)["default"])
     (file,) = tmp_path.glob("*.distcp")
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip(file)
     source = source_of(str(tmp_path), None)
     with pytest.raises(StreamxfError, match="damaged") as caught:
         source.read(spans_in(source.parts))

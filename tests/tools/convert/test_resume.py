@@ -24,6 +24,7 @@ from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.transcode import transcode
+from tests.altered import flip
 from tests.tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
@@ -132,9 +133,7 @@ def test_what_is_not_whole_is_written_again(tmp_path, source, harm):
     elif harm == "slip cut":
         slip.write_bytes(slip.read_bytes()[:-1])
     elif harm == "slip altered":
-        data = bytearray(slip.read_bytes())
-        data[-100] ^= 1
-        slip.write_bytes(data)
+        flip(slip, -100)
     else:
         slip.unlink()
         if harm == "slip a pipe":
@@ -150,9 +149,7 @@ def test_a_finished_file_that_was_altered_is_found_out(tmp_path, source):
     target = tmp_path / "target"
     stop_midway(source, target)
     file = target / data_files(target)[0]
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip(file)
     assert transcode(source, target, "zstd", file_size=FILE_SIZE).kept_files
     with pytest.raises(StreamxfError):
         assert_whole(target)

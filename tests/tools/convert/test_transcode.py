@@ -30,6 +30,7 @@ from streamxf.errors import (
 )
 from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey
 from streamxf.tools.convert.transcode import transcode
+from tests.altered import flip
 from tests.dcp.shards import rows, save_shards
 from tests.tools.convert.states import CHAINS, NESTED, assert_same, assert_whole, data_files, loaded, trained
 
@@ -223,9 +224,7 @@ def test_a_file_is_no_target(tmp_path, source):
 @pytest.mark.parametrize("in_place", [False, True])
 def test_damage_in_the_source_is_found_and_nothing_published(tmp_path, source, in_place):
     file = source / data_files(source)[0]
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip(file)
     target = source if in_place else tmp_path / "target"
     before = (source / ".metadata").read_bytes()
     with pytest.raises(BlockError) as raised:
@@ -241,9 +240,7 @@ def test_what_torch_never_looks_at_is_looked_at_when_it_is_lost(tmp_path):
     state = {"w": torch.randn(1000, 1000)}
     save(state, tmp_path / "stock", "stock")
     file = tmp_path / "stock" / data_files(tmp_path / "stock")[0]
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip(file)
     target = {"w": torch.empty(1000, 1000)}
     dcp_load(target, storage_reader=StockReader(tmp_path / "stock"))  # and finds nothing
     with pytest.raises(ChecksumError, match="CRC-32") as raised:

@@ -24,6 +24,7 @@ import streamxf
 from streamxf.errors import ContainerError, KeyMissingError, ParameterError, UnsupportedError
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
+from tests.altered import flip
 from tests.dcp.s3_server import storage
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64]
@@ -357,9 +358,7 @@ def test_s3(tmp_path, checkpoint, endpoint):
 
 def damage(checkpoint: Path) -> None:
     (file,) = checkpoint.glob("*.distcp")
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip(file)
 
 
 def test_damage_is_never_written(tmp_path, checkpoint):

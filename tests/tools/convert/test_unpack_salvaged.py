@@ -14,6 +14,7 @@ from streamxf.errors import MetadataError
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
 from streamxf.tools.salvage.salvage import salvage
+from tests.altered import flip
 from tests.tools.convert.folders import contents, folder_of_all_kinds
 from tests.tools.convert.states import data_files
 
@@ -23,9 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable
 def damage(path: Path) -> None:
     """Flip a bit in the first data file."""
     file = path / data_files(path)[0]
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip(file)
 
 
 def test_a_folder_of_which_nothing_was_lost(tmp_path):

@@ -7,7 +7,6 @@ import pickle
 import re
 import subprocess
 import sys
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -42,6 +41,7 @@ from streamxf.tools.rekey import Recipient, holders
 from tests.dcp.fsspec_checks import load_from, save_to
 from tests.dcp.helpers import assert_same, full_chain, index_of, load, load_with, refused, save, sections_of
 from tests.dcp.writers import save_as_ranks
+from tests.polling import at_once
 from tests.tools.rekey.rekeying import (
     KEY,
     OTHER_KEY,
@@ -709,11 +709,7 @@ def test_two_at_once(saved: Path, state: dict[str, Any]) -> None:
         except MetadataError as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(key,)) for key in keys]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, keys)
     assert_same(load(state, saved, KEY), state)
     assert all("meanwhile" in str(error) for error in errors)
     assert not list(saved.glob("*.tmp"))

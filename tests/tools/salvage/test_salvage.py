@@ -25,6 +25,7 @@ from streamxf.format.items import Item, TensorItem
 from streamxf.format.limits import MAX_STEP
 from streamxf.storage.opening import open_storage
 from streamxf.tools.salvage import Salvaged
+from tests.altered import flip
 from tests.dcp.helpers import (
     KEY,
     OTHER_KEY,
@@ -79,12 +80,6 @@ def places(path: Path) -> dict[str, tuple[Path, int, int]]:
     return {name: (path / place.file, place.at, place.at + place.size) for name, place in found.items()}
 
 
-def flip(file: Path, at: int, bit: int = 0) -> None:
-    data = bytearray(file.read_bytes())
-    data[at] ^= 1 << bit
-    file.write_bytes(data)
-
-
 def check(found: Salvaged, state: dict[str, Any], lost: set[str]) -> None:
     """The result has everything of `state` but `lost`, and says so."""
     wanted = flat(state)
@@ -122,10 +117,10 @@ def test_a_flipped_bit_costs_its_item(checkpoint: Path, state: dict[str, Any], c
     save(state, checkpoint, chain())
     for number, (name, (file, begin, end)) in enumerate(places(checkpoint).items()):
         for at in (begin, begin + (end - begin) * (number + 1) // 10, end - 1):
-            flip(file, at, number % 8)
+            flip(file, at, 1 << number % 8)
             target = blank(state) if into else None
             found = load_intact(checkpoint, target, keys=keys_of(chain))
-            flip(file, at, number % 8)
+            flip(file, at, 1 << number % 8)
             # a zip file has bytes that mean nothing; a container has none
             lost = {name} if chain is not list or found.damaged else set()
             check(found, state, lost) if target is None else check_filled(found, target, state, lost)
@@ -365,12 +360,12 @@ def test_every_byte_of_a_stock_checkpoint(checkpoint: Path) -> None:
     hit = 0
     for name, (file, begin, end) in where.items():
         for at in range(begin + len(name), end, 31):
-            flip(file, at, at % 8)
+            flip(file, at, 1 << at % 8)
             found = load_intact(checkpoint)
             assert set(found.lost) <= {name}
             check(found, state, set(found.lost))
             hit += bool(found.damaged)
-            flip(file, at, at % 8)
+            flip(file, at, 1 << at % 8)
     assert hit > 15
     assert "no digest" in str(load_intact(checkpoint))
 

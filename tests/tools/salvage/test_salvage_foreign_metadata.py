@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import streamxf
 from streamxf.errors import ParameterError, PolicyError
 from streamxf.tools.salvage import Salvaged
+from tests.altered import flip
 
 STATE = {f"w{n}": torch.full((5,), float(n)) for n in range(104)}
 
@@ -52,9 +53,7 @@ def test_verify_says_so_and_reads_the_data_files(strange: Path):
     assert "`streamxf salvage --without-metadata`" in str(report)
     assert not report.leftovers
     (file,) = strange.glob("*.distcp")
-    data = bytearray(file.read_bytes())
-    data[200] ^= 1
-    file.write_bytes(data)
+    flip(file, 200)
     assert file.name in {damage.file for damage in streamxf.verify(strange).damaged}
 
 

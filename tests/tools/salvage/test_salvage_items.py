@@ -22,6 +22,7 @@ from streamxf.tools.convert import conversion
 from streamxf.tools.diff.diff import diff
 from streamxf.tools.salvage.fill import Filler
 from streamxf.tools.salvage.salvage import salvage
+from tests.altered import flip
 from tests.dcp.helpers import assert_same, blank, load
 from tests.dcp.shards import rows, save_shards
 
@@ -134,12 +135,6 @@ def in_three_parts(path: Path) -> tuple[torch.Tensor, list[Place]]:
     save_shards(path, [{"x": rows(whole, rank, 3)} for rank in range(3)], lambda: [streamxf.ZStandard()])
     with streamxf.Checkpoint(path) as checkpoint:
         return whole, [chunk.place for chunk in sorted(checkpoint.stored["x"].chunks)]
-
-
-def flip(file: Path, at: int) -> None:
-    data = bytearray(file.read_bytes())
-    data[at] ^= 1
-    file.write_bytes(data)
 
 
 def test_a_copy_that_is_resumed_has_what_its_report_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

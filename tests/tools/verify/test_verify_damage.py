@@ -11,6 +11,7 @@ import torch
 import streamxf
 from streamxf import Checksum, Encrypt, FloatZip
 from streamxf.tools.verify import VerifyReport
+from tests.altered import flip
 from tests.dcp.helpers import KEY, data_files, full_chain, index_of, save
 from tests.forge import Places
 
@@ -244,9 +245,7 @@ def test_damaged_metadata_is_named_and_data_is_checked(saved: Saved) -> None:
 
 def test_a_damaged_pickle_which_only_torch_reads(saved: Saved) -> None:
     file = saved.folder / ".metadata"
-    whole = bytearray(file.read_bytes())
-    whole[100] ^= 1
-    file.write_bytes(whole)
+    flip(file, 100)
     report = saved.verify()
     assert [(damage.file, damage.item, damage.error) for damage in report.damaged] == [
         (".metadata", None, "MetadataError")

@@ -27,6 +27,7 @@ from streamxf.errors import (
 )
 from streamxf.tools.verify import VerifyReport
 from streamxf.torchsave.objects import check_records
+from tests.altered import flip
 from tests.dcp.helpers import KEY, OTHER_KEY, error_of, full_chain, rewrite_index, rewrite_pickle, save
 from tests.dcp.writers import save_as_ranks
 from tests.forge import split_metadata
@@ -253,9 +254,7 @@ def test_several_ranks(checkpoint: Path, collectives: bool) -> None:
         assert (report.files, report.items) == (3, 9)
         assert len(report.save_ids) == (1 if collectives else 3)
     file = sorted(checkpoint.glob("*.distcp"))[1]
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    flip(file, -1)
     for keys in (KEY, None):
         assert {damage.file for damage in streamxf.verify(checkpoint, keys=keys).damaged} == {file.name}
 

@@ -11,14 +11,8 @@ from streamxf.errors import NoCheckpointError, PolicyError
 from streamxf.formats.opening import open_source, parts_of
 from streamxf.keys import Key
 from streamxf.storage.opening import open_storage
+from tests.altered import flip
 from tests.saved_by import FOLDERS, MODEL, dcp, lightning_with_fsdp, torchtitan, trainer, trainer_with_fsdp
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
 
 FILES = {"checkpoint-12": 4, "fsdp/checkpoint-12": 4, "step-6": 2, "step-10": 1, "last.ckpt": 1}
 

@@ -13,6 +13,7 @@ import torch
 import streamxf
 from streamxf import Checksum, FloatZip
 from streamxf.errors import ForeignError
+from tests.altered import flip
 from tests.dcp.helpers import KEY, data_files, full_chain, save
 
 from .remote import Meeting, Remote, StoreError, url_of
@@ -43,9 +44,7 @@ def test_the_report_is_that_of_a_local_folder(saved: tuple[Path, Any]) -> None:
 def test_damages_stand_in_the_order_of_files(saved: tuple[Path, Any]) -> None:
     folder, key = saved
     for file in data_files(folder):
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 4
-        file.write_bytes(data)
+        flip(file, mask=4)
     local, remote = streamxf.verify(folder, keys=key), streamxf.verify(url_of(folder), keys=key)
     assert not remote.ok
     assert remote.damaged == local.damaged

@@ -12,15 +12,10 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf.wording import listed, many, size_text
+from tests.altered import flip
 from tests.dcp.helpers import KEY, OTHER_KEY, data_files, full_chain, save
 
 MANY = 500
-
-
-def flip_bit(file: Path, at: int) -> None:
-    data = bytearray(file.read_bytes())
-    data[at] ^= 1
-    file.write_bytes(data)
 
 
 def empty(file: Path) -> None:
@@ -67,7 +62,7 @@ def test_lists_come_to_an_end() -> None:
 
 def test_one_damage(one: Path) -> None:
     (file,) = data_files(one)
-    flip_bit(file, file.stat().st_size // 2)
+    flip(file, file.stat().st_size // 2)
     report = str(streamxf.verify(one, keys=KEY)).splitlines()
     assert report[0] == "DAMAGED in 1 place"
     assert report[1].startswith("1 data file, 1 item, 1 block, ")
@@ -145,7 +140,7 @@ def test_salvage_advises_what_can_help(one: Path) -> None:
     assert "without_metadata" not in refusal(one)
     assert "If that cannot be, .metadata is damaged" in refusal(one, keys=OTHER_KEY)
     assert "without_metadata" not in refusal(one, keys=KEY, expect_save_id="0" * 32)
-    flip_bit(one / ".metadata", (one / ".metadata").stat().st_size - 300)
+    flip(one / ".metadata", (one / ".metadata").stat().st_size - 300)
     assert "--without-metadata" in refusal(one, keys=KEY)
     found = streamxf.load_intact(one, keys=KEY, without_metadata=True)
     assert f"damaged: {one / '.metadata'}: MetadataError: the digest" in str(found)
