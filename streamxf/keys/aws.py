@@ -119,12 +119,8 @@ class AwsKms(KeyProvider):
         return f"AwsKms({self.arn!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        more: dict[str, Any] = {
-            "profile": self.profile,
-            "endpoint_url": self.endpoint_url,
-            "allow_http": self.allow_http,
-        }
-        return partial(AwsKms, self.arn, **more), ()
+        how = partial(AwsKms, profile=self.profile, endpoint_url=self.endpoint_url, allow_http=self.allow_http)
+        return how, (self.arn,)
 
     def _call(self, operation: str, wanted: str, **arguments: Any) -> bytes:
         """The part `wanted` of KMS's answer."""

@@ -225,6 +225,35 @@ def test_swapped_containers_show(tmp_path: Path, chain: list[Any]) -> None:
     assert not streamxf.verify(tmp_path, keys=keys).ok
 
 
+@pytest.mark.parametrize("chain", [[Checksum()], [Encrypt(KEY)]], ids=["plain", "encrypted"])
+def test_two_renamed_checkpoints_do_not_mix(tmp_path: Path, chain: list[Any]) -> None:
+    """Of the same items, sizes, names and keys; neither by a data file nor by a container at its number."""
+    keys = KEY if isinstance(chain[0], Encrypt) else None
+    one, two = tmp_path / "one", tmp_path / "two"
+    for path, value in ((one, 1.0), (two, 2.0)):
+        save({"a": torch.full((300,), value), "b": torch.full((300,), -value)}, path, chain)
+        streamxf.rename(path, {"a": "b", "b": "a"}, keys=keys)
+    (first,), (second,) = data_files(one), data_files(two)
+    before = second.read_bytes()
+    second.write_bytes(first.read_bytes())
+    with refused(IdentityError, "another process or save"):
+        load({"a": torch.zeros(300)}, two, keys)
+    (at,) = index_of(two).items["a"].places
+    (other,) = index_of(one).items["a"].places
+    assert at[1:3] == other[1:3]
+    end = at.at + at.size
+    second.write_bytes(before[: at.at] + first.read_bytes()[at.at : end] + before[end:])
+    with refused(IdentityError, "another process or save"):
+        load({"a": torch.zeros(300)}, two, keys)
+    assert_same(load({"b": torch.zeros(300)}, two, keys), {"b": torch.full((300,), 2.0)})
+    if keys is None:
+        return
+    keys_of_two = bytes(sections_of(two)[1].keys)
+    (two / ".metadata").write_bytes(rewritten(sections_of(one)[1], keys=keys_of_two))
+    with refused(AuthenticationError, "MAC"):
+        load({"a": torch.zeros(300)}, two, keys)
+
+
 def test_salvage_without_metadata_has_the_names_of_the_save(tmp_path: Path) -> None:
     save(STATE, tmp_path)
     streamxf.rename(tmp_path, NAMES, keys=KEY)
