@@ -69,19 +69,20 @@ class MetadataFile:
         self._storage, self.name, self.label = storage, name, storage.label(name)
         self._ids: dict[bytes | None, bytes] = {}  # of data keys, by `File.key`
         self.sections = self._sections()
+        self._keys = _key_set(self.sections)
 
     @property
     def is_encrypted(self) -> bool:
-        return self.sections.key_lines() is not None
+        return self._keys is not None
 
     @property
     def keys(self) -> KeySet:
-        """That of the process that published and, as torch's readers find them, those of the others. Raises PolicyError
-        if there are none.
+        """That of the process that published and, as torch's readers find them, those of the others; once it was
+        opened, without what only looks like one. Raises PolicyError if there are none.
         """
-        if (keys := _key_set(self.sections)) is None:
+        if self._keys is None:
             raise PolicyError("the checkpoint is not encrypted, so it has no recipients; save it with Encrypt")
-        return keys
+        return self._keys
 
     def read(self, access: Access, *, listing: bool = False) -> Metadata:
         """What it says; raises as `metadata_in`."""
@@ -98,12 +99,12 @@ class MetadataFile:
         others = {key: data_key.unwrap(key) for key in wrapped}
         self._ids = {key: other.id for key, other in others.items()}
         data_keys = {other.id: other for other in (data_key, *others.values())}
-        envelopes = tuple(envelope for envelope in keys.envelopes if envelope.dek_id in data_keys)
-        if len(envelopes) < len(data_keys) and self.sections.pickled:
+        self._keys = keys = keys.only(data_keys)
+        if len(keys.envelopes) < len(data_keys) and self.sections.pickled:
             raise MetadataError("the pickle that torch's readers read lacks a wrapped data key: the file is damaged")
-        opened = tuple(data_keys[envelope.dek_id] for envelope in envelopes)
+        opened = tuple(data_keys[envelope.dek_id] for envelope in keys.envelopes)
         hashed = self.index.hashed or not self.index.items
-        return Opened(replace(keys, envelopes=envelopes), opened, opener, hashed, self.index.save_id)
+        return Opened(keys, opened, opener, hashed, self.index.save_id)
 
     def pack(self, keys: KeySet | None, sections: Sections | None = None, index: Index | None = None) -> bytes:
         """The file with other keys, if it has any, and perhaps another index; raises MetadataError if it would not be
@@ -115,7 +116,10 @@ class MetadataFile:
         parts = sections.parts(0, sections.parts_size)
         data = pack(head, parts, bytes(sections.root), lines, sections.format_bytes)
         trailer = Trailer.parse(data[-TRAILER_BYTES:], len(data))
-        if trailer is None or _key_set(trailer.split(data[-trailer.size :], read=slices(data))) != keys:
+        found = _key_set(trailer.split(data[-trailer.size :], read=slices(data))) if trailer is not None else None
+        if found is not None and keys is not None:
+            found = found.only({envelope.dek_id for envelope in keys.envelopes})
+        if trailer is None or found != keys:
             raise MetadataError("the keys cannot be replaced; the metadata was left as it is")
         return data
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 from streamxf.errors import PolicyError, UnsupportedError
@@ -20,6 +20,10 @@ class KeySet:
     envelopes: tuple[Envelope, ...]  # that of the process that published, then those of other writers
     vouchers: Vouchers
     digest: bytes  # D of the format, for which the vouchers are made; it changes with the index alone
+
+    def only(self, ids: Collection[bytes]) -> KeySet:
+        """The wrapped keys of these data keys; others are the text of a name in the pickle, say."""
+        return replace(self, envelopes=tuple(envelope for envelope in self.envelopes if envelope.dek_id in ids))
 
 
 @dataclass(frozen=True)

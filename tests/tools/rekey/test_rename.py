@@ -254,6 +254,25 @@ def test_two_renamed_checkpoints_do_not_mix(tmp_path: Path, chain: list[Any]) ->
         load({"a": torch.zeros(300)}, two, keys)
 
 
+LIKE_A_KEY = f"dek={'ab' * 32}&w=aeskw:{'c' * 16}:AAAA"
+
+
+def test_a_name_that_looks_like_a_wrapped_key_is_none(tmp_path: Path) -> None:
+    """Those of other writers are found in the pickle, which has the names, too."""
+    state = {"a": torch.zeros(3), LIKE_A_KEY: torch.ones(3)}
+    save(state, tmp_path, [Encrypt(KEY)])
+    found = streamxf.recipients(tmp_path, keys=KEY)
+    assert ([one.id for one in found.whole], found.part) == ([KEY.id], ())
+    assert streamxf.rename(tmp_path, {"a": "b"}, keys=KEY) == {"a": "b"}
+    assert streamxf.rekey(tmp_path, keys=KEY, recipients=OTHER_KEY) == (".metadata",)
+    assert streamxf.rekey(tmp_path, keys=OTHER_KEY, recipients=OTHER_KEY) == ()
+    wanted = {"b": state["a"], "x": state[LIKE_A_KEY]}
+    assert streamxf.rename(tmp_path, {LIKE_A_KEY: "x"}, keys=OTHER_KEY)
+    assert_same(load(wanted, tmp_path, OTHER_KEY), wanted)
+    assert streamxf.rename(tmp_path, {"x": LIKE_A_KEY}, keys=OTHER_KEY)
+    assert streamxf.verify(tmp_path, keys=OTHER_KEY).ok
+
+
 def test_salvage_without_metadata_has_the_names_of_the_save(tmp_path: Path) -> None:
     save(STATE, tmp_path)
     streamxf.rename(tmp_path, NAMES, keys=KEY)
