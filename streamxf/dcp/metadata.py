@@ -114,22 +114,23 @@ def items_of(content: Metadata, paths: Mapping[str, Path], results: list[list[Wr
             items[name] = ObjectItem(name, whole.place, path)
             continue
         dtype, properties = str(entry.properties.dtype).removeprefix("torch."), stored_properties(entry.properties)
-        chunks = _chunks(name, [tuple(chunk.offsets) for chunk in entry.chunks], own)
+        chunks = _chunks(name, (tuple(chunk.offsets) for chunk in entry.chunks), own)
         items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, properties)
     return items
 
 
-def _chunks(name: str, offsets: list[Any], results: list[WriteResult]) -> tuple[Chunk, ...]:
+def _chunks(name: str, offsets: Iterable[Any], results: list[WriteResult]) -> tuple[Chunk, ...]:
     """What was stored of an item, at its offsets; an object has the offset None."""
-    found = {None if (index := each.index).offset is None else tuple(index.offset): each for each in results}
-    if not all(offset in found for offset in offsets):
+    found = {each.index.offset: each.storage_data[0] for each in results}
+    try:
+        return tuple(map(found.__getitem__, offsets))
+    except KeyError:
         raise UnsupportedError(
             "the metadata has a part of an item that was not stored, so the checkpoint would be incomplete; "
             "nothing was published. Save shards together with all other ranks (no_dist=False), or each rank for "
             "itself with use_collectives=False",
             item=name,
-        )
-    return tuple(found[offset].storage_data[0] for offset in offsets)
+        ) from None
 
 
 def complete(content: Metadata, index: Index, storage: Storage) -> None:

@@ -14,6 +14,7 @@ from streamxf.format.columns import Column, TooLarge, pack_part
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, TensorItem
 
+_JSON = json.JSONEncoder(separators=(",", ":"))
 _ROWS = 16_384  # chunks in a part, or items with one chunk each
 _ITEMS = 64  # in a band, where they have many chunks
 _BYTES = 2**20  # of what each part of a band has of its items
@@ -80,7 +81,7 @@ def _more(item: Item) -> bytes:
     content: dict[str, Any] = {} if item.path is None else {"path": item.path}
     if isinstance(item, TensorItem) and item.properties:
         content["properties"] = dict(item.properties)
-    return json.dumps(content, separators=(",", ":")).encode("ascii") if content else b""
+    return _JSON.encode(content).encode("ascii") if content else b""
 
 
 def _about(band: list[_Coded], dtypes: Mapping[str, int]) -> dict[Column, Any]:
