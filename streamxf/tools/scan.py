@@ -42,13 +42,6 @@ class Gap:
     size: int
 
 
-def scan(source: FileSlice, writer: bytes | None = None) -> Iterator[Found | Gap]:
-    """Find the containers of a file, in order; `source` is all of it. With `writer`, only published ones of that
-    process: others are data inside of an item, or a gap. Raises OSError, ContainerError if the file cannot be read.
-    """
-    return _Scan(source, writer).run()
-
-
 def walk(source: FileSlice, parser: ContainerParser, at: int = 0) -> Iterator[Event]:
     """The events of the container that begins at `at`; raises as `parser` does, and what reading raises."""
     step = _FIRST_STEP
@@ -67,14 +60,18 @@ def walk(source: FileSlice, parser: ContainerParser, at: int = 0) -> Iterator[Ev
         step = min(2 * step, _LAST_STEP)
 
 
-class _Scan:
-    def __init__(self, source: FileSlice, writer: bytes | None) -> None:
+class Scan:
+    """Finds the containers of a file, in order; `source` is all of it. With `writer`, only published ones of that
+    process: others are data inside of an item, or a gap. Raises OSError, ContainerError if the file cannot be read.
+    """
+
+    def __init__(self, source: FileSlice, writer: bytes | None = None) -> None:
         self._source = source
         self._writer = writer
         self._in_vain = _IN_VAIN * source.length + _IN_VAIN_FREE
         self._window, self._window_at = b"", 0
 
-    def run(self) -> Iterator[Found | Gap]:
+    def __iter__(self) -> Iterator[Found | Gap]:
         at, size = 0, self._source.length
         while at < size:
             self._look_at(at)
@@ -85,8 +82,13 @@ class _Scan:
                 yield Gap(at, end - at)
             else:
                 known = self._end(at, header)
-                end = known if known is not None else self._next(at + header.size)
-                yield Found(at, end - at, header, known is not None or self._ends_at(at, header, end))
+                end, sure = known if known is not None else self._next(at + header.size), True
+                try:
+                    if known is None:
+                        read_tail(self._source.slice(at, end), header)
+                except ContainerError:
+                    sure = False
+                yield Found(at, end - at, header, sure)
             at = end
 
     def _header(self, start: bytes) -> Header | None:
@@ -118,13 +120,6 @@ class _Scan:
             """The next header shows where it ended."""
         self._in_vain -= parser.position + len(parser.rest)
         return None
-
-    def _ends_at(self, at: int, header: Header, end: int) -> bool:
-        try:
-            read_tail(self._source.slice(at, end), header)
-        except ContainerError:
-            return False
-        return True
 
     def _next(self, start: int) -> int:
         size = self._source.length

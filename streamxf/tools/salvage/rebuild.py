@@ -39,7 +39,7 @@ from streamxf.progress import Progress, Shares
 from streamxf.storage.reading import Counted
 from streamxf.storage.storage import Storage
 from streamxf.tools.damage import Damage
-from streamxf.tools.scan import Found, Gap, scan
+from streamxf.tools.scan import Found, Gap, Scan
 from streamxf.wording import many, some
 
 _NAMED = re.compile(rb"__[0-9]{1,10}_[0-9]{1,10}_[0-9a-f]{32}\.distcp")
@@ -113,7 +113,7 @@ class _Files:
                 whole = file.slice(0, size)
                 start = whole.read_at(0, min(size, len(CONTAINER_MAGIC)))
                 self.unknown |= bool(start.strip(b"\0")) and start != CONTAINER_MAGIC
-                found += scan(whole, bytes.fromhex(writer_of(name)))
+                found += Scan(whole, bytes.fromhex(writer_of(name)))
         except (StreamxfError, OSError) as error:
             self.gap(error, name)
         for each in found:

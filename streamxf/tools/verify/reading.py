@@ -42,7 +42,7 @@ from streamxf.storage.reading import Counted, FileSlice, PositionalFile, StoredF
 from streamxf.storage.storage import Storage
 from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.reader import BareBlocks, MemoryBlocks, StreamReader
-from streamxf.tools.scan import Found, scan, walk
+from streamxf.tools.scan import Found, Scan, walk
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes
 from streamxf.torchsave.objects import check_records, find_framed, load_framed
 from streamxf.wording import many, some
@@ -398,7 +398,7 @@ class FileCheck:
 
     def _scan(self, file: StoredFile) -> None:
         findings = self.findings
-        for found in scan(file.slice(0, file.size)):
+        for found in Scan(file.slice(0, file.size)):
             if isinstance(found, Found):
                 findings.items += 1
                 findings.bytes_read += found.size

@@ -22,7 +22,7 @@ from streamxf.format.limits import BLOCK_HEAD_BYTES
 from streamxf.storage.reading import FileSlice, access_to
 from streamxf.tools import scan as scanning
 from streamxf.tools.salvage import rebuild
-from streamxf.tools.scan import Found, scan
+from streamxf.tools.scan import Found, Scan
 from tests.dcp.helpers import KEY, assert_same, data_files, full_chain, refused, rewrite_index, save, sections_of
 from tests.forge import BOUND, PUBLISHED, Parts, crc_of, identity_of, with_crc
 
@@ -100,7 +100,7 @@ def test_headers_whose_blocks_are_right_and_lead_nowhere(
         made = head + word + crc_of(bind + bytes(4) + word + made) + made
         made = made[: BLOCK // 2]
     data = file.read_bytes() + made
-    assert len(list(scan(FileSlice(io.BytesIO(data)), writer_of(file)))) > 100
+    assert len(list(Scan(FileSlice(io.BytesIO(data)), writer_of(file)))) > 100
     assert read <= (scanning._IN_VAIN + 8) * len(data) + 2**20
 
 
@@ -138,7 +138,7 @@ def test_a_block_of_no_bytes_hides_no_item(checkpoint: Path, steps: list[int]) -
 
 def _scanned(file: Path) -> list[Found]:
     with file.open("rb") as raw:
-        found = list(scan(FileSlice(access_to(raw), 0, file.stat().st_size), writer_of(file)))
+        found = list(Scan(FileSlice(access_to(raw), 0, file.stat().st_size), writer_of(file)))
     return [one for one in found if isinstance(one, Found)]
 
 
