@@ -128,12 +128,10 @@ def _check_readable(index: Index, root: bytes, parts: bytes) -> None:
     """Refuse to publish what readers refuse, above all tensors of which parts are missing: whoever loads them would
     keep old values there, unnoticed.
     """
-    from streamxf.format.whole import check_whole  # which needs numpy
-
     try:
         read = Index.parse(memoryview(root), slices(parts), len(parts), hashed=index.hashed, lazy=True)
         assert isinstance(read.items, ItemTable)
-        check_whole(read.items)
+        read.items.check()
     except NotTiled as error:
         raise UnsupportedError(
             f"the checkpoint would be incomplete, so it was not published: {error.message}. Save shards together with "

@@ -57,7 +57,7 @@ class _Near(dict[str, Any]):
         except ValueError:
             return found  # the target is of another kind or has another shape, which torch says
         self._numbers[name] = [number for number, _ in pairs]
-        return TensorStorageMetadata(found.properties, found.size, torch_chunks(chunk for _, chunk in pairs))
+        return TensorStorageMetadata(found.properties, found.size, torch_chunks(span for _, span in pairs))
 
     def numbered(self, item: ReadItem) -> ReadItem:
         """A request with the number that its chunk has among all of the tensor, by which readers find it at once."""

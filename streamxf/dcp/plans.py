@@ -31,7 +31,7 @@ from streamxf.errors import MetadataError, UnsupportedError, located
 from streamxf.format import limits
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ITEMSIZES, check_name
-from streamxf.format.tiling import MAX_GROUP, is_grid
+from streamxf.format.tiling import MAX_GROUP, Boxes
 from streamxf.storage.disk import Volume
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import MemorySource
@@ -113,7 +113,8 @@ def check_index(plans: Sequence[SavePlan]) -> None:
     many = [item for plan in plans for item in plan.items if counts[item.index.fqn] > MAX_GROUP]
     for name, found in groupby(sorted(map(part_of, many)), key=lambda part: part.name):
         parts = [part for part in found if 0 not in part.shape]
-        if len(parts) > MAX_GROUP and not is_grid(parts[0].tensor_shape, [part[4:6] for part in parts]):
+        shape = parts[0].tensor_shape if parts else ()
+        if len(parts) > MAX_GROUP and not Boxes.of([part[4:6] for part in parts], len(shape)).is_grid(shape):
             text = f"its {len(parts):,} shards are no grid, {MAX_GROUP:,} of others are allowed; nothing was written"
             raise MetadataError(text, item=name)
 

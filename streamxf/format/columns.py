@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import sys
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, pairwise
-from operator import mul
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import zstandard
@@ -23,16 +20,15 @@ import zstandard
 from streamxf.codecs import zstd
 from streamxf.errors import CodecError, MetadataError
 from streamxf.format import limits
-from streamxf.format.bare import CRC_BYTES, pieces_of
+from streamxf.format.bare import CRC_BYTES, PIECE
 from streamxf.format.fields import bad
 
 _HEAD = struct.Struct("<4sIII")
 _ENTRY = struct.Struct("<BBHI")
-_CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_WIDTHS = 1, 2, 4, 8
 _IGNORED = 128  # ids from here on
-_SMALL = bytes(range(32))  # what the seventh byte of an integer may be; the eighth is 0
 
-Values = Sequence[int] | memoryview
+Array = Any  # numpy's, which only those functions import that need it: not all that knows of an index reads one
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +55,7 @@ def _chunks(part: IndexPart) -> int:
 
 
 def _last(ends: Column) -> Callable[[IndexPart], int]:
-    return lambda part: part[ends][-1] if len(part[ends]) else 0
+    return lambda part: int(part[ends][-1]) if part[ends].size else 0
 
 
 PATH_ENDS = Column(32, 0, _rows, ends=True)
@@ -75,7 +71,7 @@ MORE_ENDS = Column(3, 0, _rows, ends=True)
 MORE = Column(4, 1, _last(MORE_ENDS))
 DTYPE = Column(5, 0, _rows)
 NDIM = Column(6, 0, _rows)
-SHAPE = Column(7, 0, lambda part: sum(part[NDIM]))
+SHAPE = Column(7, 0, lambda part: part.shapes_at[-1])
 COUNT = Column(8, 0, _rows)
 OFFSET = Column(10, 0, lambda part: part.numbers_at[-1])
 SIZES = Column(11, 0, lambda part: part.numbers_at[-1])
@@ -106,49 +102,50 @@ class PartEntry(NamedTuple):
 @dataclass(eq=False)
 class IndexPart:
     """A part that was read: `rows` files, or items with `chunks` chunks from the `begin`-th of each to the `stop`-th;
-    None for all.
+    None for all. Columns are arrays: of integers, or of the bytes that they have.
     """
 
     rows: int
     chunks: int
     begin: int = 0
     stop: int | None = None
-    columns: dict[int, memoryview] = field(default_factory=dict)
+    columns: dict[int, Array] = field(default_factory=dict)
 
-    def __getitem__(self, column: Column) -> memoryview:
+    def __getitem__(self, column: Column) -> Array:
         return self.columns[column.id]
 
-    def get(self, column: Column) -> memoryview | None:
-        return self.columns.get(column.id)
+    @cached_property
+    def here(self) -> Array:
+        """How many chunks of each item are here; of more than there are in all one more, so that no sum overflows."""
+        stop = limits.MAX_NUMBER if self.stop is None else self.stop
+        return (self[COUNT].astype("i8").clip(0, stop) - self.begin).clip(0, self.chunks + 1)
 
     @cached_property
     def chunks_at(self) -> list[int]:
         """Where the chunks of each item begin, and where those of the last one end."""
-        stop = limits.MAX_NUMBER if self.stop is None else self.stop
-        return list(accumulate((max(min(count, stop) - self.begin, 0) for count in self[COUNT]), initial=0))
+        return _sums(self.here)
 
     @cached_property
     def numbers_at(self) -> list[int]:
         """The same where each chunk has a number for each dimension."""
-        here = (end - begin for begin, end in pairwise(self.chunks_at))
-        return list(accumulate(map(mul, self[NDIM], here), initial=0))
+        return _sums(self[NDIM] * self.here)
 
     @cached_property
     def crcs_at(self) -> list[int]:
         """The same where each chunk has a CRC for each piece."""
-        return list(accumulate(map(pieces_of, self[BYTES]), initial=0))
+        return _sums((self[BYTES].astype("i8") + PIECE - 1) // PIECE)
 
     @cached_property
     def shapes_at(self) -> list[int]:
-        return list(accumulate(self[NDIM], initial=0))
+        return _sums(self[NDIM])
 
     @cached_property
     def names(self) -> list[str]:
         """Names of items; paths of files. Raises MetadataError if they are not as readers expect."""
         ends, names, most = (NAME_ENDS, NAMES, limits.MAX_IDENTITY) if COUNT.id in self.columns else _PATHS
         made = self.texts(ends, names)
-        lengths = [end - begin for begin, end in pairwise([0, *self[ends]])]
-        if lengths and (min(lengths) < 1 or max(lengths) > most):
+        lengths = _lengths(self[ends])
+        if ((lengths < 1) | (lengths > most)).any():
             bad("a name is empty, or too long")
         if not all(one < two for one, two in pairwise(made)):  # which compares as their bytes in UTF-8
             bad("names do not rise")
@@ -157,7 +154,7 @@ class IndexPart:
     def texts(self, ends: Column, texts: Column) -> list[str]:
         data = bytes(self[texts])
         try:
-            return [data[begin:end].decode() for begin, end in pairwise([0, *self[ends]])]
+            return [data[begin:end].decode() for begin, end in pairwise([0, *self[ends].tolist()])]
         except UnicodeDecodeError:
             bad("a name is not UTF-8")
 
@@ -206,25 +203,33 @@ class IndexPart:
 _PATHS = PATH_ENDS, PATHS, 4 * limits.MAX_PATH
 
 
-def _column(column: Column, width: int, data: memoryview) -> memoryview:
+def _column(column: Column, width: int, data: memoryview) -> Array:
+    import numpy
+
     if column.width:
-        return data if width in (0, column.width) else bad(f"the width of column {column.id}")
-    if width not in (0, *_CODES):
+        return numpy.frombuffer(data, "u1") if width in (0, column.width) else bad(f"the width of column {column.id}")
+    if width not in (0, *_WIDTHS):
         bad(f"the width of column {column.id}")
+    values = numpy.frombuffer(data, f"<u{width or 1}")
     if width == 8:
-        view = bytes(data)
-        if view[7::8].strip(b"\0") or view[6::8].translate(None, _SMALL):
+        if values.size and values.max() > limits.MAX_NUMBER:
             bad("a number is too large")
-    values: memoryview = data.cast(_CODES[width or 1])  # type: ignore[call-overload]
-    if sys.byteorder == "big":
-        swapped = array(values.format, values)
-        swapped.byteswap()
-        values = memoryview(swapped)
-    if column.ends and any(one > two for one, two in pairwise(values)):
+        values = values.astype("i8")
+    if column.ends and (_lengths(values) < 0).any():
         bad("the ends of names fall")
-    if column is NDIM and max(values, default=0) > limits.MAX_NDIM:
+    if column is NDIM and values.size and values.max() > limits.MAX_NDIM:
         bad("there are too many dimensions")
     return values
+
+
+def _sums(values: Array) -> list[int]:
+    return [0, *values.cumsum(dtype="i8").tolist()]
+
+
+def _lengths(ends: Array) -> Array:
+    import numpy
+
+    return numpy.diff(ends.astype("i8"), prepend=0)
 
 
 def _decompressed(data: memoryview, size: int) -> bytes:
@@ -246,7 +251,7 @@ def largest_part(size: int) -> int:
 
 
 def pack_part(
-    rows: int, chunks: int, columns: Mapping[Column, Values | bytes], begin: int
+    rows: int, chunks: int, columns: Mapping[Column, Sequence[int] | bytes], begin: int
 ) -> tuple[bytes, dict[str, Any]]:
     """A part as it is stored, and what the root says of it. Raises MetadataError if it would be too large."""
     directory, stored = [], []
@@ -267,10 +272,10 @@ def pack_part(
     return packed, {"from": begin, "bytes": len(packed), "raw": len(raw), "sha256": sha256}
 
 
-def _packed(values: Values | bytes) -> tuple[bytes, int]:
-    most = max(values, default=0)
-    width = next(width for width in _CODES if most < 1 << 8 * width)
-    made = array(_CODES[width], values)
-    if sys.byteorder == "big":
-        made.byteswap()
-    return made.tobytes(), width
+def _packed(values: Sequence[int] | bytes) -> tuple[bytes, int]:
+    import numpy
+
+    made = numpy.array(values, "u8")
+    most = int(made.max()) if made.size else 0
+    width = next(width for width in _WIDTHS if most < 1 << 8 * width)
+    return made.astype(f"<u{width}").tobytes(), width

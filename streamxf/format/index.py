@@ -218,7 +218,7 @@ class _Root:
             if entry.begin != len(files) or part.chunks or not part.names or part.names[0] <= last:
                 fields.bad("files do not rise")
             last = part.names[-1]
-            for row, (path, size) in enumerate(zip(part.names, part[col.FILE_SIZE], strict=True)):
+            for row, (path, size) in enumerate(zip(part.names, part[col.FILE_SIZE].tolist(), strict=True)):
                 writer = part.value(col.WRITER, row)
                 key = part.value(col.KEY, row) if self._keyed else None
                 if known.setdefault(writer, key) != key:

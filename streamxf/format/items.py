@@ -158,9 +158,12 @@ class TensorItem:
     def stored_bytes(self) -> int:
         return sum(chunk.place.size for chunk in self.chunks)
 
-    def overlapping(self, boxes: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[int, Chunk]]:
-        """The chunks that reach into one of the boxes, given by offset and shape, with their numbers. As DCP sees it, a
-        box without elements that lies inside a chunk overlaps it. Raises ValueError for boxes of other dimensions.
+    def overlapping(
+        self, boxes: Sequence[tuple[Sequence[int], Sequence[int]]]
+    ) -> list[tuple[int, tuple[tuple[int, ...], tuple[int, ...]]]]:
+        """The numbers, offsets and shapes of the chunks that reach into one of the boxes, given by offset and shape. As
+        DCP sees it, a box without elements that lies inside a chunk overlaps it. Raises ValueError for boxes of other
+        dimensions.
         """
         spans = [(begins, tuple(map(int.__add__, begins, sizes))) for begins, sizes in boxes]
         borders = [
@@ -171,7 +174,8 @@ class TensorItem:
             found = [near(*span) for span in spans]
             if None not in found:
                 return sorted({pair[0]: pair for pairs in found for pair in pairs}.values())
-        return [pair for pair in enumerate(self.chunks) if any(pair[1].reaches(*span) for span in spans)]
+        chunks = enumerate(self.chunks)
+        return [(number, chunk[:2]) for number, chunk in chunks if any(chunk.reaches(*span) for span in spans)]
 
 
 @dataclass(frozen=True, slots=True)

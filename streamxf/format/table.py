@@ -1,30 +1,33 @@
-"""The items of an index, read from its parts when they are asked for."""
+"""The items of an index, read from its parts when they are asked for.
+
+All that a part says of single items and chunks is checked when it is read, as columns: no object is made for a chunk
+that nobody asks for. How chunks tile a tensor is checked where it is used, or by `ItemTable.check`.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise, repeat
-from operator import add, gt, lt, sub
+from operator import add, lt
 from typing import Any, NamedTuple
 
 from streamxf.budget import Steps
 from streamxf.buffers import collector_paused
-from streamxf.errors import MetadataError, StreamxfError
+from streamxf.errors import MetadataError, StreamxfError, located
 from streamxf.format import columns as col
 from streamxf.format import fields, limits
 from streamxf.format.bare import CRC_BYTES
-from streamxf.format.columns import IndexPart, PartEntry
+from streamxf.format.columns import Array, IndexPart, PartEntry
 from streamxf.format.header import Kind
-from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Path, Place, TensorItem, elements_size
-from streamxf.format.tiling import Ints, check_apart, check_elements, check_tiles, share, work_for
+from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Path, Place, TensorItem
+from streamxf.format.tiling import Boxes, Ints, Span, check_apart, check_tiles, work_for
 
 _SHOWN = 200
 _REMEMBERED = 2**27  # bytes of parts, decompressed
-_MANY = 32  # chunks from which on numpy compares them
 _AT_ONCE = 2**23  # bytes of parts, as they are stored, that are read in one request
 _TEXTS = frozenset({"path", "properties"})
 
@@ -44,9 +47,6 @@ class ItemRules(NamedTuple):
     coded: bool
     hashed: bool
     dtypes: tuple[str, ...]
-
-
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # offset and shape
 
 
 class Band(NamedTuple):
@@ -70,24 +70,29 @@ class ItemTable(Mapping[str, Item]):
         files: Mapping[str, Any],
         read: Callable[[int, int], bytes],
     ) -> None:
+        import numpy
+
         self.rules = rules
         self.bands = bands
         self._lasts = [band.last for band in bands]
         self._paths = [*files]
-        self.sizes = [file.size for file in files.values()]
-        self.writers = {path: file.writer for path, file in files.items()}
+        self._sizes = numpy.array([file.size for file in files.values()], "i8")
+        ids: dict[bytes, int] = {}
+        self._writers = numpy.array([ids.setdefault(file.writer, len(ids)) for file in files.values()], "u4")
+        self._itemsizes = numpy.array([0, *(ITEMSIZES.get(dtype, 0) for dtype in rules.dtypes)])
         self._read = read
         self.on_error: Callable[[Exception], None] = lambda _: None  # may raise what explains an error of a part
         self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
         self._room = _REMEMBERED
-        self._same: dict[int, list[bytes]] = {}
+        self._same: dict[int, list[Array]] = {}
         without = col.CRCS if rules.coded else col.NUMBER
         columns = [column for column in col.ITEM_COLUMNS if column is not without]
         self._first = [column for column in columns if rules.hashed or column is not col.SHA256]
         self._further = [column for column in self._first if column not in (col.MORE_ENDS, col.MORE)]
 
     @cached_property
-    def _work(self) -> Steps:
+    def work(self) -> Steps:
+        """What may be spent on comparing chunks."""
         return work_for(sum(part.size for band in self.bands for part in band.parts))
 
     def __len__(self) -> int:
@@ -104,36 +109,65 @@ class ItemTable(Mapping[str, Item]):
         if (found := self._find(name)) is None:
             raise KeyError(name)
         with collector_paused():
-            try:
-                return self._item(name, *found)
-            except MetadataError as error:
-                raise error.locate(item=name[:_SHOWN]) from None
+            return self._item(name, *found)
 
     def whole(self) -> dict[str, Item]:
         """All items, read and checked at once, and compared with each other."""
-        made: dict[str, Item] = {}
+        self.check()
         with collector_paused():
-            for number, band in enumerate(self.bands):
-                for place in range(len(band.parts)):
-                    self.part(number, place)  # one that no item needs is checked as well
-                for row, name in enumerate(self.part(number, 0).names):
-                    try:
-                        item = self._item(name, number, row)
-                    except MetadataError as error:
-                        raise error.locate(item=name[:_SHOWN]) from None
-                    if isinstance(item, TensorItem):
-                        item = replace(item, chunks=tuple(item.chunks))
-                    made[name] = item
-        self._check_numbers(place for item in made.values() for place in item.places)
-        return made
+            items = [
+                self._item(name, number, row)
+                for number in range(len(self.bands))
+                for row, name in enumerate(self.part(number, 0).names)
+            ]
+            return {
+                item.name: replace(item, chunks=item.chunks.made())
+                if isinstance(item, TensorItem) and isinstance(item.chunks, StoredChunks)
+                else item
+                for item in items
+            }
 
-    def _check_numbers(self, places: Iterable[Place]) -> None:
-        numbers: dict[bytes, list[int]] = {}
-        for place in places if self.rules.coded else ():
-            numbers.setdefault(self.writers[place.file], []).append(place.number or 0)
-        for each in map(sorted, numbers.values()):  # hostile ones would all have one place in a set
-            if any(one == two for one, two in pairwise(each)):
-                fields.bad("two items, or chunks, have one writer and number")
+    def check(self) -> None:
+        """Check every item, and compare them with each other; raises MetadataError if readers would refuse one."""
+        numbers = []
+        for number, band in enumerate(self.bands):
+            slabs = _Slabs(band.rows, self.rules.rank is not None)
+            for place in range(len(band.parts)):
+                part = self.part(number, place)
+                slabs.add(part)
+                if self.rules.coded:
+                    numbers.append((part[col.FILE], part[col.NUMBER]))
+            first = self.part(number, 0)
+            for row, name in enumerate(first.names):
+                _more(first, row)
+                if not slabs.good[row]:
+                    self._chunks(name, number, row).check()
+        self.check_numbers(numbers)
+
+    def check_numbers(self, found: Sequence[tuple[Array, Array]]) -> None:
+        """Check that no two chunks, given by files and numbers, have one writer and number."""
+        import numpy
+
+        if not found:
+            return
+        # numbers of honest writers have few gaps, so that a bit for each is enough
+        most, total = numpy.zeros(self._writers.size, "i8"), 0
+        for files, numbers in found:
+            numpy.maximum.at(most, self._writers[files], numbers.astype("i8"))
+            total += numbers.size
+        begins = numpy.cumsum(most + 1) - most - 1
+        if float(most.sum()) + most.size < 8 * total + 2**16:
+            seen = numpy.zeros(int(most.sum()) + most.size, bool)
+            for files, numbers in found:
+                seen[begins[self._writers[files]] + numbers] = True
+            distinct = int(numpy.count_nonzero(seen)) == total
+        else:
+            files, numbers = (numpy.concatenate(side, dtype="i8") for side in zip(*found, strict=True))
+            writers = self._writers[files]
+            order = numpy.lexsort((numbers, writers))
+            distinct = not ((numpy.diff(writers[order]) == 0) & (numpy.diff(numbers[order]) == 0)).any()
+        if not distinct:
+            fields.bad("two items, or chunks, have one writer and number")
 
     def _find(self, name: str) -> tuple[int, int] | None:
         """The band and the row of an item."""
@@ -174,164 +208,123 @@ class ItemTable(Mapping[str, Item]):
             missing = missing[run:]
 
     def _take(self, number: int, place: int, data: bytes) -> None:
+        import numpy
+
         band = self.bands[number]
         entry, stop = band.parts[place], band.parts[place + 1].begin if place + 1 < len(band.parts) else None
         part = IndexPart.parse(data, entry, self._further if place else self._first, band.rows, stop)
-        same = [bytes(part[column]) for column in col.SAME_IN_BAND]
         if number not in self._same:
             if not part.names or (part.names[0], part.names[-1]) != (band.first, band.last):
                 fields.bad("a band has other items than the root says")
-            self._same[number] = same
-        elif self._same[number] != same:
+            self._check_items(part)
+            self._same[number] = [part[column].copy() for column in col.SAME_IN_BAND]
+        elif not all(map(numpy.array_equal, self._same[number], map(part.__getitem__, col.SAME_IN_BAND))):
             fields.bad("parts of a band have other items")
+        self._check_chunks(part)
         self._room -= entry.raw
         self._known[number, place] = part
         while self._room < 0 and len(self._known) > 1:
             (old, at), _ = self._known.popitem(last=False)
             self._room += self.bands[old].parts[at].raw
 
+    def _check_items(self, part: IndexPart) -> None:
+        import numpy
+
+        dtype, ndim, count = (part[column] for column in (col.DTYPE, col.NDIM, col.COUNT))
+        elements = _products(part[col.SHAPE].clip(1), ndim)
+        for what, wrong in (
+            ("a dtype that there is not", dtype >= self._itemsizes.size),
+            ("a shape, or several chunks, and is an object", (dtype == 0) & ((ndim > 0) | (count != 1))),
+            ("more elements than a tensor can have", elements > limits.MAX_NUMBER),
+        ):
+            _refuse(part, numpy.flatnonzero(wrong), f"it has {what}")
+
+    def _check_chunks(self, part: IndexPart) -> None:
+        import numpy
+
+        rows = numpy.repeat(numpy.arange(part.rows), part.here)
+        files, at, sizes = (part[column].astype("i8") for column in (col.FILE, col.AT, col.BYTES))
+        _refuse(part, rows[files >= self._sizes.size], "a chunk is in a file that there is not")
+        _refuse(part, rows[at + sizes > self._sizes[files]], "it reaches beyond the end of its file")
+        dtypes, kinds = part[col.DTYPE][rows], part[col.KIND]
+        tensors, width = kinds == Kind.TENSOR, self._itemsizes[dtypes]
+        plain = tensors & (width > 0) & (not self.rules.framed)
+        known = numpy.where(dtypes > 0, plain | (kinds == Kind.FRAMED), kinds == Kind.OBJECT)
+        _refuse(part, rows[~known], "a chunk has a kind that it cannot have")
+        if not self.rules.coded:
+            elements = _products(part[col.SIZES], part[col.NDIM][rows])
+            _refuse(part, rows[tensors & (elements * width != sizes)], "a raw tensor has other bytes than its elements")
+
     # -- items -------------------------------------------------------------------------------------------------
 
     def _item(self, name: str, number: int, row: int) -> Item:
-        first = self.part(number, 0)
-        dtype, shape, count = self.about(first, row)
-        path, properties = more(first, row, dtype is None)
-        chunks = StoredChunks(self, name, number, row, shape, count)
-        if dtype is None:
+        part = self.part(number, 0)
+        chunks, dtype = self._chunks(name, number, row), part[col.DTYPE][row]
+        with located(item=name[:_SHOWN]):
+            path, properties = _more(part, row)
+        if not dtype:
             return ObjectItem(name, chunks[0].place, path)
-        return TensorItem(name, dtype, shape, chunks, path, properties)
+        return TensorItem(name, self.rules.dtypes[dtype - 1], chunks.shape, chunks, path, properties)
 
-    def all_chunks(self, name: str, number: int, row: int, shape: Ints, count: int) -> tuple[Chunk, ...]:
-        """All chunks of a tensor, checked as a whole."""
-        chunks: list[Chunk] = []
-        with collector_paused():
-            try:
-                if count == 1 and (only := self.one_chunk(number, row, 0)).shape == shape and not any(only.offset):
-                    return (only,)
-                self.all_spans(name, number, row, shape, count)
-                for place in range(self.parts_with(number, count)):
-                    part = self.part(number, place)
-                    chunks += self.some_chunks(part, row, part.chunks_at[row], part.chunks_at[row + 1])
-                self._check_numbers([chunk.place for chunk in chunks])
-            except MetadataError as error:
-                raise error.locate(item=name[:_SHOWN]) from None
-        return tuple(chunks)
-
-    def all_spans(self, name: str, number: int, row: int, shape: Ints, count: int) -> list[Box]:
-        """Offset and shape of all chunks of a tensor, which are checked as a whole."""
-        self.fetch(number, 0, self.parts_with(number, count))
-        spans: list[Box] = []
-        with collector_paused():
-            for place in range(self.parts_with(number, count)):
-                part = self.part(number, place)
-                here = slice(part.numbers_at[row], part.numbers_at[row + 1])
-                columns = (part[column][here] for column in (col.OFFSET, col.SIZES))
-                length = part.chunks_at[row + 1] - part.chunks_at[row]
-                spans += zip(*(_groups(values, len(shape), length) for values in columns), strict=True)
-            try:
-                (check_tiles if self.rules.rank is None else check_apart)(shape, spans, self._work)
-                if not all(one[0] < two[0] for one, two in pairwise(spans)):
-                    fields.bad("two chunks have the same offset, or they do not rise")
-            except MetadataError as error:
-                raise error.locate(item=name[:_SHOWN]) from None
-        return spans
+    def _chunks(self, name: str, number: int, row: int) -> StoredChunks:
+        part = self.part(number, 0)
+        shape = tuple(part[col.SHAPE][part.shapes_at[row] : part.shapes_at[row + 1]].tolist())
+        return StoredChunks(self, name, number, row, shape, int(part[col.COUNT][row]))
 
     def part_of(self, number: int, ordinal: int) -> int:
         """The part of a band that has the chunk of this ordinal."""
         return bisect_right(self.bands[number].parts, ordinal, key=lambda entry: entry.begin) - 1
 
-    def parts_with(self, number: int, count: int) -> int:
-        """How many parts of a band have chunks of an item with so many."""
-        return bisect_left(self.bands[number].parts, count, key=lambda entry: entry.begin)
-
-    def one_chunk(self, number: int, row: int, ordinal: int) -> Chunk:
-        place = self.part_of(number, ordinal)
-        part = self.part(number, place)
-        at = part.chunks_at[row] + ordinal - part.begin
-        return self.some_chunks(part, row, at, at + 1)[0]
-
-    def reaching(
-        self, number: int, row: int, place: int, rows: range, begins: Ints, ends: Ints
-    ) -> Iterator[tuple[int, Chunk]]:
-        """Those chunks of an item in a part that reach into a box, with their ordinals."""
-        part = self.part(number, place)
-        ndim, first = part[col.NDIM][row], part.chunks_at[row]
-        at = part.numbers_at[row] + rows.start * ndim
-        boxes = [part[column][at : at + len(rows) * ndim] for column in (col.OFFSET, col.SIZES)]
-        if len(rows) > _MANY:
-            import numpy
-
-            offsets, shapes = (numpy.array(values, numpy.int64).reshape(-1, ndim) for values in boxes)
-            chosen = numpy.flatnonzero(((offsets < ends) & (offsets + shapes > begins)).all(axis=1)).tolist()
-        else:
-            pairs = enumerate(zip(*(_groups(values, ndim, len(rows)) for values in boxes), strict=True))
-            chosen = [k for k, (at, size) in pairs if share((at, [*map(add, at, size)]), (begins, ends))]
-        for k in chosen:
-            (chunk,) = self.some_chunks(part, row, first + rows.start + k, first + rows.start + k + 1)
-            yield part.begin + rows.start + k, chunk
-
-    def about(self, part: IndexPart, row: int) -> tuple[str | None, tuple[int, ...], int]:
-        """The dtype of an item, its shape, and how many chunks it has."""
-        dtype, count = part[col.DTYPE][row], part[col.COUNT][row]
-        shape = tuple(part[col.SHAPE][part.shapes_at[row] : part.shapes_at[row + 1]])
-        if dtype > len(self.rules.dtypes) or (not dtype and (shape or count != 1)):
-            fields.bad("the dtype of an item, or an object of several chunks")
-        check_elements(shape)
-        return self.rules.dtypes[dtype - 1] if dtype else None, shape, count
-
     def some_chunks(self, part: IndexPart, row: int, begin: int, end: int) -> list[Chunk]:
-        """Some chunks of an item, with where they are stored."""
-        ndim, dtype, count = part[col.NDIM][row], part[col.DTYPE][row], end - begin
+        """Some chunks of an item, by where they are in its part."""
+        ndim = int(part[col.NDIM][row])
         at = part.numbers_at[row] + (begin - part.chunks_at[row]) * ndim
-        boxes = (part[column][at : at + count * ndim] for column in (col.OFFSET, col.SIZES))
-        offsets, shapes = (_groups(values, ndim, count) for values in boxes)
-        kinds, files = part[col.KIND][begin:end], part[col.FILE][begin:end]
-        self._check_kinds(kinds, dtype)
-        if max(files, default=0) >= len(self._paths):
-            fields.bad("a chunk is in a file that there is not")
-        numbers: Iterable[int | None] = part[col.NUMBER][begin:end] if self.rules.coded else repeat(None)
-        hashes: Iterable[bytes | None] = repeat(None)
-        if self.rules.hashed:
-            hashes = (part.value(col.SHA256, at) for at in range(begin, end))
-        crcs: Iterable[bytes | None] = repeat(None)
-        if not self.rules.coded:
-            ends = pairwise(part.crcs_at[begin : end + 1])
-            crcs = (bytes(part[col.CRCS][CRC_BYTES * one : CRC_BYTES * two]) for one, two in ends)
-        made = []
-        places = zip(files, part[col.AT][begin:end], part[col.BYTES][begin:end], hashes, numbers, crcs, strict=False)
-        for offset, shape, kind, place in zip(offsets, shapes, kinds, places, strict=True):
-            file, start, size, *facts = place
-            if start + size > self.sizes[file]:
-                fields.bad(f"it reaches beyond the end of {self._paths[file]}")
-            stored = Place(self._paths[file], start, size, self.rules.descriptors, *facts)
-            chunk = Chunk(offset, shape, stored, kind == Kind.FRAMED)
-            if kind == Kind.TENSOR and chunk.raw and size != elements_size(self.rules.dtypes[dtype - 1], shape):
-                fields.bad("a raw tensor has other bytes than its elements")
-            made.append(chunk)
-        return made
-
-    def _check_kinds(self, kinds: memoryview, dtype: int) -> None:
-        found = {*kinds}
-        allowed = {Kind.OBJECT}
-        if dtype:
-            plain = not self.rules.framed and self.rules.dtypes[dtype - 1] in ITEMSIZES
-            allowed = {Kind.TENSOR, Kind.FRAMED} if plain else {Kind.FRAMED}
-        if not found <= allowed:
-            fields.bad("a chunk has a kind that it cannot have")
+        boxes = (part[column][at : at + (end - begin) * ndim] for column in (col.OFFSET, col.SIZES))
+        places = zip(
+            [self._paths[file] for file in part[col.FILE][begin:end].tolist()],
+            part[col.AT][begin:end].tolist(),
+            part[col.BYTES][begin:end].tolist(),
+            repeat(self.rules.descriptors),
+            (part.value(col.SHA256, at) for at in range(begin, end)) if self.rules.hashed else repeat(None),
+            part[col.NUMBER][begin:end].tolist() if self.rules.coded else repeat(None),
+            repeat(None) if self.rules.coded else _crcs(part, begin, end),
+        )
+        framed = (part[col.KIND][begin:end] == Kind.FRAMED).tolist()
+        spans = (map(tuple, each.reshape(end - begin, ndim).tolist()) for each in boxes)
+        return [*map(Chunk, *spans, map(Place._make, places), framed)]
 
 
-def _groups(values: memoryview, size: int, count: int) -> Iterable[tuple[int, ...]]:
-    return zip(*[iter(values)] * size, strict=True) if size else repeat((), count)
+def _crcs(part: IndexPart, begin: int, end: int) -> Iterator[bytes]:
+    ends = pairwise(part.crcs_at[begin : end + 1])
+    return (bytes(part[col.CRCS][CRC_BYTES * one : CRC_BYTES * two]) for one, two in ends)
 
 
-def more(part: IndexPart, row: int, is_object: bool) -> tuple[Path | None, dict[str, Any]]:
+def _refuse(part: IndexPart, rows: Array, what: str) -> None:
+    """Raise MetadataError for the first of some items, if there is one."""
+    if rows.size:
+        raise MetadataError(f"the metadata is malformed: {what}", item=part.names[rows[0]][:_SHOWN])
+
+
+def _products(values: Array, counts: Array) -> Array:
+    """The products of so many values each, as floats, which are exact below 2^53, and larger where the products are."""
+    import numpy
+
+    made, some = numpy.ones(counts.size), counts > 0
+    if some.any():
+        begins = numpy.cumsum(counts, dtype="i8") - counts
+        with numpy.errstate(over="ignore", invalid="ignore"):  # of what is far too large
+            made[some] = numpy.multiply.reduceat(values.astype("f8"), begins[some])
+    return made
+
+
+def _more(part: IndexPart, row: int) -> tuple[Path | None, dict[str, Any]]:
     """The path of an item, and properties of a tensor."""
     ends = part[col.MORE_ENDS]
     text = bytes(part[col.MORE][ends[row - 1] if row else 0 : ends[row]])
     if not text:
         return None, {}
     content = fields.loads(text, "what a part says of an item")
-    fields.exact(content, set(), frozenset({"path"}) if is_object else _TEXTS, "an item")
+    fields.exact(content, set(), _TEXTS if part[col.DTYPE][row] else frozenset({"path"}), "an item")
     properties = fields.mapping(content.get("properties", {}), "properties")
     for member, value in properties.items():
         fields.string(member, "properties"), type(value) is bool or fields.string(value, "properties")
@@ -354,13 +347,46 @@ class StoredChunks(Sequence[Chunk]):
     def __init__(self, table: ItemTable, name: str, number: int, row: int, shape: tuple[int, ...], count: int) -> None:
         self._table = table
         self._name = name
-        self._at = number, row
-        self._shape = shape
+        self._number = number
+        self._row = row
+        self.shape = shape
         self._count = count
 
     @cached_property
     def _all(self) -> tuple[Chunk, ...]:
-        return self._table.all_chunks(self._name, *self._at, self._shape, self._count)
+        self.check()
+        with collector_paused():
+            made = self.made()
+        if len(made) > 1 and self._table.rules.coded:
+            parts = ((part, part.chunks_at[self._row : self._row + 2]) for part in map(self._part, self._places))
+            found = [(part[col.FILE][slice(*at)], part[col.NUMBER][slice(*at)]) for part, at in parts]
+            with located(item=self._name[:_SHOWN]):
+                self._table.check_numbers(found)
+        return made
+
+    def made(self) -> tuple[Chunk, ...]:
+        """All of them, once they are checked."""
+        parts, row = map(self._part, self._places), self._row
+        return tuple(
+            chunk
+            for part in parts
+            for chunk in self._table.some_chunks(part, row, part.chunks_at[row], part.chunks_at[row + 1])
+        )
+
+    def check(self) -> Boxes:
+        """Check them as a whole; raises MetadataError. Returns where they are in the tensor."""
+        table, places = self._table, self._places
+        table.fetch(self._number, places.start, places.stop)
+        with located(item=self._name[:_SHOWN]):
+            boxes = self._boxes(places)
+            (check_tiles if table.rules.rank is None else check_apart)(self.shape, boxes, table.work)
+            if not boxes.rise():
+                fields.bad("two chunks have the same offset, or they do not rise")
+        return boxes
+
+    def spans(self) -> list[Span]:
+        """The offset and shape of each, checked as a whole, without a look at where they are stored."""
+        return self.check().spans()
 
     def __len__(self) -> int:
         return self._count
@@ -369,9 +395,11 @@ class StoredChunks(Sequence[Chunk]):
         return iter(self._all)
 
     def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, int) and "_all" not in vars(self) and 0 <= key < self._count:
-            return self._table.one_chunk(*self._at, key)
-        return self._all[key]
+        if not isinstance(key, int) or "_all" in vars(self) or not 0 <= key < self._count:
+            return self._all[key]
+        part = self._part(self._table.part_of(self._number, key))
+        at = part.chunks_at[self._row] + key - part.begin
+        return self._table.some_chunks(part, self._row, at, at + 1)[0]
 
     def __eq__(self, other: object) -> bool:
         return self._all == (other._all if isinstance(other, StoredChunks) else other)
@@ -382,66 +410,135 @@ class StoredChunks(Sequence[Chunk]):
     def __repr__(self) -> str:
         return f"<{self._count} chunks>"
 
-    def overlapping(self, begins: Ints, ends: Ints) -> list[tuple[int, Chunk]] | None:
-        """Those that reach into a box, with their numbers; None if it takes all to tell."""
-        if not self._count or len(begins) != len(self._shape) or not self._shape or not all(map(lt, begins, ends)):
+    def overlapping(self, begins: Ints, ends: Ints) -> list[tuple[int, Span]] | None:
+        """The numbers, offsets and shapes of those that reach into a box; None if it takes all to tell."""
+        import numpy
+
+        if not self._count or len(begins) != len(self.shape) or not self.shape or not all(map(lt, begins, ends)):
             return None
-        found = self._near(begins, ends)
-        box = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
-        inside = [
-            (
-                tuple(max(at - begin, 0) for at, begin in zip(chunk.offset, begins, strict=True)),
-                tuple(map(sub, map(min, map(add, chunk.offset, chunk.shape), ends), map(max, chunk.offset, begins))),
-            )
-            for _, chunk in found
-        ]
+        places = self._near(begins[0], ends[0])
+        offsets, sizes = self._boxes(places)
+        inside = numpy.flatnonzero(((offsets < ends) & (offsets + sizes > begins)).all(axis=1))
+        found = Boxes(offsets[inside], sizes[inside])
+        stops = found.offsets + found.sizes
+        lower = numpy.maximum(found.offsets, begins)
+        shared = Boxes(lower - begins, numpy.minimum(stops, ends) - lower)
         try:
-            check_tiles(box, inside)
+            check_tiles([end - begin for begin, end in zip(begins, ends, strict=True)], shared)
         except MetadataError:
             return None  # not a grid: another chunk may reach into it
-        beyond = any(any(map(gt, map(add, chunk.offset, chunk.shape), self._shape)) for _, chunk in found)
-        return None if beyond else found
+        if (stops > self.shape).any():
+            return None
+        numbers = inside + self._part(places.start).begin
+        return [*zip(numbers.tolist(), found.spans(), strict=True)]
 
-    def spans(self) -> list[Box]:
-        """The offset and shape of each, checked as a whole, without a look at where they are stored."""
-        return self._table.all_spans(self._name, *self._at, self._shape, self._count)
+    # -- parts -------------------------------------------------------------------------------------------------
 
-    def _near(self, begins: Ints, ends: Ints) -> list[tuple[int, Chunk]]:
-        """The chunks that reach into a box, if they are cut along the first dimension as a whole: those before begin at
-        the last place that is not behind it.
+    @cached_property
+    def _places(self) -> range:
+        """The parts of the band that have some of these."""
+        entries = self._table.bands[self._number].parts
+        return range(max(bisect_left(entries, self._count, key=lambda entry: entry.begin), 1))
+
+    def _part(self, place: int) -> IndexPart:
+        return self._table.part(self._number, place)
+
+    def _boxes(self, places: range) -> Boxes:
+        """Those in some parts."""
+        import numpy
+
+        parts, row, ndim = [*map(self._part, places)], self._row, len(self.shape)
+        count = sum(int(part.here[row]) for part in parts)
+        sides = (
+            [part[column][part.numbers_at[row] : part.numbers_at[row + 1]] for part in parts]
+            for column in (col.OFFSET, col.SIZES)
+        )
+        return Boxes(*(numpy.concatenate(side, dtype="i8").reshape(count, ndim) for side in sides))
+
+    def _near(self, begin: int, end: int) -> range:
+        """The parts with the chunks that reach into a span of the first dimension, if the tensor is cut along it as a
+        whole: those before begin at the last place that is not behind it.
         """
-        starts, most = self._starts, self._table.parts_with(self._at[0], self._count)
-        begin, end, size = begins[0], ends[0], max(self._shape[0], 1)
-        place = self._table.part_of(self._at[0], min(begin * self._count // size, self._count - 1))
-        while place and starts(place)[0] > begin:
+        most, size = self._places.stop, max(self.shape[0], 1)
+        place = self._table.part_of(self._number, min(begin * self._count // size, self._count - 1))
+        stop = self._table.part_of(self._number, min(-(-end * self._count // size), self._count) - 1) + 1
+        self._table.fetch(self._number, place, stop)
+        while place and self._edge(place, 0)[0][0] > begin:
             place -= 1
-        while place + 1 < most and starts(place)[-1] <= begin and self._last_end(place)[0] <= begin:
+        while place + 1 < most and sum(axis[0] for axis in self._edge(place, -1)) <= begin:
             place += 1
-        at = max(bisect_right(starts(place), begin) - 1, 0)
-        first = starts(place)[at]
-        at = bisect_left(starts(place), first)
-        while not at and place and starts(place - 1)[-1] == first:
+        starts = self._part(place)[col.OFFSET][self._numbers(place)][:: len(self.shape)]
+        start = starts[max(starts.searchsorted(begin, "right") - 1, 0)]
+        while place and (offset := self._edge(place, 0)[0])[0] == start and any(offset[1:]):
             place -= 1
-            at = bisect_left(starts(place), first)
-        last = self._table.part_of(self._at[0], min(-(-end * self._count // size), self._count) - 1)
-        self._table.fetch(self._at[0], place, last + 1)
-        found: list[tuple[int, Chunk]] = []
-        while place < most:
-            stop = bisect_left(starts(place), end, at)
-            found += self._table.reaching(*self._at, place, range(at, stop), begins, ends)
-            last_end, whole = self._last_end(place)
-            if stop < len(starts(place)) or (last_end >= end and whole):
-                break
-            place, at = place + 1, 0
-        return found
+        stop = max(stop, place + 1)
+        while stop < most and not self._ends_row(stop - 1, end):
+            stop += 1
+        return range(place, stop)
 
-    def _starts(self, place: int) -> memoryview:
-        """Where the chunks in a part begin, along the first dimension."""
-        part, row, ndim = self._table.part(self._at[0], place), self._at[1], len(self._shape)
-        return part[col.OFFSET][part.numbers_at[row] : part.numbers_at[row + 1] : ndim]
+    def _ends_row(self, place: int, end: int) -> bool:
+        """Whether the last chunk in a part is behind a place in the first dimension, or the last before it."""
+        offset, sizes = self._edge(place, -1)
+        first, *others = map(add, offset, sizes)
+        return offset[0] >= end or (first >= end and others == [*self.shape[1:]])
 
-    def _last_end(self, place: int) -> tuple[int, bool]:
-        """Where the last chunk in a part ends, along the first dimension, and whether it is whole along the others."""
-        part, row, ndim = self._table.part(self._at[0], place), self._at[1], len(self._shape)
-        shape = part[col.SIZES][part.numbers_at[row + 1] - ndim : part.numbers_at[row + 1]]
-        return self._starts(place)[-1] + shape[0], tuple(shape[1:]) == self._shape[1:]
+    def _edge(self, place: int, which: int) -> tuple[list[int], list[int]]:
+        """Offset and shape of the first chunk in a part, or the last."""
+        at = self._numbers(place)
+        begin = at.start if which == 0 else at.stop - len(self.shape)
+        offset, sizes = (
+            self._part(place)[column][begin : begin + len(self.shape)] for column in (col.OFFSET, col.SIZES)
+        )
+        return offset.tolist(), sizes.tolist()
+
+    def _numbers(self, place: int) -> slice:
+        part = self._part(place)
+        return slice(part.numbers_at[self._row], part.numbers_at[self._row + 1])
+
+
+class _Slabs:
+    """Which tensors of a band are cut along the first dimension alone, and have all their chunks, or `some` of them;
+    objects count, too. That is what most are, and it is found out for all of them at once.
+    """
+
+    def __init__(self, rows: int, some: bool) -> None:
+        import numpy
+
+        self._some = some
+        self.good = numpy.full(rows, True)
+        self._ends, self._seen, self._lengths = (numpy.zeros(rows, "i8") for _ in range(3))
+
+    def add(self, part: IndexPart) -> None:
+        """Take the next part; after the last, `good` says it."""
+        import numpy
+
+        ndim, here = part[col.NDIM], part.here
+        self._seen += here
+        self.good &= (ndim > 0) | (here <= 1)
+        for dims in numpy.unique(ndim[(ndim > 0) & (here > 0)]).tolist():
+            rows = numpy.flatnonzero((ndim == dims) & (here > 0))
+            at, size = (_rows_of(part[column], part.numbers_at, rows, dims) for column in (col.OFFSET, col.SIZES))
+            shape = _rows_of(part[col.SHAPE], part.shapes_at, rows, dims)
+            each = numpy.repeat(numpy.arange(rows.size), here[rows])
+            ends = at[:, 0] + size[:, 0]
+            first = numpy.cumsum(here[rows]) - here[rows]
+            before = numpy.concatenate([[0], ends[:-1]])
+            before[first] = self._ends[rows]
+            good = (at[:, 0] >= before) if self._some else (at[:, 0] == before)
+            good &= (size[:, 0] > 0) & (at[:, 1:] == 0).all(axis=1)
+            good &= (size[:, 1:] == shape[each, 1:]).all(axis=1) & (shape[each, 1:] > 0).all(axis=1)
+            self.good[rows] &= numpy.logical_and.reduceat(good, first)
+            self._ends[rows] = ends[first + here[rows] - 1]
+            self._lengths[rows] = shape[:, 0]
+        if part.stop is None:
+            whole = self._ends <= self._lengths if self._some else self._ends == self._lengths
+            self.good &= (self._seen == part[col.COUNT]) & (self._seen > 0) & whole
+
+
+def _rows_of(values: Array, begins: list[int], rows: Array, width: int) -> Array:
+    """The values of some items, in rows of so many."""
+    import numpy
+
+    spans = [slice(begins[row], begins[row + 1]) for row in rows.tolist()]
+    picked = [values] if len(spans) == len(begins) - 1 else [values[span] for span in spans]
+    return numpy.concatenate(picked, dtype="i8").reshape(-1, width)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from itertools import combinations, groupby, product
+from typing import Any, NamedTuple
 
 from streamxf.budget import Steps, TooMuch
 from streamxf.errors import MetadataError
@@ -19,7 +19,7 @@ from streamxf.format.limits import MAX_NUMBER
 MAX_GROUP = 4096
 """Chunks that no dimension parts into groups."""
 
-_FEW = 64  # chunks that are compared one by one
+_FEW = 64  # chunks that are compared in pairs at once
 _PAIRS_FREE, _PAIRS = 2**26, 512  # comparisons, and those for each byte that was read
 _STRANGE_CUT = "its {} chunks are cut as no writer cuts a tensor: comparing them takes too long"
 
@@ -29,6 +29,66 @@ Span = tuple[Ints, Ints]  # offsets and sizes
 
 class NotTiled(MetadataError):
     """A part of a tensor is missing, or is there twice; or that takes too long to find out."""
+
+
+class Boxes(NamedTuple):
+    """Chunks as two arrays of 64-bit integers, each with a row for a chunk and a column for a dimension."""
+
+    offsets: Any
+    sizes: Any
+
+    @classmethod
+    def of(cls, chunks: Sequence[Span] | Boxes, ndim: int) -> Boxes:
+        import numpy
+
+        if isinstance(chunks, Boxes):
+            return chunks
+        try:
+            sides = ([chunk[side] for chunk in chunks] for side in (0, 1))
+            return cls(*(numpy.array(side, numpy.int64).reshape(len(chunks), ndim) for side in sides))
+        except ValueError:
+            raise NotTiled("its chunks have another number of dimensions than the tensor") from None
+        except OverflowError:
+            raise _beyond() from None
+
+    def spans(self) -> list[Span]:
+        return [*zip(map(tuple, self.offsets.tolist()), map(tuple, self.sizes.tolist()), strict=True)]
+
+    def rise(self) -> bool:
+        """Whether each offset is greater than the one before."""
+        import numpy
+
+        steps = numpy.diff(self.offsets, axis=0)
+        if not steps.size:
+            return not len(steps)
+        return bool((steps[numpy.arange(len(steps)), (steps != 0).argmax(axis=1)] > 0).all())
+
+    def is_grid(self, shape: Ints) -> bool:
+        """Whether they are the parts of a tensor that is cut along each dimension as a whole, and none of them empty.
+        That is what most are, and needs no more than sorting them.
+        """
+        import numpy
+
+        count, place = 1, numpy.zeros(len(self.offsets), numpy.int64)
+        for whole, begins, sizes in zip(shape, self.offsets.T, self.sizes.T, strict=True):
+            if whole and (sizes == whole).all() and not begins.any():
+                continue
+            cuts, first, at = numpy.unique(begins, return_index=True, return_inverse=True)
+            lengths = sizes[first]
+            ends = cuts + lengths
+            if not cuts.size or (lengths <= 0).any() or (sizes != lengths[at]).any():
+                return False
+            if cuts[0] or ends[-1] != whole or (cuts[1:] != ends[:-1]).any():
+                return False
+            count *= cuts.size
+            if count > place.size:
+                return False
+            place = place * cuts.size + at
+        return count == place.size == numpy.unique(place).size
+
+
+def _beyond() -> NotTiled:
+    return NotTiled("its chunks reach beyond its end")
 
 
 def work_for(size: int) -> Steps:
@@ -41,19 +101,22 @@ def check_elements(shape: Ints) -> None:
         raise MetadataError("it has more elements than a tensor can have")
 
 
-def check_tiles(shape: Ints, chunks: Sequence[Span], work: Steps | None = None) -> None:
+def check_tiles(shape: Ints, chunks: Sequence[Span] | Boxes, work: Steps | None = None) -> None:
     """Check that `chunks` lie in a tensor of `shape` and tile it. Raises MetadataError if they do not, or are cut in a
     way that takes too long to check, or more than what is left of `work`.
     """
     check_elements(shape)
-    whole = len(chunks) == 1 and tuple(chunks[0][1]) == tuple(shape) and tuple(chunks[0][0]) == (0,) * len(shape)
-    if whole or is_grid(shape, chunks):
+    whole = (0,) * len(shape), tuple(shape)
+    if not isinstance(chunks, Boxes) and len(chunks) == 1 and tuple(map(tuple, chunks[0][:2])) == whole:
         return
-    if overlap(shape, chunks, work) or math.prod(shape) != sum(math.prod(sizes) for _, sizes in chunks):
+    boxes = Boxes.of(chunks, len(shape))
+    if boxes.is_grid(shape):
+        return
+    if overlap(shape, boxes, work) or math.prod(shape) != boxes.sizes.prod(axis=1).sum():
         raise NotTiled("its chunks leave out a part of it, or cover one twice")
 
 
-def check_apart(shape: Ints, chunks: Sequence[Span], work: Steps | None = None) -> None:
+def check_apart(shape: Ints, chunks: Sequence[Span] | Boxes, work: Steps | None = None) -> None:
     """Check that `chunks` lie in a tensor of `shape` and do not overlap; they may leave parts out. Raises as
     `check_tiles`.
     """
@@ -62,57 +125,58 @@ def check_apart(shape: Ints, chunks: Sequence[Span], work: Steps | None = None) 
         raise NotTiled("its chunks overlap")
 
 
-def overlap(shape: Ints, chunks: Sequence[Span], work: Steps | None = None) -> bool:
+def overlap(shape: Ints, chunks: Sequence[Span] | Boxes, work: Steps | None = None) -> bool:
     """Whether two chunks share an element. Raises MetadataError if a chunk reaches beyond the tensor's end, or as
     `check_tiles`.
     """
-    axes, boxes = _cut(shape, chunks)
-    if len(boxes) < 2:
+    import numpy
+
+    offsets, sizes = Boxes.of(chunks, len(shape))
+    whole = numpy.array(shape, numpy.int64)
+    if (offsets > whole - sizes).any():
+        raise _beyond()
+    full = (sizes > 0).all(axis=1)
+    axes = (sizes[full] != whole).any(axis=0)
+    begins, ends = offsets[full][:, axes], (offsets + sizes)[full][:, axes]
+    if len(begins) < 2:
         return False
-    if not axes:
+    if not axes.any():
         return True
-    work = work or work_for(16 * len(chunks))
-    groups = [boxes]
+    work = work or work_for(16 * len(offsets))
+    groups = [numpy.arange(len(begins))]
     try:
         while groups:
             group = groups.pop()
-            for axis in range(len(axes)):
-                work.spend(len(group))
-                if len(parts := _parted(group, axis)) > 1:
-                    groups += [part for part in parts if len(part) > 1]
-                    break
-            else:
-                work.spend(len(group) ** 2 // 2)
-                if len(group) > MAX_GROUP:
-                    raise TooMuch
-                if _any_share(group):
-                    return True
+            parts = _parted(group, begins, ends, work) if len(group) > _FEW else []
+            groups += [part for part in parts if len(part) > 1]
+            if not parts and _any_share(begins[group], ends[group], work):
+                return True
     except TooMuch:
-        raise NotTiled(_STRANGE_CUT.format(len(chunks))) from None
+        raise NotTiled(_STRANGE_CUT.format(len(offsets))) from None
     return False
 
 
-def _parted(boxes: list[tuple[Ints, Ints]], axis: int) -> list[list[tuple[Ints, Ints]]]:
-    """Boxes in groups that are apart along one dimension."""
-    parts: list[list[tuple[Ints, Ints]]] = []
-    stop = 0
-    for box in sorted(boxes, key=lambda box: box[0][axis]):
-        if not parts or box[0][axis] >= stop:
-            parts.append([])
-        parts[-1].append(box)
-        stop = max(stop, box[1][axis])
-    return parts
-
-
-def _any_share(boxes: list[tuple[Ints, Ints]]) -> bool:
-    if len(boxes) <= _FEW:
-        return any(share(one, other) for one, other in combinations(boxes, 2))
+def _parted(group: Any, begins: Any, ends: Any, work: Steps) -> list[Any]:
+    """Boxes in groups that are apart along one dimension; none if no dimension parts them."""
     import numpy
 
-    begins, ends = (numpy.array(side) for side in zip(*boxes, strict=True))
+    for axis in range(begins.shape[1]):
+        work.spend(len(group))
+        order = group[numpy.argsort(begins[group, axis])]
+        reached = numpy.maximum.accumulate(ends[order, axis])
+        cuts = numpy.flatnonzero(begins[order[1:], axis] >= reached[:-1])
+        if cuts.size:
+            return numpy.split(order, cuts + 1)
+    return []
+
+
+def _any_share(begins: Any, ends: Any, work: Steps) -> bool:
+    work.spend(len(begins) ** 2 // 2)
+    if len(begins) > MAX_GROUP:
+        raise TooMuch
     return any(
         bool(((begins[at + 1 :] < ends[at]) & (begins[at] < ends[at + 1 :])).all(axis=1).any())
-        for at in range(len(boxes) - 1)
+        for at in range(len(begins) - 1)
     )
 
 
@@ -121,51 +185,3 @@ def check_offsets(chunks: Iterable[Span]) -> None:
     offsets = sorted([tuple(chunk[0]) for chunk in chunks])  # in a set all may have one hash: numbers have none of ours
     if any(map(operator.eq, offsets, offsets[1:])):
         raise MetadataError("the metadata is malformed: two chunks have the same offset")
-
-
-def share(one: tuple[Ints, Ints], other: tuple[Ints, Ints]) -> bool:
-    """Whether two boxes, each from where it begins to where it ends, have an element in common."""
-    return all(map(operator.lt, one[0], other[1])) and all(map(operator.lt, other[0], one[1]))
-
-
-def is_grid(shape: Ints, chunks: Sequence[Span]) -> bool:
-    """Whether `chunks` are the parts of a tensor that is cut along each dimension as a whole, and none of them empty.
-    That is what most are, and needs no more than sorting them.
-    """
-    ndim = len(shape)
-    if not chunks or any(len(offsets) != ndim or len(sizes) != ndim for offsets, sizes in chunks):
-        return False
-    cuts: list[list[int]] = []
-    columns = zip(*[offsets for offsets, _ in chunks], strict=True), zip(*[sizes for _, sizes in chunks], strict=True)
-    for whole, begins, lengths in zip(shape, *columns, strict=True):
-        if lengths.count(whole) == len(chunks) and not any(begins):
-            cuts.append([0])
-            continue
-        spans = [span for span, _ in groupby(sorted(zip(begins, lengths, strict=True)))]
-        ends = [begin + size for begin, size in spans if size > 0]
-        if len(ends) < len(spans) or [begin for begin, _ in spans] + [whole] != [0, *ends]:
-            return False
-        cuts.append([begin for begin, _ in spans])
-    if math.prod(map(len, cuts)) != len(chunks):
-        return False
-    return sorted(tuple(offsets) for offsets, _ in chunks) == [*product(*cuts)]
-
-
-def _cut(shape: Ints, chunks: Iterable[Span]) -> tuple[list[int], list[tuple[Ints, Ints]]]:
-    """The dimensions along which a tensor is cut, and where the chunks that have elements begin and end in them."""
-    whole = tuple(shape)
-    axes: set[int] = set()
-    boxes: list[tuple[Ints, Ints]] = []
-    for offsets, sizes in chunks:
-        if len(offsets) != len(shape) or len(sizes) != len(shape):
-            raise NotTiled("its chunks have another number of dimensions than the tensor")
-        ends = tuple(map(int.__add__, offsets, sizes))
-        if any(map(int.__gt__, ends, whole)):
-            raise NotTiled("its chunks reach beyond its end")
-        if 0 not in sizes:
-            axes.update(axis for axis, size in enumerate(sizes) if size != whole[axis])
-            boxes.append((offsets, ends))
-    kept = sorted(axes)
-    if len(kept) == len(whole):
-        return kept, boxes
-    return kept, [(tuple(begins[axis] for axis in kept), tuple(ends[axis] for axis in kept)) for begins, ends in boxes]

@@ -23,13 +23,12 @@ from hypothesis import strategies as st
 
 import streamxf.format.index
 from streamxf.errors import MetadataError
-from streamxf.format import bands, table
+from streamxf.format import bands
 from streamxf.format.bare import CRC_BYTES, pieces_of
 from streamxf.format.index import File, Index
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.run import RunFacts
 from streamxf.format.table import ItemTable, StoredChunks
-from streamxf.format.whole import check_whole
 from tests.forge import Band, MetadataParts, encode, frame_of, pack_columns, pack_index, unpack_columns
 from tests.reference_codecs import Refused, unzstd
 from tests.reference_decoder import Sections, parse_json, parse_root
@@ -151,7 +150,7 @@ def test_a_large_index_gives_the_same(index: Index, step: int) -> None:
     assert all(name in parsed.items for name in index.items)
     assert "\U0010ffff" * 13 not in parsed.items
     assert parsed.items.whole() == index.items
-    check_whole(parsed.items)
+    parsed.items.check()
     assert refusal_by_reference(packed, index.hashed) is None
 
 
@@ -190,7 +189,6 @@ def test_a_box_finds_the_chunks_that_reach_into_it(tensor: Any, step: int, data:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bands, "_ROWS", step)
         patch.setattr(streamxf.format.index, "_SMALL", -1)
-        patch.setattr(table, "_MANY", data.draw(st.sampled_from([0, 32])))
         found = parse(replace(index, items={"w": item}).pack()).items["w"]
         assert isinstance(found, TensorItem)
         assert isinstance(found.chunks, StoredChunks)
@@ -374,7 +372,7 @@ def large_refusal(packed: Packed, signed: bool) -> str | None:
         try:
             items = parse(packed, hashed=signed).items
             assert isinstance(items, ItemTable)
-            check_whole(items)
+            items.check()
         except MetadataError as error:
             return str(error)
     return None

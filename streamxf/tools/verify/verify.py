@@ -273,9 +273,7 @@ def _read(call: Verification, findings: Findings) -> Metadata | None:
         with call.noting_unread():
             metadata = read_metadata(call.storage, name, call.access, listing=True)
             if isinstance(metadata.items, ItemTable):  # of which nothing was compared with each other yet
-                from streamxf.format.whole import check_whole  # which needs numpy
-
-                check_whole(metadata.items)
+                metadata.items.check()
     except NOT_DAMAGE:
         raise
     except (StreamxfError, OSError) as error:
