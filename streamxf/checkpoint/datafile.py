@@ -17,8 +17,8 @@ from streamxf.buffers import flat_view, write_all
 from streamxf.checkpoint.saving import MAKE_ROOM, Entry, Save
 from streamxf.checkpoint.sources import Content
 from streamxf.engine import Pipeline, side_by_side
-from streamxf.errors import AbortedError, StreamxfError, escaped, located
-from streamxf.format.bare import PieceCrcs, alignment
+from streamxf.errors import AbortedError, MetadataError, StreamxfError, escaped, located
+from streamxf.format.bare import MAX_BARE, PieceCrcs, alignment
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ITEMSIZES, Chunk, Place, elements_size
 from streamxf.progress import Share
@@ -107,6 +107,7 @@ class DataFile:
         part = part._replace(writer_id=self._save.writer_id, kind=content.kind, number=next(self._save.numbers))
         if content.kind is Kind.OBJECT and isinstance(content.source, MemorySource):
             self._save.note_needs(part.name, content.source.data)
+        check_planned(part, self._crcs is None)
         try:
             self._add_blocks(part, content) if self._in_blocks else self._add_framed(part, content)
         except StreamxfError as error:
@@ -225,6 +226,13 @@ class DataFile:
         self._save.meter.item(raw_size, size)
         if share is not None:
             share.finish()
+
+
+def check_planned(part: Identity, in_containers: bool) -> None:
+    """Refuse a shard that the index could not hold, before it is written; raises MetadataError."""
+    if not in_containers and (size := planned_size(part)) > MAX_BARE:
+        text = f"a shard has {size:,} bytes, and {MAX_BARE:,} can be stored raw; nothing of it was written"
+        raise MetadataError(f"{text}. Cut it into more shards, or save it with a codec", item=part.name)
 
 
 def planned_size(part: Identity) -> int:

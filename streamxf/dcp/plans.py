@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
+from streamxf.checkpoint.datafile import check_planned
 from streamxf.checkpoint.saving import Entry, Extensions, check_space
 from streamxf.checkpoint.sources import Content, content_of, dtype_name, has_elements
 from streamxf.checkpoint.staging import Staging
@@ -91,7 +92,7 @@ def _check_planned(item: WriteItem, data: torch.Tensor) -> None:
         )
 
 
-def check_index(plans: Sequence[SavePlan]) -> None:
+def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> None:
     """Refuse to begin a save that its index cannot hold; raises MetadataError. What planners put into DCP's metadata
     past their plans is not known yet.
     """
@@ -110,6 +111,8 @@ def check_index(plans: Sequence[SavePlan]) -> None:
                 f"the index would have {what} of {most[what]:,} bytes, and {allowed:,} are allowed; nothing was "
                 "written. Save with shorter names, or put less into DCP's metadata"
             )
+    for item in () if in_containers else chain.from_iterable(plan.items for plan in plans):
+        check_planned(part_of(item), in_containers)
     many = [item for plan in plans for item in plan.items if counts[item.index.fqn] > MAX_GROUP]
     for name, found in groupby(sorted(map(part_of, many)), key=lambda part: part.name):
         parts = [part for part in found if 0 not in part.shape]

@@ -200,7 +200,7 @@ class ChainWriterMixin(StorageMixin):
         the index may not be able to hold. What ranks write goes with the save: DCP tells no writer that one failed.
         """
         save = self._under_way
-        check_index(plans)
+        check_index(plans, bool(len(save.extensions.chain)))
         others = {plan.storage_data.save.hex() for plan in plans if isinstance(plan.storage_data, RoomNote)}
         own, rank = save.writer_id.hex(), None if self.use_collectives else self.rank
         save.alone = len(plans) == 1

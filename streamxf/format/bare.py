@@ -5,14 +5,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import crc32c
 
 from streamxf.descriptor import RAW
 from streamxf.errors import BlockError
+from streamxf.format import limits
 
 PIECE = 2**20  # bytes that have a CRC together
 CRC_BYTES = 4
+MAX_BARE = (limits.MAX_PART - 2**17) // CRC_BYTES * PIECE
+"""Bytes of a shard whose CRCs an index has room for, in one part: a little less than 1 TiB."""
 
 
 class PieceCrcs:
@@ -40,8 +44,8 @@ class PieceCrcs:
         self._crc = 0
 
 
-def pieces_of(size: int) -> int:
-    """How many CRCs an item of `size` bytes has."""
+def pieces_of(size: Any) -> Any:
+    """How many CRCs an item of `size` bytes has; or items, of an array of sizes."""
     return -(-size // PIECE)
 
 

@@ -20,7 +20,7 @@ import zstandard
 from streamxf.codecs import zstd
 from streamxf.errors import CodecError, MetadataError
 from streamxf.format import limits
-from streamxf.format.bare import CRC_BYTES, PIECE
+from streamxf.format.bare import CRC_BYTES, pieces_of
 from streamxf.format.fields import bad
 
 _HEAD = struct.Struct("<4sIII")
@@ -133,7 +133,7 @@ class IndexPart:
     @cached_property
     def crcs_at(self) -> list[int]:
         """The same where each chunk has a CRC for each piece."""
-        return _sums((self[BYTES].astype("i8") + PIECE - 1) // PIECE)
+        return _sums(pieces_of(self[BYTES].astype("i8")))
 
     @cached_property
     def shapes_at(self) -> list[int]:

@@ -84,6 +84,8 @@ class ItemTable(Mapping[str, Item]):
         self.on_error: Callable[[Exception], None] = lambda _: None  # may raise what explains an error of a part
         self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
         self._room = _REMEMBERED
+        self._asked: tuple[int, range] | None = None
+        self._alike: Boxes | None = None
         self._same: dict[int, list[Array]] = {}
         without = col.CRCS if rules.coded else col.NUMBER
         columns = [column for column in col.ITEM_COLUMNS if column is not without]
@@ -207,6 +209,27 @@ class ItemTable(Mapping[str, Item]):
                 raise
             missing = missing[run:]
 
+    def alike(self, number: int, places: range) -> Boxes | None:
+        """The chunks of all items in some parts of a band, which have as many in each, when they are asked for again
+        and again; else None.
+        """
+        import numpy
+
+        if self._asked != (number, places):
+            self._asked, self._alike = (number, places), None
+            return None
+        if self._alike is None:
+            parts = [self.part(number, place) for place in places]
+            ndim = parts[0][col.NDIM]
+            if not all((each == each[0]).all() for each in (ndim, *(part.here for part in parts))):
+                return None
+            sides = (
+                [part[column].reshape(part.rows, part.here[0], ndim[0]) for part in parts]
+                for column in (col.OFFSET, col.SIZES)
+            )
+            self._alike = Boxes(*(numpy.concatenate(side, axis=1, dtype="i8") for side in sides))
+        return self._alike
+
     def _take(self, number: int, place: int, data: bytes) -> None:
         import numpy
 
@@ -243,11 +266,12 @@ class ItemTable(Mapping[str, Item]):
         import numpy
 
         rows = numpy.repeat(numpy.arange(part.rows), part.here)
-        files, at, sizes = (part[column].astype("i8") for column in (col.FILE, col.AT, col.BYTES))
+        files, sizes = part[col.FILE], part[col.BYTES]
         _refuse(part, rows[files >= self._sizes.size], "a chunk is in a file that there is not")
-        _refuse(part, rows[at + sizes > self._sizes[files]], "it reaches beyond the end of its file")
-        dtypes, kinds = part[col.DTYPE][rows], part[col.KIND]
-        tensors, width = kinds == Kind.TENSOR, self._itemsizes[dtypes]
+        ends = numpy.add(part[col.AT], sizes, dtype="i8")
+        _refuse(part, rows[ends > self._sizes.take(files)], "it reaches beyond the end of its file")
+        dtypes, kinds = part[col.DTYPE].take(rows), part[col.KIND]
+        tensors, width = kinds == Kind.TENSOR, self._itemsizes.take(dtypes)
         plain = tensors & (width > 0) & (not self.rules.framed)
         known = numpy.where(dtypes > 0, plain | (kinds == Kind.FRAMED), kinds == Kind.OBJECT)
         _refuse(part, rows[~known], "a chunk has a kind that it cannot have")
@@ -418,7 +442,11 @@ class StoredChunks(Sequence[Chunk]):
             return None
         places = self._near(begins[0], ends[0])
         offsets, sizes = self._boxes(places)
-        inside = numpy.flatnonzero(((offsets < ends) & (offsets + sizes > begins)).all(axis=1))
+        reach = [
+            (at < end) & (at + size > begin)
+            for at, size, begin, end in zip(offsets.T, sizes.T, begins, ends, strict=True)
+        ]
+        inside = numpy.flatnonzero(numpy.logical_and.reduce(reach))
         found = Boxes(offsets[inside], sizes[inside])
         stops = found.offsets + found.sizes
         lower = numpy.maximum(found.offsets, begins)
@@ -447,13 +475,15 @@ class StoredChunks(Sequence[Chunk]):
         """Those in some parts."""
         import numpy
 
-        parts, row, ndim = [*map(self._part, places)], self._row, len(self.shape)
-        count = sum(int(part.here[row]) for part in parts)
+        if (alike := self._table.alike(self._number, places)) is not None:
+            return Boxes(alike.offsets[self._row], alike.sizes[self._row])
+        parts, row = [*map(self._part, places)], self._row
+        count = min(self._count, parts[-1].begin + int(parts[-1].here[row])) - parts[0].begin
         sides = (
             [part[column][part.numbers_at[row] : part.numbers_at[row + 1]] for part in parts]
             for column in (col.OFFSET, col.SIZES)
         )
-        return Boxes(*(numpy.concatenate(side, dtype="i8").reshape(count, ndim) for side in sides))
+        return Boxes(*(numpy.concatenate(side, dtype="i8").reshape(count, len(self.shape)) for side in sides))
 
     def _near(self, begin: int, end: int) -> range:
         """The parts with the chunks that reach into a span of the first dimension, if the tensor is cut along it as a

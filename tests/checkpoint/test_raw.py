@@ -27,8 +27,9 @@ from streamxf.errors import (
     PolicyError,
     UnsupportedError,
 )
-from streamxf.format.bare import CRC_BYTES, PIECE, PieceCrcs, pieces_of, raw_descriptor
-from streamxf.format.items import ITEMSIZES, TensorItem
+from streamxf.format.bare import CRC_BYTES, MAX_BARE, PIECE, PieceCrcs, pieces_of, raw_descriptor
+from streamxf.format.index import File, Index
+from streamxf.format.items import ITEMSIZES, Chunk, Place, TensorItem
 from tests import reference_decoder
 from tests.dcp.helpers import (
     KEY,
@@ -479,3 +480,30 @@ def test_crcs_do_not_depend_on_how_the_bytes_come(sizes: list[int]) -> None:
         at += size
     wanted = [crc32c.crc32c(data[at : at + PIECE]) for at in range(0, len(data), PIECE)]
     assert crcs.finish() == b"".join(crc.to_bytes(4, "little") for crc in wanted)
+
+
+HUGE = 2**40  # bytes of one shard, whose CRCs take all of a part of an index
+
+
+def test_what_the_index_cannot_hold_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    """By its plan, or when it comes: no part of an index has room for so many CRCs."""
+    allowed = f"{MAX_BARE:,} can be stored raw; nothing of it was written"
+    for planned in (True, False):
+        path = tmp_path / str(planned)
+        with refused(MetadataError, "a shard has 1,099,511,627,776 bytes", allowed):
+            if planned:
+                state = {"small": torch.ones(3), "huge": torch.zeros(1, dtype=torch.uint8).expand(HUGE)}
+                dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, chain="raw"))
+            else:
+                with streamxf.CheckpointWriter(path, chain="raw") as writer:
+                    writer["huge"] = np.broadcast_to(np.zeros(1, np.uint8), HUGE)
+        assert not path.exists() or not any(map(Path.is_file, path.iterdir()))
+
+
+def test_the_largest_shard_has_room_in_a_part() -> None:
+    files, crcs = {"a": File(2 * MAX_BARE, bytes(16))}, bytes(CRC_BYTES * pieces_of(MAX_BARE))
+    chunk = Chunk((0,), (MAX_BARE,), Place("a", 0, MAX_BARE, (), crcs=crcs), False)
+    item = TensorItem("n" * 4096, "uint8", (MAX_BARE,), (chunk,), ("path" * 1000,))
+    root, parts = Index("0" * 32, None, (), (), files, {item.name: item}).pack()
+    found = Index.parse(memoryview(root), lambda at, size: parts[at : at + size], len(parts))
+    assert found.items[item.name] == item
