@@ -28,6 +28,7 @@ from streamxf.format.tiling import Boxes, Ints, Span, check_apart, check_tiles, 
 
 _SHOWN = 200
 _REMEMBERED = 2**27  # bytes of parts, decompressed
+_TOGETHER = 16  # parts that are asked for together where all are read; all of them are remembered
 _AT_ONCE = 2**23  # bytes of parts, as they are stored, that are read in one request
 _TEXTS = frozenset({"path", "properties"})
 
@@ -135,6 +136,8 @@ class ItemTable(Mapping[str, Item]):
         for number, band in enumerate(self.bands):
             slabs = _Slabs(band.rows, self.rules.rank is not None)
             for place in range(len(band.parts)):
+                if not place % _TOGETHER:
+                    self.fetch(number, place, min(place + _TOGETHER, len(band.parts)))
                 part = self.part(number, place)
                 slabs.add(part)
                 if self.rules.coded:
