@@ -25,7 +25,6 @@ from streamxf.format.columns import Column, pack_part
 from streamxf.format.index import Index
 from streamxf.format.items import TensorItem
 from streamxf.format.trailer import Trailer, pack
-from streamxf.format.whole import check_whole
 
 ITEMS, SMOKE_ITEMS = 1000, 20
 SIZES, SMOKE_SIZES = ((1024, 1), (16_384, 1), (128, 128)), ((8, 1), (4, 4))
@@ -120,7 +119,7 @@ def operation(path: Path, mesh: list[int], signed: bool, name: str, rounds: int)
 def _use(index: Index, name: str, tall: int, wide: int) -> None:
     items: Any = index.items
     if name == "all":
-        check_whole(items) if not isinstance(items, dict) else None
+        items.check() if not isinstance(items, dict) else None
         return
     if name == "find":
         item = items[next(iter(items))]

@@ -143,20 +143,17 @@ class IndexPart:
     def names(self) -> list[str]:
         """Names of items; paths of files. Raises MetadataError if they are not as readers expect."""
         ends, names, most = (NAME_ENDS, NAMES, limits.MAX_IDENTITY) if COUNT.id in self.columns else _PATHS
-        made = self.texts(ends, names)
+        data, spans = bytes(self[names]), pairwise([0, *self[ends].tolist()])
+        try:
+            made = [data[begin:end].decode() for begin, end in spans]
+        except UnicodeDecodeError:
+            bad("a name is not UTF-8")
         lengths = _lengths(self[ends])
         if ((lengths < 1) | (lengths > most)).any():
             bad("a name is empty, or too long")
         if not all(one < two for one, two in pairwise(made)):  # which compares as their bytes in UTF-8
             bad("names do not rise")
         return made
-
-    def texts(self, ends: Column, texts: Column) -> list[str]:
-        data = bytes(self[texts])
-        try:
-            return [data[begin:end].decode() for begin, end in pairwise([0, *self[ends].tolist()])]
-        except UnicodeDecodeError:
-            bad("a name is not UTF-8")
 
     def value(self, column: Column, row: int) -> bytes:
         """That of a row, where a column has bytes."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise, repeat
 from operator import add, lt
@@ -118,16 +117,10 @@ class ItemTable(Mapping[str, Item]):
         """All items, read and checked at once, and compared with each other."""
         self.check()
         with collector_paused():
-            items = [
-                self._item(name, number, row)
+            return {
+                name: self._item(name, number, row, whole=True)
                 for number in range(len(self.bands))
                 for row, name in enumerate(self.part(number, 0).names)
-            ]
-            return {
-                item.name: replace(item, chunks=item.chunks.made())
-                if isinstance(item, TensorItem) and isinstance(item.chunks, StoredChunks)
-                else item
-                for item in items
             }
 
     def check(self) -> None:
@@ -284,14 +277,15 @@ class ItemTable(Mapping[str, Item]):
 
     # -- items -------------------------------------------------------------------------------------------------
 
-    def _item(self, name: str, number: int, row: int) -> Item:
+    def _item(self, name: str, number: int, row: int, *, whole: bool = False) -> Item:
         part = self.part(number, 0)
         chunks, dtype = self._chunks(name, number, row), part[col.DTYPE][row]
         with located(item=name[:_SHOWN]):
             path, properties = _more(part, row)
         if not dtype:
             return ObjectItem(name, chunks[0].place, path)
-        return TensorItem(name, self.rules.dtypes[dtype - 1], chunks.shape, chunks, path, properties)
+        made = chunks.made() if whole else chunks
+        return TensorItem(name, self.rules.dtypes[dtype - 1], chunks.shape, made, path, properties)
 
     def _chunks(self, name: str, number: int, row: int) -> StoredChunks:
         part = self.part(number, 0)
