@@ -127,11 +127,12 @@ class ItemTable(Mapping[str, Item]):
         """Check every item, and compare them with each other; raises MetadataError if readers would refuse one."""
         numbers = []
         for number, band in enumerate(self.bands):
-            slabs = _Slabs(band.rows, self.rules.rank is not None)
             for place in range(len(band.parts)):
                 if not place % _TOGETHER:
                     self.fetch(number, place, min(place + _TOGETHER, len(band.parts)))
                 part = self.part(number, place)
+                if not place:  # which has as many items as the root says: that alone may be any number
+                    slabs = _Slabs(part.rows, self.rules.rank is not None)
                 slabs.add(part)
                 if self.rules.coded:
                     numbers.append((part[col.FILE], part[col.NUMBER]))

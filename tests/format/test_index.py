@@ -537,6 +537,14 @@ def test_chunks_of_many_dimensions_are_cut_into_more_parts() -> None:
     assert dict(parse(replace(index, items={"w": item}).pack()).items) == {"w": item}
 
 
+def test_a_number_of_items_that_no_memory_has_room_for() -> None:
+    root = encode(EXAMPLE)[0]
+    root["items"][0]["items"] = 2**48
+    packed = of(json.dumps(root).encode())
+    assert refusal(packed) is not None
+    assert large_refusal(packed, signed=False) is not None
+
+
 @pytest.mark.parametrize("depth", [127, 128, 900, 5000])
 def test_depth(depth: int) -> None:
     root = encode(EXAMPLE | {"extra": {"a": None}})[0]
