@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from benchmarks.costs import Costs, cells, measured
 from benchmarks.harness import Settings
 from benchmarks.result import Row, Spread, goal_row
 from benchmarks.simulated import COLUMNS, ROWS, Planner, Shard, sent
+from streamxf.torch_private import StorageInfo
 
 RANKS, SMOKE_RANKS = 1024, 8
 ITEMS, SMOKE_ITEMS = 1000, 20
@@ -149,24 +149,23 @@ def _one_rank(path: Path, ranks: int, items: int) -> tuple[Any, list[WriteResult
 
 
 def _all_ranks(path: Path, own: list[WriteResult], ranks: int, *, notes: bool) -> Iterator[list[WriteResult]]:
-    """What all ranks report, as if each had written what one of them did; `notes` are those of streamxf's writers."""
-    name = own[0].storage_data.relative_path
+    """What all ranks report, as if each had written what one of them did, to writers of streamxf or of torch."""
+    name = own[0].storage_data[0].place.file
     for rank in range(ranks):
         writer_id = os.urandom(16)
         file = f"__{rank}_0_{writer_id.hex()}.distcp" if rank else name
         if rank:
             os.link(path / name, path / file)
-        results = []
+        offset, results = torch.Size([rank * ROWS, 0]), []
         for result in own:
-            info = copy.copy(result.storage_data)
-            info.relative_path = file
-            note = vars(info).pop("streamxf_note", None)
-            if notes and note is not None:
-                if rank and note.record is not None:
-                    note = note._replace(record=replace(note.record, path=file, writer_id=writer_id))
-                info.streamxf_note = note
-            index = MetadataIndex(result.index.fqn, torch.Size([rank * ROWS, 0]), rank)
-            results.append(WriteResult(index=index, size_in_bytes=result.size_in_bytes, storage_data=info))
+            chunk, record = result.storage_data
+            place = chunk.place._replace(file=file)
+            stored: Any = StorageInfo(file, place.at, place.size)
+            if notes:
+                record = replace(record, path=file, writer_id=writer_id) if rank and record is not None else record
+                stored = chunk._replace(offset=tuple(offset), place=place), record
+            index = MetadataIndex(result.index.fqn, offset, rank)
+            results.append(WriteResult(index=index, size_in_bytes=place.size, storage_data=stored))
         yield results
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy, deepcopy
 from copyreg import __newobj__  # type: ignore[attr-defined]
 from dataclasses import fields
@@ -85,12 +85,16 @@ Stored = tuple[Chunk, FileRecord | None]
 """What stands in a result: the shard, or the whole of an object, and with a file's first one the record of the file."""
 
 
-def results_of(file: SavedFile, indexes: Sequence[MetadataIndex]) -> Iterator[WriteResult]:
-    """Results of a file's items, whose `indexes` are in their order."""
-    record: FileRecord | None = file.record
-    for (_, stored), index in zip(file.written, indexes, strict=True):
-        yield WriteResult(index=index, size_in_bytes=stored.place.size, storage_data=(stored, record))
-        record = None
+@collector_paused()
+def results_of(files: Iterable[SavedFile], indexes: Iterable[Sequence[MetadataIndex]]) -> list[WriteResult]:
+    """Results of the items of `files`; `indexes` has those of each, in their order."""
+    made = []
+    for file, own in zip(files, indexes, strict=True):
+        record: FileRecord | None = file.record
+        for (_, stored), index in zip(file.written, own, strict=True):
+            made.append(WriteResult(index=index, size_in_bytes=stored.place.size, storage_data=(stored, record)))
+            record = None
+    return made
 
 
 def records_in(results: list[list[WriteResult]]) -> list[FileRecord]:

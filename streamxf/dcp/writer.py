@@ -257,7 +257,7 @@ class ChainWriterMixin(StorageMixin):
         self.report = None if self._publishes else save.report
         done: Future[list[WriteResult]] = Future()
         indexes = ([item.index for item in items] for items in files.values())
-        done.set_result([each for file in zip(stored, indexes, strict=True) for each in results_of(*file)])
+        done.set_result(results_of(stored, indexes))
         return done
 
     @errors_reach_all_ranks

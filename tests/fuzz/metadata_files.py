@@ -27,6 +27,7 @@ UNPARSED = (
     AttributeError,
     LookupError,
     ValueError,
+    OverflowError,
     TypeError,
     RecursionError,
     zstandard.ZstdError,

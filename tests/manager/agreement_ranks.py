@@ -148,6 +148,7 @@ def messages(folder: Path) -> Any:
         agreement.everywhere(fail if rank == 1 else answer)
     except WrongKeyError as error:
         got["error everywhere"] = str(error)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which may be ignored where tests run
     try:
         agreement.broadcast(lambda: os.kill(os.getpid(), signal.SIGINT) or time.sleep(60))
     except KeyboardInterrupt as error:
