@@ -200,7 +200,8 @@ class Housekeeper:
         if files:
             run.change(name)
         left = {*leftovers(run, folder, self._sessions.own.id, again=True)} - {SAVING}
-        gone = left | (files.keys() & {COMMIT, REMOVED})  # which would go on to tell of what is replaced
+        # which would go on to tell of what is replaced; on a local disk also what is no file, and would be in the way
+        gone = left | ({COMMIT, REMOVED} if storage.near else files.keys() & {COMMIT, REMOVED})
         published = {path for path in folder.top if is_metadata_name(path)}
         if save.framework:
             gone |= published
@@ -223,7 +224,6 @@ class Housekeeper:
         )
         if left & published:  # only the note that is replaced says that these were never committed
             remove_tree(storage, name, sorted(left), [])
-            gone -= left
         put_small(storage, f"{name}/{SAVING}", run.authority.seal(saving.to_json()), sync=False)
         if gone:  # not before: what cannot be noted does not begin, and leaves what is there
             remove_tree(storage, name, sorted(gone), [])

@@ -103,7 +103,7 @@ class Histories(Adversary):
     def a_framework_saves(self, step: int, loss: float | None, end: int, below: str) -> None:
         """What a framework saves is complete once it says so, at 6; what it overwrites is not from the beginning on."""
         name = f"step-{step}"
-        if self.is_blocked(f"{name}/.streamxf-saving"):
+        if self.is_blocked(f"{name}/.streamxf-saving") or self.is_blocked(f"{name}/.streamxf-commit"):
             return
         is_another = name in self.model.folders
         facts = self.begin(step, {}, framework=True)
@@ -460,5 +460,19 @@ def test_what_a_framework_wrote_stays_that_while_its_removal_fails(point: int):
         history.save_step(step=38, loss=0.25, late=None)
         history.forget_that_fails(check="none", killed=False, point=point, rules={"last": 1})
         history.what_counts_is_listed()
+    finally:
+        history.teardown()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_no_file_is_not_in_the_way_of_a_commit_record(kind: str):
+    history = type("History", (Histories,), {"keys": "keys"})()
+    try:
+        history.begins(rules={}, named=False, locks=True, check="none", where=1)
+        history.save_step(step=37, loss=0.25, late=None)
+        history.put_litter("step-37/.streamxf-commit", kind, b"")
+        history.a_framework_saves(below="model/", end=6, loss=0.5, step=37)
+        history.what_counts_is_listed()
+        history.nothing_is_touched()
     finally:
         history.teardown()
