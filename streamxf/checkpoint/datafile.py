@@ -56,15 +56,11 @@ class FileRecord:
     data_key: bytes = field(default=b"", repr=False)
 
 
-Written = tuple[str, Chunk]
-"""The name of an item and a shard of it, or the whole of an object, as it stands in a data file."""
-
-
 class SavedFile(NamedTuple):
-    """A data file that is finished, and what is in it, in its order."""
+    """A data file that is finished, and in its order what was written: names, with a shard or a whole object each."""
 
     record: FileRecord
-    written: list[Written]
+    written: list[tuple[str, Chunk]]
 
 
 @dataclass(eq=False, slots=True)
@@ -96,7 +92,7 @@ class DataFile:
         self._in_blocks = save.extensions.in_blocks
         self._hashed = save.extensions.hashed
         self._descriptors = save.extensions.recorded
-        self.written: list[Written] = []
+        self.written: list[tuple[str, Chunk]] = []
         self.size = 0
         self._crcs = None if len(save.extensions.chain) else PieceCrcs()  # of the item that is written, if it is bare
 
@@ -107,7 +103,8 @@ class DataFile:
         part = part._replace(writer_id=self._save.writer_id, kind=content.kind, number=next(self._save.numbers))
         if content.kind is Kind.OBJECT and isinstance(content.source, MemorySource):
             self._save.note_needs(part.name, content.source.data)
-        check_planned(part, self._crcs is None)
+        if self._crcs is not None:
+            check_bare(part)
         try:
             self._add_blocks(part, content) if self._in_blocks else self._add_framed(part, content)
         except StreamxfError as error:
@@ -228,9 +225,9 @@ class DataFile:
             share.finish()
 
 
-def check_planned(part: Identity, in_containers: bool) -> None:
-    """Refuse a shard that the index could not hold, before it is written; raises MetadataError."""
-    if not in_containers and (size := planned_size(part)) > MAX_BARE:
+def check_bare(part: Identity) -> None:
+    """Refuse a shard without a container that the index could not hold, before it is written; raises MetadataError."""
+    if (size := planned_size(part)) > MAX_BARE:
         text = f"a shard has {size:,} bytes, and {MAX_BARE:,} can be stored raw; nothing of it was written"
         raise MetadataError(f"{text}. Cut it into more shards, or save it with a codec", item=part.name)
 

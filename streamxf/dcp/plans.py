@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
-from streamxf.checkpoint.datafile import check_planned
+from streamxf.checkpoint.datafile import check_bare
 from streamxf.checkpoint.saving import Entry, Extensions, check_space
 from streamxf.checkpoint.sources import Content, content_of, dtype_name, has_elements
 from streamxf.checkpoint.staging import Staging
@@ -112,7 +112,7 @@ def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> None:
                 "written. Save with shorter names, or put less into DCP's metadata"
             )
     for item in () if in_containers else chain.from_iterable(plan.items for plan in plans):
-        check_planned(part_of(item), in_containers)
+        check_bare(part_of(item))
     many = [item for plan in plans for item in plan.items if counts[item.index.fqn] > MAX_GROUP]
     for name, found in groupby(sorted(map(part_of, many)), key=lambda part: part.name):
         parts = [part for part in found if 0 not in part.shape]
