@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.metadata import (
 
 from tests.forge import BOUND, KEYED, PUBLISHED, identity_of
 from tests.sealing import ENCRYPT, HYBRID, container, encrypted, entry, hpke_wrap, wrapped, zstd
-from tests.vectors.recipes.vector import HELD, NOTHING, Reader, Vector, holding
-from tests.vectors.recipes.world import FILE, FRAMED, OBJECT, PIECES, ZSTD, Piece, content_of
+from tests.vectors.recipes.vector import Made, under
+from tests.vectors.recipes.world import FILE, FRAMED, OBJECT, PIECES, ZSTD, Piece
 
 Change = Callable[[Metadata], object]
 FRAMES = tuple(piece if piece.kind == OBJECT else replace(piece, kind=FRAMED) for piece in PIECES)
@@ -34,9 +34,9 @@ FIRST = MetadataIndex("weight", torch.Size((0, 0)), 0)
 STEP, STRAY = MetadataIndex("step"), MetadataIndex("stray")
 
 
-def vectors() -> list[Vector]:
+def vectors() -> Made:
     """All of them."""
-    return [*_right(), *_pickles(), *_places(), *_policy()]
+    return {**_right(), **_pickles(), **_places(), **_policy()}
 
 
 def _key(piece: Piece) -> MetadataIndex:
@@ -85,16 +85,6 @@ def _sealed(chain: tuple[str, ...] = (ZSTD,), **changes: Any) -> Callable[[Piece
     return pack
 
 
-def _holds(name: str, about: str, files: dict[str, bytes], reader: Reader = NOTHING, **facts: str) -> Vector:
-    return Vector(f"stock-{name}", about, lambda: files, {"holds": content_of(FRAMES)}, reader, facts)
-
-
-def _breaks(
-    rule: str, name: str, about: str, files: dict[str, bytes], reader: Reader = NOTHING, **facts: str
-) -> Vector:
-    return Vector(f"{rule}-stock-{name}", about, lambda: files, {"breaks": rule}, reader, facts)
-
-
 def _attribute(name: str, value: Any) -> Change:
     return lambda content: setattr(content, name, value)
 
@@ -106,7 +96,7 @@ def _zstd(piece: Piece) -> bytes:
 UNBOUND = {"flags": KEYED, "identity": b""}
 
 
-def _right() -> list[Vector]:
+def _right() -> Made:
     def first(data: bytes) -> bytes:
         return data.replace(b"ctorch.distributed.checkpoint.", b"ctorch.distributed._shard.checkpoint.")
 
@@ -117,22 +107,18 @@ def _right() -> list[Vector]:
         content.later = [PurePosixPath("/a"), OrderedDict(a=1.5), form]
 
     meta = StorageMeta("a", "b", "c")
-    return [
-        *(_holds(str(number), f"protocol {number}", stored(protocol=number)) for number in (2, 3, 4, 5)),
-        _holds("ignored", "what readers ignore", stored(ignored)),
-        _holds("storage-meta", "where it was saved", stored(_attribute("storage_meta", meta))),
-        _holds("1.13", "as torch 1.13 names its classes", stored(protocol=2, mend=first)),
-        _holds("transform", "torch's own compression", stored(texts=(TRANSFORM,), pack=_zstd)),
-        _holds("container", "as an attached writer stores items", stored(texts=(f"{ZSTD}#level=3",), pack=_sealed())),
-        _holds(
-            "unbound",
-            "containers that are not bound",
-            stored(texts=(ZSTD,), pack=_sealed(header={"flags": 0, "identity": b""})),
-        ),
-    ]
+    return {
+        **{f"stock-{number}": stored(protocol=number) for number in (2, 3, 4, 5)},
+        "stock-ignored": stored(ignored),
+        "stock-storage-meta": stored(_attribute("storage_meta", meta)),
+        "stock-1.13": stored(protocol=2, mend=first),
+        "stock-transform": stored(texts=(TRANSFORM,), pack=_zstd),
+        "stock-container": stored(texts=(f"{ZSTD}#level=3",), pack=_sealed()),
+        "stock-unbound": stored(texts=(ZSTD,), pack=_sealed(header={"flags": 0, "identity": b""})),
+    }
 
 
-def _pickles() -> list[Vector]:
+def _pickles() -> Made:
     """F1: the pickle itself."""
 
     class Calls:
@@ -152,30 +138,28 @@ def _pickles() -> list[Vector]:
     def extra(value: Any) -> dict[str, bytes]:
         return stored(_attribute("extra", value))
 
-    mended: list[tuple[str, str, Callable[[bytes], bytes]]] = [
-        ("continued", "a byte follows", lambda data: data + b"."),
-        ("cut", "the last byte is missing", lambda data: data[:-1]),
-        ("persistent", "a persistent id", lambda data: data[:-1] + b"0Nq\0" + b"Q."),
-        ("extension", "an extension code", lambda data: data[:-1] + b"\x82\x010."),
-        ("protocol-0", "protocol 0", lambda data: b"\x80\0" + data[2:]),
-        ("protocol-6", "protocol 6", lambda data: b"\x80\6" + data[2:]),
-        ("dict", "a dict and no Metadata", lambda data: pickle.dumps({}, 4)),
-        ("list", "Metadata in a list", lambda data: data[:11] + b"]" + data[11:-1] + b"a."),
-        ("stateless", "Metadata without attributes", lambda data: data[: data.index(b"}")] + b"."),
-    ]
-    return [
-        *(_breaks("F1", name, about, stored(mend=mend)) for name, about, mend in mended),
-        _breaks("F1", "function", "a function that does not belong there", extra(os.getpid)),
-        _breaks("F1", "call", "a call of one", extra(Calls(os.system, "true"))),
-        _breaks("F1", "class-with-argument", "a class called with an argument", extra(Calls(BytesStorageMetadata, 1))),
-        _breaks("F1", "dtype-called", "a dtype called", extra(Calls(torch.Size, 1))),
-        _breaks(
-            "F1", "module", "a right name from another module", stored(mend=replaced(b"filesystem", b"filesystex"))
-        ),
-    ]
+    mended = {
+        "continued": lambda data: data + b".",
+        "cut": lambda data: data[:-1],
+        "persistent": lambda data: data[:-1] + b"0Nq\0" + b"Q.",
+        "extension": lambda data: data[:-1] + b"\x82\x010.",
+        "protocol-0": lambda data: b"\x80\0" + data[2:],
+        "protocol-6": lambda data: b"\x80\6" + data[2:],
+        "dict": lambda data: pickle.dumps({}, 4),
+        "list": lambda data: data[:11] + b"]" + data[11:-1] + b"a.",
+        "stateless": lambda data: data[: data.index(b"}")] + b".",
+    }
+    return {
+        **under("F1-stock", {name: stored(mend=mend) for name, mend in mended.items()}),
+        "F1-stock-function": extra(os.getpid),
+        "F1-stock-call": extra(Calls(os.system, "true")),
+        "F1-stock-class-with-argument": extra(Calls(BytesStorageMetadata, 1)),
+        "F1-stock-dtype-called": extra(Calls(torch.Size, 1)),
+        "F1-stock-module": stored(mend=replaced(b"filesystem", b"filesystex")),
+    }
 
 
-def _places() -> list[Vector]:
+def _places() -> Made:
     """What the records say."""
 
     def info(key: MetadataIndex, **values: Any) -> Change:
@@ -196,75 +180,63 @@ def _places() -> list[Vector]:
 
         return change
 
-    cases: list[tuple[str, str, str, Change]] = [
-        ("F1", "no-items", "no dict of items", _attribute("state_dict_metadata", [])),
-        ("F1", "no-places", "no dict of places", _attribute("storage_data", None)),
-        ("F1", "place-missing", "a chunk without a place", lambda content: content.storage_data.pop(FIRST)),
-        ("F1", "name-empty", "an item without a name", renamed("step", "")),
-        ("F1", "name-surrogate", "a lone surrogate in a name", renamed("step", "\ud800")),
-        ("F1", "name-number", "a number for a name", renamed("step", 7)),
-        (
-            "F1",
-            "stray",
-            "an entry that belongs to no item, and has no place",
-            lambda c: c.storage_data.update({STEP: 5}),
-        ),
-        ("F1", "offset-negative", "an offset of -1", info(STEP, offset=-1)),
-        ("F1", "offset-true", "true for an offset", info(STEP, offset=True)),
-        ("F1", "offset-2-63", "an offset of 2^63", info(STEP, offset=2**63)),
-        ("F1", "length-text", "a length that is text", info(STEP, length="7")),
-        ("F1", "descriptors-text", "descriptors that are text", info(STEP, transform_descriptors=TRANSFORM)),
-        ("F1", "descriptors-nine", "nine descriptors", info(STEP, transform_descriptors=[TRANSFORM] * 9)),
-        ("F1", "properties", "a tensor without properties", tensor(properties=None)),
-        ("F1", "size", "a size that is a tuple", tensor(size=(4, 3))),
-        ("F1", "chunks", "chunks that are a tuple", tensor(chunks=())),
-        ("M4", "path", "a path that leads out", info(STEP, relative_path="../" + FILE)),
-        ("M5", "gap", "rows that are in no chunk", chunks(((0, 0), (2, 3)))),
-        ("M5", "beyond", "a chunk that reaches beyond the tensor", chunks(((0, 0), (2, 3)), ((2, 0), (3, 3)))),
-        ("M5", "overlap", "a row in two chunks", chunks(((0, 0), (3, 3)), ((2, 0), (2, 3)))),
-        ("F2", "beyond", "an item that ends a byte beyond its file", lambda c: _longer(c.storage_data[STEP])),
-        ("F2", "codec", "a codec, and no container", info(STEP, transform_descriptors=[ZSTD])),
-    ]
+    cases = {
+        "F1-stock-no-items": _attribute("state_dict_metadata", []),
+        "F1-stock-no-places": _attribute("storage_data", None),
+        "F1-stock-place-missing": lambda content: content.storage_data.pop(FIRST),
+        "F1-stock-name-empty": renamed("step", ""),
+        "F1-stock-name-surrogate": renamed("step", "\ud800"),
+        "F1-stock-name-number": renamed("step", 7),
+        "F1-stock-stray": lambda c: c.storage_data.update({STEP: 5}),
+        "F1-stock-offset-negative": info(STEP, offset=-1),
+        "F1-stock-offset-true": info(STEP, offset=True),
+        "F1-stock-offset-2-63": info(STEP, offset=2**63),
+        "F1-stock-length-text": info(STEP, length="7"),
+        "F1-stock-descriptors-text": info(STEP, transform_descriptors=TRANSFORM),
+        "F1-stock-descriptors-nine": info(STEP, transform_descriptors=[TRANSFORM] * 9),
+        "F1-stock-properties": tensor(properties=None),
+        "F1-stock-size": tensor(size=(4, 3)),
+        "F1-stock-chunks": tensor(chunks=()),
+        "M4-stock-path": info(STEP, relative_path="../" + FILE),
+        "M5-stock-gap": chunks(((0, 0), (2, 3))),
+        "M5-stock-beyond": chunks(((0, 0), (2, 3)), ((2, 0), (3, 3))),
+        "M5-stock-overlap": chunks(((0, 0), (3, 3)), ((2, 0), (2, 3))),
+        "F2-stock-beyond": lambda c: _longer(c.storage_data[STEP]),
+        "F2-stock-codec": info(STEP, transform_descriptors=[ZSTD]),
+    }
     sealed = _sealed()
     published = {"flags": BOUND | PUBLISHED}
-    return [
-        *(_breaks(rule, name, about, stored(change)) for rule, name, about, change in cases),
-        _breaks("F2", "no-descriptors", "a container without descriptors", stored(pack=sealed)),
-        _breaks("F2", "chain", "another chain", stored(texts=("streamxf.lz4/1",), pack=sealed)),
-        _breaks("F2", "chain-longer", "a codec more", stored(texts=(ZSTD, ZSTD), pack=sealed)),
-        _breaks("F3", "published", "a published container", stored(texts=(ZSTD,), pack=_sealed(header=published))),
-        *(
-            _breaks("F3", name, f"a container of another {name}", stored(texts=(ZSTD,), pack=_sealed(identity=other)))
-            for name, other in (
-                ("name", {"name": "other"}),
-                ("dtype", {"dtype": "int32"}),
-                ("offset", {"offset": (1, 0)}),
-                ("shard", {"shard": (1, 3)}),
-                ("tensor", {"tensor": (5, 3)}),
-            )
-        ),
-    ]
+    other = {"name": "other", "dtype": "int32", "offset": (1, 0), "shard": (1, 3), "tensor": (5, 3)}
+    return {
+        **{name: stored(change) for name, change in cases.items()},
+        "F2-stock-no-descriptors": stored(pack=sealed),
+        "F2-stock-chain": stored(texts=("streamxf.lz4/1",), pack=sealed),
+        "F2-stock-chain-longer": stored(texts=(ZSTD, ZSTD), pack=sealed),
+        "F3-stock-published": stored(texts=(ZSTD,), pack=_sealed(header=published)),
+        **{
+            f"F3-stock-{member}": stored(texts=(ZSTD,), pack=_sealed(identity={member: value}))
+            for member, value in other.items()
+        },
+    }
 
 
 def _longer(info: _StorageInfo) -> None:
     info.length += 1
 
 
-def _policy() -> list[Vector]:
+def _policy() -> Made:
     """K7 and K8."""
     private = wrapped([entry(*hpke_wrap(HYBRID))])
     shared, public = (stored(texts=(f"{ENCRYPT}#{text}",), pack=_sealed((ENCRYPT,))) for text in (wrapped(), private))
     unbound = stored(texts=(f"{ENCRYPT}#{wrapped()}",), pack=_sealed((ENCRYPT,), header=UNBOUND))
-    bound, open_ = {"require": "bound"}, {"require": "encrypted"}
-    unsigned = holding(HYBRID, trust=(), allow_unsigned=True)
-    return [
-        _holds("bound", "encrypted and bound", shared, HELD, **bound),
-        _holds("encrypted", "encrypted, and not bound", unbound, HELD, **open_),
-        _holds("unsigned", "for a private key, and the reader accepts that", public, unsigned, **bound),
-        _breaks("K7", "index", "a reader that requires an index", shared, HELD),
-        _breaks("K7", "bound", "a reader that requires bound items", unbound, HELD, **bound),
-        _breaks("K7", "bare", "a reader that requires encryption", stored(), HELD, **open_),
-        _breaks("K3", "none", "no key", shared),
-        _breaks("K8", "private", "for a private key", public, holding(HYBRID, trust=()), **bound),
-        _breaks("K8", "signers", "a reader that names signers", shared, holding("aeskw"), **bound),
-    ]
+    return {
+        "stock-bound": shared,
+        "stock-encrypted": unbound,
+        "stock-unsigned": public,
+        "K7-stock-index": shared,
+        "K7-stock-bound": unbound,
+        "K7-stock-bare": stored(),
+        "K3-stock-none": shared,
+        "K8-stock-private": public,
+        "K8-stock-signers": shared,
+    }

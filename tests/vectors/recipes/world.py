@@ -26,7 +26,6 @@ from tests.sealing import (
     zstd,
 )
 from tests.vectors.recipes.data import payload
-from tests.vectors.recipes.vector import digest_of
 
 ZSTD, CHECKSUM = "streamxf.zstd/1", "streamxf.checksum/1"
 FILE = "__0_0.distcp"
@@ -213,21 +212,6 @@ BASE = world()
 FULL = world(chain=(ZSTD, CHECKSUM, ENCRYPT))
 SIGNED = world(chain=(ZSTD, ENCRYPT), vouching=Vouching(signer=SIGNER))
 TWO = world([replace(WEIGHT[0]), replace(WEIGHT[1], writer=1), STEP], chain=(ENCRYPT,))
-
-
-def content_of(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """What comes of items: an object's stream, or a tensor's chunks."""
-    found: dict[str, Any] = {}
-    for piece in sorted(pieces, key=lambda piece: (piece.name, piece.offset)):
-        if piece.kind == OBJECT:
-            found[piece.name] = digest_of(piece.data)
-            continue
-        usual: dict[str, Any] = {"dtype": piece.dtype, "shape": list(piece.tensor), "chunks": []}
-        chunks = found.setdefault(piece.name, usual)["chunks"]
-        if piece.kind != NOTHING_STORED:
-            chunk = {"offset": list(piece.offset), "shape": list(piece.shard), **digest_of(piece.data)}
-            chunks.append(chunk | ({"framed": True} if piece.kind == FRAMED else {}))
-    return found
 
 
 def put(*path: str | int, value: Any) -> Change:
