@@ -260,7 +260,7 @@ LINES = {
     "cli": 2_971,
     "codecs": 1_618,
     "dcp": 3_285,
-    "format": 2_996,
+    "format": 3_016,
     "formats": 955,
     "integrations": 805,
     "keys": 2_151,

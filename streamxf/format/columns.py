@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
 import zstandard
@@ -22,6 +22,7 @@ from streamxf.errors import CodecError, MetadataError
 from streamxf.format import limits
 from streamxf.format.bare import CRC_BYTES, pieces_of
 from streamxf.format.fields import bad
+from streamxf.format.tiling import Box
 
 _HEAD = struct.Struct("<4sIII")
 _ENTRY = struct.Struct("<BBHI")
@@ -140,6 +141,12 @@ class IndexPart:
         return _sums(self[NDIM])
 
     @cached_property
+    def texts(self) -> list[bytes]:
+        """What else there is to say of each item."""
+        data = bytes(self[MORE])
+        return [data[begin:end] for begin, end in pairwise([0, *self[MORE_ENDS].tolist()])]
+
+    @cached_property
     def names(self) -> list[str]:
         """Names of items; paths of files. Raises MetadataError if they are not as readers expect."""
         ends, names, most = (NAME_ENDS, NAMES, limits.MAX_IDENTITY) if COUNT.id in self.columns else _PATHS
@@ -154,6 +161,13 @@ class IndexPart:
         if not all(one < two for one, two in pairwise(made)):  # which compares as their bytes in UTF-8
             bad("names do not rise")
         return made
+
+    def spans(self) -> Iterator[Box]:
+        """The offset and shape of each chunk."""
+        offsets, sizes = self[OFFSET].tolist(), self[SIZES].tolist()
+        for at, ndim, here in zip(self.numbers_at, self[NDIM].tolist(), self.here.tolist(), strict=False):
+            for begin in range(at, at + here * ndim, ndim) if ndim else repeat(at, here):
+                yield tuple(offsets[begin : begin + ndim]), tuple(sizes[begin : begin + ndim])
 
     def value(self, column: Column, row: int) -> bytes:
         """That of a row, where a column has bytes."""

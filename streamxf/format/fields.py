@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import zstandard
@@ -59,7 +60,12 @@ def loads(text: bytes, what: str) -> Any:
     try:
         decoded = text.decode("ascii")
         # json takes -0 for 0, and is several times as fast where it does not have to ask for each number
-        return _DECODERS["-" in decoded and _SIGNED.search(decoded) is not None].decode(decoded)
+        decoder: Any = _DECODERS["-" in decoded and _SIGNED.search(decoded) is not None]
+        with suppress(StopIteration):  # there is no value, which `decode` says, too
+            made, end = decoder.scan_once(decoded, 0)
+            if end == len(decoded):
+                return made
+        return decoder.decode(decoded)  # which lets blanks stand around it
     except (ValueError, RecursionError) as error:
         raise MetadataError(f"{what} is not JSON: {error!s:.200}") from None
 

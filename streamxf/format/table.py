@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise, repeat
+from itertools import islice, pairwise, repeat
 from operator import add, lt
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from streamxf.format.bare import CRC_BYTES
 from streamxf.format.columns import Array, IndexPart, PartEntry
 from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Path, Place, TensorItem
-from streamxf.format.tiling import Boxes, Ints, Span, check_apart, check_tiles, work_for
+from streamxf.format.tiling import Box, Boxes, Ints, Span, check_apart, check_tiles, work_for
 
 _SHOWN = 200
 _REMEMBERED = 2**27  # bytes of parts, decompressed
@@ -111,20 +111,21 @@ class ItemTable(Mapping[str, Item]):
         if (found := self._find(name)) is None:
             raise KeyError(name)
         with collector_paused():
-            return self._item(name, *found)
+            chunks = self._chunks(name, *found)
+            return self._item(self.part(found[0], 0), found[1], chunks.shape, chunks)
 
     def whole(self) -> dict[str, Item]:
         """All items, read and checked at once, and compared with each other."""
-        self.check()
+        self.check(paths=False)
         with collector_paused():
-            return {
-                name: self._item(name, number, row, whole=True)
-                for number in range(len(self.bands))
-                for row, name in enumerate(self.part(number, 0).names)
-            }
+            return {item.name: item for number in range(len(self.bands)) for item in self._items(number)}
 
-    def check(self) -> None:
-        """Check every item, and compare them with each other; raises MetadataError if readers would refuse one."""
+    def check(self, *, paths: bool = True) -> None:
+        """Check every item, and compare them with each other; raises MetadataError if readers would refuse one. `paths`
+        and properties are checked wherever an item is made, too.
+        """
+        import numpy
+
         numbers = []
         for number, band in enumerate(self.bands):
             for place in range(len(band.parts)):
@@ -137,10 +138,10 @@ class ItemTable(Mapping[str, Item]):
                 if self.rules.coded:
                     numbers.append((part[col.FILE], part[col.NUMBER]))
             first = self.part(number, 0)
-            for row, name in enumerate(first.names):
+            for row in range(first.rows) if paths else ():
                 _more(first, row)
-                if not slabs.good[row]:
-                    self._chunks(name, number, row).check()
+            for row in numpy.flatnonzero(~slabs.good).tolist():
+                self._chunks(first.names[row], number, row).check()
         self.check_numbers(numbers)
 
     def check_numbers(self, found: Sequence[tuple[Array, Array]]) -> None:
@@ -278,15 +279,22 @@ class ItemTable(Mapping[str, Item]):
 
     # -- items -------------------------------------------------------------------------------------------------
 
-    def _item(self, name: str, number: int, row: int, *, whole: bool = False) -> Item:
-        part = self.part(number, 0)
-        chunks, dtype = self._chunks(name, number, row), part[col.DTYPE][row]
+    def _items(self, number: int) -> Iterator[Item]:
+        """The items of a band with all their chunks, once they are checked."""
+        parts = [self.part(number, place) for place in range(len(self.bands[number].parts))]
+        found = [(part.chunks_at, self.some_chunks(part, 0, part.chunks, part.spans())) for part in parts]
+        shapes = parts[0][col.SHAPE].tolist()
+        for row, (begin, end) in enumerate(pairwise(parts[0].shapes_at)):
+            chunks = tuple(chunk for at, made in found for chunk in made[at[row] : at[row + 1]])
+            yield self._item(parts[0], row, tuple(shapes[begin:end]), chunks)
+
+    def _item(self, part: IndexPart, row: int, shape: tuple[int, ...], chunks: Sequence[Chunk]) -> Item:
+        name, dtype = part.names[row], part[col.DTYPE][row]
         with located(item=name[:_SHOWN]):
             path, properties = _more(part, row)
         if not dtype:
             return ObjectItem(name, chunks[0].place, path)
-        made = chunks.made() if whole else chunks
-        return TensorItem(name, self.rules.dtypes[dtype - 1], chunks.shape, made, path, properties)
+        return TensorItem(name, self.rules.dtypes[dtype - 1], shape, chunks, path, properties)
 
     def _chunks(self, name: str, number: int, row: int) -> StoredChunks:
         part = self.part(number, 0)
@@ -297,11 +305,8 @@ class ItemTable(Mapping[str, Item]):
         """The part of a band that has the chunk of this ordinal."""
         return bisect_right(self.bands[number].parts, ordinal, key=lambda entry: entry.begin) - 1
 
-    def some_chunks(self, part: IndexPart, row: int, begin: int, end: int) -> list[Chunk]:
-        """Some chunks of an item, by where they are in its part."""
-        ndim = int(part[col.NDIM][row])
-        at = part.numbers_at[row] + (begin - part.chunks_at[row]) * ndim
-        boxes = (part[column][at : at + (end - begin) * ndim] for column in (col.OFFSET, col.SIZES))
+    def some_chunks(self, part: IndexPart, begin: int, end: int, spans: Iterable[Box]) -> list[Chunk]:
+        """Some chunks of a part, by where they are in it; `spans` are their offsets and shapes."""
         places = zip(
             [self._paths[file] for file in part[col.FILE][begin:end].tolist()],
             part[col.AT][begin:end].tolist(),
@@ -312,8 +317,8 @@ class ItemTable(Mapping[str, Item]):
             repeat(None) if self.rules.coded else _crcs(part, begin, end),
         )
         framed = (part[col.KIND][begin:end] == Kind.FRAMED).tolist()
-        spans = (map(tuple, each.reshape(end - begin, ndim).tolist()) for each in boxes)
-        return [*map(Chunk, *spans, map(Place._make, places), framed)]
+        made = zip(spans, map(Place._make, places), framed, strict=True)
+        return [Chunk(offset, shape, place, framed) for (offset, shape), place, framed in made]
 
 
 def _crcs(part: IndexPart, begin: int, end: int) -> Iterator[bytes]:
@@ -341,9 +346,7 @@ def _products(values: Array, counts: Array) -> Array:
 
 def _more(part: IndexPart, row: int) -> tuple[Path | None, dict[str, Any]]:
     """The path of an item, and properties of a tensor."""
-    ends = part[col.MORE_ENDS]
-    text = bytes(part[col.MORE][ends[row - 1] if row else 0 : ends[row]])
-    if not text:
+    if not (text := part.texts[row]):
         return None, {}
     content = fields.loads(text, "what a part says of an item")
     fields.exact(content, set(), _TEXTS if part[col.DTYPE][row] else frozenset({"path"}), "an item")
@@ -376,24 +379,20 @@ class StoredChunks(Sequence[Chunk]):
 
     @cached_property
     def _all(self) -> tuple[Chunk, ...]:
-        self.check()
+        boxes, row, parts = self.check(), self._row, map(self._part, self._places)
+        found = [(part, part.chunks_at[row], part.chunks_at[row + 1]) for part in parts]
         with collector_paused():
-            made = self.made()
+            spans = iter(boxes.spans())
+            made = tuple(
+                chunk
+                for part, begin, end in found
+                for chunk in self._table.some_chunks(part, begin, end, islice(spans, end - begin))
+            )
         if len(made) > 1 and self._table.rules.coded:
-            parts = ((part, part.chunks_at[self._row : self._row + 2]) for part in map(self._part, self._places))
-            found = [(part[col.FILE][slice(*at)], part[col.NUMBER][slice(*at)]) for part, at in parts]
+            numbers = [(part[col.FILE][begin:end], part[col.NUMBER][begin:end]) for part, begin, end in found]
             with located(item=self._name[:_SHOWN]):
-                self._table.check_numbers(found)
+                self._table.check_numbers(numbers)
         return made
-
-    def made(self) -> tuple[Chunk, ...]:
-        """All of them, once they are checked."""
-        parts, row = map(self._part, self._places), self._row
-        return tuple(
-            chunk
-            for part in parts
-            for chunk in self._table.some_chunks(part, row, part.chunks_at[row], part.chunks_at[row + 1])
-        )
 
     def check(self) -> Boxes:
         """Check them as a whole; raises MetadataError. Returns where they are in the tensor."""
@@ -406,7 +405,7 @@ class StoredChunks(Sequence[Chunk]):
                 fields.bad("two chunks have the same offset, or they do not rise")
         return boxes
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[Box]:
         """The offset and shape of each, checked as a whole, without a look at where they are stored."""
         return self.check().spans()
 
@@ -419,9 +418,11 @@ class StoredChunks(Sequence[Chunk]):
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, int) or "_all" in vars(self) or not 0 <= key < self._count:
             return self._all[key]
-        part = self._part(self._table.part_of(self._number, key))
+        place = self._table.part_of(self._number, key)
+        part = self._part(place)
         at = part.chunks_at[self._row] + key - part.begin
-        return self._table.some_chunks(part, self._row, at, at + 1)[0]
+        offset, shape = map(tuple, self._box(place, key - part.begin))
+        return self._table.some_chunks(part, at, at + 1, [(offset, shape)])[0]
 
     def __eq__(self, other: object) -> bool:
         return self._all == (other._all if isinstance(other, StoredChunks) else other)
@@ -491,13 +492,13 @@ class StoredChunks(Sequence[Chunk]):
         place = self._table.part_of(self._number, min(begin * self._count // size, self._count - 1))
         stop = self._table.part_of(self._number, min(-(-end * self._count // size), self._count) - 1) + 1
         self._table.fetch(self._number, place, stop)
-        while place and self._edge(place, 0)[0][0] > begin:
+        while place and self._box(place, 0)[0][0] > begin:
             place -= 1
-        while place + 1 < most and sum(axis[0] for axis in self._edge(place, -1)) <= begin:
+        while place + 1 < most and sum(axis[0] for axis in self._box(place, -1)) <= begin:
             place += 1
         starts = self._part(place)[col.OFFSET][self._numbers(place)][:: len(self.shape)]
         start = starts[max(starts.searchsorted(begin, "right") - 1, 0)]
-        while place and (offset := self._edge(place, 0)[0])[0] == start and any(offset[1:]):
+        while place and (offset := self._box(place, 0)[0])[0] == start and any(offset[1:]):
             place -= 1
         stop = max(stop, place + 1)
         while stop < most and not self._ends_row(stop - 1, end):
@@ -506,17 +507,15 @@ class StoredChunks(Sequence[Chunk]):
 
     def _ends_row(self, place: int, end: int) -> bool:
         """Whether the last chunk in a part is behind a place in the first dimension, or the last before it."""
-        offset, sizes = self._edge(place, -1)
+        offset, sizes = self._box(place, -1)
         first, *others = map(add, offset, sizes)
         return offset[0] >= end or (first >= end and others == [*self.shape[1:]])
 
-    def _edge(self, place: int, which: int) -> tuple[list[int], list[int]]:
-        """Offset and shape of the first chunk in a part, or the last."""
-        at = self._numbers(place)
-        begin = at.start if which == 0 else at.stop - len(self.shape)
-        offset, sizes = (
-            self._part(place)[column][begin : begin + len(self.shape)] for column in (col.OFFSET, col.SIZES)
-        )
+    def _box(self, place: int, which: int) -> tuple[list[int], list[int]]:
+        """Offset and shape of a chunk in a part, counted from the first, or if it is negative from behind the last."""
+        at, ndim = self._numbers(place), len(self.shape)
+        begin = (at.start if which >= 0 else at.stop) + which * ndim
+        offset, sizes = (self._part(place)[column][begin : begin + ndim] for column in (col.OFFSET, col.SIZES))
         return offset.tolist(), sizes.tolist()
 
     def _numbers(self, place: int) -> slice:

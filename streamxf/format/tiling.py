@@ -25,6 +25,7 @@ _STRANGE_CUT = "its {} chunks are cut as no writer cuts a tensor: comparing them
 
 Ints = Sequence[int]
 Span = tuple[Ints, Ints]  # offsets and sizes
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # a span as chunks have it
 
 
 class NotTiled(MetadataError):
@@ -51,7 +52,7 @@ class Boxes(NamedTuple):
         except OverflowError:
             raise _beyond() from None
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[Box]:
         return [*zip(map(tuple, self.offsets.tolist()), map(tuple, self.sizes.tolist()), strict=True)]
 
     def rise(self) -> bool:
