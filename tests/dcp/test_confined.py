@@ -96,6 +96,8 @@ def test_a_sibling_whose_name_begins_alike_is_outside(tmp_path: Path, reader_of:
         "a//b",
         "c:/x",
         "\\\\x",
+        "file:///x",
+        "x\0y",
         "%2e%2e/elsewhere",
         "a?b",
         "a#b",

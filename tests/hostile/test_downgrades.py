@@ -16,12 +16,12 @@ from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 import streamxf
 from streamxf import Checksum, Encrypt, ZStandard
 from streamxf.errors import IdentityError, PolicyError, StreamxfError
-from tests.dcp.helpers import KEY, full_chain, load, load_with, save
+from tests.dcp.helpers import KEY, full_chain, load, save
 from tests.forge import prefix_of, split_metadata, take_apart, take_container_apart
 from tests.samples import encode
 
 from .rows import Row
-from .targets import Checkpoint, PlainFile, content, small_state
+from .targets import Checkpoint, PlainFile, small_state
 
 ROW = "downgrade"
 MEBIBYTES = 16
@@ -88,17 +88,6 @@ def test_metadata_without_an_index_is_not_even_unpickled(
     assert not unpickled
 
 
-@pytest.mark.parametrize("require", ["bound", "encrypted"])
-@pytest.mark.parametrize("write", [attached, stock])
-def test_the_same_through_an_attached_reader(row: Row, checkpoint: Path, write: Any, require: Any) -> None:
-    for number, chain in enumerate(WEAKER[:3]):
-        path = checkpoint / str(number)
-        write(path, chain)
-
-        reader = streamxf.attach(dcp.FileSystemReader(path), keys=KEY, require=require)
-        row.refuse(number, load_with, small_state(), reader, kind=PolicyError)
-
-
 def bare(container: bytes, chain: bytes, payload: bytes) -> bytes:
     """An unkeyed container with the identity, the salt and even the size of a keyed one."""
     parts = take_container_apart(container)
@@ -132,23 +121,6 @@ def test_an_unkeyed_container_of_the_same_identity(row: Row, tmp_path: Path, wri
             with target.told(lambda info, chain=chain: replace(info, transform_descriptors=chain), *weak):
                 error = row.refuse((chosen, chain), target.with_data, data)
             assert isinstance(error, PolicyError) or not chain
-
-
-@REQUIRE
-def test_what_an_item_lacks_is_named_by_the_word_that_relaxes_it(row: Row, tmp_path: Path, require: Any) -> None:
-    attached(tmp_path / "bound", full_chain())
-    stock(tmp_path / "encrypted", full_chain())
-    right = content(small_state())
-    for strength, accepted in (("bound", ("bound", "encrypted")), ("encrypted", ("encrypted",))):
-        path = tmp_path / strength
-        if require in accepted:
-            assert row.refuse_or_equal(strength, right, loaded, path, require) is None
-        else:
-            assert strength in str(row.refuse(strength, loaded, path, require, kind=PolicyError))
-
-
-def loaded(path: Path, require: Any) -> Any:
-    return content(load(small_state(), path, KEY, require=require))
 
 
 def test_a_plain_file_without_encryption(row: Row) -> None:
