@@ -208,43 +208,22 @@ OTHER = f"w={Entry('aeskw', 'ab' * 8, bytes(40))}"
     "parts",
     [
         [],
-        [DEK_PART],
-        [ENTRY],
-        [ENTRY, DEK_PART],
-        [DEK_PART, DEK_PART, ENTRY],
         [DEK_PART, ENTRY, DEK_PART],
-        [DEK_PART, ENTRY, "level=3"],
         [DEK_PART, ENTRY, "sig=x"],
-        [DEK_PART, ENTRY, ""],
         ["", DEK_PART, ENTRY],
-        [DEK_PART, ENTRY + "\n"],
-        [DEK_PART, ENTRY, ENTRY],
         [DEK_PART, ENTRY, OTHER, f"w={Entry('aeskw', 'ab' * 8, bytes(41))}"],
-        [DEK_PART, *(f"w={Entry('acme', f'{number:016x}', b'x')}" for number in range(17))],
-        [f"dek={bytes(31).hex()}", ENTRY],
-        [f"dek={bytes(33).hex()}", ENTRY],
         [f"dek={encode_b64url(DEK.id)}", ENTRY],
-        [f"dek={DEK.id.hex().upper()}", ENTRY],
         [DEK_PART, *(f"w={Entry('acme', f'{number:016x}', bytes(MAX_ENTRY))}" for number in range(4))],
         [DEK_PART, "w="],
         [DEK_PART, "w=aeskw"],
-        [DEK_PART, f"w=aeskw:{KEY.id}"],
-        [DEK_PART, f"w=aeskw:{KEY.id}:"],
         [DEK_PART, f"w=aeskw:{KEY.id}:A"],
-        [DEK_PART, f"w=aeskw:{KEY.id}:AB"],  # the bits beyond the last byte are not zero
-        [DEK_PART, f"w=aeskw:{KEY.id}:AA="],
         [DEK_PART, f"w=aeskw:{KEY.id}:A+A"],
-        [DEK_PART, f"{ENTRY}:x"],
         [DEK_PART, f"w=aeskw:{KEY.id.upper()}:AAAA"],
-        [DEK_PART, f"w=aeskw:{KEY.id[:-1]}:AAAA"],
-        [DEK_PART, f"w={'k' * 33}:{KEY.id}:AAAA"],
-        [DEK_PART, f"w=:{KEY.id}:AAAA"],
-        [DEK_PART, f"w=AESKW:{KEY.id}:AAAA"],
-        [DEK_PART, f"w=aeskw:{KEY.id}:{encode_b64url(bytes(MAX_ENTRY + 1))}"],
     ],
-    ids=range(34),
+    ids=range(12),
 )
 def test_texts_that_are_refused(parts):
+    """By every way in. More of them are among the vectors."""
     ring = KeyRing(KEY)
     text, vouchers = "&".join(parts), str(Sealed.make([KEY]).vouchers)
     assert Envelope.parse(f"{DEK_PART}&{ENTRY}&{OTHER}").recipients[0].kind == "aeskw"

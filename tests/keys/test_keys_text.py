@@ -84,36 +84,26 @@ def change(part: int, value: str) -> str:
         change(0, "streamxf-public"),
         change(0, "streamxf-protected"),
         change(0, "STREAMXF-SECRET"),
-        change(1, "hpke-x25519"),
         change(1, "ed25519"),
-        change(1, "rot13"),
-        change(2, "0" * 16),
-        change(2, KEY.id.upper()),
         change(2, KEY.id[:-1]),
-        change(3, encode_b64url(SECRET[:-1])),
-        change(3, encode_b64url(SECRET + b"x")),
         change(3, encode_b64url(bytes(32))),
-        change(3, encode_b64url(SECRET) + "="),
         change(3, encode_b64url(SECRET)[:-1]),
         change(3, "é"),
-        LINE + ":",
         LINE[:-1],
-        SECRET.hex()[:-1],
         SECRET.hex() + "0",
         SECRET.hex()[:-1] + "g",
         "0x" + SECRET.hex(),
         base64.b64encode(SECRET).decode()[:-1],
-        base64.b64encode(SECRET).decode()[:-2] + "/=",
         base64.b64encode(SECRET[:31]).decode(),
         base64.b64encode(SECRET + b"x").decode(),
         base64.urlsafe_b64encode(bytes([255]) * 32).decode(),
         "\u0660" * 64,
-        "correct horse battery staple",
         f"{LINE} {LINE}",
     ],
-    ids=range(29),
+    ids=range(18),
 )
 def test_lines_that_hold_no_key(line):
+    """More of them are among the vectors."""
     with pytest.raises(ParameterError) as caught:
         read_line(line)
     assert line not in str(caught.value)

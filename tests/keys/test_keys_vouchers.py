@@ -97,23 +97,13 @@ SIG_PART = f"sig={SIGNER.id}:{encode_b64url(bytes(64))}"
     [
         [],
         [""],
-        [V_PART],
         [SIG_PART],
-        [V_PART, MAC_PART],
         [MAC_PART, SIG_PART, V_PART],
-        [MAC_PART, MAC_PART],
-        [MAC_PART, SIG_PART, SIG_PART],
-        [MAC_PART, V_PART, V_PART],
         [MAC_PART, V_PART, f"v=aeskw:{KEY.id}:{encode_b64url(bytes(33))}"],
         [MAC_PART, *(f"v={Entry('acme', f'{number:016x}', bytes(MAX_ENTRY))}" for number in range(4))],
-        [MAC_PART, f"v={Entry('hpke-x25519', KEY.id, b'x')}"],
         [MAC_PART, V_PART, f"v={Entry('hpke-', KEY.id, b'x')}"],
-        [MAC_PART, "x=y"],
         [MAC_PART, ""],
-        [MAC_PART + "\n"],
-        [f"mac={bytes(31).hex()}"],
         [f"mac={bytes(33).hex()}"],
-        [f"mac={'0A' * 32}"],
         [f"mac={encode_b64url(bytes(32))}"],
         ["mac="],
         [MAC_PART, "v=aeskw"],
@@ -123,16 +113,15 @@ SIG_PART = f"sig={SIGNER.id}:{encode_b64url(bytes(64))}"
         [MAC_PART, f"v=aeskw:{KEY.id}:{encode_b64url(bytes(MAX_ENTRY + 1))}"],
         [MAC_PART, "sig="],
         [MAC_PART, f"sig={SIGNER.id}:"],
-        [MAC_PART, f"sig={SIGNER.id}:{encode_b64url(bytes(63))}"],
         [MAC_PART, f"sig={SIGNER.id}:{encode_b64url(bytes(65))}"],
         [MAC_PART, f"sig={SIGNER.id[1:]}:{encode_b64url(bytes(64))}"],
         [MAC_PART, f"sig={SIGNER.id.upper()}:{encode_b64url(bytes(64))}"],
         [MAC_PART, f"sig=ed25519:{SIGNER.id}:{encode_b64url(bytes(64))}"],
-        [MAC_PART, SIG_PART[:-1] + "B"],
     ],
-    ids=range(34),
+    ids=range(22),
 )
 def test_texts_that_are_refused(parts):
+    """More of them are among the vectors."""
     assert Vouchers.parse("&".join([MAC_PART, V_PART, SIG_PART])).mac == b"\n" * 32
     with pytest.raises(DescriptorError):
         Vouchers.parse("&".join(parts))
