@@ -37,29 +37,16 @@ def test_any_text_is_a_descriptor_or_a_descriptor_error(text):
     [
         "",
         "a",
-        "a.b",
-        "a.b/",
-        "a.b/0",
-        "a.b/01",
-        "a.b/65536",
         "a.b/1.0",
         "a.b/-1",
         "a.b/\u0661",  # a digit elsewhere
-        "a/1",
         ".a/1",
-        "a..b/1",
-        "A.b/1",
-        "1a.b/1",
         "a.b /1",
         "a.b/1\n",
-        "a.b/1?",
         "a.b/1#",
         "a.b/1?#k=v",
-        "a.b/1?k",
         "a.b/1?=v",
         "a.b/1?k=v&",
-        "a.b/1?k=v&k=w",
-        "a.b/1#k=v&k=w",
         "a.b/1?w=1&w=2",
         "a.b/1#w=1&w=2",
         "streamxf.encrypt/1#dek=1&dek=2",
@@ -69,12 +56,12 @@ def test_any_text_is_a_descriptor_or_a_descriptor_error(text):
         "a.b/1?k=a b",
         "a.b/1?k=a/b",
         "a.b/1?k=v#k=v#k=v",
-        "a." + "b" * 63 + "/1",
         "a.b/1?k=" + "v" * (1024 - 7),
         "a.b/1#k=" + "v" * (32768 - 1),
     ],
 )
 def test_refused(text):
+    """More of them are among the vectors."""
     with pytest.raises(DescriptorError):
         Descriptor.parse(text)
 

@@ -21,7 +21,7 @@ from tests.forge import prefix_of, split_metadata, take_apart, take_container_ap
 from tests.samples import encode
 
 from .rows import Row
-from .targets import Checkpoint, PlainFile, small_state
+from .targets import Checkpoint, PlainFile, content, small_state
 
 ROW = "downgrade"
 MEBIBYTES = 16
@@ -121,6 +121,23 @@ def test_an_unkeyed_container_of_the_same_identity(row: Row, tmp_path: Path, wri
             with target.told(lambda info, chain=chain: replace(info, transform_descriptors=chain), *weak):
                 error = row.refuse((chosen, chain), target.with_data, data)
             assert isinstance(error, PolicyError) or not chain
+
+
+@REQUIRE
+def test_what_an_item_lacks_is_named_by_the_word_that_relaxes_it(row: Row, tmp_path: Path, require: Any) -> None:
+    attached(tmp_path / "bound", full_chain())
+    stock(tmp_path / "encrypted", full_chain())
+    right = content(small_state())
+    for strength, accepted in (("bound", ("bound", "encrypted")), ("encrypted", ("encrypted",))):
+        path = tmp_path / strength
+        if require in accepted:
+            assert row.refuse_or_equal(strength, right, loaded, path, require) is None
+        else:
+            assert strength in str(row.refuse(strength, loaded, path, require, kind=PolicyError))
+
+
+def loaded(path: Path, require: Any) -> Any:
+    return content(load(small_state(), path, KEY, require=require))
 
 
 def test_a_plain_file_without_encryption(row: Row) -> None:
