@@ -12,41 +12,45 @@ import base64
 import json
 import sys
 from collections.abc import Collection
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from tests.vectors.recipes import (
-    chains,
-    checkpoints,
-    codecs,
-    containers,
-    encryption,
-    framing,
-    notes,
-    recipients,
-    runs,
-    saved,
-    stock,
-    written,
-)
-from tests.vectors.recipes.vector import Made
+from tests import forge, sealing
+from tests.vectors.recipes import data, low_order, world
 
 MAX_INLINE = 4096  # bytes
 
-SUBJECTS = {
-    "plain": (written, framing, chains, codecs, encryption, recipients),
-    "container": (containers,),
-    "checkpoint": (checkpoints, saved, runs, stock),
-    "note": (notes,),
-}
+SUBJECTS = ("plain", "container", "checkpoint", "note")
+"""Those that have files; a key's text stands in the JSON."""
 
 
-def made(subject: str) -> Made:
-    """The files of a subject's vectors."""
-    found: Made = {}
-    for module in SUBJECTS[subject]:
-        more = module.vectors()
-        assert not found.keys() & more.keys(), "a name stands for two vectors"
-        found |= more
+@cache
+def words(where: str) -> dict[str, Any]:
+    """The words of a recipe: those of a module, and of one of its sections, MODULE.SECTION."""
+    name, _, section = where.partition(".")
+    module = import_module(f"tests.vectors.recipes.{name}")
+    found = {
+        word: value
+        for source in (forge, sealing, data, low_order, world, module)
+        for word, value in vars(source).items()
+    }
+    return found | (getattr(module, section)() if section else {})
+
+
+def made(subject: str, recipe: str) -> bytes | dict[str, bytes]:
+    """The file of a recipe, an expression after the place of its words; or those of a checkpoint, by name."""
+    where, _, expression = recipe.partition(": ")
+    found = eval(expression, dict(words(where)))
+    match found:
+        case world.World():
+            return found.files()
+        case forge.Parts():
+            return found.container() if subject == "container" else found.pack()
+        case forge.MetadataParts():
+            return found.pack()
+    assert isinstance(found, bytes | dict)
     return found
 
 
@@ -61,18 +65,16 @@ def main(root: Path, again: Collection[str] = ()) -> None:
         if not lacking:
             continue
         _drop_others(root, subject, entries)
-        recipes = made(subject)
         for entry in lacking:
-            files = recipes[entry["name"]]
+            name, files = entry["name"], made(subject, entry["made"])
             if isinstance(files, bytes):
-                entry["file"] = _file(root, subject, entry["name"], "bin", files)
+                entry["file"] = _file(root, subject, name, "bin", files)
             else:
-                named = files.items()
-                entry["files"] = {name: _file(root, subject, entry["name"], name, data) for name, data in named}
+                entry["files"] = {file: _file(root, subject, name, file, data) for file, data in files.items()}
         described.write_text("[\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]\n")
 
 
-def _drop_others(root: Path, subject: str, entries: list[dict[str, dict[str, dict[str, str]]]]) -> None:
+def _drop_others(root: Path, subject: str, entries: list[dict[str, Any]]) -> None:
     """Remove files of which no entry speaks."""
     named = [file for entry in entries for file in (entry.get("file", {}), *entry.get("files", {}).values())]
     kept = {root / file["path"] for file in named if "path" in file}

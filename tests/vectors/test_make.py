@@ -15,9 +15,15 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+def kinds(files: object) -> list[str]:
+    """A checkpoint's files; those that streamxf saved have names of their own each time."""
+    return sorted(name.rpartition(".")[2] for name in files) if isinstance(files, dict) else ["bin"]
+
+
 @pytest.mark.parametrize("subject", make.SUBJECTS)
-def test_each_vector_has_a_recipe(subject: str) -> None:
-    assert make.made(subject).keys() == vectors(subject).keys()
+def test_each_vector_can_be_made(subject: str) -> None:
+    for name, entry in vectors(subject).items():
+        assert kinds(make.made(subject, entry["made"])) == kinds(entry.get("files")), name
 
 
 @pytest.mark.parametrize("again", [False, True])

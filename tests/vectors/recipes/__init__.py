@@ -1,1 +1,3 @@
-"""What the vectors hold and how each of them is made, subject by subject."""
+"""The words in which the JSON says how each vector is made: functions and values of a module for all of its vectors,
+and those of a section, a function that returns them, for some. What ../make.py names is common to all.
+"""

@@ -13,10 +13,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
-from tests.sealing import HYBRID, KEY, READER, SIGNER
+from tests.sealing import HYBRID, READER, SIGNER
 from tests.vectors.recipes.data import numbers
-from tests.vectors.recipes.vector import Made, under
 from tests.vectors.recipes.world import FRAMED, Piece, world
 
 _BF16 = torch.frombuffer(bytearray(numbers(2 * 128 * 64, 2, 7)), dtype=torch.bfloat16).reshape(128, 64)
@@ -28,50 +26,23 @@ STATE: dict[str, Any] = {
 }
 
 
-def _signer() -> streamxf.SigningKey:
+def signer() -> streamxf.SigningKey:
     return streamxf.SigningKey(SIGNER.private_bytes_raw())
 
 
-def _public() -> streamxf.PublicKey:
+def public() -> streamxf.PublicKey:
     return streamxf.PrivateKey(READER, HYBRID).public
 
 
-def _chains() -> dict[str, list[streamxf.Codec] | str]:
-    return {
-        "default": [FloatZip()],
-        "bare": [],
-        "raw": "raw",
-        "zstd": [ZStandard()],
-        "full": [FloatZip(), Checksum(), Encrypt(KEY)],
-        "signed": [LZ4(), Encrypt(KEY, signer=_signer()), Checksum("sha256")],
-        "hybrid": [Encrypt(_public(), signer=_signer())],
-    }
-
-
-def _save(codecs: list[streamxf.Codec] | str) -> dict[str, bytes]:
+def save(codecs: list[streamxf.Codec] | str) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         dcp.save(STATE, storage_writer=streamxf.FileSystemWriter(folder, _extensions=codecs))
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
-def _framed(tensor: torch.Tensor) -> dict[str, bytes]:
+def framed(tensor: torch.Tensor) -> dict[str, bytes]:
     """A framed tensor of four float32, by what the index says; `tensor` is what its stream holds."""
     stream = io.BytesIO()
     torch.save(tensor, stream)
     piece = Piece("weight", FRAMED, stream.getvalue(), "float32", (0,), (4,), (4,))
     return world([piece], ("streamxf.zstd/1",)).files()
-
-
-def _streams() -> Made:
-    """C6, for readers that take elements out of streams."""
-    right = torch.arange(4.0)
-    others = {"dtype": right.to(torch.int32), "shape": right.reshape(2, 2), "elements": torch.arange(5.0)}
-    return {
-        "framed-elements": _framed(right),
-        **under("C6-stream", {name: _framed(tensor) for name, tensor in others.items()}),
-    }
-
-
-def vectors() -> Made:
-    """All of them."""
-    return {**_streams(), **under("saved", {name: _save(chain) for name, chain in _chains().items()})}

@@ -24,7 +24,6 @@ from torch.distributed.checkpoint.metadata import (
 
 from tests.forge import BOUND, KEYED, PUBLISHED, identity_of
 from tests.sealing import ENCRYPT, HYBRID, container, encrypted, entry, hpke_wrap, wrapped, zstd
-from tests.vectors.recipes.vector import Made, under
 from tests.vectors.recipes.world import FILE, FRAMED, OBJECT, PIECES, ZSTD, Piece
 
 Change = Callable[[Metadata], object]
@@ -32,11 +31,6 @@ FRAMES = tuple(piece if piece.kind == OBJECT else replace(piece, kind=FRAMED) fo
 TRANSFORM = "stream.zstd/1"
 FIRST = MetadataIndex("weight", torch.Size((0, 0)), 0)
 STEP, STRAY = MetadataIndex("step"), MetadataIndex("stray")
-
-
-def vectors() -> Made:
-    """All of them."""
-    return {**_right(), **_pickles(), **_places(), **_policy()}
 
 
 def _key(piece: Piece) -> MetadataIndex:
@@ -70,7 +64,7 @@ def stored(
     return {".metadata": mend(pickle.dumps(content, protocol)), FILE: data}
 
 
-def _sealed(chain: tuple[str, ...] = (ZSTD,), **changes: Any) -> Callable[[Piece], bytes]:
+def in_containers(chain: tuple[str, ...] = (ZSTD,), **changes: Any) -> Callable[[Piece], bytes]:
     """Containers, as an attached writer makes them; their identity may be of another item."""
 
     def pack(piece: Piece) -> bytes:
@@ -85,18 +79,18 @@ def _sealed(chain: tuple[str, ...] = (ZSTD,), **changes: Any) -> Callable[[Piece
     return pack
 
 
-def _attribute(name: str, value: Any) -> Change:
+def attribute(name: str, value: Any) -> Change:
     return lambda content: setattr(content, name, value)
 
 
-def _zstd(piece: Piece) -> bytes:
+def compressed(piece: Piece) -> bytes:
     return zstd(piece.data)
 
 
 UNBOUND = {"flags": KEYED, "identity": b""}
 
 
-def _right() -> Made:
+def right() -> dict[str, Any]:
     def first(data: bytes) -> bytes:
         return data.replace(b"ctorch.distributed.checkpoint.", b"ctorch.distributed._shard.checkpoint.")
 
@@ -107,19 +101,13 @@ def _right() -> Made:
         content.later = [PurePosixPath("/a"), OrderedDict(a=1.5), form]
 
     meta = StorageMeta("a", "b", "c")
-    return {
-        **{f"stock-{number}": stored(protocol=number) for number in (2, 3, 4, 5)},
-        "stock-ignored": stored(ignored),
-        "stock-storage-meta": stored(_attribute("storage_meta", meta)),
-        "stock-1.13": stored(protocol=2, mend=first),
-        "stock-transform": stored(texts=(TRANSFORM,), pack=_zstd),
-        "stock-container": stored(texts=(f"{ZSTD}#level=3",), pack=_sealed()),
-        "stock-unbound": stored(texts=(ZSTD,), pack=_sealed(header={"flags": 0, "identity": b""})),
-    }
+    return locals()
 
 
-def _pickles() -> Made:
+def pickles() -> dict[str, Any]:
     """F1: the pickle itself."""
+
+    getpid, system = os.getpid, os.system
 
     class Calls:
         def __init__(self, function: Any, *arguments: Any) -> None:
@@ -136,30 +124,12 @@ def _pickles() -> Made:
         return change
 
     def extra(value: Any) -> dict[str, bytes]:
-        return stored(_attribute("extra", value))
+        return stored(attribute("extra", value))
 
-    mended = {
-        "continued": lambda data: data + b".",
-        "cut": lambda data: data[:-1],
-        "persistent": lambda data: data[:-1] + b"0Nq\0" + b"Q.",
-        "extension": lambda data: data[:-1] + b"\x82\x010.",
-        "protocol-0": lambda data: b"\x80\0" + data[2:],
-        "protocol-6": lambda data: b"\x80\6" + data[2:],
-        "dict": lambda data: pickle.dumps({}, 4),
-        "list": lambda data: data[:11] + b"]" + data[11:-1] + b"a.",
-        "stateless": lambda data: data[: data.index(b"}")] + b".",
-    }
-    return {
-        **under("F1-stock", {name: stored(mend=mend) for name, mend in mended.items()}),
-        "F1-stock-function": extra(os.getpid),
-        "F1-stock-call": extra(Calls(os.system, "true")),
-        "F1-stock-class-with-argument": extra(Calls(BytesStorageMetadata, 1)),
-        "F1-stock-dtype-called": extra(Calls(torch.Size, 1)),
-        "F1-stock-module": stored(mend=replaced(b"filesystem", b"filesystex")),
-    }
+    return locals()
 
 
-def _places() -> Made:
+def places() -> dict[str, Any]:
     """What the records say."""
 
     def info(key: MetadataIndex, **values: Any) -> Change:
@@ -180,63 +150,20 @@ def _places() -> Made:
 
         return change
 
-    cases = {
-        "F1-stock-no-items": _attribute("state_dict_metadata", []),
-        "F1-stock-no-places": _attribute("storage_data", None),
-        "F1-stock-place-missing": lambda content: content.storage_data.pop(FIRST),
-        "F1-stock-name-empty": renamed("step", ""),
-        "F1-stock-name-surrogate": renamed("step", "\ud800"),
-        "F1-stock-name-number": renamed("step", 7),
-        "F1-stock-stray": lambda c: c.storage_data.update({STEP: 5}),
-        "F1-stock-offset-negative": info(STEP, offset=-1),
-        "F1-stock-offset-true": info(STEP, offset=True),
-        "F1-stock-offset-2-63": info(STEP, offset=2**63),
-        "F1-stock-length-text": info(STEP, length="7"),
-        "F1-stock-descriptors-text": info(STEP, transform_descriptors=TRANSFORM),
-        "F1-stock-descriptors-nine": info(STEP, transform_descriptors=[TRANSFORM] * 9),
-        "F1-stock-properties": tensor(properties=None),
-        "F1-stock-size": tensor(size=(4, 3)),
-        "F1-stock-chunks": tensor(chunks=()),
-        "M4-stock-path": info(STEP, relative_path="../" + FILE),
-        "M5-stock-gap": chunks(((0, 0), (2, 3))),
-        "M5-stock-beyond": chunks(((0, 0), (2, 3)), ((2, 0), (3, 3))),
-        "M5-stock-overlap": chunks(((0, 0), (3, 3)), ((2, 0), (2, 3))),
-        "F2-stock-beyond": lambda c: _longer(c.storage_data[STEP]),
-        "F2-stock-codec": info(STEP, transform_descriptors=[ZSTD]),
-    }
-    sealed = _sealed()
+    sealed = in_containers()
     published = {"flags": BOUND | PUBLISHED}
-    other = {"name": "other", "dtype": "int32", "offset": (1, 0), "shard": (1, 3), "tensor": (5, 3)}
-    return {
-        **{name: stored(change) for name, change in cases.items()},
-        "F2-stock-no-descriptors": stored(pack=sealed),
-        "F2-stock-chain": stored(texts=("streamxf.lz4/1",), pack=sealed),
-        "F2-stock-chain-longer": stored(texts=(ZSTD, ZSTD), pack=sealed),
-        "F3-stock-published": stored(texts=(ZSTD,), pack=_sealed(header=published)),
-        **{
-            f"F3-stock-{member}": stored(texts=(ZSTD,), pack=_sealed(identity={member: value}))
-            for member, value in other.items()
-        },
-    }
+    return locals()
 
 
-def _longer(info: _StorageInfo) -> None:
+def longer(info: _StorageInfo) -> None:
     info.length += 1
 
 
-def _policy() -> Made:
+def policy() -> dict[str, Any]:
     """K7 and K8."""
     private = wrapped([entry(*hpke_wrap(HYBRID))])
-    shared, public = (stored(texts=(f"{ENCRYPT}#{text}",), pack=_sealed((ENCRYPT,))) for text in (wrapped(), private))
-    unbound = stored(texts=(f"{ENCRYPT}#{wrapped()}",), pack=_sealed((ENCRYPT,), header=UNBOUND))
-    return {
-        "stock-bound": shared,
-        "stock-encrypted": unbound,
-        "stock-unsigned": public,
-        "K7-stock-index": shared,
-        "K7-stock-bound": unbound,
-        "K7-stock-bare": stored(),
-        "K3-stock-none": shared,
-        "K8-stock-private": public,
-        "K8-stock-signers": shared,
-    }
+    shared, public = (
+        stored(texts=(f"{ENCRYPT}#{text}",), pack=in_containers((ENCRYPT,))) for text in (wrapped(), private)
+    )
+    unbound = stored(texts=(f"{ENCRYPT}#{wrapped()}",), pack=in_containers((ENCRYPT,), header=UNBOUND))
+    return locals()
