@@ -11,7 +11,7 @@ import sys
 from tests.recordings import fields
 from tests.recordings.manual import manual
 from tests.recordings.page import ROOT, replace
-from tests.recordings.picture import svg
+from tests.recordings.picture import SHOWN, svg
 from tests.recordings.reference import reference
 from tests.recordings.session import as_text, record
 
@@ -39,7 +39,7 @@ def _json() -> None:
 
 
 def _session() -> None:
-    replace("session", f"```text\n{as_text(record())}\n```")
+    replace("session", f"```text\n{as_text([typed for typed in record() if typed.line not in SHOWN])}\n```")
 
 
 def _picture() -> None:

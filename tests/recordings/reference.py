@@ -18,12 +18,13 @@ def reference() -> str:
     commands: dict[str, Any] = command_line().commands
     counts = Counter(_row(parameter) for command in commands.values() for parameter in command.params)
     common = [row for row, count in counts.items() if count >= _COMMON]
-    shared = ["### What commands have in common", "\n".join(common)]
-    return "\n\n".join([*shared, *(_section(commands[name], help_of(name)[1], common) for name in COMMANDS)])
+    shared = "\n".join(["### What commands have in common", *common])
+    return "\n\n".join([shared, *(_section(commands[name], help_of(name)[1], common) for name in COMMANDS)])
 
 
 def _section(command: Any, examples: list[str], common: list[str]) -> str:
-    parts = [f"### streamxf {command.name}", *map(_escaped, cleandoc(command.help).split("\n\n"))]
+    parts = list(map(_escaped, cleandoc(command.help).split("\n\n")))
+    parts[0] = f"### streamxf {command.name}\n{parts[0]}"
     parts.append("\n".join(["```sh", *examples, "```"]))
     own = [row for row in map(_row, command.params) if row not in common]
     shared = dict.fromkeys(names(parameter)[0] for parameter in command.params if _row(parameter) in common)
