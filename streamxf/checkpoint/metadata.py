@@ -212,7 +212,7 @@ def _read_once(storage: Storage, name: str, access: Access, listing: bool, size:
             _check_same(storage, name, file, error)
             raise
         if isinstance(made.items, ItemTable):  # it reads from the file for as long as it is used
-            made.items.on_error = partial(_check_same, storage, name, file)
+            made.items.parts.on_error = partial(_check_same, storage, name, file)
             finalize(made.items, stack.pop_all().close)
         return _renamed(made, access.renaming)
 

@@ -31,10 +31,10 @@ from streamxf.checkpoint.datafile import FileRecord, SavedFile
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, members_of, plain_members
 from streamxf.errors import MetadataError, UnsupportedError, redacted
+from streamxf.format.chunks import StoredChunks
 from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, TensorItem, is_path
 from streamxf.format.names import metadata_name
-from streamxf.format.table import StoredChunks
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.torch_private import StorageInfo
@@ -200,6 +200,13 @@ class StoredMetadata(Metadata):
             for name, item in items
         }
 
+    def look_for(self, name: str, boxes: Sequence[Any]) -> bool:
+        """Whether there is a tensor of this name; its chunks that overlap `boxes` are read. Raises ValueError for boxes
+        of other dimensions.
+        """
+        item = self._found.items.get(name)
+        return isinstance(item, TensorItem) and item.overlapping(boxes) is not None
+
     @cached_property
     def planner_data(self) -> Any:
         paths = {name: item.path for name, item in self._found.items.items() if item.path is not None}
@@ -242,12 +249,17 @@ class LazyTensor(TensorStorageMetadata):
     """A tensor of a checkpoint. Its list of chunks, which may be long, is made when it is first asked for."""
 
     item: TensorItem
+    _dtype: torch.dtype
 
     @classmethod
     def of(cls, item: TensorItem) -> Self:
         made = cls.__new__(cls)
-        made.properties, made.size, made.item = torch_properties(item), torch.Size(item.shape), item
+        made.size, made.item, made._dtype = torch.Size(item.shape), item, _torch_dtype(item)
         return made
+
+    @cached_property
+    def properties(self) -> TensorProperties:  # type: ignore[override]
+        return _torch_properties(self.item, self._dtype)
 
     @cached_property
     def chunks(self) -> list[ChunkStorageMetadata]:  # type: ignore[override]
@@ -280,13 +292,16 @@ def _storage_data(items: Mapping[str, Item]) -> dict[MetadataIndex, StorageInfo]
     return stored
 
 
-def torch_properties(item: TensorItem) -> TensorProperties:
-    """What DCP records of a tensor; raises MetadataError for a dtype that this torch does not have."""
+def _torch_dtype(item: TensorItem) -> torch.dtype:
     dtype = getattr(torch, item.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise MetadataError(f"this torch has no dtype {item.dtype}; a newer one may have it", item=item.name)
+    return dtype
+
+
+def _torch_properties(item: TensorItem, dtype: torch.dtype) -> TensorProperties:
     properties = TensorProperties(dtype)
-    for name, value in item.properties.items() if item.properties else ():
+    for name, value in item.properties.items():
         if name == "memory_format":
             properties.memory_format = _FORMATS.get(str(value), torch.contiguous_format)
         elif name == "layout":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.nn import Parameter
 
-from streamxf.dcp.metadata import LazyTensor, torch_chunks
+from streamxf.dcp.metadata import LazyTensor, StoredMetadata, torch_chunks
 from streamxf.torch_private import create_chunk_list
 
 
@@ -30,6 +33,8 @@ class LoadPlanner(DefaultLoadPlanner):
         """As torch's planner makes it; raises what that raises."""
         whole = self.metadata
         assert whole is not None
+        if isinstance(whole, StoredMetadata):
+            self._look_for_shard(whole)
         near = _Near(self, whole.state_dict_metadata)
         self.metadata = Metadata(near)
         try:
@@ -37,6 +42,20 @@ class LoadPlanner(DefaultLoadPlanner):
         finally:
             self.metadata = whole
         return replace(plan, items=[near.numbered(item) for item in plan.items])
+
+    def _look_for_shard(self, content: StoredMetadata) -> None:
+        """Look for this rank's shard of one tensor before any names are asked for: a part of a large index that has it
+        tells names, too, and those beside it are likely to have this rank's shards of the others.
+        """
+        for name, value in self.state_dict.items():
+            with suppress(ValueError):  # an object; or a target that torch will refuse
+                if type(value) not in (Tensor, Parameter) and content.look_for(name, _boxes(value)):
+                    return
+
+
+def _boxes(value: Any) -> list[Any]:
+    """Offset and shape of what a rank has of a tensor; raises ValueError for another object."""
+    return [(chunk.offsets, chunk.sizes) for chunk in create_chunk_list(value)]
 
 
 class _Near(dict[str, Any]):
@@ -52,12 +71,13 @@ class _Near(dict[str, Any]):
         if not isinstance(found, LazyTensor) or "chunks" in vars(found):
             return found
         try:
-            boxes = [(chunk.offsets, chunk.sizes) for chunk in create_chunk_list(self._planner.state_dict[name])]
-            pairs = found.item.overlapping(boxes)
+            pairs = found.item.overlapping(_boxes(self._planner.state_dict[name]))
         except ValueError:
             return found  # the target is of another kind or has another shape, which torch says
         self._numbers[name] = [number for number, _ in pairs]
-        return TensorStorageMetadata(found.properties, found.size, torch_chunks(span for _, span in pairs))
+        made = LazyTensor.of(found.item)
+        made.chunks = torch_chunks(span for _, span in pairs)
+        return made
 
     def numbered(self, item: ReadItem) -> ReadItem:
         """A request with the number that its chunk has among all of the tensor, by which readers find it at once."""

@@ -20,8 +20,9 @@ from streamxf.format import fields, limits
 from streamxf.format.bands import packed_bands
 from streamxf.format.columns import Column, IndexPart, PartEntry, largest_part, pack_part
 from streamxf.format.items import Item, TensorItem, check_path, is_dtype_name
+from streamxf.format.parts import Band, ItemParts, ItemRules
 from streamxf.format.run import RunFacts
-from streamxf.format.table import Band, ItemRules, ItemTable
+from streamxf.format.table import ItemTable
 
 _MEMBERS = {
     "save_id", "rank", "transforms", "chain", "dtypes", "files", "items", "modules", "packages", "extra",
@@ -168,7 +169,7 @@ class _Root:
         rules = ItemRules(rank, descriptors, bool(transforms), bool(chain), self._hashed, tuple(dtypes))
         if self._at != self._size:
             fields.bad("the parts are not those that it names")
-        table = ItemTable(rules, bands, files, self._read)
+        table = ItemTable(ItemParts(rules, bands, files, self._read))
         small = not lazy and sum(part.raw for band in bands for part in band.parts) <= _SMALL
         items: Mapping[str, Item] = table.whole() if small else table
         return Index(save_id, rank, transforms, chain, files, items, self._hashed, modules, packages, extra, run)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamxf.descriptor import RAW
 from streamxf.errors import MetadataError
@@ -144,6 +144,23 @@ class TensorItem:
     chunks: Sequence[Chunk]
     path: Path | None = None
     properties: Mapping[str, bool | str] = field(default_factory=dict)
+
+    @classmethod
+    def stored(cls, name: str, dtype: str, chunks: Any) -> TensorItem:
+        """That of an index; `chunks` has `shape`, and `more()`, which reads its path and properties."""
+        made = cls.__new__(cls)
+        for member, value in ("name", name), ("dtype", dtype), ("shape", chunks.shape), ("chunks", chunks):
+            object.__setattr__(made, member, value)
+        return made
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, member: str) -> Any:
+            if member not in ("path", "properties"):
+                raise AttributeError(member)
+            for each, value in zip(("path", "properties"), self.chunks.more(), strict=True):
+                object.__setattr__(self, each, value)
+            return getattr(self, member)
 
     @property
     def size(self) -> int:

@@ -169,9 +169,22 @@ def test_of_a_large_index_few_parts_are_read() -> None:
     state = {name: tensor_of((512, 6), [((300, 0), (3, 6))]) for name in "ab"}
     plan = planned(streamxf.LoadPlanner(), state, content)
     assert {item.storage_index.index for item in plan.items} == {300, 301, 302}
-    assert len(table._known) <= 3
+    assert len(table.parts._known) <= 3
     assert not planned(streamxf.LoadPlanner(), {"b": tensor_of((512, 6), [((512, 0), (0, 6))])}, content).items
-    assert len(table._known) <= 3
+    assert len(table.parts._known) <= 3
+
+
+def test_of_each_band_only_the_part_with_the_shards_of_a_rank_is_read() -> None:
+    boxes = [((row, 0), (1, 6)) for row in range(512)]
+    names = "abcd"
+    with patch("streamxf.format.bands._ITEMS", 1):
+        content = in_parts([tensor(name, (512, 6), boxes) for name in names], 32)
+    table = content._found.items
+    assert isinstance(table, ItemTable)
+    planned(streamxf.LoadPlanner(), {name: tensor_of((512, 6), [((300, 0), (3, 6))]) for name in names}, content)
+    assert set(table.parts._known) == {(0, 0), *((band, 300 // 32) for band in range(4))}
+    assert content.state_dict_metadata["c"].properties.dtype == torch.float32
+    assert (2, 0) in table.parts._known
 
 
 def test_tensors_with_holes_are_refused() -> None:

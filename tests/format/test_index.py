@@ -25,10 +25,11 @@ import streamxf.format.index
 from streamxf.errors import MetadataError
 from streamxf.format import bands
 from streamxf.format.bare import CRC_BYTES, pieces_of
+from streamxf.format.chunks import StoredChunks
 from streamxf.format.index import File, Index
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.run import RunFacts
-from streamxf.format.table import ItemTable, StoredChunks
+from streamxf.format.table import ItemTable
 from tests.forge import Band, MetadataParts, encode, frame_of, pack_columns, pack_index, unpack_columns
 from tests.reference_codecs import Refused, unzstd
 from tests.reference_decoder import Sections, parse_json, parse_root
@@ -417,6 +418,17 @@ def test_any_change_of_a_part_is_judged_alike(start: dict[str, Any], cut: bool, 
     packed, signed = parts.with_part(number, bytes(altered)).stored(), start is HASHED
     judged_alike(packed, signed)
     assert (large_refusal(packed, signed) is None) == (refusal(packed, signed) is None), refusal(packed, signed)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_equal_values_of_another_width_are_equal(number: int) -> None:
+    parts = MetadataParts(b"", *encoded(EXAMPLE, [Band(sorted(EXAMPLE["items"]), (0, 1))]))
+    raw = parts.raw_parts()[1:][number]  # behind that of files
+    altered = pack_columns(unpack_columns(raw), *struct.unpack_from("<4sIII", raw)[2:], width=8)
+    assert altered != raw
+    packed = parts.with_part(1 + number, altered).stored()
+    assert refusal_by_reference(packed) is refusal(packed) is large_refusal(packed, False) is None
+    assert parse(packed) == parse(parts.stored())
 
 
 def encoded(index: dict[str, Any], made: list[Band]) -> tuple[bytes, bytes, bytes]:

@@ -1,0 +1,194 @@
+"""The chunks of an item of an index, read from its parts when they are asked for."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from operator import add, lt, sub
+from typing import Any
+
+from streamxf.buffers import collector_paused
+from streamxf.errors import MetadataError, located
+from streamxf.format import columns as col
+from streamxf.format import fields
+from streamxf.format.columns import Array, IndexPart
+from streamxf.format.items import Chunk, Path
+from streamxf.format.parts import SHOWN, ItemParts
+from streamxf.format.tiling import Box, Boxes, Ints, check_apart, check_tiles
+
+
+class StoredChunks(Sequence[Chunk]):
+    """The chunks of an item, read when they are asked for: all of them, and checked as a whole, or those that overlap a
+    box, and whether they cover it.
+    """
+
+    def __init__(self, parts: ItemParts, name: str, number: int, row: int, shape: tuple[int, ...], count: int) -> None:
+        self._parts = parts
+        self._name = name
+        self._number = number
+        self._row = row
+        self.shape = shape
+        self._count = count
+
+    @cached_property
+    def _all(self) -> tuple[Chunk, ...]:
+        boxes, row, parts = self.check(), self._row, map(self._part, self._places)
+        found = [(part, part.chunks_at[row], part.chunks_at[row + 1]) for part in parts]
+        with collector_paused():
+            spans = iter(boxes.spans())
+            made = tuple(
+                chunk
+                for part, begin, end in found
+                for chunk in self._parts.some_chunks(part, begin, end, islice(spans, end - begin))
+            )
+        if len(made) > 1 and self._parts.rules.coded:
+            numbers = [(part[col.FILE][begin:end], part[col.NUMBER][begin:end]) for part, begin, end in found]
+            with located(item=self._name[:SHOWN]):
+                self._parts.check_numbers(numbers)
+        return made
+
+    def check(self) -> Boxes:
+        """Check them as a whole; raises MetadataError. Returns where they are in the tensor."""
+        places = self._places
+        self._parts.fetch(self._number, places.start, places.stop)
+        with located(item=self._name[:SHOWN]):
+            boxes = self._boxes(places)
+            (check_tiles if self._parts.rules.rank is None else check_apart)(self.shape, boxes, self._parts.work)
+            if not boxes.rise():
+                fields.bad("two chunks have the same offset, or they do not rise")
+        return boxes
+
+    def spans(self) -> list[Box]:
+        """The offset and shape of each, checked as a whole, without a look at where they are stored."""
+        return self.check().spans()
+
+    def more(self) -> tuple[Path | None, dict[str, Any]]:
+        """The item's path and properties."""
+        return self._parts.more(self._number, self._row)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return iter(self._all)
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, int) or "_all" in vars(self) or not 0 <= key < self._count:
+            return self._all[key]
+        place = self._parts.part_of(self._number, key)
+        part = self._part(place)
+        at = part.chunks_at[self._row] + key - part.begin
+        offset, shape = map(tuple, self._box(place, key - part.begin))
+        return self._parts.some_chunks(part, at, at + 1, [(offset, shape)])[0]
+
+    def __eq__(self, other: object) -> bool:
+        return self._all == (other._all if isinstance(other, StoredChunks) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._all)
+
+    def __repr__(self) -> str:
+        return f"<{self._count} chunks>"
+
+    def overlapping(self, begins: Ints, ends: Ints) -> list[tuple[int, Box]] | None:
+        """The numbers, offsets and shapes of those that reach into a box; None if it takes all to tell."""
+        import numpy
+
+        if not self._count or len(begins) != len(self.shape) or not self.shape or not all(map(lt, begins, ends)):
+            return None
+        places = self._near(begins[0], ends[0])
+        offsets, sizes = self._boxes(places)
+        reach = [
+            (at < end) & (at + size > begin)
+            for at, size, begin, end in zip(offsets.T, sizes.T, begins, ends, strict=True)
+        ]
+        inside = numpy.flatnonzero(numpy.logical_and.reduce(reach))
+        found = Boxes(offsets[inside], sizes[inside])
+        stops = found.offsets + found.sizes
+        if (stops > self.shape).any() or not _cover(begins, ends, found.offsets, stops):
+            return None  # not a grid: another chunk may reach into it
+        numbers = inside + self._part(places.start).begin
+        return [*zip(numbers.tolist(), found.spans(), strict=True)]
+
+    # -- parts -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _places(self) -> range:
+        """The parts of the band that have some of these."""
+        entries = self._parts.bands[self._number].parts
+        return range(max(bisect_left(entries, self._count, key=lambda entry: entry.begin), 1))
+
+    def _part(self, place: int) -> IndexPart:
+        return self._parts.part(self._number, place)
+
+    def _boxes(self, places: range) -> Boxes:
+        """Those in some parts."""
+        import numpy
+
+        if (alike := self._parts.alike(self._number, places)) is not None:
+            return Boxes(alike.offsets[self._row], alike.sizes[self._row])
+        parts, row = [*map(self._part, places)], self._row
+        count = min(self._count, parts[-1].begin + int(parts[-1].here[row])) - parts[0].begin
+        sides = (
+            [part[column][part.numbers_at[row] : part.numbers_at[row + 1]] for part in parts]
+            for column in (col.OFFSET, col.SIZES)
+        )
+        return Boxes(*(numpy.concatenate(side, dtype="i8").reshape(count, len(self.shape)) for side in sides))
+
+    def _near(self, begin: int, end: int) -> range:
+        """The parts with the chunks that reach into a span of the first dimension, if the tensor is cut along it as a
+        whole: those before begin at the last place that is not behind it.
+        """
+        most, size = self._places.stop, max(self.shape[0], 1)
+        place = self._parts.part_of(self._number, min(begin * self._count // size, self._count - 1))
+        stop = self._parts.part_of(self._number, min(-(-end * self._count // size), self._count) - 1) + 1
+        self._parts.fetch(self._number, place, stop)
+        while place and self._offsets(place)[0] > begin:
+            place -= 1
+        while place + 1 < most and sum(axis[0] for axis in self._box(place, -1)) <= begin:
+            place += 1
+        starts = self._offsets(place)[:: len(self.shape)]
+        start = starts[max(bisect_right(starts, begin) - 1, 0)]
+        while place and (offset := self._box(place, 0)[0])[0] == start and any(offset[1:]):
+            place -= 1
+        stop = max(stop, place + 1)
+        while stop < most and not self._ends_row(stop - 1, end):
+            stop += 1
+        return range(place, stop)
+
+    def _ends_row(self, place: int, end: int) -> bool:
+        """Whether the last chunk in a part is behind a place in the first dimension, or the last before it."""
+        offset, sizes = self._box(place, -1)
+        first, *others = map(add, offset, sizes)
+        return offset[0] >= end or (first >= end and others == [*self.shape[1:]])
+
+    def _offsets(self, place: int) -> Array:
+        """Those of the chunks in a part, one after the other."""
+        return self._part(place)[col.OFFSET][self._numbers(place)]
+
+    def _box(self, place: int, which: int) -> tuple[list[int], list[int]]:
+        """Offset and shape of a chunk in a part, counted from the first, or if it is negative from behind the last."""
+        at, ndim = self._numbers(place), len(self.shape)
+        begin = (at.start if which >= 0 else at.stop) + which * ndim
+        offset, sizes = (self._part(place)[column][begin : begin + ndim] for column in (col.OFFSET, col.SIZES))
+        return offset.tolist(), sizes.tolist()
+
+    def _numbers(self, place: int) -> slice:
+        part = self._part(place)
+        return slice(part.numbers_at[self._row], part.numbers_at[self._row + 1])
+
+
+def _cover(begins: Ints, ends: Ints, offsets: Array, stops: Array) -> bool:
+    """Whether the chunks that reach into a box tile it."""
+    import numpy
+
+    if len(offsets) == 1:
+        return bool((offsets[0] <= begins).all() and (stops[0] >= ends).all())
+    lower = numpy.maximum(offsets, begins)
+    try:
+        check_tiles([*map(sub, ends, begins)], Boxes(lower - begins, numpy.minimum(stops, ends) - lower))
+    except MetadataError:
+        return False
+    return True

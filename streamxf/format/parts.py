@@ -1,0 +1,303 @@
+"""Parts of an index that have items, read when they are asked for.
+
+All that a part says of single items and chunks is checked when it is read, as columns: no object is made for a chunk
+that nobody asks for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise, repeat
+from typing import Any, NamedTuple
+
+from streamxf.budget import Steps
+from streamxf.errors import MetadataError, StreamxfError, located
+from streamxf.format import columns as col
+from streamxf.format import fields, limits
+from streamxf.format.bare import CRC_BYTES
+from streamxf.format.columns import Array, IndexPart, PartEntry
+from streamxf.format.header import Kind
+from streamxf.format.items import ITEMSIZES, Chunk, Path, Place
+from streamxf.format.tiling import Box, Boxes, work_for
+
+SHOWN = 200  # characters of a name, in errors
+_REMEMBERED = 2**27  # bytes of parts, decompressed
+_AT_ONCE = 2**23  # bytes of parts, as they are stored, that are read in one request
+_TEXTS = frozenset({"path", "properties"})
+
+
+class ItemRules(NamedTuple):
+    """What an index says of all items.
+
+    - `rank`: whose rank-local metadata it stands in.
+    - `descriptors`: those of each `Place`.
+    - `framed`: whether all tensors are, behind stream transforms.
+    - `coded`: whether items are in containers.
+    """
+
+    rank: int | None
+    descriptors: tuple[str, ...]
+    framed: bool
+    coded: bool
+    hashed: bool
+    dtypes: tuple[str, ...]
+
+
+class Band(NamedTuple):
+    first: str
+    last: str
+    rows: int
+    parts: tuple[PartEntry, ...]
+
+
+class ItemParts:
+    """The parts of all bands, each by the number of its band and its place there.
+
+    - `files`: paths, and the size and writer of each, in the order in which chunks count them.
+    - `read`: gives bytes of the parts, from a position, so many.
+    """
+
+    def __init__(
+        self,
+        rules: ItemRules,
+        bands: Sequence[Band],
+        files: Mapping[str, Any],
+        read: Callable[[int, int], bytes],
+    ) -> None:
+        import numpy
+
+        self.rules = rules
+        self.bands = bands
+        self._paths = [*files]
+        self._sizes = numpy.array([file.size for file in files.values()], "i8")
+        ids: dict[bytes, int] = {}
+        self._writers = numpy.array([ids.setdefault(file.writer, len(ids)) for file in files.values()], "u4")
+        self._itemsizes = numpy.array([0, *(ITEMSIZES.get(dtype, 0) for dtype in rules.dtypes)])
+        self._read = read
+        self.on_error: Callable[[Exception], None] = lambda _: None  # may raise what explains an error of a part
+        self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
+        self._room = _REMEMBERED
+        self._asked: tuple[int, range] | None = None
+        self._alike: Boxes | None = None
+        self._heads: dict[int, IndexPart] = {}
+        self._lately = 0.0  # how far behind the begin of its band the last part that was asked for is
+        without = col.CRCS if rules.coded else col.NUMBER
+        columns = [column for column in col.ITEM_COLUMNS if column is not without]
+        self._first = [column for column in columns if rules.hashed or column is not col.SHA256]
+        self._further = [column for column in self._first if column not in (col.MORE_ENDS, col.MORE)]
+
+    @cached_property
+    def work(self) -> Steps:
+        """What may be spent on comparing chunks."""
+        return work_for(sum(part.size for band in self.bands for part in band.parts))
+
+    def part(self, number: int, place: int) -> IndexPart:
+        """A part of a band."""
+        key = number, place
+        if key not in self._known:
+            self.fetch(number, place, place + 1)
+        self._known.move_to_end(key)
+        return self._known[key]
+
+    def head(self, number: int) -> IndexPart:
+        """What all parts of a band say of its items, from any of them: the one that was needed of the band before."""
+        parts = self.bands[number].parts
+        if number not in self._heads:
+            part = self.part(number, min(round(self._lately * len(parts)), len(parts) - 1))
+            return self._heads.get(number, part)
+        return self._heads[number]
+
+    def fetch(self, number: int, begin: int, end: int) -> None:
+        """Read parts of a band that are not known, in as few requests as may be."""
+        entries = self.bands[number].parts
+        missing = [place for place in range(begin, end) if (number, place) not in self._known]
+        self._lately = begin / len(entries)
+        while missing:
+            run = 1
+            while run < len(missing) and missing[run] == missing[0] + run and run * entries[missing[0]].size < _AT_ONCE:
+                run += 1
+            first, last = entries[missing[0]], entries[missing[run - 1]]
+            try:
+                data = self._read(first.at, last.at + last.size - first.at)
+                for place in missing[:run]:
+                    entry = entries[place]
+                    self._take(number, place, data[entry.at - first.at : entry.at - first.at + entry.size])
+            except (StreamxfError, OSError) as error:
+                self.on_error(error)
+                raise
+            missing = missing[run:]
+
+    def alike(self, number: int, places: range) -> Boxes | None:
+        """The chunks of all items in some parts of a band, which have as many in each, when they are asked for again
+        and again; else None.
+        """
+        import numpy
+
+        if self._asked != (number, places):
+            self._asked, self._alike = (number, places), None
+            return None
+        if self._alike is None:
+            parts = [self.part(number, place) for place in places]
+            ndim = parts[0][col.NDIM]
+            if not all((each == each[0]).all() for each in (ndim, *(part.here for part in parts))):
+                return None
+            sides = (
+                [part[column].reshape(part.rows, part.here[0], ndim[0]) for part in parts]
+                for column in (col.OFFSET, col.SIZES)
+            )
+            self._alike = Boxes(*(numpy.concatenate(side, axis=1, dtype="i8") for side in sides))
+        return self._alike
+
+    def _take(self, number: int, place: int, data: bytes) -> None:
+        import numpy
+
+        band = self.bands[number]
+        entry, stop = band.parts[place], band.parts[place + 1].begin if place + 1 < len(band.parts) else None
+        part = IndexPart.parse(data, entry, self._further if place else self._first, band.rows, stop)
+        if number not in self._heads:
+            if not part.names or (part.names[0], part.names[-1]) != (band.first, band.last):
+                fields.bad("a band has other items than the root says")
+            self._check_items(part)
+            if len(band.parts) > 1:
+                columns = {column.id: part[column].copy() for column in col.SAME_IN_BAND}
+                self._heads[number] = IndexPart(part.rows, 0, columns=columns)
+        elif any(not numpy.array_equal(self._heads[number][column], part[column]) for column in col.SAME_IN_BAND):
+            fields.bad("parts of a band have other items")
+        self._check_chunks(part)
+        self._room -= entry.raw
+        self._known[number, place] = part
+        while self._room < 0 and len(self._known) > 1:
+            (old, at), _ = self._known.popitem(last=False)
+            self._room += self.bands[old].parts[at].raw
+
+    def _check_items(self, part: IndexPart) -> None:
+        import numpy
+
+        dtype, ndim, count = (part[column] for column in (col.DTYPE, col.NDIM, col.COUNT))
+        elements = _products(part[col.SHAPE].clip(1), ndim)
+        for what, wrong in (
+            ("a dtype that there is not", dtype >= self._itemsizes.size),
+            ("a shape, or several chunks, and is an object", (dtype == 0) & ((ndim > 0) | (count != 1))),
+            ("more elements than a tensor can have", elements > limits.MAX_NUMBER),
+        ):
+            _refuse(part, numpy.flatnonzero(wrong), f"it has {what}")
+
+    def _check_chunks(self, part: IndexPart) -> None:
+        import numpy
+
+        files, sizes, kinds = part[col.FILE], part[col.BYTES], part[col.KIND]
+        dtype, width = part[col.DTYPE], self._itemsizes.take(part[col.DTYPE])  # of items; what follows is of chunks
+        of_items = dtype == 0, (width > 0) & (not self.rules.framed), width
+        objects, plain, widths = (numpy.repeat(each, part.here) for each in of_items)
+        tensors = kinds == Kind.TENSOR
+        known = numpy.where(objects, kinds == Kind.OBJECT, (plain & tensors) | (kinds == Kind.FRAMED))
+        _refuse_chunk(part, files >= self._sizes.size, "a chunk is in a file that there is not")
+        ends = numpy.add(part[col.AT], sizes, dtype="i8")
+        _refuse_chunk(part, ends > self._sizes.take(files), "it reaches beyond the end of its file")
+        _refuse_chunk(part, ~known, "a chunk has a kind that it cannot have")
+        if not self.rules.coded:
+            elements = _products(part[col.SIZES], numpy.repeat(part[col.NDIM], part.here))
+            other = tensors & (elements * widths != sizes)
+            _refuse_chunk(part, other, "a raw tensor has other bytes than its elements")
+
+    def more(self, number: int, row: int) -> tuple[Path | None, dict[str, Any]]:
+        """The path of an item, and properties of a tensor."""
+        part = self.part(number, 0)
+        with located(item=part.names[row][:SHOWN]):
+            return _more(part, row)
+
+    def part_of(self, number: int, ordinal: int) -> int:
+        """The part of a band that has the chunk of this ordinal."""
+        return bisect_right(self.bands[number].parts, ordinal, key=lambda entry: entry.begin) - 1
+
+    def some_chunks(self, part: IndexPart, begin: int, end: int, spans: Iterable[Box]) -> list[Chunk]:
+        """Some chunks of a part, by where they are in it; `spans` are their offsets and shapes."""
+        places = zip(
+            [self._paths[file] for file in part[col.FILE][begin:end].tolist()],
+            part[col.AT][begin:end].tolist(),
+            part[col.BYTES][begin:end].tolist(),
+            repeat(self.rules.descriptors),
+            (part.value(col.SHA256, at) for at in range(begin, end)) if self.rules.hashed else repeat(None),
+            part[col.NUMBER][begin:end].tolist() if self.rules.coded else repeat(None),
+            repeat(None) if self.rules.coded else _crcs(part, begin, end),
+        )
+        framed = (part[col.KIND][begin:end] == Kind.FRAMED).tolist()
+        made = zip(spans, map(Place._make, places), framed, strict=True)
+        return [Chunk(offset, shape, place, framed) for (offset, shape), place, framed in made]
+
+    def check_numbers(self, found: Sequence[tuple[Array, Array]]) -> None:
+        """Check that no two chunks, given by files and numbers, have one writer and number."""
+        import numpy
+
+        if not found:
+            return
+        # numbers of honest writers have few gaps, so that a bit for each is enough
+        most, total = numpy.zeros(self._writers.size, "i8"), 0
+        for files, numbers in found:
+            numpy.maximum.at(most, self._writers[files], numbers.astype("i8"))
+            total += numbers.size
+        begins = numpy.cumsum(most + 1) - most - 1
+        if float(most.sum()) + most.size < 8 * total + 2**16:
+            seen = numpy.zeros(int(most.sum()) + most.size, bool)
+            for files, numbers in found:
+                seen[begins[self._writers[files]] + numbers] = True
+            distinct = int(numpy.count_nonzero(seen)) == total
+        else:
+            files, numbers = (numpy.concatenate(side, dtype="i8") for side in zip(*found, strict=True))
+            writers = self._writers[files]
+            order = numpy.lexsort((numbers, writers))
+            distinct = not ((numpy.diff(writers[order]) == 0) & (numpy.diff(numbers[order]) == 0)).any()
+        if not distinct:
+            fields.bad("two items, or chunks, have one writer and number")
+
+
+def _crcs(part: IndexPart, begin: int, end: int) -> Iterator[bytes]:
+    ends = pairwise(part.crcs_at[begin : end + 1])
+    return (bytes(part[col.CRCS][CRC_BYTES * one : CRC_BYTES * two]) for one, two in ends)
+
+
+def _refuse_chunk(part: IndexPart, wrong: Array, what: str) -> None:
+    import numpy
+
+    if wrong.any():
+        _refuse(part, numpy.repeat(numpy.arange(part.rows), part.here)[wrong], what)
+
+
+def _refuse(part: IndexPart, rows: Array, what: str) -> None:
+    """Raise MetadataError for the first of some items, if there is one."""
+    if rows.size:
+        raise MetadataError(f"the metadata is malformed: {what}", item=part.names[rows[0]][:SHOWN])
+
+
+def _products(values: Array, counts: Array) -> Array:
+    """The products of so many values each, as floats, which are exact below 2^53, and larger where the products are."""
+    import numpy
+
+    made, some = numpy.ones(counts.size), counts > 0
+    if some.any():
+        begins = numpy.cumsum(counts, dtype="i8") - counts
+        with numpy.errstate(over="ignore", invalid="ignore"):  # of what is far too large
+            made[some] = numpy.multiply.reduceat(values.astype("f8"), begins[some])
+    return made
+
+
+def _more(part: IndexPart, row: int) -> tuple[Path | None, dict[str, Any]]:
+    if not (text := part.texts[row]):
+        return None, {}
+    content = fields.loads(text, "what a part says of an item")
+    fields.exact(content, set(), _TEXTS if part[col.DTYPE][row] else frozenset({"path"}), "an item")
+    properties = fields.mapping(content.get("properties", {}), "properties")
+    for member, value in properties.items():
+        fields.string(member, "properties"), type(value) is bool or fields.string(value, "properties")
+    if "path" not in content:
+        return None, properties
+    steps = fields.array(content["path"], "path")
+    if not 1 <= len(steps) <= limits.MAX_STEPS:
+        fields.bad("path")
+    most = limits.MAX_STEP
+    return tuple(
+        fields.string(step, "path") if type(step) is str else fields.integer(step, "path", most) for step in steps
+    ), properties
