@@ -234,7 +234,7 @@ class ChainWriterMixin(StorageMixin):
                 if save.progress is not None:
                     save.progress.expect(sum(map(planned_bytes, plan.items)))
                 staging = Staging()
-                entries = {name: entries_of(items, planner.resolve_data, staging) for name, items in files.items()}
+                entries = {name: entries_of(items, planner, staging) for name, items in files.items()}
                 stored = write_files(save, entries, self.thread_count)
             if self.sync_files:  # the process that publishes may be on another host
                 storage.sync()

@@ -185,6 +185,13 @@ def saved(value: Any) -> bytes:
     return b"".join(part for part in torch_file(Value(value)) if isinstance(part, bytes))
 
 
+def saved_plain(value: Any) -> bytes | None:
+    """As `saved`, of an object without tensors; None for any other."""
+    sink, records = io.BytesIO(), list[Any]()
+    _Pickler(sink, records).dump(value)
+    return None if records else archive(sink.getvalue())[0]
+
+
 def _opcodes(content: Any, records: list[Any]) -> bytes:
     if isinstance(content, Shell):
         records.append(content)

@@ -20,6 +20,7 @@ from streamxf.codecs.floatzip.layout import (
     PlaneKind,
     PlaneTable,
     is_wide,
+    lone_frame,
     pack_table,
     parse_table,
     raw_size,
@@ -92,10 +93,9 @@ class FloatZip(Codec):
             out = info.scratch(raw_size(block, info.limit))
             if kernel.decode_into(block, out):
                 return out
+        if (frame := lone_frame(block, info.limit)) is not None:
+            return memoryview(inflate(*frame))
         table = parse_table(block, info.limit)
-        kind, stored = table.planes[0]
-        if table.layout.width == 1 and kind == PlaneKind.ZSTD:  # as of most that are not numbers
-            return memoryview(inflate(stored, table.raw_size))
         out = info.scratch(table.raw_size)
         with borrowed(Workspace) as work:
             _decode_planes(table, out, work)

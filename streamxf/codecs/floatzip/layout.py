@@ -16,6 +16,7 @@ STORED = 0
 _PLANES = 1 << 6  # set in the first byte of every block that is not stored as it is
 _HEAD = struct.Struct("<BI")
 _PLANE = struct.Struct("<BI")
+_LONE = struct.Struct("<BIBI6s")  # a table with one plane
 _ALIGNMENT = 8
 _PADDING = bytes(_ALIGNMENT)
 
@@ -111,6 +112,17 @@ def raw_size(block: memoryview, limit: int) -> int:
     if size > limit:
         raise CodecError(f"FloatZip block declares {size} bytes, {limit} are allowed here")
     return size
+
+
+def lone_frame(block: memoryview, limit: int) -> tuple[memoryview, int] | None:
+    """The frame of a block that is nothing else, as of most that are not numbers, and the bytes that it decodes to;
+    None for all others, and where `parse_table` says what is wrong.
+    """
+    if len(block) < _LONE.size:
+        return None
+    first, size, kind, stored, rest = _LONE.unpack_from(block)
+    lone = (first, kind, stored, rest) == (_PLANES, PlaneKind.ZSTD, len(block) - _LONE.size, bytes(6))
+    return (block[_LONE.size :], size) if lone and 0 < size <= limit else None
 
 
 def parse_table(block: memoryview, limit: int) -> PlaneTable:
