@@ -178,21 +178,22 @@ static void code_lengths(const u32 *counts, u8 *bits)
  * Returns the greatest length. */
 static int assign_codes(Codes *codes)
 {
-    int longest = 0;
+    int longest = 0, having[MAX_BITS + 1] = {0};
     codes->last = 0;
     for (int s = 0; s < 256; s++) {
-        if (codes->bits[s])
-            codes->last = s;
-        if (codes->bits[s] > longest)
-            longest = codes->bits[s];
+        int length = codes->bits[s];
+        if (length)
+            codes->last = s, having[length]++;
+        if (length > longest)
+            longest = length;
     }
-    u32 next = 0;
+    u32 next[MAX_BITS + 1] = {0}, code = 0;
     for (int length = longest; length; length--) {
-        for (int s = 0; s < 256; s++)
-            if (codes->bits[s] == length)
-                codes->code[s] = (u16)next++;
-        next >>= 1;
+        next[length] = code;
+        code = (code + (u32)having[length]) >> 1;
     }
+    for (int s = 0; s <= codes->last; s++)
+        codes->code[s] = (u16)next[codes->bits[s]]++;
     return longest;
 }
 
@@ -1378,11 +1379,32 @@ static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 static size_t encode_bound(size_t size) { return size + size / 8 + smaller(size, BLOCK) / 2 + 1024; }
 static size_t work_size(size_t size) { return 3 * size + 4 * (smaller(size, MAX_PERIOD) + 1024); }
 
-static inline u64 element(const u8 *bytes, size_t i, int width)
+/* Count bytes by their places modulo 8, and by their values. */
+static void count_places(const u8 *RESTRICT bytes, size_t size, u32 counts[8][256])
 {
-    if (width < 4)
-        return width == 1 ? bytes[i] : rd16(bytes + 2 * i);
-    return width == 4 ? rd32(bytes + 4 * i) : rd64(bytes + 8 * i);
+    size_t i = 0;
+    for (; i + 8 <= size; i += 8) {
+        u64 v = rd64(bytes + i);
+        counts[0][(u8)v]++, counts[1][(u8)(v >> 8)]++, counts[2][(u8)(v >> 16)]++, counts[3][(u8)(v >> 24)]++;
+        counts[4][(u8)(v >> 32)]++, counts[5][(u8)(v >> 40)]++, counts[6][(u8)(v >> 48)]++, counts[7][v >> 56]++;
+    }
+    for (; i < size; i++)
+        counts[i % 8][bytes[i]]++;
+}
+
+#define REPEATED(x) for (size_t i = 4; i < n; i++) found += (x[i] == x[i - 1]) | (x[i] == x[i - 2]) | (x[i] == x[i - 4]);
+
+/* How many of the elements from the fifth on equal the one 1, 2 or 4 before them. */
+HOT static u32 count_repeated(const u8 *RESTRICT bytes, const Elements *RESTRICT y, size_t n, int width)
+{
+    u32 found = 0;
+    switch (width) {
+    case 1: REPEATED(bytes) break;
+    case 2: REPEATED(y->by2) break;
+    case 4: REPEATED(y->by4) break;
+    default: REPEATED(y->by8) break;
+    }
+    return found;
 }
 
 /* Count how often each byte occurs at each place of an element, in a sample of at most SAMPLE elements, and how many of
@@ -1390,7 +1412,7 @@ static inline u64 element(const u8 *bytes, size_t i, int width)
 static u32 take_sample(const u8 *data, size_t n, int width, u32 counts[8][256], u32 *repeated, u32 *tested)
 {
     Elements y;
-    memset(counts, 0, sizeof(u32) * 256 * (size_t)width);
+    memset(counts, 0, sizeof(u32) * 256 * 8);
     size_t step = n / RUNS, run = step <= RUN ? smaller(n, SAMPLE) : RUN;
     u32 total = 0;
     *repeated = *tested = 0;
@@ -1403,19 +1425,17 @@ static u32 take_sample(const u8 *data, size_t n, int width, u32 counts[8][256], 
         if (width > 1)
             turn(data + at * (size_t)width, run, width, &y);
         const u8 *bytes = width > 1 ? (const u8 *)&y : data + at;
-        for (size_t i = 0; i < run; i++)
-            for (int k = 0; k < width; k++)
-                counts[k][bytes[i * (size_t)width + (size_t)k]]++;
-        for (size_t i = 4; i < run && (i < 32 || step <= RUN); i++) {
-            ++*tested;
-            u64 x = element(bytes, i, width);
-            *repeated += x == element(bytes, i - 1, width) || x == element(bytes, i - 2, width) ||
-                         x == element(bytes, i - 4, width);
-        }
+        count_places(bytes, run * (size_t)width, counts);
+        size_t some = step <= RUN ? run : smaller(run, 32);
+        *tested += some > 4 ? (u32)some - 4 : 0;
+        *repeated += count_repeated(bytes, &y, some, width);
         total += (u32)run;
         if (step <= RUN)
             break;
     }
+    for (int k = width; k < 8; k++)
+        for (int s = 0; s < 256; s++)
+            counts[k % width][s] += counts[k][s];
     return total;
 }
 
@@ -1446,11 +1466,11 @@ static u32 best_window(const u32 *counts, u8 *base)
  * not all: runs may then matter, and the reference looks for matches. */
 static int plan_plane(const u32 *counts, u32 total, int width, Plane *plane)
 {
-    double pairs = 0;
+    u64 pairs = 0;
     for (int s = 0; s < 256; s++)
-        pairs += (double)counts[s] * counts[s];
+        pairs += (u64)counts[s] * counts[s];
     pairs -= total;
-    double spread = pairs > 0 ? (double)total * (total - 1) / pairs : 1e9;
+    double spread = pairs ? (double)total * (total - 1) / (double)pairs : 1e9;
     plane->lane = 1;
     plane->levels = 0;
     plane->coding = ZSTD;
