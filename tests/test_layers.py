@@ -258,8 +258,8 @@ LINES = {
     ".": 2_759,
     "checkpoint": 4_213,
     "cli": 2_971,
-    "codecs": 1_618,
-    "dcp": 3_320,
+    "codecs": 1_630,
+    "dcp": 3_324,
     "format": 3_113,
     "formats": 955,
     "integrations": 805,
@@ -269,7 +269,7 @@ LINES = {
     "stream": 1_333,
     "testing": 893,
     "tools": 8_089,
-    "torchsave": 1_855,
+    "torchsave": 1_862,
     "tuning": 705,
 }
 
