@@ -39,12 +39,15 @@ def attempt(runner: Runner) -> Try:
 
 @pytest.fixture
 def passes(attempt: Try) -> Try:
-    """Run a job in which nothing may be lost, and something must have gone wrong at `at_least` points."""
+    """Run a job in which nothing may be lost, something must have gone wrong at `at_least` points, and each of the
+    outcomes that `shows` names was there.
+    """
 
-    def run(*arguments: Any, at_least: int, **rest: Any) -> dict[str, Any]:
+    def run(*arguments: Any, at_least: int, shows: str = "", **rest: Any) -> dict[str, Any]:
         found = attempt(*arguments, **rest)
         assert {name: found[name] for name in BAD} == dict.fromkeys(BAD, 0), found["examples"]
         assert found["points"] >= at_least, found
+        assert all(found[name] > 0 for name in shows.split()), found
         return found
 
     return run

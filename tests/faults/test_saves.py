@@ -1,0 +1,183 @@
+"""Saves and loads in which calls fail, disks fill up, processes are killed and what was not synced is lost: the old
+checkpoint loads afterwards, or the new one, whole; and the new one once the save returned.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch.distributed as dist
+
+from .conftest import Try
+from .mutants import MUTANTS
+from .subjects import CHAINS
+from .torture import CHANGES
+
+THREADS = ["1 thread", "2 threads", "4 threads"]
+PAIRS = list(zip(CHAINS, THREADS * 2, strict=False))
+EITHER = "old new"
+each_pair = pytest.mark.parametrize(("chain", "layout"), PAIRS)
+needs_gloo = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"
+)
+
+
+# -- calls on files that fail, or do less than they were asked --------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", THREADS)
+@pytest.mark.parametrize("chain", CHAINS)
+def test_full_and_broken_disks(passes: Try, chain: str, layout: str) -> None:
+    near = 2 if chain == "full" else 0  # of the calls around the rename
+    passes("failing", layout, chain, every=24, near=near, at_least=6, shows=EITHER)
+
+
+def test_what_fails_on_one_of_two_ranks_is_told_on_both(passes: Try) -> None:
+    """A rank that returns says that the new checkpoint loads."""
+    passes("failing", "2 ranks, few tensors", every=24, near=1, at_least=6, shows=EITHER)
+
+
+@each_pair
+def test_short_writes_and_interrupted_calls(passes: Try, chain: str, layout: str) -> None:
+    passes("interrupted", layout, chain, every=10, near=0, at_least=6, shows="new")
+
+
+@each_pair
+def test_short_reads_and_broken_disks_while_loading(passes: Try, chain: str, layout: str) -> None:
+    passes("interrupted_load", layout, chain, every=5, at_least=4, shows="old refused")
+
+
+# -- a real file system that is too small -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chain", ["none", "full"])
+def test_less_and_less_room(passes: Try, chain: str) -> None:
+    passes("full_disk", "4 threads, 4 MiB", chain, levels=6, at_least=6, shows=EITHER)
+
+
+def test_nobody_tells_how_much_room_there_is(passes: Try) -> None:
+    """So that the disk is really full in the middle of the save."""
+    mutant = "nobody tells how much room there is"
+    passes("full_disk", "4 threads, 4 MiB", "none", mutant=mutant, levels=6, at_least=6, shows=EITHER)
+
+
+def test_less_and_less_room_for_the_first_save(passes: Try) -> None:
+    passes("full_disk", "4 threads, 4 MiB", first=True, levels=4, at_least=4, shows="nothing new")
+
+
+# -- processes that are killed -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["one rank, one thread", "one rank, 4 threads, a file per item"])
+def test_one_process_is_killed(passes: Try, layout: str) -> None:
+    passes("killed", layout, every=24, next_every=8, at_least=20, shows=EITHER)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_one_of_two_ranks_is_killed_or_both(passes: Try, together: bool) -> None:
+    passes("killed", "two ranks", every=32, next_every=8, together=together, at_least=15, shows=EITHER)
+
+
+def test_one_of_two_ranks_that_save_each_for_itself_is_killed(passes: Try) -> None:
+    passes("killed", "two ranks, each for itself", every=64, next_every=16, at_least=12)
+
+
+@pytest.mark.parametrize(("change", "chain", "layout"), CHANGES[1:4])
+def test_a_process_that_replaces_metadata_is_killed(passes: Try, change: str, chain: str, layout: str) -> None:
+    """All names are the old ones or the new ones, of each rank's metadata, and a second call does what is missing."""
+    passes("killed_change", layout, chain, change=change, every=8, next_every=4, at_least=8, shows=EITHER)
+
+
+def test_the_first_save_is_killed(passes: Try) -> None:
+    """There is no checkpoint then, or a whole one."""
+    passes("killed", "1 thread", first=True, every=4, next_every=4, at_least=15, shows="nothing new")
+
+
+@pytest.mark.slow
+@needs_gloo
+def test_a_training_job_that_is_killed_comes_to_its_end_by_itself(passes: Try) -> None:
+    """A fixed part of what `make torture` tries."""
+    passes("managed", "in a thread", "floatzip+checksum", kills=3, at_least=3, shows="runs")
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+@pytest.mark.exhaustive
+@needs_gloo
+def test_so_does_one_that_saves_to_an_s3_server(passes: Try) -> None:
+    passes("managed_s3", "in the foreground", "floatzip+checksum", kills=2, at_least=2)
+
+
+# -- crashes that lose what was not synced -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["1 thread", "4 threads, a file per item"])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_lost_writes_of_one_process(passes: Try, chain: str, layout: str) -> None:
+    passes("lost_writes", layout, chain, seeds=3, every=2, at_least=60, shows=EITHER)
+
+
+def test_lost_writes_of_two_ranks(passes: Try) -> None:
+    passes("lost_writes", "2 ranks, few tensors", at_least=200)
+
+
+@pytest.mark.parametrize("layout", ["4 threads", "2 ranks, few tensors"])
+def test_lost_writes_of_the_first_save(passes: Try, layout: str) -> None:
+    """The folders that the save made must be there, too."""
+    passes("lost_writes", layout, first=True, at_least=150, shows="nothing new")
+
+
+# -- an S3 server whose clients are killed, and whose requests fail ----------------------------------------------------
+
+on_s3 = pytest.mark.usefixtures("s3fs")
+
+
+@pytest.fixture
+def s3fs() -> None:
+    pytest.importorskip("s3fs")
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+@on_s3
+def test_one_process_that_saves_to_s3_is_killed(passes: Try) -> None:
+    passes("killed_s3", "2 threads, 40 MiB", every=16, at_least=4, shows=EITHER)
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+@on_s3
+@pytest.mark.parametrize("change", ["rename", "stock"])
+def test_a_process_that_replaces_metadata_on_s3_is_killed(passes: Try, change: str) -> None:
+    passes("killed_change_s3", "2 threads", change=change, every=4, at_least=4, shows=EITHER)
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+@on_s3
+@pytest.mark.exhaustive
+def test_requests_fail(passes: Try) -> None:
+    """Of several kinds; `make torture` has all of them."""
+    passes("faulty_s3", "2 threads", saves=7, loads=4, at_least=9, shows="new refused")
+
+
+# -- the rows notice writers that are broken, and stock DCP ------------------------------------------------------------
+
+BROKEN = {
+    "a kill": ("killed", "1 thread", "full", {"mutant": "the old metadata goes first", "every": 8}, "unloadable"),
+    "stock loses checkpoints": ("killed", "1 thread", "stock", {"every": 12}, "unloadable"),
+    "stock tells nobody of threads that fail": ("failing", "4 threads", "stock", {"every": 12}, "false_success"),
+    "stock mixes checkpoints": ("lost_writes", "4 threads, a file per item", "stock", {}, "mixed unloadable"),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_lost_writes_show(attempt: Try, mutant: str) -> None:
+    found = attempt("lost_writes", "1 thread", mutant=mutant)
+    assert found["unloadable"] + found["false_success"] > 0
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_broken_shows(attempt: Try, what: str) -> None:
+    row, layout, chain, options, shows = BROKEN[what]
+    found = attempt(row, layout, chain, **options)
+    assert all(found[name] > 0 for name in shows.split()), found
