@@ -28,5 +28,4 @@ def chains() -> dict[str, Any]:
     data = DATA
     for _ in range(8):
         data += struct.pack("<I", crc32c(data))
-    eight = plain(container([CHECKSUM] * 8, [data], 100))
     return locals()

@@ -14,7 +14,6 @@ import zstandard
 
 from tests.forge import (
     BOUND,
-    HASHED,
     KEYED,
     PUBLISHED,
     Band,
@@ -33,7 +32,6 @@ from tests.sealing import (
     SIGNER,
     X25519,
     Vouching,
-    aes_wrap,
     entry,
     hpke_wrap,
     index_digest,
@@ -85,7 +83,6 @@ def drop(*path: str | int) -> Change:
 def right() -> dict[str, Any]:
     framed = tuple(piece if piece.kind == OBJECT else replace(piece, kind=FRAMED) for piece in PIECES)
     x25519, hybrid = (wrapped([entry(*hpke_wrap(kind))]) for kind in (X25519, HYBRID))
-    both = wrapped([entry(*hpke_wrap(HYBRID)), aes_wrap()])
 
     def public(text: str, signer: Any = SIGNER, keys: tuple[bytes, ...] = ()) -> World:
         return world(chain=(ENCRYPT,), vouching=Vouching(text, keys, signer))
@@ -128,17 +125,12 @@ def odd() -> dict[str, Any]:
         for row in range(2)
         for column in range(2)
     ]
-    hole = [*WEIGHT, Piece("weight", TENSOR, b"", "float32", (1, 0), (0, 3), (4, 3)), STEP]
     ragged = [
         Piece("ragged", TENSOR, bytes(4), "uint8", (0, 0), (2, 2), (4, 3)),
         Piece("ragged", TENSOR, bytes(2), "uint8", (0, 2), (2, 1), (4, 3)),
         Piece("ragged", TENSOR, bytes(6), "uint8", (2, 0), (2, 3), (4, 3)),
     ]
     names = [replace(STEP, name=name) for name in ("größe", "a/b", "../a", " ", "a\nb", "x" * 4000)]
-    extra = {"version": "1", "any": [{"thing": [None, True, 0, 2**53 - 1, "é"]}], "": {}}
-    nested = put("extra", "deep", value=nest(127))
-    no_chunks = put("items", "none", value={"dtype": "float32", "shape": [0], "chunks": []})
-    folder = "run 7/é/" + FILE
     return locals()
 
 
@@ -163,10 +155,6 @@ def ignoring() -> dict[str, bytes]:
         return made.change(keys=made.keys + b"&_later=a:b&_later=")
 
     return FULL.files(ignored, around=around)
-
-
-def informative(made: MetadataParts) -> MetadataParts:
-    return made.change(format_bytes=bytes([1, 1, 0, 255]))
 
 
 def vouched_flags(vouched: int, stored: int) -> dict[str, bytes]:
@@ -196,17 +184,12 @@ def unused(index: dict[str, Any]) -> None:
     index["files"].append({"path": "another", "size": 7, "writer": WRITERS[0].hex()})
 
 
-def moved_to(path: str) -> dict[str, bytes]:
-    return BASE.files(put("files", 0, "path", value=path), data={path: BASE.data[FILE]})
-
-
 # -- trailer, frame and JSON -----------------------------------------------------------------------------------------
 
 
 def trailers() -> dict[str, Any]:
     right = BASE.files()
     metadata = right[".metadata"]
-    size = len(split_metadata(metadata).packed_index)
 
     def of(data: bytes) -> dict[str, bytes]:
         return right | {".metadata": data}
@@ -243,16 +226,8 @@ def members() -> dict[str, Any]:
     return locals()
 
 
-def rename_item(old: str, new: str) -> Change:
-    return lambda index: index["items"].update({new: index["items"].pop(old)})
-
-
 def paths() -> dict[str, Any]:
-    bare = world([STEP], ())
     second = {"identity": identity_of("weight", TENSOR, "float32", (2, 0), (2, 3), (4, 3), writer=WRITERS[0])}
-    step = {"identity": identity_of("step", writer=WRITERS[0], number=1)}
-    one = world([WEIGHT[0], replace(WEIGHT[1], header=second), STEP])
-    other = world([*WEIGHT, replace(STEP, header=step)])
     again = world([WEIGHT[0], replace(WEIGHT[1], writer=1, header=second), STEP], (ENCRYPT,), deks=(DEK, DEK)).files(
         _one_writer
     )
@@ -300,8 +275,6 @@ def tiles() -> dict[str, Any]:
             ((0,), (2,)), ((2,), (2,)), shape=(4,), change=lambda index: index["items"]["t"]["chunks"].reverse()
         ),
     }
-    long = chunks(((0, 0), (4, 1)), shape=(4,))
-    overlapping = [WEIGHT[0], replace(WEIGHT[1], offset=(1, 0))]
     return locals()
 
 
@@ -337,9 +310,7 @@ def parts() -> dict[str, Any]:
         found |= {9: [0, 0], **later}
 
     many: Columns = {8: [2, 1], 6: [0, 0], 7: [], 5: [0, 0], 10: [], 11: []}
-    apart = [Band(["step"]), Band(["weight"], (0, 1))]
     noise = b"".join(hashlib.sha256(bytes([number % 256, number // 256])).digest() for number in range(520))
-    tight = BASE.files(parts=lambda data: data + b"\0")
     return locals()
 
 
@@ -355,7 +326,6 @@ PINWHEEL = [((0, 0), (1, 2)), ((0, 2), (2, 1)), ((1, 0), (2, 1)), ((2, 1), (1, 2
 def kinds() -> dict[str, Any]:
     first = ("items", "weight", "chunks", 0)
     framed = tuple(piece if piece.kind == OBJECT else replace(piece, kind=FRAMED) for piece in PIECES)
-    transformed = world(framed, transforms=["stream.zstd/1"])
     raw, bare = world(PIECES, ()), world(framed, ())  # where no container says the same again
     return locals()
 
@@ -367,8 +337,6 @@ def raw() -> dict[str, Any]:
     """Items without containers."""
     raw = world(PIECES, ())
     first, step = ("items", "weight", "chunks", 0), ("items", "step")
-    crc = raw.index["items"]["step"]["crc32c"]
-    empty = [tensor("empty", "float32", (0, 3), b""), tensor("scalar", "bfloat16", (), b"\x80\x3f")]
     return locals()
 
 
@@ -398,8 +366,6 @@ def containers() -> dict[str, Any]:
         return world([*WEIGHT, replace(STEP, header=changes)]).files()
 
     bound = identity_of("step", writer=WRITERS[0], number=2)
-    first = WEIGHT[0]
-    moved = identity_of("weight", TENSOR, "float32", (2, 0), (2, 3), (4, 3), writer=WRITERS[0])
     keyed = FULL.files(put("chain", value=[ZSTD, CHECKSUM, f"{ENCRYPT}#{wrapped()}"]))
     return locals()
 
@@ -432,10 +398,6 @@ def shorter(index: dict[str, Any]) -> None:
     index["items"]["step"]["bytes"] -= 1
 
 
-def other_key() -> dict[str, bytes]:
-    return world([*WEIGHT, STEP], chain=(ENCRYPT,)).files(data=world(PIECES, chain=(ENCRYPT,), deks=(OTHER_DEK,)).data)
-
-
 def no_container() -> dict[str, bytes]:
     made = world([STEP], ())
     step = put("items", "step", "number", value=0)
@@ -444,19 +406,14 @@ def no_container() -> dict[str, bytes]:
 
 def signed() -> dict[str, Any]:
     """M7, and what a reader of a signed checkpoint can do who has the data key."""
-    digest = ("items", "step", "sha256")
-    unsigned = Vouching()
     forged = world(
         [*WEIGHT, replace(STEP, data=STEP.data[::-1])], chain=(ZSTD, ENCRYPT), vouching=Vouching(signer=SIGNER)
     )
-    hashed = replace(SIGNED, vouching=unsigned)
-    bare = replace(world(chain=(ZSTD, ENCRYPT)), vouching=Vouching(signer=SIGNER))
     one = world(
         [*WEIGHT, replace(STEP, header={"flags": KEYED | BOUND | PUBLISHED})],
         chain=(ENCRYPT,),
         vouching=Vouching(signer=SIGNER),
     )
-    unexpected = world([*WEIGHT, replace(STEP, header={"flags": BOUND | PUBLISHED | HASHED})])
     assert len(forged.data[FILE]) == len(SIGNED.data[FILE])
     return locals()
 
@@ -479,7 +436,6 @@ def empties() -> dict[str, Any]:
     def full(made: Parts) -> Parts:
         return made.change(blocks=((True, zstd(b"data")),))
 
-    hole = Piece("weight", TENSOR, b"", "float32", (1, 0), (0, 3), (4, 3), stored=flip)
     return locals()
 
 
@@ -497,12 +453,9 @@ def keys() -> dict[str, Any]:
 
     other = bytes.fromhex(TWO.index["files"][1]["key"])
     key, wrong = ("files", 1, "key"), (other[:-1] + bytes([other[-1] ^ 1])).hex()
-    same = TWO.index["files"][0]["writer"]
     moved = identity_of("weight", TENSOR, "float32", (2, 0), (2, 3), (4, 3), writer=WRITERS[0], number=1)
     pieces = [WEIGHT[0], replace(WEIGHT[1], writer=1, header={"identity": moved}), STEP]
     one_writer, one_key = (world(pieces, (ENCRYPT,), deks=deks) for deks in ((DEK, OTHER_DEK), (DEK, DEK)))
-    with_keys = replace(BASE, vouching=Vouching())
-    zeros = put("files", 0, "key", value="00" * 40)
     return locals()
 
 
@@ -526,7 +479,6 @@ def policy() -> dict[str, Any]:
     def public(text: str, signer: Any) -> dict[str, bytes]:
         return world(chain=(ENCRYPT,), vouching=Vouching(text, (), signer)).files()
 
-    other = hashlib.sha256(b"other contents").digest()
     mac = FULL.vouching.wrapped if FULL.vouching is not None else ""
     return locals()
 
@@ -537,6 +489,4 @@ def descriptors() -> dict[str, Any]:
         pieces = [replace(STEP, header={"chain": texts})]
         return world(pieces).files(put("chain", value=chain))
 
-    transforms = world([STEP], transforms=["stream.zstd/1"])
-    framed = [replace(STEP, data=zstandard.ZstdCompressor().compress(STEP.data))]
     return locals()

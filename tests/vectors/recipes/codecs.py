@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from crc32c import crc32c
 
 from tests import floatzip_forge as fz
 from tests.sealing import container, plain, zstd
-from tests.vectors.recipes.data import BLOCK, lines, numbers, payload
+from tests.vectors.recipes.data import BLOCK, numbers, payload
 
 TEXT = b"some text, some text, some text. " * 20
 LIMIT = BLOCK + BLOCK // 16 + 1024
@@ -42,10 +41,8 @@ def rle(declared: int, blocks: Sequence[int], *, window: int | None = 0x58, dict
 def of_zstd() -> dict[str, Any]:
     good = zstd(TEXT)
     skippable = struct.pack("<II", 0x184D2A50, 4) + b"skip"
-    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(TEXT)
     checked = zstandard.ZstdCompressor(write_content_size=True, write_checksum=True).compress(TEXT)
     size = len(TEXT)
-    stages = ["streamxf.checksum/1", "streamxf.zstd/1"]
     return locals()
 
 
@@ -58,9 +55,10 @@ def whole(codec: str, stored: bytes, data: bytes) -> bytes:
 
 def of_lz4() -> dict[str, Any]:
     chain = ["streamxf.lz4/1"]
-    good = lz4.block.compress(TEXT, store_size=False)
-    many = lz4.block.compress(bytes(BLOCK + 1), store_size=False)
-    stored_only = b"\xf0" + bytes([100 - 15]) + TEXT[:100]
+
+    def lz4_block(data: bytes, store_size: bool = False) -> bytes:
+        return lz4.block.compress(data, store_size=store_size)
+
     return locals()
 
 
@@ -101,13 +99,9 @@ def high(coding: int, stored: bytes, count: int) -> bytes:
 def of_floatzip() -> dict[str, Any]:
     chain = ["streamxf.floatzip/1"]
     raw = fz.forge(DATA, _RAW)
-    split = fz.forge(DATA, _SPLIT)
     size = len(DATA)
     five = bytes([0x21, 0x43, 0x05])  # of five elements of one byte
-    tail = struct.pack("<I", len(DATA))
     ten, levels = zstd(bytes(10)), levelled(6, 1, b"\1\2", packed_plane(9, [], b"", five))
-    outer = ["streamxf.floatzip/1", "streamxf.zstd/1"]
-    above = file(outer, zstd(b"\0" + bytes(BLOCK + 1)), BLOCK)
     return locals()
 
 
@@ -118,9 +112,4 @@ def of_checksum() -> dict[str, Any]:
     crc, sha = "streamxf.checksum/1", "streamxf.checksum/1?algorithm=sha256"
     data = payload(100)
     digest = struct.pack("<I", crc32c(data))
-    outer = [crc, "streamxf.zstd/1"]
-    wide = lines(BLOCK) + b"x"
-    both = [crc, sha]
-    inner = data + digest
-    twice = container(both, [inner + hashlib.sha256(inner).digest()], 100)
     return locals()

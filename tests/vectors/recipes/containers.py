@@ -21,14 +21,6 @@ def bound(identity: bytes, flags: int = ITEM, data: bytes = DATA, chain: tuple[s
     return container(chain, [zstd(data)], len(data), flags=flags, identity=identity)
 
 
-def right() -> dict[str, Any]:
-    most = (1,) * 63 + (12,)
-    nothing = identity_of(NAME, TENSOR, "float64", (0, 2**52), (0, 1), (0, 2**53 - 1))
-    scalar = identity_of(NAME, TENSOR, "complex128")
-    transformed = bound(identity_of("o"), chain=("!acme.scramble/1?seed=7", ZSTD))
-    return locals()
-
-
 def three() -> Parts:
     data = _LARGE
     blocks = [zstd(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)]
@@ -42,15 +34,8 @@ def tensor_of(kind: int = TENSOR, dtype: str = "float32") -> tuple[object, ...]:
     return (NAME, kind, dtype, *SHARD[3:])
 
 
-def places() -> dict[str, Any]:
-    far = 2**64 - 1
-    numbered = identity_of("o", number=2**53)
-    return locals()
-
-
 def tensors() -> dict[str, Any]:
     tensor = identity_of(*SHARD)
-    scalar = identity_of(NAME, TENSOR, "float32")
     return locals()
 
 
@@ -66,7 +51,4 @@ def hashed() -> dict[str, Any]:
 def keyed() -> dict[str, Any]:
     identity = identity_of(*SHARD)
     made = encrypted(container([ENCRYPT], [DATA], len(DATA), flags=KEYED | ITEM, identity=identity))
-    moved = made.change(identity=identity_of(NAME, TENSOR, "float32", (0, 0), (4, 3), (6, 3)))
-    renamed = made.change(identity=identity_of("layers.1.weight", *SHARD[1:]))
-    half = encrypted(container([ENCRYPT], [DATA], 24, flags=KEYED | ITEM, identity=identity_of("o")))
     return locals()

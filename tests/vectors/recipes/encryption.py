@@ -11,12 +11,10 @@ from tests.sealing import (
     DEK,
     ENCRYPT,
     KEY,
-    OTHER_DEK,
     OTHER_KEY,
     Vouching,
     aes_wrap,
     container,
-    dek_id,
     encrypted,
     entry,
     key_id,
@@ -81,12 +79,6 @@ def blocks() -> dict[str, Any]:
     def second(stored: bytes) -> bytes:
         return of(A, (False, stored), C, D)
 
-    whole = plain(FILE.change(raw_size=4 * BLOCK), BY).pack()
-    return locals()
-
-
-def headers() -> dict[str, Any]:
-    other = Vouching(dek=OTHER_DEK)
     return locals()
 
 
@@ -95,12 +87,8 @@ def headers() -> dict[str, Any]:
 
 def right_tags() -> dict[str, Any]:
     both = [ENCRYPT, "streamxf.checksum/1"]
-    two = DATA[BLOCK : 2 * BLOCK]
-    short = OPEN.change(blocks=(OPEN.blocks[0], (False, zstd(two[:-1])), *OPEN.blocks[2:]))
-    not_zstd = OPEN.change(blocks=(OPEN.blocks[0], (False, b"no frame"), *OPEN.blocks[2:]))
     unsummed = encrypted(container(both, [SMALL], len(SMALL)))
     last, stored = unsummed.blocks[0]
-    wrong = unsummed.change(blocks=((last, stored + bytes(4)),))
     return locals()
 
 
@@ -117,25 +105,14 @@ def keys() -> dict[str, Any]:
     future = entry(f"future-kind:{key_id(KEY)}", b"something else")
     head, _, own = aes_wrap().rpartition(":")
     blob = base64.urlsafe_b64decode(own + "==")
-    altered = entry(head, blob[:-1] + bytes([blob[-1] ^ 1]))
-    both = (KEY, OTHER_KEY)
-    other_dek = f"dek={dek_id().hex()}&w={aes_wrap(dek=OTHER_DEK)}"
-    misnamed = aes_wrap(OTHER_KEY).replace(key_id(OTHER_KEY), key_id(KEY))
     return locals()
-
-
-def beside() -> str:
-    return wrapped([entry(f"aeskw:{key_id(OTHER_KEY)}", b"x"), aes_wrap()])
 
 
 def wrapped_keys() -> dict[str, Any]:
     dek, wrap = wrapped().split("&")
     own = wrap.rpartition(":")[2]
     stray = own[:-1] + chr(ord(own[-1]) + 1)  # 40 bytes leave 4 bits of the last letter unused, and they are 0
-    seventeen = [aes_wrap(secret(f"key {number}")) for number in range(17)]
     long = [entry(f"other{number}:{key_id(KEY)}", bytes(6000)) for number in range(4)]
-    made = keyed([ENCRYPT], [SMALL], len(SMALL))
-    not_ascii = made.change(prefix=prefix_of(wrapped().encode() + b"\x80")).pack()
     assert len(wrapped([aes_wrap(), *long])) < 32768
     return locals()
 
@@ -149,25 +126,18 @@ def vouchers() -> dict[str, Any]:
     digest, text = plain_digest(made), wrapped()
     mac, own, other = mac_of(digest, text), voucher(digest), voucher(digest, OTHER_KEY)
     sig = signature(plain_digest(signed))
-    strange = plain_digest(OTHER)
 
     def of(vouchers: str, parts: Parts = made) -> bytes:
         return parts.change(prefix=prefix_of(text), tail=seal_of(vouchers)).pack()
 
     name, _, tag = own.rpartition(":")
     two = keyed([ENCRYPT], [SMALL], len(SMALL), Vouching(wrapped([aes_wrap(), aes_wrap(OTHER_KEY)])))
-    added = keyed([ENCRYPT], [SMALL], len(SMALL))
-    stranger = entry(f"aeskw:{key_id(OTHER_KEY)}", b"not a voucher")
     return locals()
 
 
 def vouched_by(made: Parts, sig: str) -> str:
     digest = plain_digest(made)
     return f"{mac_of(digest, wrapped())}&{voucher(digest)}&{sig}"
-
-
-def cut() -> bytes:
-    return FILE.change(blocks=flagged(A, B), raw_size=2 * BLOCK).pack()
 
 
 def policy() -> dict[str, Any]:
@@ -178,8 +148,6 @@ def policy() -> dict[str, Any]:
 def seal() -> dict[str, Any]:
     made = keyed([ENCRYPT], [SMALL], len(SMALL))
     tail, vouchers = made.tail, made.tail[:-16]
-    signed = Vouching(signer=None)
-    hashed = plain(encrypted(container([ENCRYPT], [SMALL], len(SMALL)).change(flags=1 | HASHED)), signed)
     return locals()
 
 

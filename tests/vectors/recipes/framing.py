@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from tests.forge import Places, crc_of, identity_of, prefix_of, seal_of, with_crc
+from tests.forge import Places, crc_of, prefix_of, seal_of, with_crc
 from tests.sealing import ENCRYPT, Vouching, container, encrypted, keyed, plain, plain_digest, wrapped, zstd
 from tests.vectors.recipes.data import BLOCK, lines, payload
 
@@ -33,11 +33,6 @@ def flip(file: bytes, at: int) -> bytes:
     return patched(file, at, bytes([file[at] ^ 1]))
 
 
-def prefix() -> dict[str, Any]:
-    above = with_crc(PLAIN.prefix[:12] + struct.pack("<I", 32769) + bytes(32769))
-    return locals()
-
-
 def formatted(*format_bytes: int) -> bytes:
     return PLAIN.change(prefix=prefix_of(b"", bytes(format_bytes))).pack()
 
@@ -49,16 +44,6 @@ def vouched(*format_bytes: int, after: int = 0) -> bytes:
     made = made.change(tail=seal_of(Vouching().vouchers(plain_digest(made))))
     changed = bytes([*format_bytes[:3], after]) if after else bytes(format_bytes)
     return made.change(prefix=prefix_of(wrapped(), changed)).pack()
-
-
-def with_prefix(text: str) -> bytes:
-    return PLAIN.change(prefix=prefix_of(text)).pack()
-
-
-def header() -> dict[str, Any]:
-    name = identity_of("item")
-    keyed_ = container([ENCRYPT], [SMALL], len(SMALL))
-    return locals()
 
 
 def other_magic() -> bytes:
@@ -78,23 +63,12 @@ def blocks() -> dict[str, Any]:
         return THREE.prefix + patched(stored, head, packed + crc_of(bound + stored[head + 8 : end]))
 
     (first, _), (second, _), (third, _) = AT3.blocks
-    one = LARGE[BLOCK : 2 * BLOCK]
-    swapped = stored[:first] + stored[second:third] + stored[first:second] + stored[third:]
-    empty = container([ZSTD], [zstd(b"")], 0)
-    early = THREE.change(blocks=(blocks[0], (True, blocks[1][1]), blocks[2]))
-    missing = THREE.change(blocks=(*blocks[:2], (False, blocks[2][1])))
-    none = (blocks[0], (False, b""), blocks[2])
-    big = container(["streamxf.zstd/1"], [bytes(LIMIT + 1)], BLOCK)
     return locals()
 
 
 def flip_block(made: object) -> bytes:
     file = made.pack()  # type: ignore[attr-defined]
     return flip(file, START + Places.of(made.container()).blocks[0][0] + 4)  # type: ignore[attr-defined]
-
-
-def not_empty() -> object:
-    return container([ZSTD], [zstd(b"x")], 0)
 
 
 def table() -> dict[str, Any]:
@@ -109,10 +83,4 @@ def footer() -> dict[str, Any]:
 
 def ends() -> dict[str, Any]:
     (first, _), (second, _), (third, _) = ((START + head, end) for head, end in AT3.blocks)
-    return locals()
-
-
-def of_plain() -> dict[str, Any]:
-    """What belongs to no plain file."""
-    name = identity_of("item")
     return locals()

@@ -9,7 +9,6 @@ from tests.forge import MetadataParts, frame_of
 from tests.sealing import (
     HYBRID,
     KEY,
-    OTHER_SIGNER,
     SIGNER,
     Vouching,
     aes_wrap,
@@ -52,11 +51,6 @@ def nested(depth: int) -> Any:
     return made
 
 
-def right() -> dict[str, Any]:
-    odd = {"": [None, True, False, 0, 2**53 - 1], "é": {"a\nb": "\u007f"}}
-    return locals()
-
-
 def content() -> dict[str, Any]:
     text = TEXT.encode()
     return locals()
@@ -80,19 +74,12 @@ def around() -> dict[str, Any]:
     return locals()
 
 
-def flagged(made: MetadataParts) -> bytes:
-    return made.change(format_bytes=bytes([1, 1, 0, 1])).pack()
-
-
 def keys() -> dict[str, Any]:
     made, frame = parts(vouching=SHARED), frame_of(TEXT.encode())
-    other = parts({}, vouching=SHARED)
     line = wrapped([aes_wrap()])
 
     def keys(*lines: str) -> bytes:
         return made.change(keys="\n".join(lines).encode("latin-1")).pack()
 
     of_index = Vouching().vouchers(index_digest(frame))
-    unsigned = Vouching(PRIVATE.text, (), None)
-    stranger = Vouching(PRIVATE.text, (), OTHER_SIGNER)
     return locals()

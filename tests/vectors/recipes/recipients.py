@@ -21,7 +21,6 @@ from tests.sealing import (
     X25519,
     Vouching,
     aes_wrap,
-    b64url,
     container,
     dek_id,
     encrypted,
@@ -32,12 +31,10 @@ from tests.sealing import (
     plain_digest,
     secret,
     signature,
-    statement,
     voucher,
     wrapped,
 )
 from tests.vectors.recipes.data import payload
-from tests.vectors.recipes.low_order import sign_twisted
 
 SMALL = payload(100)
 
@@ -76,8 +73,6 @@ def signatures() -> dict[str, Any]:
         return made.change(prefix=prefix_of(text), tail=seal_of("&".join(vouchers))).pack()
 
     broken = f"{head}{'B' if sig[0] == 'A' else 'A'}{sig[1:]}"
-    bare = f"{head}{b64url(SIGNER.sign(digest))}"
-    twisted = head + b64url(sign_twisted(SIGNER.private_bytes_raw(), statement(digest)))
     return locals()
 
 
@@ -88,7 +83,6 @@ def hashes() -> dict[str, Any]:
     by = Vouching(signer=SIGNER)
     signed = Vouching(signer=SIGNER).vouchers(plain_digest(made))
     around = {"prefix": prefix_of(by.wrapped), "tail": seal_of(signed)}
-    kept = made.container()[-20 - 36 + 4 :][:32]
     return locals()
 
 

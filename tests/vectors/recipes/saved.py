@@ -13,7 +13,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from tests.sealing import HYBRID, READER, SIGNER
 from tests.vectors.recipes.data import numbers
 from tests.vectors.recipes.world import FRAMED, Piece, world
 
@@ -24,14 +23,6 @@ STATE: dict[str, Any] = {
     "step": 1000,
     "name": "größe",
 }
-
-
-def signer() -> streamxf.SigningKey:
-    return streamxf.SigningKey(SIGNER.private_bytes_raw())
-
-
-def public() -> streamxf.PublicKey:
-    return streamxf.PrivateKey(READER, HYBRID).public
 
 
 def save(codecs: list[streamxf.Codec] | str) -> dict[str, bytes]:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from tests.forge import BOUND, KEYED, PUBLISHED, identity_of
+from tests.forge import BOUND, KEYED, identity_of
 from tests.sealing import ENCRYPT, HYBRID, container, encrypted, entry, hpke_wrap, wrapped, zstd
 from tests.vectors.recipes.world import FILE, FRAMED, OBJECT, PIECES, ZSTD, Piece
 
@@ -81,10 +81,6 @@ def in_containers(chain: tuple[str, ...] = (ZSTD,), **changes: Any) -> Callable[
 
 def attribute(name: str, value: Any) -> Change:
     return lambda content: setattr(content, name, value)
-
-
-def compressed(piece: Piece) -> bytes:
-    return zstd(piece.data)
 
 
 UNBOUND = {"flags": KEYED, "identity": b""}
@@ -151,7 +147,6 @@ def places() -> dict[str, Any]:
         return change
 
     sealed = in_containers()
-    published = {"flags": BOUND | PUBLISHED}
     return locals()
 
 
