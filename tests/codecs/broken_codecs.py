@@ -41,8 +41,6 @@ class Sound(Codec):
 class SameLength(Sound):
     """Sound, though it cannot tell that its input was cut: the container can."""
 
-    name: ClassVar[str] = "toy.same-length"
-
     def encode(self, block: memoryview, info: BlockInfo) -> Any:
         return self.flip(block)
 
@@ -64,36 +62,27 @@ class BorrowedName(Sound):
 
 @dataclass(frozen=True)
 class BadVersion(Sound):
-    name: ClassVar[str] = "toy.bad-version"
     version: ClassVar[int] = 70000
 
 
 class NotFrozen(Sound):
     """Lacks the decorator: dataclasses freeze their own class, and leave a plain subclass open."""
 
-    name: ClassVar[str] = "toy.not-frozen"
-
 
 @dataclass(frozen=True)
 class Unpicklable(Sound):
-    name: ClassVar[str] = "toy.unpicklable"
-
     def __reduce__(self) -> NoReturn:
         raise pickle.PicklingError("no pickle today")
 
 
 @dataclass(frozen=True)
 class PickleForgets(Sound):
-    name: ClassVar[str] = "toy.pickle-forgets"
-
     def __reduce__(self) -> Any:
         return PickleForgets, ()
 
 
 @dataclass(frozen=True)
 class DescriptorForgets(Sound):
-    name: ClassVar[str] = "toy.descriptor-forgets"
-
     def descriptor(self) -> Descriptor:
         return Descriptor(self.name, self.version)
 
@@ -102,15 +91,11 @@ class DescriptorForgets(Sound):
 class NeedsItsFragment(Sound):
     """Marks as a matter of encoding what decoding needs too."""
 
-    name: ClassVar[str] = "toy.needs-its-fragment"
-
     mask: int = field(default=0x5A, metadata={"encode_only": True})
 
 
 @dataclass(frozen=True)
 class LosesLastByte(Sound):
-    name: ClassVar[str] = "toy.loses-last-byte"
-
     def decode(self, block: memoryview, info: BlockInfo) -> Any:
         return super().decode(block, info)[:-1]
 
@@ -118,8 +103,6 @@ class LosesLastByte(Sound):
 @dataclass(frozen=True)
 class NeedsDtype(Sound):
     """Leans on a fact that only the writer has."""
-
-    name: ClassVar[str] = "toy.needs-dtype"
 
     def decode(self, block: memoryview, info: BlockInfo) -> Any:
         if info.stream.dtype is None:
@@ -129,8 +112,6 @@ class NeedsDtype(Sound):
 
 @dataclass(frozen=True)
 class FailsOnFullBlocks(Sound):
-    name: ClassVar[str] = "toy.fails-on-full-blocks"
-
     def encode(self, block: memoryview, info: BlockInfo) -> Any:
         return super().encode(block[:-1] if len(block) == 1 << 16 else block, info)
 
@@ -139,16 +120,12 @@ class FailsOnFullBlocks(Sound):
 class FailsOnLongerBlocks(Sound):
     """Believes that a block never has more than the block size."""
 
-    name: ClassVar[str] = "toy.fails-on-longer-blocks"
-
     def encode(self, block: memoryview, info: BlockInfo) -> Any:
         return super().encode(block[: info.stream.block_size], info)
 
 
 @dataclass(frozen=True)
 class FailsOnMebibytes(Sound):
-    name: ClassVar[str] = "toy.fails-on-mebibytes"
-
     def encode(self, block: memoryview, info: BlockInfo) -> Any:
         return super().encode(block[: (1 << 20) - 1], info)
 
@@ -156,8 +133,6 @@ class FailsOnMebibytes(Sound):
 @dataclass(frozen=True)
 class ForgetsMiddleBlocks(Sound):
     """Alters full blocks that are not the last; single blocks of every size pass."""
-
-    name: ClassVar[str] = "toy.forgets-middle-blocks"
 
     def encode(self, block: memoryview, info: BlockInfo) -> Any:
         full = len(block) == info.stream.block_size
@@ -167,8 +142,6 @@ class ForgetsMiddleBlocks(Sound):
 @dataclass(frozen=True)
 class Expands(Sound):
     """Stores everything twice."""
-
-    name: ClassVar[str] = "toy.expands"
 
     def encode(self, block: memoryview, info: BlockInfo) -> Any:
         return 2 * bytes(super().encode(block, info))
@@ -182,8 +155,6 @@ class Expands(Sound):
 
 @dataclass(frozen=True)
 class IgnoresLimit(Sound):
-    name: ClassVar[str] = "toy.ignores-limit"
-
     def decode(self, block: memoryview, info: BlockInfo) -> Any:
         if len(block) != HEAD + int.from_bytes(block[:HEAD], "little"):
             raise CodecError("not a block of the toy")
@@ -193,8 +164,6 @@ class IgnoresLimit(Sound):
 @dataclass(frozen=True)
 class WantsRoom(Sound):
     """Refuses a limit of exactly the block's size."""
-
-    name: ClassVar[str] = "toy.wants-room"
 
     def decode(self, block: memoryview, info: BlockInfo) -> Any:
         if len(block) > info.limit:
@@ -206,8 +175,6 @@ class WantsRoom(Sound):
 class BelievesSizes(Sound):
     """Takes memory for the declared size first, and looks at the block afterwards."""
 
-    name: ClassVar[str] = "toy.believes-sizes"
-
     def decode(self, block: memoryview, info: BlockInfo) -> Any:
         # no more than this, so that the test does not take the whole machine
         bytearray(min(int.from_bytes(block[:HEAD], "little"), 1 << 28))
@@ -217,8 +184,6 @@ class BelievesSizes(Sound):
 @dataclass(frozen=True)
 class Explodes(Sound):
     """Makes far more of hostile bytes than it may."""
-
-    name: ClassVar[str] = "toy.explodes"
 
     def decode(self, block: memoryview, info: BlockInfo) -> Any:
         try:
@@ -234,8 +199,6 @@ released = threading.Event()
 class NeverEnds(Sound):
     """Waits for ever for the rest of a damaged block (until the test lets go of it)."""
 
-    name: ClassVar[str] = "toy.never-ends"
-
     def decode(self, block: memoryview, info: BlockInfo) -> Any:
         try:
             return super().decode(block, info)
@@ -246,8 +209,6 @@ class NeverEnds(Sound):
 
 @dataclass(frozen=True)
 class PadsTheMissing(Sound):
-    name: ClassVar[str] = "toy.pads-the-missing"
-
     def decode(self, block: memoryview, info: BlockInfo) -> Any:
         size = min(int.from_bytes(block[:HEAD], "little"), info.limit)
         if len(block) > HEAD + size:
@@ -257,16 +218,12 @@ class PadsTheMissing(Sound):
 
 @dataclass(frozen=True)
 class IgnoresTrailingBytes(Sound):
-    name: ClassVar[str] = "toy.ignores-trailing-bytes"
-
     def decode(self, block: memoryview, info: BlockInfo) -> Any:
         return super().decode(block[: HEAD + int.from_bytes(block[:HEAD], "little")], info)
 
 
 @dataclass(frozen=True)
 class ModifiesInput(Sound):
-    name: ClassVar[str] = "toy.modifies-input"
-
     def encode(self, block: memoryview, info: BlockInfo) -> Any:
         result = super().encode(block, info)
         if not block.readonly:
@@ -276,8 +233,6 @@ class ModifiesInput(Sound):
 
 @dataclass(frozen=True)
 class ModifiesStored(Sound):
-    name: ClassVar[str] = "toy.modifies-stored"
-
     def decode(self, block: memoryview, info: BlockInfo) -> Any:
         result = super().decode(block, info)
         if not block.readonly:
@@ -288,8 +243,6 @@ class ModifiesStored(Sound):
 @dataclass(frozen=True)
 class LeaksScratch(Sound):
     """Pads with whatever the scratch memory held."""
-
-    name: ClassVar[str] = "toy.leaks-scratch"
 
     def encode(self, block: memoryview, info: BlockInfo) -> Any:
         return bytes(super().encode(block, info)) + bytes(info.scratch(4))
@@ -302,8 +255,6 @@ class LeaksScratch(Sound):
 class AddsToScratch(Sound):
     """Believes that scratch memory is zeroed."""
 
-    name: ClassVar[str] = "toy.adds-to-scratch"
-
     def decode(self, block: memoryview, info: BlockInfo) -> Any:
         data = super().decode(block, info)
         out = info.scratch(len(data))
@@ -315,7 +266,6 @@ class AddsToScratch(Sound):
 class ReusesItsMemory(Sound):
     """Gives every block out of the same memory of its own."""
 
-    name: ClassVar[str] = "toy.reuses-its-memory"
     memory: ClassVar[bytearray] = bytearray(1 << 21)
 
     def encode(self, block: memoryview, info: BlockInfo) -> Any:
@@ -327,8 +277,6 @@ class ReusesItsMemory(Sound):
 @dataclass(frozen=True)
 class LeansOnPreviousBlock(Sound):
     """Needs its blocks in order: each is masked by the length of the one before."""
-
-    name: ClassVar[str] = "toy.leans-on-previous-block"
 
     def start(self, stream: Any) -> dict[str, int]:
         return {"previous": 0}
@@ -347,7 +295,6 @@ class LeansOnPreviousBlock(Sound):
 class SharedByThreads(Sound):
     """Keeps the block at hand in a place that all threads share."""
 
-    name: ClassVar[str] = "toy.shared-by-threads"
     place: ClassVar[dict[str, bytes]] = {}
 
     def encode(self, block: memoryview, info: BlockInfo) -> Any:
