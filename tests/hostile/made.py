@@ -7,7 +7,6 @@ what torch and the safetensors format define.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
@@ -28,6 +27,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 import streamxf
+from tests.archives import saved
 
 from .test_bombs import runs
 
@@ -37,13 +37,6 @@ MIB = 2**20
 GIB = 2**30
 TIB = 2**40
 DATA = "__0_0.distcp"
-
-
-def saved(value: Any) -> bytes:
-    """What torch.save makes of a value."""
-    out = io.BytesIO()
-    torch.save(value, out)
-    return out.getvalue()
 
 
 def expanded(size: int) -> torch.Tensor:

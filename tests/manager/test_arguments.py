@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -150,13 +149,6 @@ def test_late_metrics_of_what_was_removed(tmp_path: Path, caplog: pytest.LogCapt
     assert complete(tmp_path) == ["step-2"]
 
 
-def test_a_commit_of_nothing(tmp_path: Path):
-    with CheckpointManager(tmp_path) as manager:
-        manager.begin(1)
-        with pytest.raises(NoCheckpointError, match="nothing was saved there"):
-            manager.commit(1)
-
-
 def test_a_link_is_held_by_what_it_leads_to(tmp_path: Path):
     saved_run(tmp_path, 1, 2, 3)
     (tmp_path / "best").symlink_to("step-1")
@@ -175,12 +167,3 @@ def test_an_exit_is_a_failure_if_its_code_says_so(tmp_path: Path, code: int | No
         raise SystemExit(code)
     (session,) = Sessions(open_storage(tmp_path), "step-{}", Authority(Access())).earlier()
     assert session.ended is ended
-
-
-def test_after_its_end(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.ERROR)
-    with CheckpointManager(tmp_path) as manager:
-        pass
-    with pytest.raises(ParameterError, match="closed"):
-        manager.should_save(1)
-    assert not caplog.text

@@ -342,17 +342,6 @@ def test_a_time_from_the_future_ages_nothing(tmp_path: Path) -> None:
 # -- rules -----------------------------------------------------------------------------------------------------------
 
 
-def test_infinite_and_missing_metrics_are_never_the_best(tmp_path: Path) -> None:
-    keep = Retention(last=1, best=1, metric="loss", mode="max")
-    with CheckpointManager(tmp_path, keep=keep) as manager:
-        for step, loss in enumerate((0.5, float("inf"), float("nan"), -float("inf")), 1):
-            manager.save(step, state_at(step), metrics={"loss": loss})
-        manager.save(5, state_at(5))
-        manager.wait()
-        assert manager.best() == str(tmp_path / "step-1")
-    assert complete(tmp_path) == ["step-1", "step-5"]
-
-
 def test_max_age_drops_what_is_old_and_keeps_what_is_kept_for_ever(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as manager:
         for step in range(1, 6):
@@ -491,9 +480,3 @@ def test_the_second_best_takes_the_place_of_a_damaged_best(tmp_path: Path, caplo
         damage(tmp_path / "step-1")
         assert manager.best() == str(tmp_path / "step-2")
     assert "step-1 is passed over" in caplog.text
-
-
-def test_what_is_known_to_be_bad_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved_run(tmp_path, 1, 2, 3)
-    monkeypatch.setenv("STREAMXF_SKIP", "step-3,step-9")
-    assert resumed(tmp_path) == 2

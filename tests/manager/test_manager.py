@@ -223,6 +223,7 @@ def test_a_save_that_cannot_be_announced_does_not_begin(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     "use",
     [
+        lambda manager: manager.should_save(1),
         lambda manager: manager.save(1, state_at(1)),
         lambda manager: manager.begin(1),
         lambda manager: manager.resume(blank()),
@@ -247,11 +248,6 @@ def test_a_closed_manager_is_refused(tmp_path: Path, use: Callable[[CheckpointMa
         {"in_flight": True},
         {"when_busy": "drop"},
         {"verify": "all"},
-        {"name": "step"},
-        {"name": "a/{}"},
-        {"name": ".{}"},
-        {"name": "{}-of-9"},
-        {"name": "{step}"},
         {"save": -1},
         {"keep": -2},
         {"writer": {"thread_count": 0}},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import warnings
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from streamxf.tools.convert import conversion
 from streamxf.tools.diff.diff import diff
 from streamxf.tools.salvage.fill import Filler
 from streamxf.tools.salvage.salvage import salvage
+from tests import archives
 from tests.altered import flip
 from tests.dcp.helpers import assert_same, blank, load
 from tests.dcp.shards import rows, save_shards
@@ -76,12 +76,6 @@ def test_a_damaged_stream_of_torchs_own_zstandard(tmp_path: Path) -> None:
     check_others_are_given(tmp_path / "stock")
 
 
-def altered(tensor: torch.Tensor) -> bytes:
-    file = io.BytesIO()
-    torch.save(tensor, file)
-    return file.getvalue()
-
-
 def nested() -> torch.Tensor:
     with warnings.catch_warnings(action="ignore"):
         return torch.nested.nested_tensor([torch.ones(4), torch.ones(3)])
@@ -106,7 +100,7 @@ KINDS: dict[str, Callable[[], torch.Tensor]] = {
 def test_a_tensor_of_another_kind(kind: Callable[[], torch.Tensor], compressed: bool, tmp_path: Path) -> None:
     path = tmp_path / "stock"
     saved(path, [TorchZStandard()] if compressed else [])
-    stored = altered(kind())
+    stored = archives.saved(kind())
     stored = zstandard.compress(stored) if compressed else stored
     (path / "__0_9.distcp").write_bytes(stored)
     metadata = dcp.FileSystemReader(path).read_metadata()
