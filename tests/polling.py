@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 SECONDS = 300.0  # far above what anything takes that is waited for, on a busy machine
 
@@ -26,3 +27,19 @@ def at_once(work: Callable[..., object], each: int | Iterable[object]) -> None:
     for thread in threads:
         thread.join(SECONDS)
     assert not any(thread.is_alive() for thread in threads)
+
+
+class WatchedLock:
+    """In the place of a lock: `asked` is set as soon as a thread has to wait for it."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self.asked = threading.Event()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.asked.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.errors import AuthenticationError, CodecError
 from streamxf.keys import KeyProvider
 from streamxf.keys.envelope import DataKey
+from tests.polling import SECONDS, WatchedLock
 from tests.samples import KEY
 
 STREAM = StreamInfo(1 << 16, bytes(32), b"h" * 32)
@@ -94,21 +96,22 @@ def test_threads_that_save_at_once_share_one_data_key(codec, monkeypatch):
     draw = DataKey.draw
     drawn: list[DataKey] = []
     wrapped: list[str] = []
-    another = threading.Event()
+    lock = WatchedLock(codec._turns.mine())
     other = threading.Thread(target=lambda: wrapped.append(codec.wrapped))
 
     def slowly() -> DataKey:
         drawn.append(draw())
         if len(drawn) > 1:
-            another.set()
+            lock.asked.set()
             return drawn[1]
         other.start()
-        another.wait(0.2)  # for a second draw, which nothing announces that does not happen
+        assert lock.asked.wait(SECONDS)  # or the other draws, too
         return drawn[0]
 
     monkeypatch.setattr(DataKey, "draw", slowly)
+    monkeypatch.setitem(codec._turns._locks, os.getpid(), lock)
     wrapped.append(codec.wrapped)
-    other.join(60)
+    other.join(SECONDS)
     assert len(drawn) == 1
     assert wrapped == [codec.wrapped] * 2
 

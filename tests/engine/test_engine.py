@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from streamxf import engine
 from streamxf.engine import Engine, Job, JobBudget, Pipeline, worker_count
 from streamxf.errors import ParameterError
-from tests.polling import at_once, wait_until
+from tests.polling import SECONDS, WatchedLock, at_once, wait_until
 
 WORKERS = 2
 LIMIT = 2 * WORKERS + 2
@@ -329,6 +329,46 @@ def test_budget():
         budget.give(six)
     budget.reset_peak()
     assert (budget.jobs, budget.bytes, budget.peak_jobs, budget.peak_bytes) == (0, 0, 0, 0)
+
+
+class Measured(JobBudget):
+    """Lets another thread come, and go as far as it can, after this one has looked how much is in use."""
+
+    def __init__(self, jobs: int, size: int, other: Callable[[JobBudget], Any]) -> None:
+        super().__init__(jobs, size)
+        self._lock: Any = WatchedLock(self._lock)
+        self.other: threading.Thread | None = None
+        self._call = other
+
+    @property
+    def bytes(self) -> int:
+        found = super().bytes
+        if self.other is None:
+            self.other = threading.Thread(target=self._run, daemon=True)
+            self.other.start()
+            assert self._lock.asked.wait(SECONDS)
+        return found
+
+    def _run(self) -> None:
+        self._call(self)
+        self._lock.asked.set()
+
+
+def test_threads_that_take_room_at_once_do_not_take_the_same():
+    jobs, took = [job_of(6), job_of(6)], []
+    budget = Measured(4, 10, lambda budget: took.append(budget.take(jobs[1], always=False)))
+    took.append(budget.take(jobs[0], always=False))
+    budget.other.join(SECONDS)
+    assert took == [True, False]
+    assert budget.bytes == budget.peak_bytes == 6
+
+
+def test_a_peak_that_is_forgotten_is_not_that_of_what_is_taken_meanwhile():
+    job = job_of(6)
+    budget = Measured(4, 10, lambda budget: budget.take(job, always=False))
+    budget.reset_peak()
+    budget.other.join(SECONDS)
+    assert (budget.bytes, budget.peak_bytes) == (6, 6)
 
 
 def test_a_finished_job_counts_as_bytes_until_it_is_taken_out():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from streamxf.storage import fetch
 from streamxf.storage.fetch import FetchedFile
+from tests.polling import SECONDS, WatchedLock
 
 DATA = random.Random(5).randbytes(40_000)
 
@@ -128,6 +130,49 @@ def test_the_lock_is_held(store: Store) -> None:
     file.expect(0, 3000)
     file.expect(5000, 6000, soon=False)
     assert read(file, 0, 7000) == DATA[:7000]
+
+
+def test_what_is_given_up_is_not_fetched_for_reads_that_come_later(store: Store) -> None:
+    file = file_in(store)
+    file.expect(0, len(DATA))
+    file.close()
+    store.asked.clear()
+    for at in (0, 20_000):
+        assert read(file, at, at + 10) == DATA[at : at + 10]
+    assert [each for each in store.asked if each[1] - each[0] == 10] == [(0, 10), (20_000, 20_010)]
+
+
+def test_nothing_is_begun_while_all_is_given_up(store: Store) -> None:
+    """It would be fetched for nobody."""
+    file, lock = file_in(store), WatchedLock(threading.Lock())
+    file._lock = lock  # type: ignore[assignment]
+    other = threading.Thread(target=lambda: (file.expect(5000, 6000), lock.asked.set()), daemon=True)
+
+    class Cancelled:
+        def cancel(self) -> None:
+            other.start()
+            assert lock.asked.wait(SECONDS)
+
+    file._ranges = [fetch._Range(0, 10, Cancelled(), [(0, 10)], 0)]  # type: ignore[arg-type]
+    file.close()
+    other.join(SECONDS)
+    assert [(each.start, each.stop) for each in file._ranges] == [(5000, 6000)]
+
+
+def test_requests_whose_answers_nobody_wants_any_more_are_cancelled() -> None:
+    begun: list[Future[int]] = []
+
+    def begin(key: int) -> Future[int]:
+        begun.append(Future())
+        if not key:
+            begun[0].set_result(7)
+        return begun[-1]
+
+    found = fetch.answers(range(100), begin)
+    assert next(found) == (0, 7)
+    found.close()
+    assert 1 < len(begun) < 100
+    assert all(future.cancelled() for future in begun[1:])
 
 
 def test_what_is_held_is_bounded(store: Store) -> None:

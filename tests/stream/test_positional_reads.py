@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ import pytest
 import streamxf
 from streamxf.buffers import Scratch
 from streamxf.errors import ContainerError
-from streamxf.storage.reading import READ_WHOLE, FileSlice, Timed, access_to
+from streamxf.storage.reading import READ_WHOLE, FileSlice, ForkLock, Timed, access_to
 from streamxf.stream.container import BlockReader, read_header
 from tests.forge import prefix_of
-from tests.polling import at_once
+from tests.polling import SECONDS, WatchedLock, at_once
 from tests.samples import BLOCK, FULL, KEY, data_of, encode
 
 DATA = data_of(9 * BLOCK + 77)
@@ -115,6 +116,28 @@ def in_threads(*actions: Callable[[], None]) -> None:
     at_once(run, actions)
     if errors:
         raise errors[0]
+
+
+def test_no_thread_comes_between_a_seek_and_its_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, others, found = WatchedLock(threading.Lock()), [], [bytearray(10), bytearray(10)]
+    monkeypatch.setattr(ForkLock, "here", lambda _: lock)
+
+    def read_elsewhere() -> None:
+        access.read_into(500, memoryview(found[1]))
+        lock.asked.set()
+
+    class Interrupted(io.BytesIO):
+        def readinto(self, buffer: Any) -> int:
+            if not others:
+                others.append(threading.Thread(target=read_elsewhere, daemon=True))
+                others[0].start()
+                assert lock.asked.wait(SECONDS)
+            return super().readinto(buffer)
+
+    access = access_to(Interrupted(FILE))
+    access.read_into(0, memoryview(found[0]))
+    others[0].join(SECONDS)
+    assert found == [FILE[:10], FILE[500:510]]
 
 
 def test_threads_share_a_reader(opened: Any) -> None:

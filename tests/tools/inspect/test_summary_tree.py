@@ -49,6 +49,8 @@ def test_equal_layers_stand_in_one_line() -> None:
 def test_depth() -> None:
     assert lines(transformer(32), 1) == ["model", "step"]
     assert lines(transformer(32), 2)[1:4] == ["  embed_tokens.weight", "  layers.[0-31]", "  norm.weight"]
+    whole = lines(transformer(32))
+    assert lines(transformer(32), 3) == [line for line in whole if not line.startswith(" " * 6)]
 
 
 def test_experts_inside_of_layers() -> None:
