@@ -121,7 +121,7 @@ MUTANTS: dict[str, tuple[str, Make] | None] = {
     "kind": ("streamxf.dcp.attach:_WantedByTorch.check", expecting_what_is_there("kind")),
     "writer": ("streamxf.checkpoint.opening:ItemPart.check", expecting_what_is_there("writer")),
     "chain": ("streamxf.checkpoint.opening:read_header", any_chain),
-    "vouchers": ("streamxf.keys.vouchers:Vouchers.check", nothing),
+    "vouchers": ("streamxf.keys.envelope:Vouchers.check", nothing),
     "file size": ("streamxf.checkpoint.opening:ItemOpener.source", any_size),
     "policy of items": ("streamxf.checkpoint.opening:ItemOpener._check_unpublished", nothing),
     "policy of metadata": ("streamxf.checkpoint.metadata:_stock", requiring_nothing),

@@ -34,9 +34,8 @@ from streamxf.format.table import ItemTable
 from streamxf.format.tiling import overlap
 from streamxf.format.trailer import Sections, Trailer
 from streamxf.keys import KeyRing
-from streamxf.keys.envelope import DataKey, Envelope
+from streamxf.keys.envelope import DataKey, Envelope, Vouchers, is_signed
 from streamxf.keys.pair import VerifyKey
-from streamxf.keys.vouchers import Vouchers, is_signed
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.storage import Storage
 from streamxf.torchsave.stock import read_stock

@@ -15,9 +15,8 @@ from streamxf.errors import DescriptorError, MetadataError, PolicyError
 from streamxf.format.fields import check_plain, pack_json, parse_json
 from streamxf.format.limits import MAX_NOTE, MAX_NOTE_MARKS
 from streamxf.format.trailer import NOTE_LABEL, Sections, Trailer, pack, pack_keys
-from streamxf.keys.envelope import Envelope
+from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.keys.pair import VerifyKey
-from streamxf.keys.vouchers import Vouchers
 
 _CURE = "the checkpoint has too many files for one"
 

@@ -27,11 +27,10 @@ from streamxf.errors import (
     ParameterError,
 )
 from streamxf.keys import KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey
-from streamxf.keys.envelope import MAX_RECIPIENTS, DataKey, Envelope
+from streamxf.keys.envelope import MAX_RECIPIENTS, DataKey, Envelope, Vouchers
 from streamxf.keys.key import Uncopied
 from streamxf.keys.location import as_signing_key
 from streamxf.keys.ring import as_providers
-from streamxf.keys.vouchers import Vouchers
 
 if TYPE_CHECKING:  # slow to import, and not every process encrypts
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

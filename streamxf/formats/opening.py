@@ -17,8 +17,7 @@ from streamxf.format.names import made_by_saves
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import SUFFIXES, Contents, Format, sizes_of
 from streamxf.formats.reader import FileReader
-from streamxf.keys.envelope import Envelope
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.storage import Storage
 from streamxf.wording import many, some

@@ -15,12 +15,11 @@ from typing_extensions import Buffer
 
 from streamxf.descriptor import Parameters, format_parameters
 from streamxf.errors import AuthenticationError, KeyServiceError, ParameterError, PolicyError, WrongKeyError
-from streamxf.keys.envelope import DEK_BYTES, DataKey, Envelope, ask, breach
+from streamxf.keys.envelope import DEK_BYTES, DataKey, Envelope, Vouchers, ask, breach
 from streamxf.keys.key import Uncopied
 from streamxf.keys.location import KeyLike, Location, as_provider, as_verify_key, several
 from streamxf.keys.pair import SigningKey, VerifyKey
 from streamxf.keys.provider import KeyProvider
-from streamxf.keys.vouchers import Vouchers
 
 KeysLike = Union["KeyRing", KeyLike, Iterable[KeyLike], None]
 TrustLike = VerifyKey | Location | Iterable[VerifyKey | Location] | None

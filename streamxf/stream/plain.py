@@ -34,8 +34,7 @@ from streamxf.format.plain import (
     seal_size,
 )
 from streamxf.keys import KeyRing, KeysLike
-from streamxf.keys.envelope import DataKey
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.envelope import DataKey, Vouchers
 from streamxf.registry import CodecRegistry
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import FileSlice

@@ -26,8 +26,7 @@ from streamxf.format.items import Place
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 from streamxf.keys import KeyRing
-from streamxf.keys.envelope import DataKey
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.envelope import DataKey, Vouchers
 from tests.forge import pack_index, split_metadata
 
 KEY = Key(bytes(range(32)))

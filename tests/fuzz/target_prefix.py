@@ -14,8 +14,7 @@ from streamxf.format.plain import (
     seal_size,
 )
 from streamxf.keys import KeyRing
-from streamxf.keys.envelope import Envelope
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.envelope import Envelope, Vouchers
 from tests.forge import prefix_of, seal_of
 from tests.fuzz import second
 from tests.fuzz.oracle import agree, attempt

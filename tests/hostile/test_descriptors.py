@@ -16,8 +16,7 @@ import streamxf
 from streamxf import LZ4, Checksum, Encrypt, Key, ZStandard
 from streamxf.errors import AuthenticationError, IdentityError, MetadataError
 from streamxf.format.trailer import Sections, pack_keys
-from streamxf.keys.envelope import DataKey, Envelope
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.envelope import DataKey, Envelope, Vouchers
 from tests.dcp.helpers import (
     KEY,
     assert_same,

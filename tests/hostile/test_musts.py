@@ -75,7 +75,7 @@ def test_every_stream_under_one_data_key_has_a_fresh_salt(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("place", "secret"),
-    [("chain.py", "seal"), ("keys/ring.py", "dek_id"), ("keys/vouchers.py", "_mac"), ("keys/key.py", "vouch")],
+    [("chain.py", "seal"), ("keys/ring.py", "dek_id"), ("keys/envelope.py", "_mac"), ("keys/key.py", "vouch")],
 )
 def test_what_authenticates_is_compared_by_compare_digest(place: str, secret: str) -> None:
     calls = [

@@ -18,8 +18,7 @@ from streamxf.codecs.encrypt import _WrappedKey
 from streamxf.descriptor import Parameters, parse_parameters
 from streamxf.errors import WrongKeyError
 from streamxf.keys import KeyProvider, KeyRing
-from streamxf.keys.envelope import DataKey, Envelope
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.envelope import DataKey, Envelope, Vouchers
 
 DEK = DataKey(bytes(range(60, 92)))
 DIGEST = hashlib.sha256(b"contents").digest()

@@ -11,8 +11,7 @@ import pytest
 from streamxf import Encrypt, Key
 from streamxf.errors import DescriptorError, KeyServiceError, ParameterError, StreamxfError
 from streamxf.keys import AwsKms, KeyProvider, KeyRing, aws
-from streamxf.keys.envelope import DataKey, Entry, Envelope
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.envelope import DataKey, Entry, Envelope, Vouchers
 from tests.keys.endpoints import CREDENTIALS, answering
 from tests.keys.sealed import fragment_of
 

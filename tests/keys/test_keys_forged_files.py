@@ -12,8 +12,7 @@ from streamxf import Encrypt, Key, PrivateKey, SigningKey
 from streamxf.errors import AuthenticationError, ContainerError, KeyMissingError, PolicyError, StreamxfError
 from streamxf.format.plain import pack_prefix, pack_seal, parse_prefix, parse_seal, prefix_size, seal_size
 from streamxf.keys import AwsKms, KeyProvider, KeyRing
-from streamxf.keys.envelope import DataKey, Entry, Envelope
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.envelope import DataKey, Entry, Envelope, Vouchers
 from tests.keys.endpoints import Kms
 from tests.keys.sealed import Forger, Vault, mac
 from tests.samples import BLOCK, OneWay, data_of, encode

@@ -22,8 +22,7 @@ from streamxf.errors import (
 from streamxf.format.limits import MAX_KEY_LINE
 from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, SigningKey
 from streamxf.keys.derive import encode_b64url
-from streamxf.keys.envelope import MAX_ENTRY, DataKey, Entry, Envelope
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.envelope import MAX_ENTRY, DataKey, Entry, Envelope, Vouchers
 from tests.keys.frozen import VOUCHERS
 from tests.keys.sealed import DEK, DIGEST, Fake, Sealed, Vault, fragment_of, mac
 

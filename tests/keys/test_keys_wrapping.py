@@ -22,8 +22,7 @@ from streamxf.format.plain import (
 )
 from streamxf.keys import KeyRing
 from streamxf.keys.derive import decode_b64url, encode_b64url
-from streamxf.keys.envelope import DataKey, Entry, Envelope
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.envelope import DataKey, Entry, Envelope, Vouchers
 from tests.samples import KEY, encode
 
 DEK = DataKey(bytes(range(100, 132)))

@@ -20,8 +20,7 @@ import streamxf
 from streamxf import PrivateKey, SigningKey
 from streamxf.errors import AuthenticationError, KeyMissingError, PolicyError
 from streamxf.keys import AwsKms, KeyRing, write_key
-from streamxf.keys.envelope import DataKey, Envelope
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.envelope import DataKey, Envelope, Vouchers
 from tests.cli import preloaded
 from tests.keys.page import ARN, titled
 from tests.keys.sealed import Forger, mac

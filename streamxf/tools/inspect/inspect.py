@@ -12,8 +12,7 @@ from streamxf.errors import located
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeyRing, KeysLike, TrustLike
-from streamxf.keys.envelope import Envelope
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.progress import Progress
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage

@@ -30,8 +30,7 @@ from streamxf.format.limits import NO_PICKLE, PLAIN_MAGIC, TRAILER_BYTES, WRAPPE
 from streamxf.format.names import GLOBAL, rank_metadata_among
 from streamxf.format.plain import pack_prefix, pack_seal
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys, slices
-from streamxf.keys.envelope import WRAPPED_KEY, Envelope
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.envelope import WRAPPED_KEY, Envelope, Vouchers
 from streamxf.storage.files import open_regular
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.lock import locked

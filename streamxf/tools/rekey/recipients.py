@@ -8,9 +8,8 @@ from typing import Self
 
 from streamxf.errors import PolicyError, UnsupportedError
 from streamxf.keys import KeyProvider, KeyRing, SignerLike, SigningKey, VerifyKey
-from streamxf.keys.envelope import DataKey, Entry, Envelope
+from streamxf.keys.envelope import DataKey, Entry, Envelope, Vouchers
 from streamxf.keys.location import as_signing_key
-from streamxf.keys.vouchers import Vouchers
 
 
 @dataclass(frozen=True)

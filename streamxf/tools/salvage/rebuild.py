@@ -33,8 +33,7 @@ from streamxf.format.limits import CONTAINER_MAGIC, MAX_METADATA, TRAILER_BYTES
 from streamxf.format.names import GLOBAL, OWN_FILE
 from streamxf.format.trailer import Sections, Trailer, slices
 from streamxf.keys import KeyRing
-from streamxf.keys.envelope import WRAPPED_KEY
-from streamxf.keys.vouchers import is_signed
+from streamxf.keys.envelope import WRAPPED_KEY, is_signed
 from streamxf.progress import Progress, Shares
 from streamxf.storage.reading import Counted
 from streamxf.storage.storage import Storage

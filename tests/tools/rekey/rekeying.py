@@ -13,8 +13,7 @@ from streamxf.checkpoint.metadata import metadata_in
 from streamxf.errors import KeyMissingError
 from streamxf.format.trailer import pack_keys
 from streamxf.keys import KeyRing
-from streamxf.keys.envelope import WRAPPED_KEY, Envelope
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.envelope import WRAPPED_KEY, Envelope, Vouchers
 from tests.dcp.helpers import refused, rewritten, sections_of
 
 KEY = Key(bytes(range(32)))

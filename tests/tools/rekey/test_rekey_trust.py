@@ -22,8 +22,7 @@ from streamxf.errors import (
 )
 from streamxf.format.trailer import pack
 from streamxf.keys import KeyProvider, KeyRing
-from streamxf.keys.envelope import Entry, Envelope
-from streamxf.keys.vouchers import Vouchers
+from streamxf.keys.envelope import Entry, Envelope, Vouchers
 from streamxf.storage.opening import open_storage
 from streamxf.tools.rekey import Recipients
 from streamxf.tools.rekey.holders import MetadataFile
