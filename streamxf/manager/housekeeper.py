@@ -17,7 +17,7 @@ from streamxf.format.names import is_metadata_name, made_by_saves
 from streamxf.format.run import RunFacts
 from streamxf.manager.choice import Verify, check_alone, digest_of
 from streamxf.manager.folder import checksum_of
-from streamxf.manager.forget import forget_in
+from streamxf.manager.forget import finish, forget_in, leftovers
 from streamxf.manager.holds import has_no_place, put_hold
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import (
@@ -33,7 +33,6 @@ from streamxf.manager.notes import (
     written_since,
 )
 from streamxf.manager.record import Record, numbers_in
-from streamxf.manager.removal import finish, leftovers
 from streamxf.manager.retention import Retention
 from streamxf.manager.sessions import Session, Sessions
 from streamxf.storage.removal import files_of, remove_entry, remove_tree

@@ -14,12 +14,12 @@ from unittest.mock import patch
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from streamxf.manager import forget, holds, housekeeper, listing, removal, sessions
+from streamxf.manager import forget, holds, housekeeper, listing, sessions
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.storage import local
 
 # where removals look at what others may have changed, each by its module's own name
-LOOKS = ((removal, "held"), (removal, "remove_trees"), (forget, "held"), (forget, "newest"), (housekeeper, "put_hold"))
+LOOKS = ((forget, "held"), (forget, "remove_trees"), (forget, "newest"), (housekeeper, "put_hold"))
 CHANGES = (
     *((os, name) for name in ("unlink", "rmdir", "rename", "replace", "link")),
     *((MemoryFileSystem, name) for name in ("rm_file", "pipe_file")),
@@ -123,8 +123,8 @@ class Points:
                     stack.enter_context(patch.object(fcntl, name, no_locks))
             for owner, name in (*CHANGES, *LOOKS):
                 stack.enter_context(patch.object(owner, name, self.before(getattr(owner, name))))
-            stack.enter_context(patch.object(removal, "_remove_unchanged", self.locking(removal._remove_unchanged)))
-            stack.enter_context(patch.object(removal, "locked", self.held(removal.locked)))
+            stack.enter_context(patch.object(forget, "_remove_unchanged", self.locking(forget._remove_unchanged)))
+            stack.enter_context(patch.object(forget, "locked", self.held(forget.locked)))
             stack.enter_context(patch.object(holds, "_PATIENCE", 1.0))
             # what is remembered of an object store may be outdated, by design; the model knows what is there
             stack.enter_context(patch.object(listing, "ANY", None))

@@ -93,7 +93,7 @@ def test_a_removal_that_was_killed_holds_up_nobody_who_comes_later(
 ) -> None:
     saved_run(tmp_path, 1, 2)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("streamxf.manager.removal._remove_unchanged", interrupted)
+        patched.setattr("streamxf.manager.forget._remove_unchanged", interrupted)
         streamxf.forget(tmp_path, 1)
     (note,) = (tmp_path / ".streamxf").glob("going-*")
     _, _, number = note.name.split("-")

@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 import streamxf
 from streamxf.errors import ForeignError, KeyMissingError, NoCheckpointError
 from streamxf.manager import choice
+from streamxf.manager import forget as module_of_forget
 from streamxf.manager import holds as module_of_holds
 from streamxf.manager import manager as module
-from streamxf.manager import removal as module_of_removal
 from streamxf.manager.forget import forget
 from streamxf.manager.holds import held, hold
 from streamxf.manager.listing import Run, list_checkpoints
@@ -218,7 +218,7 @@ def test_a_save_that_is_replaced_at_that_moment_is_not_loaded_in_part(
 def test_a_removal_looks_for_holds_after_it_has_said_so(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that waited for it long enough keeps what is still there."""
     monkeypatch.setattr(module_of_holds, "_PATIENCE", 0.2)
-    place, looks_for_holds = Run(open_storage(run)), module_of_removal.held
+    place, looks_for_holds = Run(open_storage(run)), module_of_forget.held
     with ExitStack() as stack:
 
         def looking(storage: Storage, **options: Any) -> dict[str, str]:
@@ -226,8 +226,8 @@ def test_a_removal_looks_for_holds_after_it_has_said_so(run: Path, monkeypatch: 
                 stack.enter_context(hold(run / "step-1"))
             return looks_for_holds(storage, **options)
 
-        monkeypatch.setattr(module_of_removal, "held", looking)
-        in_use, failed = module_of_removal.remove_checkpoints(place, place.records()[:1])
+        monkeypatch.setattr(module_of_forget, "held", looking)
+        in_use, failed = module_of_forget.remove_checkpoints(place, place.records()[:1])
         assert (list(in_use), failed) == (["step-1"], {})
     assert resumed(run) == 3
     assert complete(run) == ["step-1", "step-2", "step-3"]
@@ -236,7 +236,7 @@ def test_a_removal_looks_for_holds_after_it_has_said_so(run: Path, monkeypatch: 
 def test_a_reader_waits_for_a_removal(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And is refused when it is over: it has put its hold too late."""
     here, results = threading.current_thread(), []
-    place, looks_for_holds = Run(open_storage(run)), module_of_removal.held
+    place, looks_for_holds = Run(open_storage(run)), module_of_forget.held
 
     def read() -> None:
         try:
@@ -255,8 +255,8 @@ def test_a_reader_waits_for_a_removal(run: Path, monkeypatch: pytest.MonkeyPatch
                 pass
         return found
 
-    monkeypatch.setattr(module_of_removal, "held", looking)
-    assert module_of_removal.remove_checkpoints(place, place.records()[:1]) == ({}, {})
+    monkeypatch.setattr(module_of_forget, "held", looking)
+    assert module_of_forget.remove_checkpoints(place, place.records()[:1]) == ({}, {})
     reader.join(60)
     assert results == ["refused"]
     assert held(place.storage) == {}

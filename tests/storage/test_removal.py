@@ -280,7 +280,7 @@ def test_a_checkpoint_swapped_for_a_link_while_it_is_forgotten(tmp_path: Path, m
         for step in (1, 2):
             manager.save(step, {"w": torch.ones(3)})
     victim = made(tmp_path, "victim")
-    taking = streamxf.manager.removal.locked
+    taking = streamxf.manager.forget.locked
 
     def swapped(storage: Storage, **how: Any) -> Any:
         if (tmp_path / "run" / "step-1").is_dir():
@@ -288,7 +288,7 @@ def test_a_checkpoint_swapped_for_a_link_while_it_is_forgotten(tmp_path: Path, m
             (tmp_path / "run" / "step-1").symlink_to(victim)
         return taking(storage, **how)
 
-    monkeypatch.setattr("streamxf.manager.removal.locked", swapped)
+    monkeypatch.setattr("streamxf.manager.forget.locked", swapped)
     before = victim.stat().st_mtime_ns
     report = streamxf.forget(tmp_path / "run", 1)
     assert report.removed == ()
