@@ -1,1 +1,1 @@
-"""``streamxf`` on the terminal: one file for each command."""
+"""``streamxf`` on the terminal: one file for each group of commands."""

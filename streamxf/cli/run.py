@@ -222,8 +222,8 @@ class Interrupts:
         raise self._raised[-1]
 
 
-# A command is a function of its own name, in a module of that name unless `_TOGETHER` has another; what is heavy is
-# imported when it runs.
+# A command is a function of its own name, in a module of that name unless `_TOGETHER` has it; what is heavy is imported
+# when it runs.
 PANELS = {
     "Look": ("inspect", "diff", "cat"),
     "Check and repair": ("verify", "salvage", "clean"),
@@ -235,13 +235,17 @@ PANELS = {
 COMMANDS = [name for panel in PANELS.values() for name in panel]
 _FRAMED = 70  # columns: in fewer, typer's tables of options cut words
 _TOGETHER = {
-    **dict.fromkeys(("pack", "unpack", "transcode", "stock"), "convert"),
-    **dict.fromkeys(("keygen", "rekey", "recipients"), "keys"),
+    "look": PANELS["Look"],
+    "repair": PANELS["Check and repair"],
+    "runs": ("latest", "forget"),
+    "convert": PANELS["Convert"],
+    "keys": PANELS["Keys"],
 }
 
 
 def _function(command: str) -> Any:
-    return getattr(import_module(f"streamxf.cli.{_TOGETHER.get(command, command)}"), command)
+    home = next((module for module, commands in _TOGETHER.items() if command in commands), command)
+    return getattr(import_module(f"streamxf.cli.{home}"), command)
 
 
 def help_of(command: str) -> tuple[str, list[str]]:

@@ -1,25 +1,29 @@
-"""``streamxf inspect``."""
+"""``streamxf inspect``, ``diff`` and ``cat``."""
 
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+import sys
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
 from streamxf.buffers import write_all
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.errors import UnsupportedError
+from streamxf.errors import PolicyError, UnsupportedError
 from streamxf.format.items import TensorItem
+from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.storage.files import open_regular
 from streamxf.storage.opening import open_storage
+from streamxf.wording import printable
 
 if TYPE_CHECKING:
     from streamxf.tools.inspect.inspect import PlainSummary
     from streamxf.tools.inspect.tree import Module
-
 
 _PAGE = b"<!doctype html>"
 _FAILURES = ("nan", "inf", "zeros")
@@ -136,3 +140,123 @@ def _branch(module: Module, depth: int | None) -> dict[str, Any]:
         deeper = None if depth is None else depth - 1
         found["modules"] = [_branch(child, deeper) for child in module.children]
     return found
+
+
+def diff(
+    a: str = options.PATH,
+    b: str = options.PATH,
+    only: list[str] | None = options.ONLY,
+    prefix_a: str = options.value("TEXT", "Only items of A with this prefix, which is removed from their names.", ""),
+    prefix_b: str = options.value("TEXT", "The same for B.", ""),
+    top: int = options.value("N", "How many items of each kind to list; --json has all.", 20, min=0),
+    values: bool = options.flag("Show statistics of B minus A: range, mean, standard deviation and distribution."),
+    plain_a: bool = options.flag("A is not encrypted: the keys are for B alone."),
+    plain_b: bool = options.flag("The same for B."),
+    *,
+    access: options.Group,
+    out: show.Output,
+) -> int:
+    """Compare two checkpoints of any formats: what was added, removed or changed, and by how much.
+
+    Tensors are the same if all their bits are. An element that became NaN, or is NaN with other bits, has no distance
+    and is counted separately. A packed folder is compared with a folder, or with another packed one, file by file.
+    Otherwise only tensors and objects are compared, so a checkpoint equals the file that it was packed from; the report
+    lists anything not compared. An item that cannot be read is listed with the reason.
+
+    Exit codes: 0 the same; 1 different, or damaged; 2 it could not start.
+
+    Examples:
+    streamxf diff /checkpoints/step-1000 /checkpoints/step-2000
+    streamxf diff /checkpoints/step-1000 model.safetensors --prefix-a model.
+    streamxf diff before after --only '*.weight' --values
+    """
+    from streamxf.tools.diff.diff import diff as compare
+
+    with out.progress("Comparing") as bar:
+        try:
+            found = compare(
+                a,
+                b,
+                **access,
+                encrypted=(not plain_a, not plain_b),
+                only=only or (),
+                prefixes=(prefix_a, prefix_b),
+                values=values,
+                progress=bar,
+            )
+        except PolicyError as error:
+            if access["keys"] and not (plain_a or plain_b):
+                error.add_note("where only one of the two is encrypted, say which is not: --plain-a or --plain-b")
+            raise
+    if out.json:
+        show.as_json({"same": found.same, **asdict(found)}, show.budget_for(access["max_expansion"], a, b))
+    else:
+        show.say(f"{printable(a)} and {printable(b)}: {found.text(top)}")
+        if values and top:
+            from streamxf.cli.figures import ValueTable
+
+            rows = ValueTable("B minus A")
+            counted = ((one.name, one.distance.statistics) for one in found.changed if one.distance)
+            for name, statistics in islice((each for each in counted if each[1]), top):
+                rows.add(name, statistics)
+            rows.print()
+    return FINE if found.same else FAILED
+
+
+_STEP = 16 * 2**20  # bytes: as many blocks as keep the workers busy
+
+
+def cat(
+    path: str = options.argument(
+        "FILE",
+        "A file that streamxf.open wrote, or its URL; - is the standard input.",
+        callback=lambda path: path if path == "-" else options.existing(path),
+    ),
+    *,
+    keys: options.Group,
+) -> int:
+    """Decode a file that streamxf.open wrote, to the standard output.
+
+    Each block is checked before it is written. At a damaged block the command ends with exit code 1, and the output so
+    far is intact.
+
+    Examples:
+    streamxf cat weights.pt.sxf --key file:team.key > weights.pt
+    curl -s https://host/data.tar.sxf | streamxf cat - | tar -x
+    """
+    from streamxf.errors import located
+    from streamxf.keys import KeyRing
+    from streamxf.stream import open as open_stream
+
+    ring = KeyRing.of(**keys)
+    buffer = bytearray(_STEP)
+    with ExitStack() as stack, located(file=None if path == "-" else path):
+        reader = stack.enter_context(open_stream(_opened(path, stack), keys=ring))
+        while count := reader.readinto(buffer):
+            sys.stdout.buffer.write(memoryview(buffer)[:count])
+        sys.stdout.buffer.flush()
+    return FINE
+
+
+def _opened(path: str, stack: ExitStack) -> IO[bytes] | Any:
+    from streamxf.storage.opening import open_storage
+
+    if path == "-":
+        stdin: Any = sys.stdin.buffer
+        _refuse_others(stdin.peek(len(PLAIN_MAGIC)))
+        return stdin
+    storage = open_storage(path)
+    if storage.is_folder():
+        raise UnsupportedError(
+            "this is a folder; cat decodes a file that streamxf.open wrote. unpack writes a checkpoint as a file",
+            file=path,
+        )
+    file = stack.enter_context(storage.open())
+    _refuse_others(file.read(0, min(file.size, len(PLAIN_MAGIC))))
+    return file.raw
+
+
+def _refuse_others(beginning: bytes) -> None:
+    """Raise UnsupportedError for another format: nothing is damaged then."""
+    if beginning and not PLAIN_MAGIC.startswith(beginning[: len(PLAIN_MAGIC)]):
+        raise UnsupportedError("this is not a file that streamxf.open wrote: it begins with other bytes")

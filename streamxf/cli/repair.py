@@ -1,0 +1,150 @@
+"""``streamxf verify``, ``salvage`` and ``clean``."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict
+from functools import partial
+
+from streamxf.cli import options, show, units
+from streamxf.cli.exits import FAILED, FINE
+from streamxf.errors import ParameterError
+
+
+def verify(
+    path: str = options.PATH,
+    *,
+    access: options.Group,
+    expect_save_id: list[str] | None = options.SAVE_IDS,
+    out: show.Output,
+) -> int:
+    """Read every byte of a checkpoint or file, and report damage.
+
+    A file that streamxf.open wrote is checked like a checkpoint. Of a torch.save file, the checksums of its records are
+    compared; a .safetensors file has none, so only its header is checked. A Hugging Face folder is checked shard by
+    shard. In any other folder, such as a Trainer's checkpoint or a run, each checkpoint and file is checked.
+
+    Without keys, verify finds accidental damage, but not deliberate changes.
+
+    Examples:
+    streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key
+    streamxf verify weights.pt.sxf
+    """
+    from streamxf.tools.verify.verify import verify as check
+
+    with out.progress("Verifying") as bar:
+        report = check(path, **access, expect_save_id=expect_save_id, progress=bar)
+    return out.report(
+        lambda: {"path": path, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)},
+        str(report),
+        report.ok,
+        access["max_expansion"],
+        path,
+    )
+
+
+def salvage(
+    path: str = options.PATH,
+    target: str = options.TARGET,
+    partial: bool = options.flag("Include tensors with damaged shards: these are zero."),
+    rank: int | None = options.value("N", "Whose metadata to use, if each rank has its own.", min=0),
+    merge_ranks: bool = options.flag("Confirm that all ranks' metadata files belong to one save."),
+    without_metadata: bool = options.flag(
+        "Find items in the data files if the metadata is unusable. You confirm that no data file is missing or was "
+        "added."
+    ),
+    writer_id: list[str] | None = options.value(
+        "ID",
+        "With --without-metadata: the 32 digits in the names of the save's files, if there are files of several saves.",
+    ),
+    *,
+    written: options.Group,
+    access: options.Group,
+    expect_save_id: list[str] | None = options.SAVE_IDS,
+    out: show.Output,
+) -> int:
+    """Save the intact items of a damaged checkpoint as a new one, and list the lost ones.
+
+    Each item is checked as in a load, so the new checkpoint contains only intact items. One or two of them are in
+    memory at a time. The damaged checkpoint is read twice and not changed. The exit code is 1 if anything is lost.
+
+    Examples:
+    streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged
+    streamxf salvage damaged whole --without-metadata
+    """
+    from streamxf.tools.salvage.salvage import salvage
+
+    if writer_id and not without_metadata:
+        raise ParameterError(
+            "--writer-id goes with --without-metadata; otherwise the metadata says which files belong to the save"
+        )
+    with out.progress("Salvaging") as bar:
+        found, copy = salvage(
+            path,
+            target,
+            **written,
+            **access,
+            expect_save_id=expect_save_id,
+            partial=partial,
+            rank=rank,
+            merge_ranks=merge_ranks,
+            without_metadata=writer_id or without_metadata,
+            progress=bar,
+        )
+    text = f"{found}\n" + (f"nothing was written to {target}" if copy is None else f"{target}: {copy}")
+    code = out.report(
+        lambda: {
+            "path": path,
+            "target": target,
+            "loaded": found.loaded,
+            "damaged": show.damages(found.damaged),
+            "partial": found.partial,
+            "unchecked": found.unchecked,
+            "save_ids": list(dict.fromkeys(found.save_ids.values())),
+            "written": None if copy is None else asdict(copy),
+        },
+        text,
+        not found.damaged,
+        access["max_expansion"],
+        path,
+    )
+    return code if copy is not None else FAILED
+
+
+def clean(
+    path: str = options.PATH,
+    dry_run: bool = options.DRY_RUN,
+    min_age: float | None = options.value(
+        "TIME",
+        "Minimum age of a leftover: 90s, 30m, 2h, 1d. By default 0 where a lock keeps saves away, and 1d in object "
+        "stores and network file systems.",
+        parser=units.seconds,
+    ),
+    yes: bool = options.YES,
+    *,
+    keys: options.Group,
+    out: show.Output,
+) -> int:
+    """Remove leftovers of failed and killed saves from a checkpoint's folder.
+
+    It lists these files, and asks first. The checkpoint's own files stay, and so do files that streamxf did not write.
+    The next save removes leftovers, too. If the checkpoint is incomplete, nothing is removed.
+
+    Examples:
+    streamxf clean /checkpoints/step-1000 --dry-run
+    streamxf clean /checkpoints/step-1000 --min-age 2h --yes
+    """
+    from streamxf.tools.clean import clean as tool
+
+    remove = partial(tool, path, **keys, min_age=min_age)
+    asks = out.asks(dry_run, yes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what cannot be removed is in the report
+        report = remove(dry_run=dry_run or asks)
+        if asks and (found := len(report.removed) + len(report.uploads)):
+            if not out.confirmed(str(report), found):
+                return FINE
+            report = remove()
+    something = report.removed or report.uploads or report.failed or report.kept or report.recent
+    out.result({"path": path, **asdict(report)}, str(report) if something else "there is nothing to remove")
+    return FAILED if report.failed else FINE
