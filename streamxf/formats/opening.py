@@ -15,8 +15,7 @@ from streamxf.errors import NoCheckpointError, StreamxfError, UnsupportedError, 
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.format.names import made_by_saves
 from streamxf.formats import huggingface, safetensors, torchfile
-from streamxf.formats.contents import SUFFIXES, Contents, Format, sizes_of
-from streamxf.formats.reader import FileReader
+from streamxf.formats.contents import SUFFIXES, Contents, FileReader, Format, sizes_of
 from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.storage import Storage

@@ -1,6 +1,6 @@
 """Keys in files and environment variables: `read_key`, `write_key`, `read_environment`, and locations of both.
 
-Either holds a line of `streamxf.keys.text`, one that a passphrase protects, or 32 bytes in hexadecimal or base64, as
+Either holds a line of `streamxf.keys.location`, one that a passphrase protects, or 32 bytes in hexadecimal or base64, as
 ``openssl rand`` prints them.
 """
 
@@ -18,8 +18,8 @@ from typing import ParamSpec, TypeVar
 
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
 from streamxf.keys.key import SECRET_BYTES, Key
+from streamxf.keys.location import MAX_KEY_FILE, PROTECTED, PUBLIC, SECRET, AnyKey, format_key, parse_key
 from streamxf.keys.pair import PublicKey, VerifyKey
-from streamxf.keys.text import MAX_KEY_FILE, PROTECTED, PUBLIC, SECRET, AnyKey, format_key, parse_key
 
 PathLike = str | os.PathLike[str]
 

@@ -23,11 +23,10 @@ from streamxf.errors import (
 )
 from streamxf.format.names import is_metadata_name, metadata_among, rank_of
 from streamxf.formats.opening import contents_of
-from streamxf.manager.authority import Authority
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import has_no_place, holding
 from streamxf.manager.listing import Run
-from streamxf.manager.notes import FOLDER, Commit, is_framework_file
+from streamxf.manager.notes import FOLDER, Authority, Commit, is_framework_file
 from streamxf.manager.record import Record, numbers_in
 from streamxf.manager.retention import Retention
 from streamxf.storage.removal import remove_entry

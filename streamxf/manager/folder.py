@@ -14,8 +14,7 @@ from streamxf.checkpoint.publish import made_by_writers
 from streamxf.errors import ContainerError, KeyServiceError, MetadataError, StreamxfError, escaped
 from streamxf.format.names import is_metadata_name, made_by_saves, metadata_among
 from streamxf.format.run import RunFacts
-from streamxf.manager.authority import Authority
-from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Saving, Supplement, read
+from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Authority, Commit, Saving, Supplement, read
 from streamxf.manager.record import Record, numbers_in
 from streamxf.storage.storage import Entries, Storage, StorageEntry
 

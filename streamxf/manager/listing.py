@@ -17,9 +17,8 @@ from streamxf.checkpoint.access import Access
 from streamxf.errors import DAMAGE, NoCheckpointError, ParameterError, UnsupportedError, escaped
 from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import contents_of, open_source, parts_of
-from streamxf.manager.authority import Authority
 from streamxf.manager.folder import Folder, checksum_of
-from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT
+from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Authority
 from streamxf.manager.record import Record, is_numbered, order_of, series_of
 from streamxf.manager.rows import ANY, RowCache
 from streamxf.storage.opening import Location, open_storage

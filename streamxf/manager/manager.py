@@ -33,10 +33,10 @@ from streamxf.errors import ParameterError, escaped, is_damage
 from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, give_back, gloo_group
-from streamxf.manager.authority import Authority
 from streamxf.manager.choice import ALL, Verify, check_verify, choose, clear, damage_of
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
+from streamxf.manager.notes import Authority
 from streamxf.manager.record import Record, numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule

@@ -13,8 +13,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
-from streamxf.manager.authority import Authority
-from streamxf.manager.notes import notes_in, put_note, remove_notes
+from streamxf.manager.notes import Authority, notes_in, put_note, remove_notes
 from streamxf.manager.record import Record
 from streamxf.storage.small import MOST_BYTES
 from streamxf.storage.storage import Storage

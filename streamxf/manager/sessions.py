@@ -14,8 +14,7 @@ from typing import IO, Any
 from weakref import WeakValueDictionary
 
 from streamxf.errors import AbortedError, escaped
-from streamxf.manager.authority import Authority
-from streamxf.manager.notes import FOLDER, digits, natural, notes_in, put_note, remove_notes
+from streamxf.manager.notes import FOLDER, Authority, digits, natural, notes_in, put_note, remove_notes
 from streamxf.storage.storage import Storage
 from streamxf.wording import time_text
 

@@ -27,8 +27,8 @@ from streamxf.errors import MetadataError, PolicyError
 from streamxf.format.extra import from_json
 from streamxf.format.items import Chunk, Place, TensorItem
 from streamxf.format.tiling import check_apart, check_offsets, check_tiles, work_for
+from streamxf.formats.contents import FileReader
 from streamxf.formats.opening import open_source
-from streamxf.formats.reader import FileReader
 from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.model import model_in
 from streamxf.tools.diff.diff import _prefix

@@ -13,7 +13,7 @@ import pytest
 import streamxf
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError, WrongKeyError
 from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey, file, read_key, write_key
-from streamxf.keys.text import format_key, parse_key
+from streamxf.keys.location import format_key, parse_key
 from tests.polling import at_once
 
 KEY = Key(bytes(range(107, 139)))

@@ -11,8 +11,8 @@ from streamxf.errors import KeyMissingError, ParameterError, UnsupportedError, W
 from streamxf.keys import Key, PrivateKey, SigningKey, passphrase
 from streamxf.keys.derive import encode_b64url
 from streamxf.keys.file import read_line
+from streamxf.keys.location import format_key
 from streamxf.keys.passphrase import DEFAULT_COST, PassphraseCost, normalise, open_protected, protect_key
-from streamxf.keys.text import format_key
 from tests.keys.frozen import PROTECTED_LINE
 
 SECRET = bytes(range(90, 122))

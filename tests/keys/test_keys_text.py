@@ -12,7 +12,7 @@ from streamxf.errors import KeyMissingError, ParameterError, WrongKeyError
 from streamxf.keys import Key, PrivateKey, SigningKey
 from streamxf.keys.derive import encode_b64url
 from streamxf.keys.file import key_line, read_line
-from streamxf.keys.text import format_key, parse_key
+from streamxf.keys.location import format_key, parse_key
 
 SECRET = bytes(range(200, 232))
 KEY = Key(SECRET)

@@ -20,7 +20,7 @@ from streamxf.format.index import Index
 from streamxf.format.names import GLOBAL
 from streamxf.format.run import RunFacts
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
-from streamxf.manager.authority import Authority
+from streamxf.manager.notes import Authority
 
 DIFFERENT = 40  # saves, each with ids of its own
 Files = Mapping[str, bytes]

@@ -13,7 +13,7 @@ import streamxf
 from streamxf import CheckpointManager, Retention, forget, hold
 from streamxf.checkpoint.access import Access
 from streamxf.errors import KeyMissingError, NoCheckpointError, ParameterError
-from streamxf.manager.authority import Authority
+from streamxf.manager.notes import Authority
 from streamxf.manager.sessions import Sessions
 from streamxf.storage.opening import open_storage
 from tests.dcp.helpers import stored_chain

@@ -21,8 +21,8 @@ from streamxf.checkpoint.access import Access
 from streamxf.dcp import reader
 from streamxf.errors import ForeignError, KeyServiceError, NoCheckpointError, ParameterError, UnsupportedError
 from streamxf.manager import folder
-from streamxf.manager.authority import Authority
 from streamxf.manager.latest import is_complete
+from streamxf.manager.notes import Authority
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage, StorageEntry
 from tests.altered import flip

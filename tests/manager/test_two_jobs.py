@@ -15,7 +15,7 @@ import pytest
 from streamxf.checkpoint.access import Access
 from streamxf.errors import AbortedError
 from streamxf.manager import sessions as module
-from streamxf.manager.authority import Authority
+from streamxf.manager.notes import Authority
 from streamxf.manager.sessions import Sessions
 from streamxf.storage.opening import open_storage
 

@@ -13,9 +13,8 @@ from streamxf.checkpoint.reading import BoxReader
 from streamxf.errors import NoCheckpointError, ParameterError, located
 from streamxf.format.items import Item, Path, TensorItem
 from streamxf.formats import torchfile
-from streamxf.formats.contents import Contents, Format
+from streamxf.formats.contents import Contents, FileReader, Format
 from streamxf.formats.opening import format_of, kind_of, open_source, parts_of
-from streamxf.formats.reader import FileReader
 from streamxf.storage.reading import StoredFile, access_to
 from streamxf.storage.storage import Storage
 from streamxf.stream import open as open_plain

@@ -20,9 +20,8 @@ from streamxf.checkpoint.elements import Elements
 from streamxf.errors import NoCheckpointError, ParameterError, PolicyError, StreamxfError, UnsupportedError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, contiguous_strides, elements_size
 from streamxf.formats import huggingface, safetensors, torchfile
-from streamxf.formats.contents import SUFFIXES, Contents, Format, Shard, whole_tensor
+from streamxf.formats.contents import SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
 from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_source
-from streamxf.formats.reader import FileReader
 from streamxf.storage.reading import FileSlice, PositionalFile, StoredFile
 from streamxf.stream.reader import BareBlocks, StreamReader
 from streamxf.tools.convert.manifest import (

@@ -15,9 +15,8 @@ from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, shorten
 from streamxf.format.items import ITEMSIZES, Item, Path, TensorItem
-from streamxf.formats.contents import OF_TORCH, SUFFIXES, Format, chosen
+from streamxf.formats.contents import OF_TORCH, SUFFIXES, FileReader, Format, chosen
 from streamxf.formats.huggingface import INDEX
-from streamxf.formats.reader import FileReader
 from streamxf.formats.safetensors import DTYPES, LENGTH_BYTES, MAX_HEADER, METADATA, TWO_IN_ONE, is_text
 from streamxf.tools.convert.manifest import ITEM, PackedFile, PackManifest, is_kept, rest_of
 from streamxf.tools.convert.model import model_in

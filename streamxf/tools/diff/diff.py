@@ -21,10 +21,9 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.format.items import Item, TensorItem
-from streamxf.formats.contents import chosen
+from streamxf.formats.contents import FileReader, chosen
 from streamxf.formats.huggingface import INDEX
 from streamxf.formats.opening import is_checkpoint, open_source
-from streamxf.formats.reader import FileReader
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
