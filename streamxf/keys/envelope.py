@@ -1,5 +1,5 @@
-"""A data key, drawn at random for each save, the same wrapped for each of its recipients, and who vouches for contents: a
-MAC, a voucher for each recipient whose key vouches, a signature; docs/format/keys.md, "Wrapped keys" and "Vouchers".
+"""A data key, drawn at random for each save; the same wrapped for each of its recipients; and who vouches for contents:
+a MAC, a voucher for each recipient whose key vouches, a signature; docs/format/keys.md, "Wrapped keys" and "Vouchers".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keys in files and environment variables: `read_key`, `write_key`, `read_environment`, and locations of both.
 
-Either holds a line of `streamxf.keys.location`, one that a passphrase protects, or 32 bytes in hexadecimal or base64, as
-``openssl rand`` prints them.
+Either holds a line of `streamxf.keys.location`, one that a passphrase protects, or 32 bytes in hexadecimal or base64,
+as ``openssl rand`` prints them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Notes of a run, and `Authority`: what shows that one of them, or a checkpoint, is this job's own. In a checkpoint's folder,
-beside its own files: the commit record of what a framework wrote, supplements to what a checkpoint says of itself, and
-the mark of a save that is under way; docs/format.md, "Notes". In ``.streamxf``: what may be lost.
+"""Notes of a run, and `Authority`: what shows that one of them, or a checkpoint, is this job's own.
+
+In a checkpoint's folder, beside its own files: the commit record of what a framework wrote, supplements to what a
+checkpoint says of itself, and the mark of a save that is under way; docs/format.md, "Notes". In ``.streamxf``: what may
+be lost.
 """
 
 from __future__ import annotations

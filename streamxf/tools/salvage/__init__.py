@@ -1,4 +1,4 @@
 """What can still be read of a damaged checkpoint."""
 
 from streamxf.tools.damage import Damage as Damage
-from streamxf.tools.salvage.result import Salvaged as Salvaged
+from streamxf.tools.salvage.fill import Salvaged as Salvaged

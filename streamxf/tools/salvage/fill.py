@@ -1,14 +1,15 @@
-"""From a checkpoint into memory: an item arrives whole and verified, or not at all."""
+"""From a checkpoint into memory: an item arrives whole and verified, or not at all; `Salvaged` says what did."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from streamxf.checkpoint.checkpoint import as_torch
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.reading import Box, shared_part
-from streamxf.errors import IdentityError, MetadataError, located
+from streamxf.errors import IdentityError, MetadataError, UnsupportedError, escaped, located
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.tiling import check_tiles
 from streamxf.progress import Progress
@@ -18,7 +19,71 @@ from streamxf.tools.damage import Damage
 from streamxf.tools.diff.distance import same_bits
 from streamxf.tools.nesting import nested
 from streamxf.tools.salvage.damaged import Copy, DamagedCheckpoint, memory_for
-from streamxf.tools.salvage.result import Salvaged
+from streamxf.wording import listed, many, some
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+
+def _line(alike: Sequence[Damage]) -> str:
+    """What was lost for the same reason, of one file."""
+    first = alike[0]
+    if first.item is None:
+        return str(first)
+    place = ", ".join(filter(None, (first.file and f"file {first.file}", first.blocks)))
+    return escaped(f"{some(one.part for one in alike)}: {first.error}: {first.message}{place and f' [{place}]'}")
+
+
+@dataclass(frozen=True)
+class Salvaged:
+    """The result of `load_intact` and `salvage`.
+
+    Attributes
+    ----------
+    state_dict : dict
+        The given one, filled in as far as its items verified. Without one, a new one of whole tensors on the CPU and
+        objects, nested as it was saved: lost items are missing from its dicts, and None in its lists. It is flat if the
+        metadata, which records the nesting, was unusable.
+    loaded : tuple of str
+        The names of its items, in the flat form that DCP gives them (``optimizer.state.0.step``).
+    damaged : tuple of Damage
+        Everything that did not verify: a lost item has one entry for each lost chunk.
+    partial : tuple of str
+        Tensors of which only a part verified, with `partial`.
+    missing : tuple of str
+        Items that the given state dict has and the checkpoint does not.
+    unchecked : tuple of str
+        The skipped checks, in words; empty for a checkpoint of streamxf's writers whose metadata is intact.
+    save_ids : dict of str to str
+        The save that each metadata file belongs to, as ``writer.save_id`` gave it; none for other writers.
+    """
+
+    state_dict: dict[str, Any]
+    loaded: tuple[str, ...]
+    damaged: tuple[Damage, ...]
+    partial: tuple[str, ...]
+    missing: tuple[str, ...]
+    unchecked: tuple[str, ...]
+    save_ids: dict[str, str]
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """The names of items that are lost, at least in part; each once."""
+        return tuple(dict.fromkeys(entry.item for entry in self.damaged if entry.item is not None))
+
+    def __str__(self) -> str:
+        alike: dict[object, list[Damage]] = {}  # with a file that is gone, all of its items are
+        for entry in self.damaged:
+            alike.setdefault((entry.file, entry.message, entry.block, entry.item is None), []).append(entry)
+        lines = [
+            f"{many(len(self.loaded), 'item')} salvaged, {len(self.lost):,} damaged, {len(self.missing):,} missing",
+            *listed("damaged", list(map(_line, alike.values()))),
+            *listed("only in part", self.partial),
+            *listed("missing", self.missing),
+            *listed("not checked", self.unchecked),
+        ]
+        return "\n".join(lines)
+
 
 T = TypeVar("T")
 Ints = tuple[int, ...]
@@ -55,6 +120,35 @@ class Filler:
         loaded = self._each(self._checkpoint.stored, load)
         return self._result(nested(loaded, self._checkpoint.paths), loaded)
 
+    def into(self, state_dict: dict[str, Any]) -> Salvaged:
+        """What `state_dict` asks for, in place, as ``dcp.load`` does it; the rest keeps its values."""
+        from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+        from torch.distributed.checkpoint.metadata import Metadata
+        from torch.distributed.checkpoint.stateful import Stateful
+
+        from streamxf.torch_private import set_element
+
+        plain = {name: item.state_dict() if isinstance(item, Stateful) else item for name, item in state_dict.items()}
+        planner = DefaultLoadPlanner(allow_partial_load=True)
+        planner.set_up_planner(plain, Metadata({}), True)
+        items = self._checkpoint.stored
+        missing = planner.state_dict.keys() - items.keys() - {entry.item for entry in self.damaged}
+
+        def load(item: Item) -> None:
+            if isinstance(item, TensorItem):
+                self._load_into(item, planner.state_dict[item.name], planner)
+            else:
+                planner.state_dict[item.name] = self._loaded(item)
+                set_element(plain, planner.mappings[item.name], planner.state_dict[item.name])
+
+        loaded = self._each([name for name in planner.state_dict if name in items], load)
+        for name, value in list(state_dict.items()):
+            if isinstance(value, Stateful):
+                value.load_state_dict(plain[name])
+            else:
+                state_dict[name] = plain[name]
+        return self._result(state_dict, loaded, filter(missing.__contains__, planner.state_dict))
+
     def check(self) -> Salvaged:
         """Everything is read and nothing kept: the result has an empty state dict."""
         return self._result({}, self._each(self._checkpoint.stored, lambda item: self._stored(item) is None))
@@ -70,6 +164,28 @@ class Filler:
 
     def _loaded(self, item: ObjectItem) -> Any:
         return self._checkpoint.access.objects.load(self._object(item), item.place.size)
+
+    def _load_into(self, item: TensorItem, target: Any, planner: DefaultLoadPlanner) -> None:
+        import torch
+        from torch.distributed.checkpoint.metadata import MetadataIndex
+        from torch.distributed.tensor import DTensor
+
+        from streamxf.torch_private import create_chunk_list
+
+        if isinstance(target, DTensor) and target.device_mesh.get_coordinate() is None:
+            raise Noted  # it lies on other ranks
+        try:
+            boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in create_chunk_list(target)]
+        except ValueError:
+            raise UnsupportedError(f"the checkpoint has a tensor, the state dict a {type(target).__name__}") from None
+        if item.shape != tuple(target.size()):
+            raise UnsupportedError(
+                f"the checkpoint has a tensor of shape {item.shape}, the state dict one of {tuple(target.size())}"
+            )
+        shards = [planner.lookup_tensor(MetadataIndex(item.name, torch.Size(at))).detach() for at, _ in boxes]
+        for shard, (part, places) in zip(shards, self._boxes(item, boxes), strict=True):
+            for cuts in places:
+                shard[cuts].copy_(as_torch(part, item.dtype)[cuts])
 
     def _object(self, item: ObjectItem) -> bytes:
         def read(copy: Copy, _: bool) -> bytes:

@@ -25,8 +25,7 @@ from streamxf.stream.encoder import MemorySource
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, convert, refuse_same
 from streamxf.tools.convert.result import Converted
 from streamxf.tools.salvage.damaged import DamagedCheckpoint, open_damaged
-from streamxf.tools.salvage.fill import Filler
-from streamxf.tools.salvage.result import Salvaged
+from streamxf.tools.salvage.fill import Filler, Salvaged
 
 
 def load_intact(
@@ -102,8 +101,6 @@ def load_intact(
     ParameterError
         If an argument is invalid.
     """
-    from streamxf.tools.salvage.state_dict import StateDictFiller
-
     access = Access.of(
         keys,
         trust=trust,
@@ -117,7 +114,7 @@ def load_intact(
     )
     storage = open_storage(path, storage_options)
     with open_damaged(storage, access, rank, merge_ranks, without_metadata, progress) as checkpoint:
-        filler = StateDictFiller(checkpoint, partial, progress)
+        filler = Filler(checkpoint, partial, progress)
         return filler.whole() if state_dict is None else filler.into(state_dict)
 
 
