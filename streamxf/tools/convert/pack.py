@@ -27,10 +27,9 @@ from streamxf.progress import Progress
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage, is_url
 from streamxf.stream.encoder import MemorySource
-from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, check_same, convert, refuse_same
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Converted, check_same, convert, refuse_same
 from streamxf.tools.convert.manifest import FileTree
 from streamxf.tools.convert.packed import PackedReader, open_packed
-from streamxf.tools.convert.result import Converted
 from streamxf.tools.convert.transcode import RangeSource, copy
 from streamxf.torchsave.writing import saved
 from streamxf.wording import some

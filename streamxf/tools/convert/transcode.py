@@ -27,8 +27,7 @@ from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import Load
 from streamxf.stream.reader import BareBlocks, Blocks, StreamReader
-from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, check_same, convert, refuse_same
-from streamxf.tools.convert.result import Converted
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Converted, check_same, convert, refuse_same
 from streamxf.torchsave.objects import find_framed
 
 Fill = Callable[[memoryview], None]

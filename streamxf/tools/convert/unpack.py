@@ -1,4 +1,4 @@
-"""`unpack`: a checkpoint as a file or a folder of another format."""
+"""`unpack`: a checkpoint as a file or a folder of another format; `Unpacked` is the result."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -30,12 +31,12 @@ from streamxf.storage.local import LocalStorage
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
-from streamxf.tools.convert.conversion import refuse_same
+from streamxf.tools.convert.conversion import Converted, refuse_same
 from streamxf.tools.convert.manifest import manifest_of
 from streamxf.tools.convert.model import open_model
 from streamxf.tools.convert.plan import SHARD_SIZE, Plan, format_of_name, fresh, pieces, restored
-from streamxf.tools.convert.result import Converted, Unpacked
 from streamxf.tools.convert.transcode import copy
+from streamxf.wording import listed, many, printable, size_text
 
 FormatName = Literal["safetensors", "torch", "huggingface", "dcp"]
 FORMATS: dict[str, Format] = {
@@ -44,6 +45,46 @@ FORMATS: dict[str, Format] = {
     "huggingface": Format.HUGGING_FACE,
     "dcp": Format.DCP,
 }
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """The result of `unpack`.
+
+    Attributes
+    ----------
+    target, format : str
+    files, bytes, tensors, objects : int
+        How many there are.
+    restored : bool
+        Whether these are the files that were packed, byte for byte.
+    left_out : tuple of str
+        Objects that the format cannot hold, and files that were packed beside the written model.
+    seconds : float
+    notes : tuple of str
+        As in `Converted`.
+    """
+
+    target: str
+    format: str
+    files: int
+    bytes: int
+    tensors: int
+    objects: int
+    restored: bool
+    left_out: tuple[str, ...]
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        what = many(self.tensors, "tensor") + (f" and {many(self.objects, 'object')}" if self.objects else "")
+        lines = [
+            f"wrote {what} to {printable(self.target)}: {self.format}, {many(self.files, 'file')}, "
+            f"{size_text(self.bytes)} in {self.seconds:.1f} s"
+        ]
+        if self.restored:
+            lines.append("as it was when it was packed")
+        return "\n".join([*lines, *listed("left out", self.left_out), *listed("note", self.notes)])
 
 
 def unpack(

@@ -22,8 +22,7 @@ from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.storage.opening import Location, open_storage
 from streamxf.stream.encoder import MemorySource
-from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, convert, refuse_same
-from streamxf.tools.convert.result import Converted
+from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Converted, convert, refuse_same
 from streamxf.tools.salvage.damaged import DamagedCheckpoint, open_damaged
 from streamxf.tools.salvage.fill import Filler, Salvaged
 
