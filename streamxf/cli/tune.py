@@ -113,8 +113,7 @@ def _estimate(
     workers: int | None,
     out: Output,
 ) -> int:
-    from streamxf.tuning.estimate import FIGURES
-    from streamxf.tuning.measure import measure_bandwidth
+    from streamxf.tuning.estimate import FIGURES, measure_bandwidth
     from streamxf.tuning.tuner import tune as estimate
 
     if bandwidth is not None and at is not None:

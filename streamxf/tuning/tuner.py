@@ -20,8 +20,7 @@ from streamxf.keys import KeyRing, KeysLike
 from streamxf.progress import Progress
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
-from streamxf.tuning.estimate import Recommendation, choose, estimate, reason
-from streamxf.tuning.measure import measure
+from streamxf.tuning.estimate import Recommendation, choose, estimate, measure, reason
 from streamxf.tuning.sample import RawFile, Sampled, StoredTensors, take_sample
 
 #: What is tried unless the caller names candidates.

@@ -12,7 +12,7 @@ from typer import BadParameter
 from streamxf.cli import timing, units
 from streamxf.cli.__main__ import main
 from streamxf.keys import KeyRing
-from streamxf.tuning.measure import measure_bandwidth
+from streamxf.tuning.estimate import measure_bandwidth
 from tests.cli.command import Run
 
 FEW = ["--chain", "floatzip", "--chain", ""]

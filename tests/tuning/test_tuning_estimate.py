@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from streamxf import LZ4, Checksum, Codec, Encrypt, FloatZip, ZStandard
 from streamxf.chain import Chain
 from streamxf.stream.encoder import ContainerEncoder, MemorySource
-from streamxf.tuning.estimate import CLOSE, Estimate, choose, estimate, overhead, reason
-from streamxf.tuning.measure import Measured
+from streamxf.tuning.estimate import CLOSE, Estimate, Measured, choose, estimate, overhead, reason
 from streamxf.tuning.sample import Part, identity_of
 
 GB = 10**9

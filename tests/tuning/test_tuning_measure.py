@@ -11,7 +11,7 @@ from streamxf import LZ4, Checksum, Codec, Encrypt, FloatZip, ZStandard
 from streamxf.chain import Chain
 from streamxf.codec import BlockInfo, StreamInfo
 from streamxf.errors import CodecError
-from streamxf.tuning.measure import MIN_SECONDS, ChainRun, measure
+from streamxf.tuning.estimate import MIN_SECONDS, ChainRun, measure
 from streamxf.tuning.sample import Part, Sample, identity_of
 
 
@@ -30,7 +30,7 @@ CLOCK = FakeClock()
 
 @pytest.fixture
 def fake_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamxf.tuning.measure.perf_counter", CLOCK)
+    monkeypatch.setattr("streamxf.tuning.estimate.perf_counter", CLOCK)
 
 
 @dataclass(frozen=True)

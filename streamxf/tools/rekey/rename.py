@@ -1,4 +1,6 @@
-"""Other names for the items of a checkpoint, in its index alone: writer and number tie a container to its item."""
+"""Metadata rewritten without touching data. `rename` gives items other names, in the index alone, since writer and
+number tie a container to its item; `stock` adds the pickle by which torch's own readers read a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -103,3 +105,32 @@ def _vouched(opened: Opened | None, digest: bytes, access: Access, terms: Terms)
         )
     terms.check(opened, (), vouching)
     return opened.change(lambda envelope, _: envelope.recipients, (), vouching, terms.signer, digest)
+
+
+def stock(path: Location, *, storage_options: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """Put the pickle that torch's own readers need at the head of a checkpoint's metadata.
+
+    It needs no keys, and vouchers and signatures stay: they are made for the index, from which the pickle is derived.
+    Each metadata file is replaced in one step; if ranks have their own, one after the other.
+
+    `path` is the checkpoint's folder, or its URL, which fsspec opens with `storage_options`. Returns the names of the
+    rewritten files; ``()`` if torch's readers could read all of them before.
+
+    Raises
+    ------
+    MetadataError
+        If it is missing or damaged, was replaced meanwhile, or would be too large.
+    UnsupportedError
+        If another writer made it, or several processes encrypted it: torch's readers need each data key wrapped for
+        the recipients, which only a save can do.
+    OSError
+        If it cannot be written. Then the old file is still there.
+    """
+
+    def plan(file: MetadataFile) -> tuple[MetadataFile, bytes] | None:
+        if file.sections.pickled:
+            return None
+        file.read(Access(), listing=True)
+        return file, file.pack(file.keys if file.is_encrypted else None, replace(file.sections, pickled=True))
+
+    return replace_each(each(metadata_of(open_storage(path, storage_options)), plan))
