@@ -7,19 +7,11 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
+from streamxf import errors
 from streamxf.budget import MAX_EXPANSION
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.elements import itemsize_of
 from streamxf.checkpoint.reading import BOX_BYTES, BoxReader, boxes_of
-from streamxf.errors import (
-    DAMAGE,
-    KeyMissingError,
-    KeyServiceError,
-    ParameterError,
-    PolicyError,
-    StreamxfError,
-    WrongKeyError,
-)
 from streamxf.format.items import Item, TensorItem
 from streamxf.formats.contents import FileReader, chosen
 from streamxf.formats.huggingface import INDEX
@@ -107,7 +99,7 @@ def diff(
             try:
                 if (manifest := manifest_of(side)) is not None:
                     manifests[number] = manifest
-            except DAMAGE as error:
+            except errors.DAMAGE as error:
                 unknown[number] = (
                     f"{storages[number].label()}: what else was packed, since this cannot be read: {error}"
                 )
@@ -145,7 +137,7 @@ def _not_compared(storage: Storage, side: BoxReader, manifest: PackManifest | No
 
 
 # Reasons that have nothing to do with the item: the caller can mend them, and then all items can be read.
-_CALLERS = (*NOT_AT_HAND, KeyMissingError, KeyServiceError, PolicyError, WrongKeyError)
+_CALLERS = (*NOT_AT_HAND, errors.KeyMissingError, errors.KeyServiceError, errors.PolicyError, errors.WrongKeyError)
 _TRIED = 20  # names and prefixes
 
 
@@ -179,7 +171,7 @@ class Comparison:
             for side, prefix in zip((self._first, self._second), prefixes, strict=True)
         )
         if not one and not other and (only or any(prefixes)):
-            raise ParameterError("no item of either has such a name, so there is nothing to compare")
+            raise errors.ParameterError("no item of either has such a name, so there is nothing to compare")
         pairs: list[tuple[str, TensorItem, TensorItem]] = []
         for name, item in one.items():
             beside = other.get(name)
@@ -237,7 +229,7 @@ class Comparison:
         except Exception as error:  # a third-party codec, or an object's own code, may raise anything
             self._incomparable[name] = _reason(error)
             cause = error.cause if isinstance(error, _Unreadable) else error
-            if self._reason is None and isinstance(cause, StreamxfError | OSError):
+            if self._reason is None and isinstance(cause, errors.StreamxfError | OSError):
                 self._reason = cause
             return
         else:

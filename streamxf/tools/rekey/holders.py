@@ -9,22 +9,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from streamxf import errors
 from streamxf.budget import check_whole
 from streamxf.buffers import write_all
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata, metadata_files, metadata_in, read_sections
 from streamxf.checkpoint.pickled import pickled
-from streamxf.errors import (
-    AuthenticationError,
-    ContainerError,
-    DescriptorError,
-    KeyMissingError,
-    MetadataError,
-    ParameterError,
-    PolicyError,
-    UnsupportedError,
-    located,
-)
+from streamxf.errors import located
 from streamxf.format.index import Index
 from streamxf.format.limits import NO_PICKLE, PLAIN_MAGIC, TRAILER_BYTES, WRAPPED_KEY_BYTES
 from streamxf.format.names import GLOBAL, rank_metadata_among
@@ -80,7 +71,7 @@ class MetadataFile:
         opened, without what only looks like one. Raises PolicyError if there are none.
         """
         if self._keys is None:
-            raise PolicyError("the checkpoint is not encrypted, so it has no recipients; save it with Encrypt")
+            raise errors.PolicyError("the checkpoint is not encrypted, so it has no recipients; save it with Encrypt")
         return self._keys
 
     def read(self, access: Access, *, listing: bool = False) -> Metadata:
@@ -100,7 +91,9 @@ class MetadataFile:
         data_keys = {other.id: other for other in (data_key, *others.values())}
         self._keys = keys = keys.only(data_keys)
         if len(keys.envelopes) < len(data_keys) and self.sections.pickled:
-            raise MetadataError("the pickle that torch's readers read lacks a wrapped data key: the file is damaged")
+            raise errors.MetadataError(
+                "the pickle that torch's readers read lacks a wrapped data key: the file is damaged"
+            )
         opened = tuple(data_keys[envelope.dek_id] for envelope in keys.envelopes)
         hashed = self.index.hashed or not self.index.items
         return Opened(keys, opened, opener, hashed, self.index.save_id)
@@ -119,13 +112,13 @@ class MetadataFile:
         if found is not None and keys is not None:
             found = found.only({envelope.dek_id for envelope in keys.envelopes})
         if trailer is None or found != keys:
-            raise MetadataError("the keys cannot be replaced; the metadata was left as it is")
+            raise errors.MetadataError("the keys cannot be replaced; the metadata was left as it is")
         return data
 
     def replace(self, packed: bytes) -> None:
         """Put what `pack` made in its place, if it is still the same."""
         if self._storage.is_cached:
-            raise UnsupportedError(
+            raise errors.UnsupportedError(
                 "this URL leads through a cache, which may remember the metadata of an older save; use that of the "
                 "storage itself. Nothing was changed",
                 file=self._storage.label(),
@@ -133,13 +126,13 @@ class MetadataFile:
 
         def check() -> None:
             if self._sections() != self.sections:
-                raise MetadataError(_REPLACED)
+                raise errors.MetadataError(_REPLACED)
 
         with locked(self._storage):
             try:
                 self._storage.put(self.name, packed, check=check, over=self._storage.stamp(self.name))
             except ReplacedMeanwhile:
-                raise MetadataError(_REPLACED) from None
+                raise errors.MetadataError(_REPLACED) from None
 
     def _sections(self) -> Sections:
         try:
@@ -148,11 +141,11 @@ class MetadataFile:
                 sections = read_sections(file)
                 if sections is not None:
                     size = sections.head_size + sections.parts_size
-                    check_whole(file.raw, file.size, size, MetadataError)
+                    check_whole(file.raw, file.size, size, errors.MetadataError)
                     return replace(sections, read=slices(file.read(0, size)))
         except FileNotFoundError as error:
-            raise MetadataError("the metadata has gone: is another process saving to this folder?") from error
-        raise UnsupportedError(
+            raise errors.MetadataError("the metadata has gone: is another process saving to this folder?") from error
+        raise errors.UnsupportedError(
             "the metadata has no index. If streamxf's writer saved this checkpoint, the file was cut or altered: "
             "restore it. If another writer did, nothing vouches for which keys belong here: load the checkpoint, "
             "and save it with streamxf's writer"
@@ -163,7 +156,7 @@ class MetadataFile:
         ids = self._ids | {bytes(WRAPPED_KEY_BYTES): next(iter(texts)), None: b""}
         by_writer = {file.writer: texts.get(ids.get(file.key, b"?")) for file in index.files.values()}
         if None in by_writer.values():
-            raise UnsupportedError(
+            raise errors.UnsupportedError(
                 "several processes encrypted this checkpoint, and torch's own readers need each of their data keys "
                 "wrapped for its recipients, which it does not have without a pickle: save it with stock=True"
             )
@@ -175,7 +168,7 @@ def metadata_of(storage: Storage) -> Iterator[MetadataFile]:
     found = metadata_files(storage)
     ranks = rank_metadata_among(storage.names())
     if found == [GLOBAL] and ranks:
-        raise MetadataError(
+        raise errors.MetadataError(
             f"the folder has a {GLOBAL} and, beside it, metadata of single ranks such as {ranks[0]}, which readers "
             "ignore: it is left from another save, or of another checkpoint. Move it away, and try again",
             file=storage.label(),
@@ -192,7 +185,7 @@ def _key_set(sections: Sections) -> KeySet | None:
         return None
     envelopes = {(first := Envelope.parse(lines[0])).dek_id: first}
     for found in WRAPPED_KEY.findall(sections.head() if sections.pickled else b""):
-        with suppress(DescriptorError):
+        with suppress(errors.DescriptorError):
             other = Envelope.parse(found.decode("ascii"))
             envelopes.setdefault(other.dek_id, other)
     return KeySet(tuple(envelopes.values()), Vouchers.parse(lines[1]), sections.digest)
@@ -213,10 +206,10 @@ class PlainFile:
         header = self._parts.header
         try:
             opener, data_key = access.keys.open_by(self._parts.wrapped, self._parts.vouchers, self.keys.digest)
-        except KeyMissingError as error:
-            raise KeyMissingError(f"this file is {error.message}") from None
+        except errors.KeyMissingError as error:
+            raise errors.KeyMissingError(f"this file is {error.message}") from None
         if not hmac.compare_digest(data_key.stream_keys(header.salt, header.digest)[1], header.seal or b""):
-            raise AuthenticationError("the header's seal does not match: the file was altered")
+            raise errors.AuthenticationError("the header's seal does not match: the file was altered")
         return Opened(self.keys, (data_key,), opener, header.hashed)
 
     def pack(self, keys: KeySet) -> tuple[bytes, bytes]:
@@ -231,13 +224,13 @@ class PlainFile:
                 write_all(draft, parts.container.read_at(at, min(_STEP, parts.container.length - at)))
             write_all(draft, seal)
             if found != self.keys or not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-                raise ContainerError("the file was replaced meanwhile; it was left as it is. Try again later")
+                raise errors.ContainerError("the file was replaced meanwhile; it was left as it is. Try again later")
 
 
 def _keys_and_parts(file: Any) -> tuple[KeySet, PlainParts]:
     parts = PlainParts.of(FileSlice(file))
     if not parts.wrapped:
-        raise PolicyError("the file is not encrypted, so it has no recipients; write it with Encrypt")
+        raise errors.PolicyError("the file is not encrypted, so it has no recipients; write it with Encrypt")
     return KeySet((Envelope.parse(parts.wrapped),), Vouchers.parse(parts.vouchers), parts.digest()), parts
 
 
@@ -263,11 +256,11 @@ def holders_at(
         with open_regular(storage.path) as file:
             is_plain = file.read(len(PLAIN_MAGIC)) == PLAIN_MAGIC
     if not is_plain:
-        raise UnsupportedError(
+        raise errors.UnsupportedError(
             "this file is neither a checkpoint's folder nor a local file that streamxf.open wrote", file=storage.label()
         )
     if expected is not None:
-        raise ParameterError("expect_save_id is for checkpoints: a file that streamxf.open wrote is not a save")
+        raise errors.ParameterError("expect_save_id is for checkpoints: a file that streamxf.open wrote is not a save")
     with located(file=storage.path):
         made = PlainFile(storage.path)
     yield made

@@ -10,22 +10,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
+from streamxf import errors
 from streamxf.budget import Budget, check_whole, held_bytes, most
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener
 from streamxf.descriptor import ENCRYPT, parse_parameters
-from streamxf.errors import (
-    AuthenticationError,
-    DescriptorError,
-    IdentityError,
-    KeyServiceError,
-    MetadataError,
-    ParameterError,
-    PolicyError,
-    StreamxfError,
-    WrongKeyError,
-)
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
@@ -66,14 +56,14 @@ def rebuild(
     save, missing = _one_save([name for name in files if OWN_FILE.fullmatch(name)], _metadata(storage), chosen)
     reader = _Files(storage, access, _WrappedKeys(_wrapped_in(storage, files), access.keys))
     for name in missing:
-        reader.gap(MetadataError("the file is missing, and its contents are unknown"), name)
+        reader.gap(errors.MetadataError("the file is missing, and its contents are unknown"), name)
     budget = access.budget(storage.held_by(save, files))
     shares = Shares(progress, {name: files[name] or 0 for name in save})
     for name in sorted(save):
         reader.read(name, shares)
     shares.finish()
     if reader.unknown and not reader.containers:
-        raise MetadataError(
+        raise errors.MetadataError(
             "no metadata can be used, and the data files have no containers: items that were saved without a codec, or "
             "raw, do not say what they are. Restore .metadata from a copy"
         )
@@ -113,12 +103,12 @@ class _Files:
                 start = whole.read_at(0, min(size, len(CONTAINER_MAGIC)))
                 self.unknown |= bool(start.strip(b"\0")) and start != CONTAINER_MAGIC
                 found += Scan(whole, bytes.fromhex(writer_of(name)))
-        except (StreamxfError, OSError) as error:
+        except (errors.StreamxfError, OSError) as error:
             self.gap(error, name)
         for each in found:
             if isinstance(each, Gap) or not each.sure:
                 text = f"{each.size} bytes at {each.at} are damaged, and their contents are unknown"
-                self.gap(MetadataError(text), name)
+                self.gap(errors.MetadataError(text), name)
             if isinstance(each, Found):
                 self.containers += 1
                 self._take(name, each)
@@ -131,7 +121,7 @@ class _Files:
             same = {(one.kind is Kind.OBJECT, one.dtype, one.tensor_shape) for one, _ in parts}
             if len(same) > 1 or len({one.offset for one, _ in parts}) < len(parts):
                 wrong = "it is there twice, or its chunks are of several kinds: they cannot all be of one save"
-                self.damaged.append(Damage.of(IdentityError(wrong), name))
+                self.damaged.append(Damage.of(errors.IdentityError(wrong), name))
             elif first.kind is Kind.OBJECT:
                 made[name] = ObjectItem(name, place)
             else:
@@ -146,7 +136,7 @@ class _Files:
             self._keys.check()
             try:
                 fragment = self._fragment(found.header, identity)
-            except AuthenticationError as error:
+            except errors.AuthenticationError as error:
                 offset = identity.offset if identity.kind is not Kind.OBJECT else None
                 self.damaged.append(Damage.of(error, identity.name, self._storage.label(file), offset))
                 return
@@ -161,12 +151,12 @@ class _Files:
         for text in self._keys:
             try:
                 self._opener.coder(header, Place("", 0, 0, _descriptors(header, text)), check=_stop)
-            except AuthenticationError:  # another writer's data key
+            except errors.AuthenticationError:  # another writer's data key
                 continue
             except StopIteration:
                 self._by_writer[identity.writer_id] = text
                 return text
-        raise AuthenticationError("none of the data keys that are left belongs to the process that wrote it")
+        raise errors.AuthenticationError("none of the data keys that are left belongs to the process that wrote it")
 
 
 def _stop() -> None:
@@ -190,20 +180,20 @@ class _WrappedKeys:
         self._texts = texts
         self._keys = keys
         self._opened: list[str] = []
-        self._reason: StreamxfError | None = None
+        self._reason: errors.StreamxfError | None = None
 
     def __iter__(self) -> Iterator[str]:
         yield from self._opened
         for text in self._texts:
             try:
                 self._keys.unwrap_unvouched(parse_parameters(text, repeatable=("w",)))
-            except KeyServiceError:
+            except errors.KeyServiceError:
                 raise
-            except DescriptorError:
+            except errors.DescriptorError:
                 continue  # a piece of one
-            except StreamxfError as error:
+            except errors.StreamxfError as error:
                 # WrongKeyError is what a damaged copy of a good one raises
-                if self._reason is None or isinstance(self._reason, WrongKeyError):
+                if self._reason is None or isinstance(self._reason, errors.WrongKeyError):
                     self._reason = error
             else:
                 self._opened.append(text)
@@ -212,7 +202,7 @@ class _WrappedKeys:
     def check(self) -> None:
         """Raise StreamxfError if none opens: the first reason, or that there is none."""
         if next(iter(self), None) is None:
-            raise self._reason or MetadataError(
+            raise self._reason or errors.MetadataError(
                 "the checkpoint is encrypted, and its wrapped data key was in .metadata alone: nothing is left of "
                 "it, so the items cannot be decrypted. Restore .metadata from a copy"
             )
@@ -242,7 +232,7 @@ def _windows(storage: Storage, name: str) -> Iterator[bytes]:
             size = min(file.size, most(held_bytes(file.raw, file.size)))
             for at in range(0, size, _WINDOW):
                 yield file.read(at, min(_WINDOW + _LONGEST, size - at))
-    except (StreamxfError, OSError):
+    except (errors.StreamxfError, OSError):
         return
 
 
@@ -258,7 +248,7 @@ def _one_save(present: Collection[str], remains: bytes, chosen: bool | Collectio
     if chosen is not True:
         ids = set(chosen) if chosen else set()
         if unknown := sorted(ids - there):
-            raise ParameterError(f"without_metadata=: no data file here has the writer id {unknown[0]!r:.80}")
+            raise errors.ParameterError(f"without_metadata=: no data file here has the writer id {unknown[0]!r:.80}")
     elif listed is not None and not listed.isdisjoint(present):
         ids = set(map(writer_of, listed))
     elif named == set(present) or len(there) <= 1:
@@ -268,7 +258,7 @@ def _one_save(present: Collection[str], remains: bytes, chosen: bool | Collectio
         for name in sorted(present):
             by_id.setdefault(writer_of(name), []).append(name.split("_")[2])
         texts = [f"{writer} of rank {ranks[0]} ({many(len(ranks), 'file')})" for writer, ranks in by_id.items()]
-        raise PolicyError(
+        raise errors.PolicyError(
             "there are data files of several processes, and not enough is left of .metadata to tell which of them are "
             "of one save: a mixture would look whole. Name the writer ids that belong together, "
             f"without_metadata=[...] or --writer-id. There are {some(texts, most=_SHOWN)}"
@@ -282,9 +272,9 @@ def _metadata(storage: Storage) -> bytes:
     try:
         with storage.open(GLOBAL) as file:
             size = min(file.size, MAX_METADATA)
-            check_whole(file.raw, file.size, size, MetadataError)
+            check_whole(file.raw, file.size, size, errors.MetadataError)
             return file.read(0, size)
-    except (StreamxfError, OSError):
+    except (errors.StreamxfError, OSError):
         return b""
 
 
@@ -299,7 +289,7 @@ def _listed(remains: bytes) -> set[str] | None:
         keys = memoryview(remains)[begin + trailer.root_size :][: trailer.keys_size]
         hashed = is_signed(Sections(root, keys).key_lines())
         index = Index.parse(root, slices(parts), len(parts), hashed=hashed)
-    except StreamxfError:
+    except errors.StreamxfError:
         return None
     if index.rank is not None or not all(map(OWN_FILE.fullmatch, index.files)):
         return None

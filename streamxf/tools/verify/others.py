@@ -9,18 +9,10 @@ from contextlib import suppress
 from functools import reduce
 from typing import Any
 
+from streamxf import errors
 from streamxf.chain import StreamCoder
 from streamxf.checkpoint.access import Access
 from streamxf.engine import Pipeline
-from streamxf.errors import (
-    NOT_DAMAGE,
-    ChecksumError,
-    ContainerError,
-    ForeignError,
-    MetadataError,
-    StreamxfError,
-    UnsupportedError,
-)
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
 from streamxf.formats import huggingface, safetensors, torchfile
@@ -64,7 +56,7 @@ def check_folder(call: Verification, layout: huggingface.HubLayout) -> None:
     storage, findings = call.storage, call.findings(layout.index or "")
     try:
         shards = huggingface.shards_of(storage, layout)
-    except (ContainerError, MetadataError) as error:
+    except (errors.ContainerError, errors.MetadataError) as error:
         findings.damage(error)
         shards = tuple(sorted(name for name in storage.names() if name.endswith(layout.suffix)))
     for shard in shards:
@@ -75,7 +67,7 @@ def check_folder(call: Verification, layout: huggingface.HubLayout) -> None:
     if not any(each.damaged for each in call.found):
         try:
             open_layout(storage, layout)
-        except ContainerError as error:
+        except errors.ContainerError as error:
             findings.damage(error, error.item)
 
 
@@ -86,8 +78,8 @@ def _check(call: Verification, storage: Storage, name: str, check: _Check) -> No
             findings.files, findings.bytes_read = 1, file.size
             check(file, findings)
     except FileNotFoundError:
-        findings.damage(ContainerError("the index names this file, which is missing"))
-    except (OSError, ForeignError) as error:
+        findings.damage(errors.ContainerError("the index names this file, which is missing"))
+    except (OSError, errors.ForeignError) as error:
         findings.damage(error)
 
 
@@ -101,9 +93,9 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
     notes, findings.items = Notes(findings), 1
     try:
         parts = PlainParts.of(file.slice(0, file.size))
-    except (StreamxfError, OSError) as error:
+    except (errors.StreamxfError, OSError) as error:
         notes.error(error)
-        with suppress(StreamxfError, OSError):  # as is noted already
+        with suppress(errors.StreamxfError, OSError):  # as is noted already
             start = prefix_size(file.read(0, min(PREFIX_START_BYTES, file.size)))
             container = file.slice(start, file.size - start)
             check_along_heads(container, read_header(container), None, notes)
@@ -116,13 +108,13 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
     else:
         try:
             coder = parts.coder(access.keys, access.codecs)
-        except NOT_DAMAGE:
+        except errors.NOT_DAMAGE:
             raise
         except NOT_AT_HAND as error:
             findings.missing.append(error)
-        except ContainerError:
+        except errors.ContainerError:
             """The table is damaged, which is found again where it is read for the blocks."""
-        except (StreamxfError, OSError) as error:
+        except (errors.StreamxfError, OSError) as error:
             notes.error(error)
     pipeline: Pipeline[Outcome] = Pipeline()
     try:
@@ -138,7 +130,7 @@ def _check_safetensors(file: StoredFile, findings: Findings) -> None:
     """
     try:
         shard = safetensors.read(file, file.name)
-    except ContainerError as error:
+    except errors.ContainerError as error:
         findings.damage(error, error.item)
         return
     findings.items += len(shard.items)
@@ -150,14 +142,14 @@ def _check_safetensors(file: StoredFile, findings: Findings) -> None:
 def _check_torch(file: StoredFile, findings: Findings) -> None:
     """Check directory and pickle, and the CRC-32 of every record; raises as `_check_safetensors`."""
     items: Mapping[str, Item] = {}
-    unsupported: UnsupportedError | None = None
+    unsupported: errors.UnsupportedError | None = None
     stream: Any = StreamReader(BareBlocks(file.slice(0, file.size)))
     try:
         items = torchfile.read(file, file.name).items
-    except UnsupportedError as error:
+    except errors.UnsupportedError as error:
         unsupported = error
         findings.unchecked.append(f"what the pickle makes: {error.message}")
-    except ContainerError as error:
+    except errors.ContainerError as error:
         findings.damage(error, error.item)
     try:
         archive = Archive(stream, file.size, torchfile.MAX_RECORDS)
@@ -167,7 +159,7 @@ def _check_torch(file: StoredFile, findings: Findings) -> None:
         if unsupported is not None:
             raise unsupported from None
         if not findings.damaged:
-            findings.damage(ContainerError(f"this is not an intact file of torch.save: {error}"))
+            findings.damage(errors.ContainerError(f"this is not an intact file of torch.save: {error}"))
         return
     findings.items += len(items)
     if not any(crc for _, crc, _ in places.values()):
@@ -176,7 +168,9 @@ def _check_torch(file: StoredFile, findings: Findings) -> None:
         return
     for record, (begin, crc, size) in places.items():
         if _crc32_of(file, begin, size) != crc:
-            wrong = ChecksumError(f"the CRC-32 of the record {record} does not match: its stored bytes are damaged")
+            wrong = errors.ChecksumError(
+                f"the CRC-32 of the record {record} does not match: its stored bytes are damaged"
+            )
             for name in [*_inside(items, begin, begin + size)] or [None]:
                 findings.damage(wrong, name)
 

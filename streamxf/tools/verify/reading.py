@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from streamxf import errors
 from streamxf.budget import held_bytes
 from streamxf.buffers import Scratch
 from streamxf.chain import StreamCoder
@@ -18,20 +19,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.engine import Pipeline
-from streamxf.errors import (
-    BlockError,
-    ContainerError,
-    ForeignError,
-    IdentityError,
-    KeyMissingError,
-    KeyServiceError,
-    MetadataError,
-    StreamxfError,
-    UnsupportedError,
-    WrongKeyError,
-    is_damage,
-    shorten,
-)
+from streamxf.errors import is_damage, shorten
 from streamxf.format.bare import alignment
 from streamxf.format.container import Block, ContainerParser
 from streamxf.format.header import Header, Kind
@@ -83,7 +71,7 @@ class Verification:
         """Keep what the storage failed with, unless it means damage."""
         try:
             yield
-        except (OSError, ForeignError) as error:
+        except (OSError, errors.ForeignError) as error:
             if not is_damage(error):
                 self.unread.append(error)
             raise
@@ -167,7 +155,7 @@ def check_blocks(
     """
     try:
         blocks = BlockReader(source, header, coder, table_digest, check_size)
-    except (StreamxfError, OSError) as error:
+    except (errors.StreamxfError, OSError) as error:
         notes.error(error)
         check_along_heads(source, header, coder, notes)
         return
@@ -187,7 +175,7 @@ def _check_each(
     for index in range(blocks.count):
         try:
             job = partial(_check, notes, index, blocks.decoder(index))
-        except (StreamxfError, OSError) as error:
+        except (errors.StreamxfError, OSError) as error:
             job = partial(Outcome, notes, index, error)
         held = blocks.stored_size_of(index) + (blocks.size_of(index) if decodes else 0)
         note(pipeline.put(job(), held) if small else pipeline.submit(job, held))
@@ -196,7 +184,7 @@ def _check_each(
 def _check(notes: Notes, index: int, decode: Callable[[None], None]) -> Outcome:
     try:
         decode(None)
-    except (StreamxfError, OSError) as error:
+    except (errors.StreamxfError, OSError) as error:
         return Outcome(notes, index, error)
     return Outcome(notes, index, None)
 
@@ -212,16 +200,16 @@ def check_along_heads(source: FileSlice, header: Header, coder: StreamCoder | No
                     out = None if event.last else scratch.take(_WHOLE, header.block_size)
                     try:
                         coder.decode(event.payload, event.index, event.last, scratch, out)
-                    except StreamxfError as found:
+                    except errors.StreamxfError as found:
                         error = found
                 note([Outcome(notes, event.index, error)])
                 index = event.index + 1
                 if event.last:
                     return
-    except ContainerError as cause:
+    except errors.ContainerError as cause:
         where = "the positions of this block and of those after it are unknown"
-        notes.error(BlockError(f"{where}: {cause.message}"), index)
-    except (StreamxfError, OSError) as cause:
+        notes.error(errors.BlockError(f"{where}: {cause.message}"), index)
+    except (errors.StreamxfError, OSError) as cause:
         notes.error(cause, index)
 
 
@@ -253,7 +241,7 @@ class FileCheck:
                     self._pipeline.cancel()
         except FileNotFoundError:
             self._lose_all("the file is missing from the checkpoint")
-        except (StreamxfError, OSError) as error:
+        except (errors.StreamxfError, OSError) as error:
             findings.damage(error)
             if not findings.files and self._items:
                 self._lose_all("the file cannot be read")
@@ -263,13 +251,13 @@ class FileCheck:
         self.findings.items += len(self._items)
         items = some(shorten(wanted.item.name) for wanted in self._items)
         lost = f", and with it {many(len(self._items), 'item')}: {items}" if self._items else ""
-        self.findings.damage(MetadataError(f"{text}{lost}"))
+        self.findings.damage(errors.MetadataError(f"{text}{lost}"))
 
     def _check(self, file: StoredFile) -> None:
         facts = self._opener.metadata.files.get(self.findings.file)
         if facts is not None and facts.size != file.size:
             text = f"the file has {file.size} bytes, the metadata says {facts.size}: it was truncated or appended to"
-            self.findings.damage(ContainerError(text))
+            self.findings.damage(errors.ContainerError(text))
         later = [
             (wanted, notes)
             for wanted in self._in_place(file.size)
@@ -291,7 +279,9 @@ class FileCheck:
                 continue
             raw = wanted.chunk is not None and wanted.chunk.raw
             if place.at - at >= (alignment(place.size) if raw else 1):
-                self.findings.damage(ContainerError(f"nothing accounts for the {place.at - at} bytes from {at} on"))
+                self.findings.damage(
+                    errors.ContainerError(f"nothing accounts for the {place.at - at} bytes from {at} on")
+                )
             at = max(at, place.at + place.size)
             if place.at > size or (place.size and place.at == size):
                 self._lose(wanted, "the metadata places the item beyond the end of its file: the file was cut")
@@ -301,11 +291,11 @@ class FileCheck:
             yield wanted
         if at < size:
             text = f"{size - at} bytes follow the last item, and nothing accounts for them: they were appended"
-            self.findings.damage(ContainerError(text))
+            self.findings.damage(errors.ContainerError(text))
 
     def _lose(self, wanted: ItemPart, text: str) -> None:
         self.findings.items += 1
-        self._notes(wanted).error(MetadataError(text))
+        self._notes(wanted).error(errors.MetadataError(text))
 
     def _notes(self, wanted: ItemPart) -> Notes:
         return Notes(self.findings, wanted.item.name, wanted.chunk.offset if wanted.chunk is not None else None)
@@ -319,7 +309,9 @@ class FileCheck:
         notes, place, opener = self._notes(wanted), wanted.place, self._opener
         length = min(place.size, file.size - place.at)
         if length < place.size:
-            notes.error(ContainerError("the metadata places the item beyond the end of its file: the file was cut"))
+            notes.error(
+                errors.ContainerError("the metadata places the item beyond the end of its file: the file was cut")
+            )
         try:
             source = file.slice(place.at, length)
             if not opener.in_container(source, place):
@@ -327,7 +319,7 @@ class FileCheck:
                     _check_each(BareBlocks(source, place.crcs), source, notes, self._pipeline)
                 return None if wanted.kind is Kind.TENSOR else notes
             header = read_header(source)
-        except (StreamxfError, OSError) as error:
+        except (errors.StreamxfError, OSError) as error:
             notes.error(error)
             return None
         self.findings.skipped[UNBOUND] += header.identity is None
@@ -336,7 +328,7 @@ class FileCheck:
         coder = None
         try:
             opener.check_header(header, wanted)
-        except StreamxfError as error:
+        except errors.StreamxfError as error:
             notes.error(error)
         else:
             coder = self._coder(header, notes, place, lambda: BlockReader(source, header, None, *known))
@@ -359,10 +351,10 @@ class FileCheck:
         except NOT_AT_HAND as error:
             findings.missing.append(error)
             return None
-        except (ContainerError, ForeignError, IdentityError, OSError):
+        except (errors.ContainerError, errors.ForeignError, errors.IdentityError, OSError):
             return None  # the table, of which `check_blocks` notes the same
-        except StreamxfError as error:
-            if isinstance(error, KeyMissingError | WrongKeyError | KeyServiceError):
+        except errors.StreamxfError as error:
+            if isinstance(error, errors.KeyMissingError | errors.WrongKeyError | errors.KeyServiceError):
                 findings.refused.append(error)
             notes.error(error)
             return None
@@ -385,13 +377,13 @@ class FileCheck:
                 return
             try:
                 find_framed(stream, blocks.size, item.dtype, chunk.shape)
-            except UnsupportedError:  # only torch can tell what it is
+            except errors.UnsupportedError:  # only torch can tell what it is
                 assert opener.budget is not None
                 opener.budget.renewed().spend(blocks.size, "the tensor, which torch has to load whole,")
                 load_framed(self._call.access.objects, stream, blocks.size, item, chunk)
         except NOT_AT_HAND as error:
             self.findings.missing.append(error)
-        except (StreamxfError, OSError) as error:
+        except (errors.StreamxfError, OSError) as error:
             notes.error(error)
 
     # -- a file of which no metadata says what is in it ----------------------------------------------
@@ -416,5 +408,5 @@ class FileCheck:
                 )
             else:
                 text = f"bytes {found.at} to {found.at + found.size} are not a container"
-                findings.damage(ContainerError(text))
+                findings.damage(errors.ContainerError(text))
         note(self._pipeline.results())

@@ -11,22 +11,14 @@ from itertools import chain
 from time import perf_counter
 from typing import Any
 
+from streamxf import errors
 from streamxf.budget import MAX_EXPANSION
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access, Codecs, Require, SaveIds
 from streamxf.checkpoint.metadata import Metadata, read_metadata, unfinished
 from streamxf.checkpoint.opening import ItemOpener, ItemPart, streams_of
 from streamxf.engine import side_by_side
-from streamxf.errors import (
-    NOT_DAMAGE,
-    ForeignError,
-    MetadataError,
-    NoCheckpointError,
-    ParameterError,
-    StreamxfError,
-    UnsupportedError,
-    located,
-)
+from streamxf.errors import located
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.names import GLOBAL, made_by_saves, metadata_among, rank_of
 from streamxf.format.table import ItemTable
@@ -151,21 +143,21 @@ def _verify_parts(
             if place.is_folder():  # which raises FileNotFoundError for what is listed and not there
                 folders.add(part)
             reports[part] = verify_at(place, how, progress, only_dcp=False)
-        except (NoCheckpointError, UnsupportedError) as error:
+        except (errors.NoCheckpointError, errors.UnsupportedError) as error:
             unchecked.append(f"{part}: {error.message}")
-        except (OSError, ForeignError) as error:
+        except (OSError, errors.ForeignError) as error:
             findings = Findings(place.name)
             findings.damage(error)
             reports[part] = report_of([findings], begin, kind=FileReport)
     if not reports:
-        raise NoCheckpointError("; ".join(unchecked), file=storage.label())
+        raise errors.NoCheckpointError("; ".join(unchecked), file=storage.label())
     if strangers:
         unchecked.append(f"who wrote {some(strangers)}, which cannot be encrypted")
     return together(reports, unchecked, perf_counter() - begin, folders)
 
 
 def _may_be_encrypted(place: Storage) -> bool:
-    with suppress(StreamxfError, OSError):
+    with suppress(errors.StreamxfError, OSError):
         return kind_of(place) in (Format.DCP, Format.PLAIN)
     return False
 
@@ -190,11 +182,11 @@ def verify_at(
         if is_folder and not is_checkpoint(storage):
             layout = huggingface.layout_of(storage.names())
     except FileNotFoundError:
-        raise NoCheckpointError("there is no checkpoint, and no file or folder", file=storage.label()) from None
+        raise errors.NoCheckpointError("there is no checkpoint, and no file or folder", file=storage.label()) from None
     if is_folder and layout is None:
         report = _check_checkpoint(call, begin, part)
     elif only_dcp:
-        raise ParameterError("require and expect_save_id are for checkpoints of DCP, and this is not one")
+        raise errors.ParameterError("require and expect_save_id are for checkpoints of DCP, and this is not one")
     else:
         with located(file=storage.label()):
             if layout is not None:
@@ -215,8 +207,8 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
     if not names:
         reason = unfinished(listed) if data else "there is no checkpoint: the folder has no .metadata"
         if reason is not None:
-            raise NoCheckpointError(reason, file=call.storage.label())
-        call.findings(GLOBAL).damage(MetadataError(_NO_METADATA))
+            raise errors.NoCheckpointError(reason, file=call.storage.label())
+        call.findings(GLOBAL).damage(errors.MetadataError(_NO_METADATA))
     read = [(findings, _read(call, findings)) for findings in map(call.findings, names)]
     known = [metadata for _, metadata in read if metadata is not None]
     checks: dict[str, FileCheck] = {}
@@ -229,7 +221,7 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
             f"none of the data files that it names is here, but {many(len(data), 'other')}: it is of another save, or "
         )
         text += "its own files were lost. Restore the right one, or use `streamxf salvage --without-metadata`"
-        call.findings(names[0]).damage(MetadataError(text))
+        call.findings(names[0]).damage(errors.MetadataError(text))
     if len(known) < len(names) or not names or foreign:
         for name in sorted(data - checks.keys()):
             checks[name] = FileCheck(call, name, listed[name] or 0)
@@ -266,7 +258,7 @@ def _read(call: Verification, findings: Findings) -> Metadata | None:
     name = findings.file
     try:
         if not _check_head(call, findings) and call.access.require == "published":
-            raise MetadataError(
+            raise errors.MetadataError(
                 "the metadata does not end in an index: it seems to have been cut. If torch's own writer saved "
                 f"it, {call.access.way_out}"
             )
@@ -274,9 +266,9 @@ def _read(call: Verification, findings: Findings) -> Metadata | None:
             metadata = read_metadata(call.storage, name, call.access, listing=True)
             if isinstance(metadata.items, ItemTable):  # of which nothing was compared with each other yet
                 metadata.items.check()
-    except NOT_DAMAGE:
+    except errors.NOT_DAMAGE:
         raise
-    except (StreamxfError, OSError) as error:
+    except (errors.StreamxfError, OSError) as error:
         findings.damage(error)
         return None
     if metadata.index is None:
@@ -297,10 +289,10 @@ def _check_head(call: Verification, findings: Findings) -> bool:
             for piece in pieces_of(file.slice(0, trailer.head_size)):
                 digest.update(piece)
             if digest.digest() != trailer.head_digest:
-                raise MetadataError(
+                raise errors.MetadataError(
                     "the digest of the head, which is for torch's own readers, does not match: it is damaged"
                 )
-        except (StreamxfError, OSError) as error:  # the index says what there is all the same
+        except (errors.StreamxfError, OSError) as error:  # the index says what there is all the same
             findings.damage(error)
         return True
 
@@ -321,7 +313,7 @@ def _plan(
     for path, items in files.items():
         if path in checks:  # read once: otherwise little metadata could have the same bytes read without end
             text = f"other metadata places items in {path!r:.120}, too; these were not checked"
-            findings.damage(MetadataError(text))
+            findings.damage(errors.MetadataError(text))
             continue
         facts, size = metadata.files.get(path), listed.get(path)
         if size is None:
