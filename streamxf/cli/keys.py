@@ -9,7 +9,7 @@ from typing import Any, Literal
 from streamxf.cli import options
 from streamxf.cli.show import Output
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
-from streamxf.keys.derive import is_key_id
+from streamxf.keys.key import is_key_id
 
 Kind = Literal["symmetric", "hybrid", "x25519", "signing"]
 
@@ -41,7 +41,7 @@ def keygen(
     streamxf keygen team.key --kind hybrid --passphrase
     """
     from streamxf.keys import Key, PrivateKey, SigningKey, write_key
-    from streamxf.keys.derive import X25519
+    from streamxf.keys.key import X25519
 
     other = _public_place(file, kind, public)
     for place in (file, other):

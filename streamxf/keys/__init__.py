@@ -6,9 +6,8 @@ may use and the signers that it trusts. `read_key` and `write_key` keep keys in 
 """
 
 from streamxf.keys.aws import AwsKms
-from streamxf.keys.derive import public_id
 from streamxf.keys.file import read_environment, read_key, write_key
-from streamxf.keys.key import Key
+from streamxf.keys.key import Key, public_id
 from streamxf.keys.location import KeyLike, SignerLike
 from streamxf.keys.pair import PrivateKey, PublicKey, SigningKey, VerifyKey
 from streamxf.keys.provider import KeyProvider

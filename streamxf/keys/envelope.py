@@ -23,8 +23,7 @@ from streamxf.errors import (
     WrongKeyError,
     shorten,
 )
-from streamxf.keys.derive import decode_b64url, derive, encode_b64url, statement
-from streamxf.keys.key import Uncopied
+from streamxf.keys.key import Uncopied, decode_b64url, derive, encode_b64url, statement
 from streamxf.keys.pair import SigningKey, VerifyKey
 from streamxf.keys.provider import KeyProvider, wrong_voucher
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey, Suite
 
 from streamxf.errors import UnsupportedError
-from streamxf.keys.derive import HYBRID, X25519
+from streamxf.keys.key import HYBRID, X25519
 
 _MLKEM_SEED = 64
 _MLKEM_PUBLIC = 1184

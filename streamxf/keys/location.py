@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 from typing_extensions import Buffer
 
 from streamxf.errors import ParameterError, StreamxfError
-from streamxf.keys.derive import HYBRID, X25519, encode_b64url, try_decode
-from streamxf.keys.key import Key
+from streamxf.keys.key import HYBRID, X25519, Key, encode_b64url, try_decode
 from streamxf.keys.pair import ED25519, PrivateKey, PublicKey, SigningKey, VerifyKey
 from streamxf.keys.provider import KeyProvider
 

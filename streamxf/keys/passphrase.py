@@ -17,8 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
 from streamxf.errors import KeyMissingError, ParameterError, UnsupportedError, WrongKeyError
-from streamxf.keys.derive import encode_b64url, is_key_id, try_decode
-from streamxf.keys.key import SECRET_BYTES
+from streamxf.keys.key import SECRET_BYTES, encode_b64url, is_key_id, try_decode
 from streamxf.keys.location import PROTECTED, SECRET, AnyKey, SecretKey, check_kind, make_key
 
 MAX_MEMORY = 2**20

@@ -16,8 +16,8 @@ from streamxf.errors import (
 )
 from streamxf.format.limits import MAX_KEY_LINE
 from streamxf.keys import Key, KeyRing, PrivateKey, PublicKey, SigningKey, VerifyKey
-from streamxf.keys.derive import encode_b64url
 from streamxf.keys.envelope import MAX_ENTRY, Entry, Envelope
+from streamxf.keys.key import encode_b64url
 from tests.keys.sealed import DEK, DIGEST, Fake, Sealed, fragment_of, mac
 
 KEY = Key(bytes(range(107, 139)))

@@ -7,8 +7,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 
 from streamxf.errors import AuthenticationError, ParameterError, UnsupportedError, WrongKeyError
 from streamxf.keys import Key, KeyRing, PrivateKey, PublicKey, SigningKey, VerifyKey, kem
-from streamxf.keys.derive import HYBRID, X25519, decode_b64url
 from streamxf.keys.envelope import DataKey, Entry, Envelope
+from streamxf.keys.key import HYBRID, X25519, decode_b64url
 from tests import sealing
 from tests.keys.frozen import HYBRID_WRAPPED, SIGNATURE, X25519_WRAPPED
 from tests.vectors.recipes.low_order import hpke_with

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from streamxf.errors import KeyMissingError, ParameterError, UnsupportedError, WrongKeyError
 from streamxf.keys import Key, PrivateKey, SigningKey, passphrase
-from streamxf.keys.derive import encode_b64url
 from streamxf.keys.file import read_line
+from streamxf.keys.key import encode_b64url
 from streamxf.keys.location import format_key
 from streamxf.keys.passphrase import DEFAULT_COST, PassphraseCost, normalise, open_protected, protect_key
 from tests.keys.frozen import PROTECTED_LINE

@@ -21,8 +21,8 @@ from streamxf.errors import (
 )
 from streamxf.format.limits import MAX_KEY_LINE
 from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, SigningKey
-from streamxf.keys.derive import encode_b64url
 from streamxf.keys.envelope import MAX_ENTRY, DataKey, Entry, Envelope, Vouchers
+from streamxf.keys.key import encode_b64url
 from tests.keys.frozen import VOUCHERS
 from tests.keys.sealed import DEK, DIGEST, Fake, Sealed, Vault, fragment_of, mac
 

@@ -21,8 +21,8 @@ from streamxf.format.plain import (
     seal_size,
 )
 from streamxf.keys import KeyRing
-from streamxf.keys.derive import decode_b64url, encode_b64url
 from streamxf.keys.envelope import DataKey, Entry, Envelope, Vouchers
+from streamxf.keys.key import decode_b64url, encode_b64url
 from tests.samples import KEY, encode
 
 DEK = DataKey(bytes(range(100, 132)))

@@ -22,8 +22,8 @@ from streamxf.codecs import encrypt
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import AuthenticationError, ParameterError, WrongKeyError
 from streamxf.keys import Key, PrivateKey, PublicKey, VerifyKey
-from streamxf.keys.derive import HYBRID, X25519, derive
 from streamxf.keys.kem import KEMS
+from streamxf.keys.key import HYBRID, X25519, derive
 from tests.reference_keys import hkdf, hpke_key
 
 FOLDER = Path(__file__).parent

@@ -2,4 +2,4 @@
 
 from streamxf.tools.diff.difference import Change as Change
 from streamxf.tools.diff.difference import Difference as Difference
-from streamxf.tools.diff.distance import Distance as Distance
+from streamxf.tools.diff.difference import Distance as Distance

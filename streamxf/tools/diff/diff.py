@@ -24,8 +24,7 @@ from streamxf.storage.storage import Storage
 from streamxf.tools.convert.manifest import FileTree, PackManifest, is_kept, manifest_of
 from streamxf.tools.convert.packed import PackedReader, open_packed
 from streamxf.tools.damage import Damage
-from streamxf.tools.diff.difference import Change, Difference
-from streamxf.tools.diff.distance import Distance, DistanceCounter
+from streamxf.tools.diff.difference import Change, Difference, Distance, DistanceCounter
 from streamxf.tools.diff.objects import Incomparable, difference_of
 from streamxf.tools.values.numbers import is_number
 from streamxf.wording import many, some
@@ -50,7 +49,7 @@ def diff(
     """Compare two checkpoints: which items differ, and by how much.
 
     Either may have any of the formats that streamxf reads, and be sharded in any way; tensors are read in parts, and
-    `streamxf.tools.diff.distance` defines equality.
+    `streamxf.tools.diff.difference` defines equality.
 
     A folder that was packed is compared with a folder, or with another packed one, file by file. Otherwise only tensors
     and objects are compared; `Difference.not_compared` lists the rest.

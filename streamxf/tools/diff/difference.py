@@ -1,12 +1,189 @@
-"""`Difference`: the result of comparing two checkpoints."""
+"""The result of comparing two checkpoints, and how far two tensors are apart.
+
+That is counted slice by slice, in arithmetic that fits the dtypes.
+
+Elements of the same dtype are the same if all their bits are; so a NaN is the same as itself, and 0.0 is another
+element than -0.0, at a distance of 0. Elements of two dtypes are the same if they are the same number, or both NaN.
+
+Integers are subtracted exactly, whatever their dtypes. Compared with a floating-point number, an integer counts as the
+float64 that is nearest to it. Two infinities of the same sign are at a distance of 0. An infinity and anything else
+have no distance. Neither have a NaN and a number, or two NaNs with other bits. These elements are counted separately.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from streamxf.tools.diff.distance import Distance
+import numpy as np
+
+from streamxf.tools.values.numbers import INTEGERS, Array, floats, integers, is_number
+from streamxf.tools.values.statistics import SLICE, Statistics, ValueCounter
 from streamxf.wording import SHOWN, listed, many
+
+_FEW = 8  # one element in so many: only where fewer differ does it pay to pick them out
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far two tensors of the same shape are apart.
+
+    - `elements`, `differing`: how many each has, and how many of them are not the same.
+    - `without`: how many of those have no distance: NaN or an infinity against something else, and numbers whose
+      difference overflows a float64.
+    - `to_nan`, `from_nan`, `other_nan`: how many of those are NaN in the second tensor only, in the first only, and in
+      both with different bits.
+    - `largest`: the largest absolute difference; exact for integers. None if no differing element has a distance, or
+      the dtypes are not numbers.
+    - `mean`: the mean absolute difference over all elements that have one, those that are the same among them.
+    - `statistics`: of the second tensor minus the first, in float64, if requested. Complex differences count by their
+      absolute values, and elements without a distance as NaN or infinities.
+    """
+
+    elements: int
+    differing: int
+    without: int = 0
+    to_nan: int = 0
+    from_nan: int = 0
+    other_nan: int = 0
+    largest: int | float | None = None
+    mean: float | None = None
+    statistics: Statistics | None = None
+
+
+class DistanceCounter:
+    """Adds up how far two tensors of these dtypes are apart; dtypes that are not the same are both of numbers
+    (`is_number`). Statistics of the differences take about as long again.
+    """
+
+    def __init__(self, first: str, second: str, statistics: bool = False) -> None:
+        self._dtypes = first, second
+        self._alike = first == second
+        self._exact = first in INTEGERS and second in INTEGERS
+        self._numbers = is_number(first) and is_number(second)
+        self._elements = self._differing = self._without = 0
+        self._to_nan = self._from_nan = self._other_nan = 0
+        self._largest: int | float = 0
+        self._sum: Any = 0 if self._exact else np.longdouble(0)
+        self._counter = ValueCounter(self._exact) if statistics and self._numbers else None
+        self._counted = 0
+
+    def add(self, first: Array, second: Array) -> None:
+        """Count elements of both, as `BoxReader` reads them."""
+        self._elements += first.size
+        if self._alike and same_bits(first, second):
+            return
+        one, other = first.reshape(-1), second.reshape(-1)
+        for start in range(0, len(one), SLICE):
+            self._add_slice(one[start : start + SLICE], other[start : start + SLICE])
+
+    def result(self) -> Distance:
+        """What was counted."""
+        largest, mean, statistics = None, None, None
+        if self._numbers and (self._differing > self._without or (self._elements and not self._differing)):
+            largest, mean = self._largest, float(self._sum / (self._elements - self._without))
+        if self._counter is not None:
+            self._counter.add_zeros(self._elements - self._counted)  # the elements that are the same
+            self._counted = self._elements
+            statistics = self._counter.result()
+        nan = self._to_nan, self._from_nan, self._other_nan
+        return Distance(self._elements, self._differing, self._without, *nan, largest, mean, statistics)
+
+    def _add_slice(self, first: Array, second: Array) -> None:
+        differ: Array | None = None
+        if self._alike:
+            bits = _words(first) != _words(second)
+            if len(bits) != len(first):
+                bits = bits.reshape(len(first), -1).any(axis=1)
+            count = int(np.count_nonzero(bits))
+            self._differing += count
+            if not self._numbers or not count:
+                return
+            if count * _FEW < len(first):  # those that are the same are at a distance of 0 anyway
+                first, second = first[bits], second[bits]
+            else:
+                differ = bits
+        one, other = self._dtypes
+        if self._exact:
+            self._add_integers(integers(first, one), integers(second, other))
+        else:
+            self._add_floats(floats(first, one), floats(second, other), differ)
+
+    def _add_integers(self, first: Array, second: Array) -> None:
+        if first.dtype == second.dtype:
+            above, below = first.view(np.uint64), second.view(np.uint64)
+            apart = np.where(first > second, above - below, below - above)
+        else:  # int64 beside uint64: differences take 65 bits
+            first, second = first.astype(object), second.astype(object)
+            apart = np.abs(second - first)
+        largest = int(apart.max())
+        self._sum += int((apart if largest < 2**63 // SLICE else apart.astype(object)).sum())
+        self._largest = max(self._largest, largest)
+        if not self._alike:
+            self._differing += int(np.count_nonzero(apart))
+        if self._counter is not None:
+            numbers = apart.astype(np.float64)
+            numbers[(second < first).astype(bool)] *= -1
+            self._count(numbers)
+
+    def _add_floats(self, first: Array, second: Array, differ: Array | None) -> None:
+        """Count numbers. All of them differ, or those in `differ`; for two dtypes that is determined here."""
+        if first.shape != second.shape:  # a complex number beside a real one
+            pairs = (each if each.ndim == 2 else np.stack([each, np.zeros_like(each)], 1) for each in (first, second))
+            first, second = pairs
+        with np.errstate(invalid="ignore", over="ignore"):
+            apart = second - first
+            lengths = np.abs(apart) if apart.ndim == 1 else np.hypot(*apart.T)
+            total = lengths.sum()
+        if self._alike and np.isfinite(total):  # nearly always
+            self._largest = max(float(self._largest), float(lengths.max()))
+            self._sum += total
+        else:
+            apart, lengths = self._add_unusual(first, second, differ, apart)
+        self._count(apart if apart.ndim == 1 else lengths)
+
+    def _add_unusual(self, first: Array, second: Array, differ: Array | None, apart: Array) -> tuple[Array, Array]:
+        """Count numbers that may be NaN or infinite, or of two dtypes. Returns differences and their magnitudes."""
+        nan: Any = np.isnan(first)
+        other_nan: Any = np.isnan(second)
+        same: Any = (first == second) | (nan & other_nan)
+        apart[same] = 0
+        lengths = np.abs(apart)
+        if apart.ndim == 2:
+            with np.errstate(over="ignore"):
+                lengths = np.hypot(*apart.T)
+            nan, other_nan, same = nan.any(axis=1), other_nan.any(axis=1), same.all(axis=1)
+        if not self._alike:
+            differ = ~same
+            self._differing += int(np.count_nonzero(differ))
+        if differ is not None:
+            nan, other_nan = nan & differ, other_nan & differ
+        self._to_nan += int(np.count_nonzero(other_nan & ~nan))
+        self._from_nan += int(np.count_nonzero(nan & ~other_nan))
+        self._other_nan += int(np.count_nonzero(nan & other_nan))
+        apart[nan | other_nan] = lengths[nan | other_nan] = np.nan
+        measured = lengths[np.isfinite(lengths)]
+        self._without += len(lengths) - len(measured)
+        if len(measured):
+            self._largest = max(float(self._largest), float(measured.max()))
+            self._sum += measured.sum(dtype=np.longdouble)  # whose range the sum of the largest numbers does not leave
+        return apart, lengths
+
+    def _count(self, differences: Array) -> None:
+        if self._counter is not None and len(differences):
+            self._counted += len(differences)
+            self._counter.add_numbers(differences)
+
+
+def same_bits(first: Array, second: Array) -> bool:
+    """Whether two arrays of the same shape and element size are the same bit for bit."""
+    return bool(np.array_equal(_words(first.reshape(-1)), _words(second.reshape(-1))))
+
+
+def _words(elements: Array) -> Array:
+    """Elements as unsigned numbers; two for each of 16 bytes."""
+    return elements.view(np.uint64) if elements.itemsize == 16 else elements
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from streamxf.budget import MAX_EXPANSION, Budget
 from streamxf.errors import PolicyError
-from streamxf.tools.diff.distance import same_bits
+from streamxf.tools.diff.difference import same_bits
 from streamxf.wording import printable
 
 _SHOWN = 60

@@ -14,8 +14,8 @@ from streamxf.checkpoint.access import Access, SaveIds
 from streamxf.codecs.encrypt import as_recipients
 from streamxf.errors import KeyMissingError, ParameterError
 from streamxf.keys import KeyLike, KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey, TrustLike
-from streamxf.keys.derive import is_key_id
 from streamxf.keys.envelope import DataKey, Entry, Envelope
+from streamxf.keys.key import is_key_id
 from streamxf.keys.location import as_provider
 from streamxf.storage.opening import Location
 from streamxf.tools.rekey.holders import Holder, each, holders_at, replace_each

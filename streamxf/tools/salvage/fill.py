@@ -16,7 +16,7 @@ from streamxf.progress import Progress
 from streamxf.registry import NOT_AT_HAND
 from streamxf.stream.reader import StreamReader
 from streamxf.tools.damage import Damage
-from streamxf.tools.diff.distance import same_bits
+from streamxf.tools.diff.difference import same_bits
 from streamxf.tools.nesting import nested
 from streamxf.tools.salvage.damaged import Copy, DamagedCheckpoint, memory_for
 from streamxf.wording import listed, many, some

@@ -12,9 +12,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streamxf.tools.diff import distance as distance_module
-from streamxf.tools.diff.difference import distance_text
-from streamxf.tools.diff.distance import Distance, DistanceCounter
+from streamxf.tools.diff import difference as distance_module
+from streamxf.tools.diff.difference import Distance, DistanceCounter, distance_text
 from streamxf.tools.values.numbers import is_number
 from tests.tools.elements import dtype_name, elements_of
 

@@ -1,20 +1,203 @@
-"""`html_page`: from the files next to this one, and what needs no script: figures, tables, and who wrote it."""
+"""`html_page`: the files next to this one, with what needs no script: figures, tables, and who wrote it; and with
+`page_data`, which the script draws: a tree of tensors, layers side by side, and the ends of the scale of ratios.
+
+A page stays a few mebibytes large, whatever is in the checkpoint: the largest items are there one by one, and the
+others are added up in the module that they are in, as far as the page knows it.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+import math
+from bisect import bisect_left
 from collections.abc import Iterable
+from heapq import nlargest
 from html import escape
 from importlib.resources import files
+from itertools import accumulate
 from string import Template
+from typing import Any
 
-from streamxf.tools.inspect.page.data import MAX_ITEMS, page_data
-from streamxf.tools.inspect.summary import ItemTotals, Summary, TensorStatistics, chain_text, ratio_text
-from streamxf.tools.values.statistics import Statistics
+from streamxf.buffers import collector_paused
+from streamxf.format.items import Item, TensorItem
+from streamxf.tools.inspect.summary import ItemTotals, Summary, TensorStatistics, chain_text, ratio_of, ratio_text
+from streamxf.tools.inspect.tree import MAX_DEPTH, Stack, stacks_of
+from streamxf.tools.values.statistics import Moments, Statistics
 from streamxf.version import __version__
 from streamxf.wording import many, printable, size_text
+
+MAX_ITEMS = 20_000
+MAX_NAME = 300
+MAX_STACKS = 12
+MAX_LAYERS = 160
+MAX_ROLES = 40
+SMALL_ROLE = 0.002  # of the bytes of a stack in memory: several roles below it share a row
+
+_OUTLIERS = 0.01  # of the bytes, at either end of the scale
+_SLACK = 0.1  # of what is between these
+_LEAST = 5  # hundredths that a scale is wide: smaller differences would look like large ones
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+Node = dict[str, Any]
+"""A module: ``name``, ``children``, ``items`` (a list of facts each) and, where some were left out, ``rest``."""
+
+
+@collector_paused()
+def page_data(summary: Summary, max_items: int = MAX_ITEMS) -> dict[str, Any]:
+    """Everything that the script needs, for JSON."""
+    contents = summary.contents
+    items = list(contents.items.values())
+    shown = nlargest(max_items, items, key=lambda item: item.stored_bytes)
+    return {
+        "dtypes": list(summary.dtypes),
+        "chains": [printable(chain_text(chain), MAX_NAME) for chain in summary.chains],
+        "tree": _Tree(summary).of(items, {item.name for item in shown}),
+        "left_out": len(items) - len(shown),
+        "scale": scale_of((ratio_of(item), item.size) for item in contents.tensors.values()),
+        "values": summary.values is not None,
+        "stacks": [_stack(stack, summary.values) for stack in stacks_of(items)[:MAX_STACKS]],
+    }
+
+
+def scale_of(ratios: Iterable[tuple[float | None, int]]) -> tuple[float, float]:
+    """The ends of a colour scale for ratios, each weighted by bytes; ratios beyond the ends have colours of their own.
+
+    All but a hundredth of the bytes at either end are within the scale, so that a few tiny tensors, each of which is
+    mostly framing, do not stretch it. Ratios that are only just beyond it are included, too.
+    """
+    found = sorted((ratio, weight) for ratio, weight in ratios if ratio is not None)
+    if not found:
+        return 0.0, 1.0
+    low, high = _quantile(found, _OUTLIERS), _quantile(found, 1 - _OUTLIERS)
+    slack = max(_SLACK * (high - low), _LEAST / 200)
+    first = math.floor(round(100 * min(ratio for ratio, _ in found if ratio >= low - slack), 6))
+    last = math.ceil(round(100 * max(ratio for ratio, _ in found if ratio <= high + slack), 6))
+    spare = max(0, _LEAST - (last - first))
+    return (first - spare // 2) / 100, (last + spare - spare // 2) / 100
+
+
+def _quantile(weights: list[tuple[float, int]], part: float) -> float:
+    sums = list(accumulate(weight for _, weight in weights))
+    return weights[min(bisect_left(sums, part * sums[-1]), len(sums) - 1)][0]
+
+
+class _Tree:
+    """Nested modules; dtypes and chains are given by their numbers in the page's lists."""
+
+    def __init__(self, summary: Summary) -> None:
+        self._dtypes = {dtype: number for number, dtype in enumerate(summary.dtypes)}
+        self._chains = {chain: number for number, chain in enumerate(summary.chains)}
+        self._modules: dict[tuple[str, ...], Node] = {(): {"name": "", "children": [], "items": []}}
+        self._values = summary.values
+
+    def of(self, items: list[Item], shown: set[str]) -> Node:
+        left: list[tuple[Item, tuple[str, ...]]] = []
+        for item in items:
+            *module, name = item.name.split(".", MAX_DEPTH - 1)
+            if item.name in shown:
+                self._module(tuple(module))["items"].append(self._item(item, name))
+            else:
+                left.append((item, tuple(module)))
+        for item, place in left:  # when it is known which modules the page has
+            while place not in self._modules:
+                place = place[:-1]
+            rest = self._modules[place].setdefault("rest", [0, 0, 0, 0, 0, 0])
+            one = ItemTotals.of([item])
+            more = (1, one.raw_bytes, one.stored_bytes, one.object_bytes, *_flags([item], self._values))
+            rest[:] = map(int.__add__, rest, more)
+        return self._modules[()]
+
+    def _module(self, place: tuple[str, ...]) -> Node:
+        if place not in self._modules:
+            self._modules[place] = {"name": printable(place[-1], MAX_NAME), "children": [], "items": []}
+            self._module(place[:-1])["children"].append(self._modules[place])
+        return self._modules[place]
+
+    def _item(self, item: Item, name: str) -> list[Any]:
+        """Name, dtype (-1: an object), shape, raw bytes, stored bytes, parts, chain; and its values, if it has any."""
+        about: list[Any] = [-1, [], 0]
+        if isinstance(item, TensorItem):
+            about = [self._dtypes[item.dtype], list(item.shape), item.size]
+        chain = self._chains[item.places[0].chain] if item.places else -1
+        found = [printable(name, MAX_NAME), *about, item.stored_bytes, len(item.places), chain]
+        statistics = self._values.statistics.get(item.name) if self._values is not None else None
+        return found if statistics is None else [*found, _numbers(statistics)]
+
+
+def _stack(stack: Stack, values: TensorStatistics | None) -> dict[str, Any]:
+    """Layers are columns and roles are rows; where there are too many of either, several share one."""
+    step = -(-len(stack.layers) // MAX_LAYERS)
+    columns = [stack.layers[start : start + step] for start in range(0, len(stack.layers), step)]
+    column_of = {layer: index for index, column in enumerate(columns) for layer in column}
+    roles = _rows(stack)
+    row_of = {role: row for row, role in enumerate(roles)}
+    cells: dict[tuple[int, int], list[TensorItem]] = {}
+    for (layer, role), items in stack.cells.items():
+        cells.setdefault((row_of.get(role, len(roles)), column_of[layer]), []).extend(items)
+    more = len(stack.roles) - len(roles)
+    return {
+        "name": printable(stack.name, MAX_NAME) or "layers",
+        "layers": ["-".join(map(str, dict.fromkeys((column[0], column[-1])))) for column in columns],
+        "roles": [printable(role, MAX_NAME) or "tensor" for role in roles] + ([f"{more:,} small ones"] if more else []),
+        "cells": [[row, column, *_cell(items, values)] for (row, column), items in cells.items()],
+    }
+
+
+def _cell(items: list[TensorItem], values: TensorStatistics | None) -> list[Any]:
+    """Tensors, raw bytes, stored bytes; and of their values flags, count, mean and standard deviation."""
+    totals = ItemTotals.of(items)
+    sums = [totals.tensors, totals.raw_bytes, totals.stored_bytes]
+    if values is None:
+        return sums
+    moments = Moments()
+    for item in items:
+        found = values.statistics[item.name]
+        if found is not None and found.mean is not None and found.std is not None:
+            moments.merge(Moments.of(found.elements - found.nan - found.inf, found.mean, found.std))
+    return [*sums, *_flags(items, values), moments.count, _rounded(moments.mean), _rounded(moments.deviation)]
+
+
+def _rows(stack: Stack) -> list[str]:
+    """The roles that get a row each: biases and gains, which are mostly framing, would take half of the picture."""
+    sizes: dict[str, int] = dict.fromkeys(stack.roles, 0)
+    for (_, role), items in stack.cells.items():
+        sizes[role] += sum(item.size for item in items)
+    least = SMALL_ROLE * sum(sizes.values())
+    small = {role for role, size in sizes.items() if size < least}
+    kept = set(nlargest(MAX_ROLES, sizes, key=lambda role: sizes[role])) - (small if len(small) > 1 else set())
+    return [role for role in stack.roles if role in kept]
+
+
+def _numbers(statistics: Statistics) -> list[Any]:
+    """Counts of elements, NaN, infinities and zeros; minimum, maximum, mean, standard deviation; and the histogram: its
+    ends, its bars, each a digit to base 36, and how many numbers are below and above it.
+    """
+    figures = (statistics.min, statistics.max, statistics.mean, statistics.std)
+    counts = [statistics.elements, statistics.nan, statistics.inf, statistics.zeros, *map(_rounded, figures)]
+    if (shown := statistics.histogram) is None:
+        return counts
+    most = max(shown.counts) or 1
+    heights = "".join(_DIGITS[-(-count * (len(_DIGITS) - 1) // most)] for count in shown.counts)
+    end = shown.start + len(shown.counts) * shown.width
+    return [*counts, _rounded(shown.start), _rounded(end), heights, shown.below, shown.above]
+
+
+def _flags(items: Iterable[Item], values: TensorStatistics | None) -> tuple[int, int]:
+    """How many tensors have NaN or infinities, and how many are all zeros."""
+    if values is None:
+        return 0, 0
+    found = [each for item in items if (each := values.statistics.get(item.name)) is not None]
+    return sum(each.nan + each.inf > 0 for each in found), sum(each.all_zero for each in found)
+
+
+def _rounded(number: int | float | None) -> int | float | None:
+    """To six digits, of which the page shows three; small integers exactly."""
+    if number is None or (isinstance(number, int) and abs(number) < 10**7):
+        return number
+    return float(f"{number:.6g}")
+
 
 MAX_LINES = 40
 _MAX_FLAGGED = 20
