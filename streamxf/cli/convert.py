@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Literal
 
+import streamxf
 from streamxf.cli import options, units
 from streamxf.cli.show import Output
 from streamxf.errors import ParameterError
@@ -35,11 +36,9 @@ def pack(
     streamxf pack checkpoint-500/ /checkpoints/run-500
     streamxf pack last.pt s3://bucket/last --chain zstd:level=3+checksum
     """
-    from streamxf.tools.convert.pack import pack as write
-
     with out.progress("Packing") as bar:
         size = units.size(file_size)
-        done = write(source, target, overwrite=overwrite, **written, **access, file_size=size, progress=bar)
+        done = streamxf.pack(source, target, overwrite=overwrite, **written, **access, file_size=size, progress=bar)
     return out.result({"target": target, **asdict(done)}, str(done))
 
 
@@ -79,10 +78,8 @@ def unpack(
     streamxf unpack /checkpoints/step-1000 step-1000.pt
     streamxf unpack /checkpoints/step-1000 hub/ --format huggingface --prefix model. --shard-size 2GB
     """
-    from streamxf.tools.convert.unpack import unpack as write
-
     with out.progress("Unpacking") as bar:
-        done = write(
+        done = streamxf.unpack(
             source,
             target,
             format=format,
@@ -121,10 +118,8 @@ def transcode(
     streamxf transcode /checkpoints/step-1000 /archive/step-1000 --chain zstd:level=9+checksum
     streamxf transcode /checkpoints/step-1000 --in-place --chain floatzip+encrypt --recipient file:new.key
     """
-    from streamxf.tools.convert.transcode import transcode as write
-
     with out.progress("Transcoding") as bar:
-        done = write(
+        done = streamxf.transcode(
             source,
             target,
             in_place=in_place,
@@ -171,14 +166,12 @@ def rename(
     streamxf rename /checkpoints/step-1000 'model.module.*=model.*'
     streamxf rename /checkpoints/step-1000 head.weight=lm_head.weight --key file:team.key
     """
-    from streamxf.tools.rekey.rename import rename as change
-
     wanted: dict[str, str] = {}
     for pair in names:
         old, equals, new = pair.partition("=")
         if not equals or old in wanted:
             raise ParameterError(f"{pair!r:.80} is not OLD=NEW, or stands there twice")
         wanted[old] = new
-    done = change(path, wanted, **terms)
+    done = streamxf.rename(path, wanted, **terms)
     text = f"renamed: {many(len(done), 'item')}" if done else "nothing changed: the items have these names"
     return out.result({"path": path, "renamed": done}, text)

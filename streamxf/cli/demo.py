@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import streamxf
 from streamxf.chain import Chain
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
@@ -73,7 +74,6 @@ def demonstrate(dtype: str, state: State, folder: Path, runs: int, out: show.Out
     from safetensors.torch import save_file
     from torch.distributed.checkpoint import filesystem as stock
 
-    import streamxf
     from streamxf.cli.timing import Side, measure
     from streamxf.cli.tune import DONE, print_figures
     from streamxf.keys import write_key
@@ -121,8 +121,6 @@ def in_second_process(model: Path, path: Path, key_file: Path) -> dict[str, Any]
 
 def flip_one_bit(path: Path, key: Key) -> dict[str, Any]:
     """Flip a bit in the middle of the largest tensor of a checkpoint, and see whether `verify` names the place."""
-    import streamxf
-
     with streamxf.Checkpoint(path, keys=key) as checkpoint:
         item = max(checkpoint.stored.values(), key=lambda item: item.stored_bytes)
     (place,) = item.places

@@ -6,6 +6,7 @@ import os
 from dataclasses import asdict
 from typing import Any, Literal
 
+import streamxf
 from streamxf.cli import options
 from streamxf.cli.show import Output
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
@@ -98,11 +99,9 @@ def rekey(
     streamxf rekey /checkpoints/step-1000 --key file:old.key --recipient file:new.key
     streamxf rekey weights.pt.sxf --key file:old.key --recipient file:new.key
     """
-    from streamxf.tools.rekey.rekey import rekey as change
-
     if terms["keys"] is None:
         raise KeyMissingError("pass the key that opens the checkpoint now: --key file:PATH")
-    written = change(path, recipients=recipient, **terms)
+    written = streamxf.rekey(path, recipients=recipient, **terms)
     said = f"rewritten: {', '.join(written)}" if written else "nothing changed: it is already for these keys alone"
     return out.result({"path": path, "rewritten": written}, said)
 
@@ -127,18 +126,15 @@ def recipients(
     streamxf recipients /checkpoints/step-1000 --key file:team.key --add file:auditor.pub
     streamxf recipients /checkpoints/step-1000 --key file:team.key --remove 0123456789abcdef
     """
-    from streamxf.tools.rekey.rekey import add_recipient, remove_recipient
-    from streamxf.tools.rekey.rekey import recipients as listed
-
     signer, vouch = terms.pop("signer"), terms.pop("vouch")
     if terms["keys"] is None and (add or remove):
         raise KeyMissingError("pass the key that opens the checkpoint: --key file:PATH")
     less = [entry if is_key_id(entry) else options.key_at(entry) for entry in remove or ()]
     if add:
-        add_recipient(path, recipients=add, signer=signer, vouch=vouch, **terms)
+        streamxf.add_recipient(path, recipients=add, signer=signer, vouch=vouch, **terms)
     for entry in less:
-        remove_recipient(path, recipient=entry, **terms)
-    found = listed(path, **terms)
+        streamxf.remove_recipient(path, recipient=entry, **terms)
+    found = streamxf.recipients(path, **terms)
     signers = [signer for signer in found.signers if signer is not None]
     facts = {"path": path, **asdict(found), "signers": signers, "unsigned": None in found.signers}
     return out.result(facts, str(found))

@@ -11,10 +11,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
+import streamxf
 from streamxf.buffers import write_all
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.errors import PolicyError, UnsupportedError
+from streamxf.errors import PolicyError, UnsupportedError, located
 from streamxf.format.items import TensorItem
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.storage.files import open_regular
@@ -75,7 +76,6 @@ def inspect(
     streamxf inspect /checkpoints/step-1000 --fail-on nan,inf
     """
     from streamxf.cli import figures
-    from streamxf.tools.inspect.inspect import inspect as look
     from streamxf.tools.inspect.tree import tree_of
 
     if html is not None and os.path.isfile(html) and os.path.getsize(html):
@@ -85,7 +85,7 @@ def inspect(
     values = values or fail_on is not None
     try:
         with out.progress("Counting values") if values else nullcontext() as bar:
-            summary = look(path, **access, values=values, progress=bar)
+            summary = streamxf.inspect(path, **access, values=values, progress=bar)
     except UnsupportedError:
         plain = _plain(path, access)
         if plain is None or html is not None or values:  # a stream of bytes has no page, and no values
@@ -170,11 +170,9 @@ def diff(
     streamxf diff /checkpoints/step-1000 model.safetensors --prefix-a model.
     streamxf diff before after --only '*.weight' --values
     """
-    from streamxf.tools.diff.diff import diff as compare
-
     with out.progress("Comparing") as bar:
         try:
-            found = compare(
+            found = streamxf.diff(
                 a,
                 b,
                 **access,
@@ -224,14 +222,12 @@ def cat(
     streamxf cat weights.pt.sxf --key file:team.key > weights.pt
     curl -s https://host/data.tar.sxf | streamxf cat - | tar -x
     """
-    from streamxf.errors import located
     from streamxf.keys import KeyRing
-    from streamxf.stream import open as open_stream
 
     ring = KeyRing.of(**keys)
     buffer = bytearray(_STEP)
     with ExitStack() as stack, located(file=None if path == "-" else path):
-        reader = stack.enter_context(open_stream(_opened(path, stack), keys=ring))
+        reader = stack.enter_context(streamxf.open(_opened(path, stack), keys=ring))
         while count := reader.readinto(buffer):
             sys.stdout.buffer.write(memoryview(buffer)[:count])
         sys.stdout.buffer.flush()

@@ -6,6 +6,7 @@ import warnings
 from dataclasses import asdict
 from functools import partial
 
+import streamxf
 from streamxf.cli import options, show, units
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import ParameterError
@@ -30,10 +31,8 @@ def verify(
     streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key
     streamxf verify weights.pt.sxf
     """
-    from streamxf.tools.verify.verify import verify as check
-
     with out.progress("Verifying") as bar:
-        report = check(path, **access, expect_save_id=expect_save_id, progress=bar)
+        report = streamxf.verify(path, **access, expect_save_id=expect_save_id, progress=bar)
     return out.report(
         lambda: {"path": path, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)},
         str(report),
@@ -72,14 +71,12 @@ def salvage(
     streamxf salvage /checkpoints/step-1000 /checkpoints/step-1000-salvaged
     streamxf salvage damaged whole --without-metadata
     """
-    from streamxf.tools.salvage.salvage import salvage
-
     if writer_id and not without_metadata:
         raise ParameterError(
             "--writer-id goes with --without-metadata; otherwise the metadata says which files belong to the save"
         )
     with out.progress("Salvaging") as bar:
-        found, copy = salvage(
+        found, copy = streamxf.salvage(
             path,
             target,
             **written,
@@ -134,9 +131,7 @@ def clean(
     streamxf clean /checkpoints/step-1000 --dry-run
     streamxf clean /checkpoints/step-1000 --min-age 2h --yes
     """
-    from streamxf.tools.clean import clean as tool
-
-    remove = partial(tool, path, **keys, min_age=min_age)
+    remove = partial(streamxf.clean, path, **keys, min_age=min_age)
     asks = out.asks(dry_run, yes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what cannot be removed is in the report

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import streamxf
 from streamxf.cli import options, units
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.cli.show import Output, TextTable, as_json, say
@@ -114,7 +115,6 @@ def _estimate(
     out: Output,
 ) -> int:
     from streamxf.tuning.estimate import FIGURES, measure_bandwidth
-    from streamxf.tuning.tuner import tune as estimate
 
     if bandwidth is not None and at is not None:
         raise ParameterError("--at measures the bandwidth, and --bandwidth sets it: pass only one of them")
@@ -126,7 +126,7 @@ def _estimate(
         with out.progress("Measuring the disk") as bar:
             bandwidth = measure_bandwidth(folder, progress=bar)
     with out.progress("Trying chains") as bar:
-        found = estimate(path, bandwidth=bandwidth, chains=chains, keys=keys, workers=workers, progress=bar)
+        found = streamxf.tune(path, bandwidth=bandwidth, chains=chains, keys=keys, workers=workers, progress=bar)
     if out.json:
         facts = {name: value for name, value in found.to_dict().items() if "/" not in name}
         facts |= {"path": path, "bandwidth_measured": source == "measured"}
