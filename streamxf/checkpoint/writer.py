@@ -181,34 +181,23 @@ class CheckpointWriter:
             self._check_open()
             self._state = "failed"  # unless all goes well
             with located(item=name if isinstance(name, str) else None):
-                self._add(name, value, dtype, shape, copy, path)
+                where = self._checked(name, path)
+                given = tensor_of(value, dtype, self._staging) if shape is None else tensor_in(value, dtype, shape)
+                if given is not None:
+                    origin = (0,) * len(given.shape)
+                    chunk = Chunk(origin, given.shape, _NOWHERE, framed=False)
+                    item: Item = TensorItem(name, given.dtype, given.shape, (chunk,), where, given.properties)
+                    part = Identity(b"", Kind.TENSOR, name, given.dtype, origin, given.shape, given.shape)
+                elif dtype is not None:
+                    raise ParameterError("dtype= goes with arrays and bytes")
+                else:
+                    given = Given("", (), Content(MemorySource(memoryview(saved(value))), Kind.OBJECT))
+                    item, part, copy = ObjectItem(name, _NOWHERE, where), Identity(b"", Kind.OBJECT, name), False
+                self._write(part, given.content, copy and shape is None)
+            self._items[name] = item
             self._state = "open"
         finally:
             self._use.release()
-
-    def _add(
-        self,
-        name: str,
-        value: Any,
-        dtype: Any,
-        shape: Sequence[int] | None,
-        copy: bool,
-        path: Sequence[str | int] | None,
-    ) -> None:
-        where = self._checked(name, path)
-        given = tensor_of(value, dtype, self._staging) if shape is None else tensor_in(value, dtype, shape)
-        if given is not None:
-            origin = (0,) * len(given.shape)
-            chunk = Chunk(origin, given.shape, _NOWHERE, framed=False)
-            item: Item = TensorItem(name, given.dtype, given.shape, (chunk,), where, given.properties)
-            part = Identity(b"", Kind.TENSOR, name, given.dtype, origin, given.shape, given.shape)
-        elif dtype is not None:
-            raise ParameterError("dtype= goes with arrays and bytes")
-        else:
-            given = Given("", (), Content(MemorySource(memoryview(saved(value))), Kind.OBJECT))
-            item, part, copy = ObjectItem(name, _NOWHERE, where), Identity(b"", Kind.OBJECT, name), False
-        self._write(part, given.content, copy and shape is None)
-        self._items[name] = item
 
     def _checked(self, name: str, path: Sequence[str | int] | None) -> tuple[str | int, ...]:
         try:
