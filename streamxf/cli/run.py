@@ -19,21 +19,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.exceptions import TyperException
 
-from streamxf.cli import options
-from streamxf.cli.exits import (
-    FINE,
-    INTERRUPTED,
-    LINE,
-    OPTIONS,
-    PIPE_CLOSED,
-    USAGE,
-    exit_code,
-    line_of,
-    root_of,
-    storage_failure_in,
-    storage_line_of,
-    with_options,
-)
+from streamxf.cli import exits, options
 from streamxf.cli.options import ARGUMENTS
 from streamxf.cli.show import as_json, wrapped
 from streamxf.errors import StreamxfError
@@ -64,22 +50,22 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
             parser = command_line(first)  # building them all takes as long as many a command
             named = parser.commands.get(first)
             names = {each.name: each.opts[0] for each in named.params if each.opts[0][0] == "-"} if named else {}
-            OPTIONS.set(names | {name: names[option] for option, name in ARGUMENTS.items() if option in names})
+            exits.OPTIONS.set(names | {name: names[option] for option, name in ARGUMENTS.items() if option in names})
             found = parser.main(arguments, prog_name="streamxf", standalone_mode=False)
             # typer makes the code of a KeyboardInterrupt; a library that was being imported may have swallowed it, and
             # what such a half-imported library led to counts for nothing
-            if found == INTERRUPTED or interrupts.first is not None:
+            if found == exits.INTERRUPTED or interrupts.first is not None:
                 raise KeyboardInterrupt
             sys.stdout.flush()
-            return found if isinstance(found, int) else FINE
+            return found if isinstance(found, int) else exits.FINE
         except TyperException as error:
             if not error.format_message():  # the help of a command without arguments was shown
                 return error.exit_code
             context = getattr(error, "ctx", None)
             place = context.command_path if context is not None else command
             text = error.format_message().rstrip(".").replace("Value error, ", "")
-            text = printable(f"{text[:1].lower()}{text[1:]} (see {place} --help)", LINE)
-            return _fail(place, text, "Usage", USAGE, arguments)
+            text = printable(f"{text[:1].lower()}{text[1:]} (see {place} --help)", exits.LINE)
+            return _fail(place, text, "Usage", exits.USAGE, arguments)
         except BrokenPipeError:
             raise
         except SystemExit as ended:
@@ -87,14 +73,14 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
                 raise ended.__context__ from None
             raise
         except BaseException as raised:  # DCP's own is none of Exception
-            cause = root_of(raised)
+            cause = exits.root_of(raised)
             if interrupts.first is not None or isinstance(cause, KeyboardInterrupt | typer.Abort):
                 text = "; ".join(["interrupted", *interrupts.how_to_resume(cause)])
-                return _fail(command, printable(text, LINE), "Interrupted", interrupts.exit_code, arguments)
+                return _fail(command, printable(text, exits.LINE), "Interrupted", interrupts.exit_code, arguments)
             return _failed(command, cause, arguments)
     except BrokenPipeError:  # the reader of the output has gone, as in `streamxf inspect ... | head`
         _discard(sys.stdout)
-        return PIPE_CLOSED
+        return exits.PIPE_CLOSED
 
 
 def _discard(stream: TextIO) -> None:
@@ -105,14 +91,14 @@ def _discard(stream: TextIO) -> None:
 def _failed(command: str, error: BaseException, arguments: list[str]) -> int:
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error)
-    failure = storage_failure_in(error)
+    failure = exits.storage_failure_in(error)
     if failure is not None:
-        text = storage_line_of(failure, arguments)
-        return _fail(command, text, type(failure).__name__, USAGE, arguments, error)
-    text = with_options(line_of(error))
+        text = exits.storage_line_of(failure, arguments)
+        return _fail(command, text, type(failure).__name__, exits.USAGE, arguments, error)
+    text = exits.with_options(exits.line_of(error))
     if not isinstance(error, StreamxfError | OSError | MemoryError):
         text = f"{type(error).__name__}: {text}; this is an error of streamxf's own: {TRACEBACK}=1 shows where it was"
-    return _fail(command, text, type(error).__name__, exit_code(error), arguments, error)
+    return _fail(command, text, type(error).__name__, exits.exit_code(error), arguments, error)
 
 
 def _fail(
@@ -151,7 +137,7 @@ def _open_closed() -> None:
 
 
 def _warn(message: Warning | str, category: type[Warning], *place: object, **more: object) -> None:
-    _say(f"streamxf: warning: {printable(with_options(' '.join(str(message).split())), LINE)}")
+    _say(f"streamxf: warning: {printable(exits.with_options(' '.join(str(message).split())), exits.LINE)}")
 
 
 def _say(text: str) -> None:
@@ -193,7 +179,7 @@ class Interrupts:
     @property
     def exit_code(self) -> int:
         """As shells have it: 130 for Ctrl-C, 143 for SIGTERM."""
-        return INTERRUPTED if self.first is None else 128 + self.first
+        return exits.INTERRUPTED if self.first is None else 128 + self.first
 
     def how_to_resume(self, error: BaseException) -> list[str]:
         """What was noted of that on `error`, or on the interrupts themselves, which typer does not pass on."""

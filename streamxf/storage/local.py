@@ -16,24 +16,8 @@ from typing import IO, Any, cast
 
 from streamxf.buffers import write_all
 from streamxf.errors import AbortedError, MetadataError
+from streamxf.storage import files
 from streamxf.storage.disk import Mount, Volume
-from streamxf.storage.files import (
-    ENTER,
-    MOST,
-    NOT_THERE,
-    Draft,
-    NotRegular,
-    components,
-    create,
-    held_at,
-    missing_folders,
-    open_regular,
-    opened,
-    replacing,
-    sync_folder,
-    sync_names_of,
-    walk,
-)
 from streamxf.storage.lock import acquire, is_still, try_lock_file
 from streamxf.storage.reading import StoredFile, access_to, size_of
 from streamxf.storage.storage import LOCK, NOT_REGULAR, Storage, StorageEntry
@@ -88,7 +72,10 @@ class LocalStorage(Storage, raises_only_known=True):
             return _entry(name, os.stat(name, dir_fd=folder, follow_symlinks=False))
 
     def entries(self, path: str = "") -> Iterator[StorageEntry]:
-        with opened(self.place, components(path) if path else ["."]) as folder, os.scandir(folder) as entries:
+        with (
+            files.opened(self.place, files.components(path) if path else ["."]) as folder,
+            os.scandir(folder) as entries,
+        ):
             for entry in entries:
                 with suppress(FileNotFoundError):  # removed meanwhile
                     yield _entry(entry.name, entry.stat(follow_symlinks=False))
@@ -100,7 +87,7 @@ class LocalStorage(Storage, raises_only_known=True):
         """
         found: dict[str, int | None] = {}
         unlisted = (FileNotFoundError, PermissionError) if known else (FileNotFoundError,)
-        with suppress(*unlisted), opened(self.place, ["."]) as folder, os.scandir(folder) as entries:
+        with suppress(*unlisted), files.opened(self.place, ["."]) as folder, os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name == LOCK or entry.is_dir(follow_symlinks=False):
                     continue
@@ -118,8 +105,8 @@ class LocalStorage(Storage, raises_only_known=True):
         return {name: link for name, link in found.items() if os.path.isdir(link or self.path_of(name))}
 
     def below(self, path: str = "", *, folders: bool = False) -> Iterator[StorageEntry]:
-        with opened(self.place, components(path) if path else ["."]) as top:
-            for folder, name, inner, is_folder in walk(top):
+        with files.opened(self.place, files.components(path) if path else ["."]) as top:
+            for folder, name, inner, is_folder in files.walk(top):
                 with suppress(FileNotFoundError):
                     if is_folder is not False:
                         if folders or is_folder is None:  # who knows a name in that may read it all the same
@@ -135,7 +122,7 @@ class LocalStorage(Storage, raises_only_known=True):
         return found
 
     def held(self, name: str, size: int | None) -> int:
-        return held_at(self.path_of(name))
+        return files.held_at(self.path_of(name))
 
     def version(self, name: str = "") -> object:
         """Times of writing alone would not do: programs that copy files set them back."""
@@ -170,8 +157,8 @@ class LocalStorage(Storage, raises_only_known=True):
     @contextmanager
     def _below(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         """The folder that a path leads to through no link, open for what needs no listing, and the name in it."""
-        *parts, name = components(path)
-        with opened(self.place, parts, make=make, how=ENTER) as folder:
+        *parts, name = files.components(path)
+        with files.opened(self.place, parts, make=make, how=files.ENTER) as folder:
             yield folder, name
 
     # -- reading -----------------------------------------------------------------------------------
@@ -187,8 +174,8 @@ class LocalStorage(Storage, raises_only_known=True):
         """Looked at first, since to open a device may do something; and again, since it may be another one by then."""
         with self._below(path) as (folder, name):
             if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-                raise NotRegular(errno.EINVAL, "this is not a regular file; it was not read", self.label(path))
-            with open_regular(name, folder) as file:
+                raise files.NotRegular(errno.EINVAL, "this is not a regular file; it was not read", self.label(path))
+            with files.open_regular(name, folder) as file:
                 file.seek(start)
                 data = bytearray()
                 while len(data) < stop - start and (piece := file.read(stop - start - len(data))):
@@ -200,9 +187,9 @@ class LocalStorage(Storage, raises_only_known=True):
         with _missing_files():
             if not name:
                 self._check_regular(path, name)
-                return open_regular(path)  # again: it may have been replaced meanwhile
+                return files.open_regular(path)  # again: it may have been replaced meanwhile
             try:
-                return self._open_inside(components(name))
+                return self._open_inside(files.components(name))
             except OSError as error:
                 if error.errno not in _SPECIAL:
                     raise
@@ -210,8 +197,8 @@ class LocalStorage(Storage, raises_only_known=True):
 
     def _open_inside(self, parts: list[str]) -> IO[bytes]:
         """Open what the parts lead to, through no link."""
-        with opened(self.place, parts[:-1], how=ENTER) as folder:
-            return open_regular(parts[-1], folder)
+        with files.opened(self.place, parts[:-1], how=files.ENTER) as folder:
+            return files.open_regular(parts[-1], folder)
 
     def _check_regular(self, path: str, name: str) -> list[str]:
         """Refuse what is not a file of this folder, before it is opened: a link that leads out of it, or a pipe or a
@@ -235,7 +222,7 @@ class LocalStorage(Storage, raises_only_known=True):
             if make:
                 os.makedirs(self.path, exist_ok=True)
             like = how.get("check") is not None
-            with self._below(path, make=make) as (folder, name), Draft(folder, name, like=like, **how) as file:
+            with self._below(path, make=make) as (folder, name), files.Draft(folder, name, like=like, **how) as file:
                 write_all(file, data)
         except OSError as error:
             if error.filename is not None:  # which is a name in the folder, or that of the draft
@@ -244,7 +231,7 @@ class LocalStorage(Storage, raises_only_known=True):
         if make and how.get("sync", True):
             parts = path.split("/")
             for depth in range(len(parts) - 1):  # the names of folders that may be new
-                sync_folder(self.path_of("/".join(parts[:depth])))
+                files.sync_folder(self.path_of("/".join(parts[:depth])))
 
     def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
         self.put(path, data)
@@ -253,7 +240,7 @@ class LocalStorage(Storage, raises_only_known=True):
     def create(self, path: str = "") -> Iterator[IO[bytes]]:
         """After an error the file is the caller's to remove."""
         try:
-            raw = create(self._target(path), folder=self.folder, anew=False)
+            raw = files.create(self._target(path), folder=self.folder, anew=False)
         except OSError as error:
             error.filename = self.path_of(path)
             raise
@@ -261,7 +248,7 @@ class LocalStorage(Storage, raises_only_known=True):
             yield file
 
     def replacing(self) -> AbstractContextManager[IO[bytes]]:
-        return cast("AbstractContextManager[IO[bytes]]", replacing(self.path))
+        return cast("AbstractContextManager[IO[bytes]]", files.replacing(self.path))
 
     def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
         """Folders stay: they are not what was asked for."""
@@ -269,24 +256,24 @@ class LocalStorage(Storage, raises_only_known=True):
 
     def make_folder(self, path: str = "", *, durable: bool = True) -> list[Path]:
         folder = self.path_of(path)
-        made = missing_folders(folder)
+        made = files.missing_folders(folder)
         os.makedirs(folder, exist_ok=True)
         if durable:
-            sync_names_of([Path(os.path.abspath(folder)), *made])
+            files.sync_names_of([Path(os.path.abspath(folder)), *made])
         return made
 
     def sync(self) -> None:
-        sync_folder(self.place)
+        files.sync_folder(self.place)
 
     # -- removing ----------------------------------------------------------------------------------
 
     def remove_folder(self, name: str, first: Collection[str], rest: Collection[str]) -> list[str]:
-        with opened(self.path) as run:
+        with files.opened(self.path) as run:
             try:
                 if stat.S_ISLNK(os.stat(name, dir_fd=run, follow_symlinks=False).st_mode):
                     os.unlink(name, dir_fd=run)
                     return []
-                with opened(run, [name]) as folder:
+                with files.opened(run, [name]) as folder:
                     failed = _unlink_in_turn(folder, first) or _unlink_in_turn(folder, rest)
                     left = _prune(folder)
                     for reason in failed.values():
@@ -316,7 +303,7 @@ class LocalStorage(Storage, raises_only_known=True):
         if self.folder is not None:
             return self
         try:
-            descriptor = os.open(self.path, ENTER if links else ENTER | os.O_NOFOLLOW)
+            descriptor = os.open(self.path, files.ENTER if links else files.ENTER | os.O_NOFOLLOW)
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise
@@ -391,19 +378,19 @@ def _unlink_in_turn(folder: str | int, paths: Iterable[str]) -> dict[str, Except
 
 
 def _unlink(folder: str | int, path: str) -> None:
-    *parts, name = components(path)
+    *parts, name = files.components(path)
     try:
-        with opened(folder, parts, how=ENTER) as below:
+        with files.opened(folder, parts, how=files.ENTER) as below:
             os.unlink(name, dir_fd=below)
     except OSError as error:
-        if error.errno not in (*NOT_THERE, errno.EISDIR):  # a folder is not what was asked for, so it stays
+        if error.errno not in (*files.NOT_THERE, errno.EISDIR):  # a folder is not what was asked for, so it stays
             raise
 
 
 def _prune(top: int) -> list[str]:
     """Remove the folders below that are empty; what is there besides."""
     left: list[str] = []
-    for folder, name, path, is_folder in walk(top):
+    for folder, name, path, is_folder in files.walk(top):
         if is_folder is False:
             left += [path] if path != LOCK else []
         elif not left or not left[-1].startswith(f"{path}/"):
@@ -413,6 +400,6 @@ def _prune(top: int) -> list[str]:
                 pass
             except OSError:
                 left.append(path)  # not empty, or swapped for a link, or not ours
-        if len(left) == MOST:
+        if len(left) == files.MOST:
             break
     return left

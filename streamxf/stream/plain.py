@@ -19,20 +19,10 @@ from streamxf.buffers import Writable, flat_view, write_all
 from streamxf.chain import Chain, ChainLike, StreamCoder
 from streamxf.descriptor import Descriptor
 from streamxf.errors import AbortedError, ContainerError, ParameterError, PolicyError, located, redacted
+from streamxf.format import plain
 from streamxf.format.container import End
 from streamxf.format.header import Header
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, PLAIN_MAGIC
-from streamxf.format.plain import (
-    PREFIX_START_BYTES,
-    SEAL_END_BYTES,
-    contents_digest,
-    pack_prefix,
-    pack_seal,
-    parse_prefix,
-    parse_seal,
-    prefix_size,
-    seal_size,
-)
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.keys.envelope import DataKey, Vouchers
 from streamxf.registry import CodecRegistry
@@ -58,21 +48,21 @@ class PlainParts:
 
     @classmethod
     def of(cls, whole: FileSlice) -> Self:
-        start = prefix_size(whole.read_at(0, min(PREFIX_START_BYTES, whole.length)))
-        wrapped, format_bytes = parse_prefix(whole.read_at(0, start))
+        start = plain.prefix_size(whole.read_at(0, min(plain.PREFIX_START_BYTES, whole.length)))
+        wrapped, format_bytes = plain.parse_prefix(whole.read_at(0, start))
         header = read_header(whole.slice(start, whole.length))
         check_header(header, wrapped)
         if not wrapped:
             return cls(header, whole.slice(start, whole.length), format_bytes, wrapped)
-        end = whole.read_at(max(0, whole.length - SEAL_END_BYTES), min(whole.length, SEAL_END_BYTES))
-        stop = max(start, whole.length - seal_size(end))
-        vouchers = parse_seal(whole.read_at(stop, whole.length - stop))
+        end = whole.read_at(max(0, whole.length - plain.SEAL_END_BYTES), min(whole.length, plain.SEAL_END_BYTES))
+        stop = max(start, whole.length - plain.seal_size(end))
+        vouchers = plain.parse_seal(whole.read_at(stop, whole.length - stop))
         check_signed(header, vouchers)
         return cls(header, whole.slice(start, stop), format_bytes, wrapped, vouchers)
 
     def digest(self) -> bytes:
         """D of the format: the digest that vouchers cover. Raises ContainerError if table or footer are damaged."""
-        return contents_digest(BlockReader(self.container, self.header, None).table_digest, self.format_bytes)
+        return plain.contents_digest(BlockReader(self.container, self.header, None).table_digest, self.format_bytes)
 
     def coder(self, ring: KeyRing, registry: CodecRegistry) -> StreamCoder:
         # the digest before any coder is made: vouchers cover the table
@@ -204,10 +194,12 @@ def decode(data: Buffer, *, keys: KeysLike = None, codecs: CodecRegistry | None 
 
 def _open_writer(target: PathOrFile, chain: Chain, block_log2: int, options: Mapping[str, Any] | None) -> StreamWriter:
     encryption = chain.encryption
-    prefix = pack_prefix(encryption.wrapped if encryption is not None else "")
+    prefix = plain.pack_prefix(encryption.wrapped if encryption is not None else "")
     hashed = encryption is not None and encryption.hashed
     encoder = ContainerEncoder(chain, hashed=hashed, block_log2=block_log2)
-    seal = (lambda: pack_seal(encryption.vouch(contents_digest(encoder.table_digest)))) if encryption else None
+    seal = (
+        (lambda: plain.pack_seal(encryption.vouch(plain.contents_digest(encoder.table_digest)))) if encryption else None
+    )
     if not isinstance(target, _PLACES):
         write_all(target, prefix)
         return StreamWriter(target, encoder, seal=seal)
@@ -277,8 +269,10 @@ def read_file(
         blocks = BlockReader(parts.container, parts.header, parts.coder(ring, registry))
         blocks.decode_ends()
         return StreamReader(blocks, finish, name)
-    start = _read_exactly(file, PREFIX_START_BYTES)
-    wrapped, format_bytes = parse_prefix(start + _read_exactly(file, prefix_size(start) - PREFIX_START_BYTES))
+    start = _read_exactly(file, plain.PREFIX_START_BYTES)
+    wrapped, format_bytes = plain.parse_prefix(
+        start + _read_exactly(file, plain.prefix_size(start) - plain.PREFIX_START_BYTES)
+    )
 
     headers: list[Header] = []
 
@@ -291,9 +285,9 @@ def read_file(
 
     def end(event: End, rest: bytes) -> None:
         if wrapped:
-            vouchers = parse_seal(rest)
+            vouchers = plain.parse_seal(rest)
             check_signed(headers[0], vouchers)
-            ring.open(wrapped, vouchers, contents_digest(event.table_digest, format_bytes))
+            ring.open(wrapped, vouchers, plain.contents_digest(event.table_digest, format_bytes))
         elif rest:
             raise ContainerError("there is data behind the container's end")
 
