@@ -208,8 +208,8 @@ class Interrupts:
         raise self._raised[-1]
 
 
-# A command is a function of its own name, in a module of that name unless `_TOGETHER` has it; what is heavy is imported
-# when it runs.
+# A command is a function of its own name, with an underscore behind a builtin's, in a module of that name unless
+# `_TOGETHER` has it; what is heavy is imported when it runs.
 PANELS = {
     "Look": ("inspect", "diff", "cat"),
     "Check and repair": ("verify", "salvage", "clean"),
@@ -223,7 +223,7 @@ _FRAMED = 70  # columns: in fewer, typer's tables of options cut words
 _TOGETHER = {
     "look": PANELS["Look"],
     "repair": PANELS["Check and repair"],
-    "runs": ("latest", "forget"),
+    "runs": PANELS["Training runs"],
     "convert": PANELS["Convert"],
     "keys": PANELS["Keys"],
 }
@@ -231,7 +231,8 @@ _TOGETHER = {
 
 def _function(command: str) -> Any:
     home = next((module for module, commands in _TOGETHER.items() if command in commands), command)
-    return getattr(import_module(f"streamxf.cli.{home}"), command)
+    found = vars(import_module(f"streamxf.cli.{home}"))
+    return found.get(command) or found[f"{command}_"]
 
 
 def help_of(command: str) -> tuple[str, list[str]]:
