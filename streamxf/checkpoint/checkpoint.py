@@ -9,12 +9,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from streamxf.budget import MAX_EXPANSION, Budget
-from streamxf.checkpoint.access import Access, Codecs, Require, SaveIds
+from streamxf.checkpoint.access import Access, Codecs, Names, Require, SaveIds
 from streamxf.checkpoint.elements import Array, Elements, itemsize_of, unsigned
 from streamxf.checkpoint.metadata import Metadata, merged, metadata_files, no_file, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.reading import Box, BoxReader, empty_array
-from streamxf.checkpoint.renaming import Names
 from streamxf.errors import ContainerError, ParameterError, UnsupportedError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, elements_size
 from streamxf.format.names import metadata_name

@@ -13,8 +13,7 @@ from weakref import finalize
 
 from streamxf.budget import check_whole
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.renaming import Renaming, renamed
+from streamxf.checkpoint.access import Access, Renaming, renamed
 from streamxf.errors import (
     ContainerError,
     ForeignError,

@@ -24,9 +24,8 @@ from streamxf.budget import MAX_EXPANSION
 from streamxf.buffers import collector_paused
 from streamxf.chain import Chain
 from streamxf.checkpoint import metadata as stored_metadata
-from streamxf.checkpoint.access import Access, Require, SaveIds
+from streamxf.checkpoint.access import Access, Names, Require, SaveIds
 from streamxf.checkpoint.metadata import no_metadata, read_metadata
-from streamxf.checkpoint.renaming import Names
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.loader import Loader

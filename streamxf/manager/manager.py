@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as dcp_asyn
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from streamxf.chain import ChainLike
-from streamxf.checkpoint.renaming import Names
+from streamxf.checkpoint.access import Names
 from streamxf.dcp.install import chain_and_access
 from streamxf.dcp.reader import FileSystemReader
 from streamxf.dcp.writer import FileSystemWriter

@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import Checksum, Encrypt
-from streamxf.checkpoint.renaming import Renaming, renamed
+from streamxf.checkpoint.access import Renaming, renamed
 from streamxf.errors import IdentityError, ParameterError
 from streamxf.format.items import ObjectItem, Place
 from tests.dcp.helpers import KEY, assert_same, blank, load, refused, save, swap

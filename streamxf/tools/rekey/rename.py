@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamxf.buffers import collector_paused
-from streamxf.checkpoint.access import Access, SaveIds
-from streamxf.checkpoint.renaming import Names, Renaming, check_nesting, renamed
+from streamxf.checkpoint.access import Access, Names, Renaming, SaveIds, check_nesting, renamed
 from streamxf.errors import ParameterError, PolicyError
 from streamxf.format.items import Item
 from streamxf.keys import KeysLike, SignerLike, TrustLike
