@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
-from streamxf.tools.verify import verify
 from tests.cli import preloaded
 from tests.cli.command import Run
 from tests.polling import wait_until
@@ -159,7 +158,7 @@ def test_while_torch_is_imported(weights: Path, wait: float):
 
 def test_an_interrupt_that_a_library_swallowed_is_one(run: Run, weights: Path, monkeypatch: pytest.MonkeyPatch):
     """As torch does while it imports numpy; what half of numpy is good for is no verdict."""
-    real = verify.verify
+    real = streamxf.verify
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def swallowing(*arguments: Any, **options: Any) -> Any:
@@ -167,7 +166,7 @@ def test_an_interrupt_that_a_library_swallowed_is_one(run: Run, weights: Path, m
             signal.raise_signal(signal.SIGINT)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(verify, "verify", swallowing)
+    monkeypatch.setattr(streamxf, "verify", swallowing)
     try:
         done = run("verify", weights)
     finally:
