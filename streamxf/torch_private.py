@@ -27,11 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint._async_thread_executor import (
         _ThreadBasedAsyncCheckpointExecutor as ThreadBasedAsyncCheckpointExecutor,
     )
-    from torch.distributed.checkpoint._extension import (
-        ExtensionRegistry,
-        StreamTransformExtension,
-        ZStandard,
-    )
+    from torch.distributed.checkpoint._extension import ExtensionRegistry, StreamTransformExtension, ZStandard
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
     from torch.distributed.checkpoint._storage_utils import _storage_setup as storage_setup
     from torch.distributed.checkpoint._traverse import set_element

@@ -11,20 +11,10 @@ from functools import partial
 from typing import Any
 from weakref import finalize
 
+from streamxf import errors
 from streamxf.budget import check_whole
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access, Renaming, renamed
-from streamxf.errors import (
-    ContainerError,
-    ForeignError,
-    KeyMissingError,
-    MetadataError,
-    NoCheckpointError,
-    ParameterError,
-    PolicyError,
-    ReplacedError,
-    located,
-)
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem
 from streamxf.format.limits import MAX_METADATA, MAX_RANK, TRAILER_BYTES
@@ -69,19 +59,19 @@ def resumable(leftovers: Collection[str]) -> list[str]:
     ]
 
 
-def no_metadata(storage: Storage, names: Collection[str], rank: int | None = None) -> MetadataError:
+def no_metadata(storage: Storage, names: Collection[str], rank: int | None = None) -> errors.MetadataError:
     folder = storage.label()
     if (text := unfinished(names)) is not None:
-        return NoCheckpointError(text, file=folder)
+        return errors.NoCheckpointError(text, file=folder)
     ranks = rank_metadata_among(names)
     if rank is not None and ranks:
-        return MetadataError(
+        return errors.MetadataError(
             f"the folder has metadata of single ranks ({some(ranks, most=_SHOWN)}), and none of rank {rank}: such a "
             "checkpoint is loaded by the ranks that saved it",
             file=folder,
         )
     if any(name.endswith(".distcp") for name in names):
-        return MetadataError(
+        return errors.MetadataError(
             "the folder has data files and no metadata at all. Either no save to it was ever published (a later save "
             "removes these files), or its .metadata was lost: then restore a copy, or see "
             "`streamxf salvage --without-metadata`",
@@ -92,12 +82,12 @@ def no_metadata(storage: Storage, names: Collection[str], rank: int | None = Non
         return only_inside(storage, below)
     if others := sorted(name for name in names if name.endswith(_OF_OTHERS)):
         text = f"the folder is not a checkpoint of DCP; it has files of other formats: {some(others)}"
-    return NoCheckpointError(text, file=folder)
+    return errors.NoCheckpointError(text, file=folder)
 
 
-def only_inside(storage: Storage, parts: Sequence[str]) -> NoCheckpointError:
+def only_inside(storage: Storage, parts: Sequence[str]) -> errors.NoCheckpointError:
     """The error for a folder that was named instead of one of the checkpoints in it."""
-    return NoCheckpointError(
+    return errors.NoCheckpointError(
         f"the folder is not a checkpoint, but has {many(len(parts), 'checkpoint')} in it: {some(parts)}. Name one of "
         "them; of a training run, `streamxf latest` prints the newest",
         file=storage.label(),
@@ -112,8 +102,8 @@ def _below(storage: Storage) -> list[str]:
     return []
 
 
-def no_file(path: str) -> MetadataError:
-    return MetadataError("the file that holds the item is missing from the checkpoint", file=path)
+def no_file(path: str) -> errors.MetadataError:
+    return errors.MetadataError("the file that holds the item is missing from the checkpoint", file=path)
 
 
 SLIP_RANK = MAX_RANK
@@ -173,12 +163,7 @@ class Metadata:
 
 
 def read_metadata(
-    storage: Storage,
-    name: str,
-    access: Access,
-    *,
-    listing: bool = False,
-    size: int | None = None,
+    storage: Storage, name: str, access: Access, *, listing: bool = False, size: int | None = None
 ) -> Metadata:
     """Read a metadata file, or a slip. With `listing`, an encrypted one needs no keys, and nothing of it is
     authenticated. `size` is what it has by a listing.
@@ -189,10 +174,10 @@ def read_metadata(
     cannot be renamed as `access` says; ReplacedError if other files took its place again and again. An index that reads
     from the file later raises that, too.
     """
-    with located(file=storage.label(name)):
+    with errors.located(file=storage.label(name)):
         try:
             return _read_once(storage, name, access, listing, size)
-        except ReplacedError:  # what was read is of two versions
+        except errors.ReplacedError:  # what was read is of two versions
             return _read_once(storage, name, access, listing, None)
 
 
@@ -205,8 +190,8 @@ def _read_once(storage: Storage, name: str, access: Access, listing: bool, size:
                 return _renamed(_stock(file, name, access), access.renaming)
             made = metadata_in(sections, name, access, listing=listing)
         except FileNotFoundError as error:  # of a key, say; only a metadata file that is not there may pass for one
-            raise MetadataError(f"the metadata cannot be used: FileNotFoundError: {error}") from error
-        except (MetadataError, ContainerError, PolicyError, ForeignError, OSError) as error:
+            raise errors.MetadataError(f"the metadata cannot be used: FileNotFoundError: {error}") from error
+        except (errors.MetadataError, errors.ContainerError, errors.PolicyError, errors.ForeignError, OSError) as error:
             _check_same(storage, name, file, error)
             raise
         if isinstance(made.items, ItemTable):  # it reads from the file for as long as it is used
@@ -219,19 +204,19 @@ def _check_same(storage: Storage, name: str, file: StoredFile, error: Exception)
     """Raise ReplacedError if another file has taken the place of `file`, of which not everything could be read."""
     text = "the metadata was replaced while it was read: another save was published here. Start again"
     if getattr(error, "errno", None) == errno.ESTALE:
-        raise ReplacedError(text) from error
+        raise errors.ReplacedError(text) from error
     storage.forget_listings()
     with storage.open(name) as now:
         end = min(file.size, TRAILER_BYTES)
         if now.size != file.size or now.read(now.size - end, end) != file.read(file.size - end, end):
-            raise ReplacedError(text) from error
+            raise errors.ReplacedError(text) from error
 
 
 def _renamed(metadata: Metadata, renaming: Renaming | None) -> Metadata:
     if renaming is None:
         return metadata
     if metadata.rank is None and (unused := renaming.unused(metadata.items)):  # other ranks may have what one has not
-        raise ParameterError(f"the checkpoint has no items of these names, to be renamed: {some(unused)}")
+        raise errors.ParameterError(f"the checkpoint has no items of these names, to be renamed: {some(unused)}")
     return replace(metadata, items=renamed(metadata.items, renaming.of(metadata.items)))
 
 
@@ -240,7 +225,7 @@ def read_sections(file: StoredFile) -> Sections | None:
     MetadataError if it is damaged.
     """
     if not file.size:
-        raise MetadataError("the file is empty: it was cut, or never written; restore it")
+        raise errors.MetadataError("the file is empty: it was cut, or never written; restore it")
     end = min(file.size, _TAIL)
     file.read_ahead(file.size - end, end)
     tail = file.read(file.size - end, end)
@@ -264,11 +249,11 @@ def metadata_in(sections: Sections, name: str, access: Access, *, listing: bool 
         Envelope.parse(lines[0])
     index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=is_signed(lines))
     if index.keyed != (lines is not None):
-        raise MetadataError("the metadata has keys exactly if its chain encrypts, and this one contradicts that")
+        raise errors.MetadataError("the metadata has keys exactly if its chain encrypts, and this one contradicts that")
     is_slip = name.endswith(SLIP)
     if index.rank != (SLIP_RANK if is_slip else rank_of(name)) or (index.rank == SLIP_RANK and not is_slip):
         whose = "all ranks" if index.rank is None else f"rank {index.rank}"
-        raise MetadataError(f"this is the metadata of {whose}: the file was renamed or copied")
+        raise errors.MetadataError(f"this is the metadata of {whose}: the file was renamed or copied")
     wrapped, vouchers = lines or ("", "")
     access.check_save(index.save_id)
     authenticated = opened or lines is None
@@ -279,21 +264,23 @@ def metadata_in(sections: Sections, name: str, access: Access, *, listing: bool 
 def _open(sections: Sections, lines: tuple[str, str], access: Access) -> None:
     try:
         access.keys.open(*lines, sections.digest)
-    except KeyMissingError as error:
-        raise KeyMissingError(f"this checkpoint is {error.message}") from None
+    except errors.KeyMissingError as error:
+        raise errors.KeyMissingError(f"this checkpoint is {error.message}") from None
 
 
 def _stock(file: StoredFile, name: str, access: Access) -> Metadata:
     if access.require == "published":
-        raise PolicyError(
+        raise errors.PolicyError(
             "the metadata does not end in an index. If streamxf's writer saved this checkpoint, the file was cut or "
             f"altered: restore it. If torch's own writer did, {access.way_out}; where it was, pass require='encrypted' "
             "(or 'bound', for an attached writer)"
         )
     access.check_save(None)
     if file.size > MAX_METADATA:
-        raise MetadataError(f"the metadata has {file.size} bytes, {MAX_METADATA} are allowed where it is a pickle")
-    check_whole(file.raw, file.size, file.size, MetadataError)
+        raise errors.MetadataError(
+            f"the metadata has {file.size} bytes, {MAX_METADATA} are allowed where it is a pickle"
+        )
+    check_whole(file.raw, file.size, file.size, errors.MetadataError)
     rank = rank_of(name)
     stock = read_stock(file.slice(0, file.size).read_at(0, file.size), rank)
     return Metadata(name, rank, stock.items, None, stock.modules)
@@ -306,7 +293,9 @@ def metadata_files(storage: Storage) -> list[str]:
     try:
         names = storage.names()
     except NotADirectoryError:
-        raise NoCheckpointError("this is a file, and a DCP checkpoint is a folder", file=storage.label()) from None
+        raise errors.NoCheckpointError(
+            "this is a file, and a DCP checkpoint is a folder", file=storage.label()
+        ) from None
     found = metadata_among(names)
     if not found:
         raise no_metadata(storage, names)

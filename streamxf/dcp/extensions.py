@@ -28,11 +28,7 @@ from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader, read_header, stream_info
 from streamxf.stream.encoder import ContainerEncoder, StreamWriter
 from streamxf.stream.reader import BareBlocks, Blocks, StreamReader
-from streamxf.torch_private import (
-    ExtensionRegistry,
-    StreamTransformExtension,
-    extensions_of_the_asking_writer,
-)
+from streamxf.torch_private import ExtensionRegistry, StreamTransformExtension, extensions_of_the_asking_writer
 from streamxf.torchsave.writing import frame_of
 
 
