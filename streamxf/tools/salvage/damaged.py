@@ -14,6 +14,7 @@ from itertools import chain
 
 import numpy as np
 
+from streamxf import errors
 from streamxf.budget import Budget
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access
 from streamxf.checkpoint.checkpoint import Checkpoint, as_torch
@@ -21,19 +22,6 @@ from streamxf.checkpoint.elements import Array, Elements, unsigned
 from streamxf.checkpoint.metadata import Metadata, no_file, read_metadata, united
 from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.reading import run_jobs
-from streamxf.errors import (
-    ContainerError,
-    IdentityError,
-    KeyMissingError,
-    KeyServiceError,
-    MetadataError,
-    ParameterError,
-    PolicyError,
-    StreamxfError,
-    UnsupportedError,
-    WrongKeyError,
-    located,
-)
 from streamxf.format.items import ITEMSIZES, Chunk, Item, Path, TensorItem
 from streamxf.format.names import GLOBAL, OWN_FILE, TORCH_FILE, metadata_among, metadata_name, rank_of
 from streamxf.progress import Progress, Shares
@@ -99,7 +87,7 @@ class DamagedCheckpoint(Checkpoint):
         kept = ((name, items) for name, items in found.items() if name not in refused)
         made = {name: united(items) if len(items) > 1 else items[0] for name, items in kept}
         for name in (name for name, item in made.items() if item is None):
-            error = MetadataError("the metadata of two ranks contradict each other about it: choose one (rank)")
+            error = errors.MetadataError("the metadata of two ranks contradict each other about it: choose one (rank)")
             self.damaged.append(Damage.of(error, name))
         return {name: item for name, item in made.items() if item is not None}
 
@@ -130,7 +118,7 @@ class DamagedCheckpoint(Checkpoint):
         at, reach, last = "", 0, ""
         for file, begin, size, name in places:
             if file == at and begin < reach:
-                error = MetadataError("the metadata gives two items the same bytes of a file: it is damaged")
+                error = errors.MetadataError("the metadata gives two items the same bytes of a file: it is damaged")
                 self.damaged += [Damage.of(error, one, self.label(file)) for one in (name, last)]
                 found |= {name, last}
             if file != at or begin + size > reach:
@@ -144,11 +132,11 @@ class DamagedCheckpoint(Checkpoint):
         item, chunk = copy[1].item, copy[1].chunk
         assert isinstance(item, TensorItem)
         assert chunk is not None
-        with located(file=self.label(chunk.place.file), item=item.name):
+        with errors.located(file=self.label(chunk.place.file), item=item.name):
             blocks = self.stream(copy)
             try:
                 elements = copy[1].elements(blocks)
-            except UnsupportedError:  # only torch can make it
+            except errors.UnsupportedError:  # only torch can make it
                 loaded = load_framed(self.access.objects, StreamReader(blocks), blocks.size, item, chunk)
                 whole = memory_for(chunk.shape, item.dtype)
                 as_torch(whole, item.dtype).copy_(loaded)
@@ -188,13 +176,13 @@ def _check_bare(data: bytearray) -> None:
     """
     archive = check_records(io.BytesIO(data), len(data))
     if archive is None:
-        raise ContainerError(
+        raise errors.ContainerError(
             "the item was stored without a codec and without CRCs (torch.serialization.set_crc32_options), so "
             "damage to it cannot be detected. dcp.load reads it as it is"
         )
     for name in archive.sizes:
         if not _KNOWN.fullmatch(name):
-            raise MetadataError(f"its record {name!r:.80} has a name that torch.save never uses: it is damaged")
+            raise errors.MetadataError(f"its record {name!r:.80} has a name that torch.save never uses: it is damaged")
 
 
 def memory_for(shape: Ints, dtype: str, *, zero: bool = False) -> Array:
@@ -202,13 +190,13 @@ def memory_for(shape: Ints, dtype: str, *, zero: bool = False) -> Array:
     UnsupportedError if only torch can read such elements, and MetadataError if there is no room for it.
     """
     if dtype not in ITEMSIZES:
-        raise UnsupportedError(
+        raise errors.UnsupportedError(
             f"a tensor of {dtype} can be read by dcp.load alone, into an existing tensor of its kind"
         )
     try:
         return (np.zeros if zero else np.empty)(shape, unsigned(ITEMSIZES[dtype]))
     except (ValueError, OverflowError, MemoryError) as error:
-        raise MetadataError(f"torch cannot make a tensor of {dtype} and shape {shape} here: {error}") from None
+        raise errors.MetadataError(f"torch cannot make a tensor of {dtype} and shape {shape} here: {error}") from None
 
 
 def open_damaged(
@@ -221,37 +209,39 @@ def open_damaged(
 ) -> DamagedCheckpoint:
     """What there is of a checkpoint; to be closed. Arguments and errors are those of `salvage`."""
     if access.expected_saves is not None and without_metadata:
-        raise ParameterError("without_metadata cannot find out which save it is, so expect_save_id means nothing")
+        raise errors.ParameterError(
+            "without_metadata cannot find out which save it is, so expect_save_id means nothing"
+        )
     if isinstance(without_metadata, str):
-        raise ParameterError("without_metadata= is True, or a list of writer ids")
+        raise errors.ParameterError("without_metadata= is True, or a list of writer ids")
     if not storage.is_folder():
-        raise UnsupportedError("this is a file, and not a checkpoint's folder", file=storage.label())
+        raise errors.UnsupportedError("this is a file, and not a checkpoint's folder", file=storage.label())
     names = storage.names()
     read: list[Metadata] = []
-    errors: list[StreamxfError] = []
+    failures: list[errors.StreamxfError] = []
     files = metadata_among(names)
     if rank is not None and metadata_name(rank) not in files:
         ranks = [rank_of(name) for name in files]
         there = "has metadata of all ranks together" if files == [GLOBAL] else f"has that of the ranks {ranks!s:.200}"
-        raise ParameterError(f"rank={rank}: the checkpoint {there}")
+        raise errors.ParameterError(f"rank={rank}: the checkpoint {there}")
     for name in files if rank is None else [metadata_name(rank)]:
         try:
             read.append(_read(storage, access, name))
-        except StreamxfError as error:
-            errors.append(error)
+        except errors.StreamxfError as error:
+            failures.append(error)
     strange = [each for each in read if _is_of_others(each, names, without_metadata)]
     if strange and without_metadata:
         read = [each for each in read if each not in strange]
-        errors += [MetadataError(_FOREIGN, file=storage.label(each.name)) for each in strange]
+        failures += [errors.MetadataError(_FOREIGN, file=storage.label(each.name)) for each in strange]
     if len(read) > 1 and not merge_ranks and access.expected_saves is None:
-        raise PolicyError(
+        raise errors.PolicyError(
             "each rank has its own metadata here, and nothing shows that all of it is of one save: after a crash some "
             "may be older. Choose one of them (rank), name the save ids of all ranks (expect_save_id), "
             "or say that they belong together (merge_ranks)",
             file=storage.label(),
         )
     if not read and not (without_metadata and any(map(OWN_FILE.fullmatch, names))):
-        raise _nothing(storage.label(), errors[0] if errors else None, names, bool(len(access.keys)))
+        raise _nothing(storage.label(), failures[0] if failures else None, names, bool(len(access.keys)))
     if read:
         used = {place.file for each in read for item in each.items.values() for place in item.places}
         checkpoint = DamagedCheckpoint(storage, access, read, access.budget(storage.held_by(used, names)))
@@ -265,7 +255,7 @@ def open_damaged(
             "no metadata could be used: that no data file of the save is missing, and that all files are of one save, "
             "is what you vouched for"
         )
-    checkpoint.damaged += map(Damage.of, errors)
+    checkpoint.damaged += map(Damage.of, failures)
     if list_lengths(checkpoint.paths.values()) > MAX_LISTS + 16 * len(checkpoint.paths):  # which would take memory
         checkpoint.paths.clear()
         checkpoint.unchecked.append(
@@ -274,7 +264,7 @@ def open_damaged(
     if read and GLOBAL not in names and rank is None and frozenset(checkpoint.save_ids) != access.expected_saves:
         checkpoint.unchecked.append(UNKNOWN_RANKS)
         others = sorted(name for name in names if OWN_FILE.fullmatch(name) and name not in used)
-        if others and not errors:
+        if others and not failures:
             checkpoint.unchecked.append(
                 f"if this is the newest save: no metadata names {many(len(others), 'data file')} here, {others[0]} "
                 "among them; saves that failed may have left them, or a newer one whose .metadata is lost"
@@ -287,10 +277,12 @@ def _read(storage: Storage, access: Access, name: str) -> Metadata:
     try:
         found = read_metadata(storage, name, access)
     except OSError as error:
-        raise MetadataError(f"the metadata cannot be read: {type(error).__name__}: {error}", file=full) from error
+        raise errors.MetadataError(
+            f"the metadata cannot be read: {type(error).__name__}: {error}", file=full
+        ) from error
     own = any(OWN_FILE.fullmatch(place.file) for item in found.items.values() for place in item.places)
     if own and found.index is None:
-        raise MetadataError(
+        raise errors.MetadataError(
             "the metadata has lost its index, so nothing vouches for it: the file was cut or altered", file=full
         )
     return found
@@ -309,24 +301,26 @@ def _is_of_others(metadata: Metadata, names: Collection[str], without_metadata: 
     )
 
 
-def _nothing(path: str, failed: StreamxfError | None, names: Mapping[str, object], keyed: bool) -> Exception:
+def _nothing(path: str, failed: errors.StreamxfError | None, names: Mapping[str, object], keyed: bool) -> Exception:
     """The error where no metadata can be used."""
     if not any(map(OWN_FILE.fullmatch, names)):
         if failed is not None:
             return failed
         if any(map(TORCH_FILE.fullmatch, names)):
-            return MetadataError(
+            return errors.MetadataError(
                 "there is no metadata, and the data files are not of streamxf's writers: they do not say what they "
                 "hold. Restore .metadata from a copy",
                 file=path,
             )
         return FileNotFoundError(errno.ENOENT, "there is no checkpoint", path)
     if failed is None:
-        failed = MetadataError("the checkpoint has no metadata", file=path)
-    if isinstance(failed, IdentityError | KeyServiceError) or (isinstance(failed, KeyMissingError) and not keyed):
+        failed = errors.MetadataError("the checkpoint has no metadata", file=path)
+    if isinstance(failed, errors.IdentityError | errors.KeyServiceError) or (
+        isinstance(failed, errors.KeyMissingError) and not keyed
+    ):
         return failed  # which says nothing about damage
     advice = _WITHOUT
-    if isinstance(failed, KeyMissingError | WrongKeyError | PolicyError):
+    if isinstance(failed, errors.KeyMissingError | errors.WrongKeyError | errors.PolicyError):
         advice = f"If that cannot be, .metadata is damaged: {_WITHOUT}"
     made = type(failed)(f"{failed.message}. {advice}", file=failed.file, item=failed.item, block=failed.block)
     made.__cause__ = failed
