@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from streamxf.storage.storage import Storage as Storage
     from streamxf.stream import decode as decode, encode as encode, open as open
     from streamxf.tools.clean import clean as clean
-    from streamxf.tools.convert.pack import pack as pack
-    from streamxf.tools.convert.transcode import transcode as transcode
+    from streamxf.tools.convert.pack import pack as pack, transcode as transcode
     from streamxf.tools.convert.unpack import unpack as unpack
     from streamxf.tools.diff.diff import diff as diff
     from streamxf.tools.inspect.inspect import inspect as inspect
@@ -98,8 +97,7 @@ _NAMES = {
     "storage.storage": "Storage",
     "stream": "decode encode open",
     "tools.clean": "clean",
-    "tools.convert.pack": "pack",
-    "tools.convert.transcode": "transcode",
+    "tools.convert.pack": "pack transcode",
     "tools.convert.unpack": "unpack",
     "tools.diff.diff": "diff",
     "tools.inspect.inspect": "inspect",

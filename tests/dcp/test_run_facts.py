@@ -19,8 +19,7 @@ from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import AuthenticationError, DescriptorError, KeyMissingError, MetadataError
 from streamxf.format.run import RunFacts
 from streamxf.storage.opening import open_storage
-from streamxf.tools.convert.pack import pack
-from streamxf.tools.convert.transcode import transcode
+from streamxf.tools.convert.pack import pack, transcode
 from streamxf.tools.convert.unpack import unpack
 from streamxf.tools.inspect.inspect import inspect
 from streamxf.tools.salvage.salvage import salvage

@@ -1,9 +1,12 @@
-"""`pack`: a checkpoint of another format as one of DCP."""
+"""`transcode` and `pack`: a copy of a checkpoint, of DCP or another format, through a chain."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,13 +15,14 @@ from streamxf.budget import MAX_EXPANSION
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.metadata import Metadata, metadata_files
 from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.publish import made_by_writers
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
-from streamxf.errors import ParameterError, UnsupportedError
+from streamxf.errors import ChecksumError, MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.header import Kind
-from streamxf.format.items import TensorItem
+from streamxf.format.items import ITEMSIZES, TensorItem, elements_size
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import is_checkpoint
@@ -26,13 +30,172 @@ from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage, is_url
-from streamxf.stream.encoder import MemorySource
+from streamxf.stream.encoder import Load, MemorySource
+from streamxf.stream.reader import BareBlocks, Blocks, StreamReader
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Converted, check_same, convert, refuse_same
 from streamxf.tools.convert.manifest import FileTree
 from streamxf.tools.convert.packed import PackedReader, open_packed
-from streamxf.tools.convert.transcode import RangeSource, copy
+from streamxf.torchsave.objects import find_framed
 from streamxf.torchsave.writing import saved
 from streamxf.wording import some
+
+Fill = Callable[[memoryview], None]
+
+
+def transcode(
+    source: Location,
+    target: Location | None = None,
+    chain: ChainLike | None = None,
+    *,
+    in_place: bool = False,
+    overwrite: bool = False,
+    recipients: KeysLike = None,
+    signer: SignerLike | None = None,
+    keys: KeysLike = None,
+    trust: TrustLike = None,
+    allow_unsigned: bool = False,
+    require: Require | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    block_size: int = 1 << DEFAULT_BLOCK_LOG2,
+    file_size: int = FILE_SIZE,
+    max_expansion: int = MAX_EXPANSION,
+    progress: Progress | None = None,
+) -> Converted:
+    """Copy a DCP checkpoint, streamxf's or another's, through another chain.
+
+    Items are copied block by block, with all checks of a load; only a tensor that went through a stream transform, such
+    as torch's ``ZStandard``, is held whole. Objects are not unpickled. Names, shards, planners' records and the run
+    stay as they are; if ranks have their own metadata, each keeps it.
+
+    If the call fails or the process is killed, finished data files stay, and the same call resumes from there. If the
+    chain encrypts, that needs a recipient's key that also decrypts: with public keys alone the call starts over.
+
+    Parameters
+    ----------
+    source, target : path, str or Storage
+        Folders, or URLs. The target does not exist yet, or contains no checkpoint.
+    chain : Chain, str or codecs, optional
+        As in `streamxf.open`; by default that of `FileSystemWriter`. If it is empty, torch's own reader loads the copy.
+    in_place : bool
+        Replace the source, in one step for each metadata file. If the process is killed, the old checkpoint or the new
+        one loads. Needs space for both.
+    overwrite : bool
+        Whether a checkpoint in the target may be replaced.
+    recipients : Key, bytes, location or several, optional
+        Who may read the copy, for the word ``encrypt`` in the chain's text form, or for the default chain.
+    signer : SigningKey or location, optional
+        Signs the copy, as in `Encrypt`.
+    keys, trust, allow_unsigned, require, block_size
+        As in `FileSystemReader`, for the source, and `FileSystemWriter`.
+    storage_options, target_options : mapping, optional
+        fsspec's, for URLs.
+    file_size : int
+        Bytes of items, before the chain, in one data file; more if there would be too many files.
+    max_expansion : int
+        As in `diff`, for the copied bytes.
+    progress : Progress, optional
+
+    Raises
+    ------
+    FileExistsError
+        If there is a checkpoint in the target, and `overwrite` is False.
+    ParameterError, ChainError, KeyMissingError
+        If the arguments cannot work together.
+    NoSpaceError
+        If the copy cannot fit on the disk.
+    MetadataError
+        If the source was replaced while it was read, with `in_place`.
+    StreamxfError
+        If the source is damaged or was altered. Then nothing is published.
+    """
+    if in_place == (target is not None):
+        raise ParameterError("give either a target, or replace the source (in_place)")
+    if target is not None:
+        refuse_same(source, target)
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
+    place, options = (source, storage_options) if target is None else (target, target_options)
+    to = Save.to(
+        place,
+        chain,
+        recipients=recipients,
+        signer=signer,
+        was_encrypted=len(access.keys) > 0,
+        overwrite=in_place or overwrite,
+        block_size=block_size,
+        storage_options=options,
+    )
+    storage = open_storage(source, storage_options)
+    if in_place and storage.is_cached:
+        raise UnsupportedError(
+            "this URL leads through a cache, which may return the metadata of an older save; use the URL of the "
+            "storage itself. Nothing was changed",
+            file=storage.label(),
+        )
+    return copy(storage, access, to, file_size, progress, in_place=in_place)
+
+
+def copy(
+    storage: Storage,
+    access: Access,
+    to: Save,
+    file_size: int = FILE_SIZE,
+    progress: Progress | None = None,
+    *,
+    in_place: bool = False,
+) -> Converted:
+    """Copy the checkpoint in `storage`; raises as `transcode`."""
+    versions = {name: storage.version(name) for name in metadata_files(storage)}
+    with Checkpoint.at(storage, access) as checkpoint:
+        copies = [_copy_of(checkpoint, each, versions.get(each.name), in_place) for each in checkpoint.metadata]
+        return Converted.together([convert(to, each, file_size, progress) for each in copies])
+
+
+def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_place: bool) -> Conversion:
+    """The items of one metadata file, which had `version` before it was read."""
+    storage, index = checkpoint.storage, metadata.index
+    # files that another save may overwrite; no other save uses the names of streamxf's writers
+    data = () if index is not None else {place.file for item in metadata.items.values() for place in item.places}
+
+    def versions() -> list[object]:
+        return [storage.version(file) for file in sorted(data)]
+
+    before = versions()
+
+    def check() -> None:
+        if in_place and storage.version(metadata.name) != version:
+            raise MetadataError(
+                "the metadata was replaced while the checkpoint was read: another process saves to this folder, or "
+                "changes its recipients. It was left as it is; try again when that is done",
+                file=storage.label(metadata.name),
+            )
+        check_same(storage, before, versions())
+
+    return Conversion(
+        tuple(metadata.items.values()),
+        metadata.rank,
+        json.dumps([storage.label(), [version, before] if index is None else index.save_id]),
+        partial(_stored, checkpoint),
+        index.extra if index is not None else {},
+        check,
+        index.run if index is not None else None,
+    )
+
+
+def _stored(checkpoint: Checkpoint, wanted: ItemPart) -> Content:
+    """An object as it is stored, or a shard: its elements, where these are all that there is of it."""
+    item, chunk, name = wanted.item, wanted.chunk, wanted.item.name
+    file = checkpoint.label(wanted.place.file)
+    dtype, shape = item.dtype if isinstance(item, TensorItem) else "", chunk.shape if chunk is not None else ()
+    checkpoint.budget.spend_once((name, chunk and chunk.offset), wanted.place.size, "the item", file=file, item=name)
+    blocks = checkpoint.blocks(item, chunk)
+    if wanted.kind is Kind.FRAMED and dtype in ITEMSIZES:
+        with suppress(UnsupportedError), located(file=file, item=name):  # refused is what only torch can make
+            found = find_framed(StreamReader(blocks), blocks.size, dtype, shape)
+            if found.tensor.is_row_major:
+                reads = RangeSource(blocks, file, name, found.start, elements_size(dtype, shape), found.crc)
+                return Content(reads, Kind.TENSOR)
+    return Content(RangeSource(blocks, file, name), wanted.kind)
 
 
 def pack(
@@ -116,11 +279,11 @@ def pack(
         def check() -> None:
             check_same(storage, before, FileTree.of(storage).identity())
 
-        contents = Conversion(tuple(whole.stored.values()), None, before, partial(_read, whole), check=check)
+        contents = Conversion(tuple(whole.stored.values()), None, before, partial(_packed, whole), check=check)
         return replace(convert(to, contents, file_size, progress), notes=tuple(whole.contents.notes))
 
 
-def _read(whole: PackedReader, wanted: ItemPart) -> Content:
+def _packed(whole: PackedReader, wanted: ItemPart) -> Content:
     item, chunk = wanted.item, wanted.chunk
     if chunk is None or not isinstance(item, TensorItem):
         return Content(MemorySource(memoryview(saved(whole.load_object(item.name)))), Kind.OBJECT)
@@ -154,3 +317,60 @@ def _refuse_beside(tree: FileTree) -> None:
             "away, or copy the checkpoint alone with transcode",
             file=tree.storage.label(),
         )
+
+
+# -- streams that are read while they are encoded, block by block, so that they are never held whole ----------------
+
+
+class RangeSource:
+    """A `ByteSource` of a stream, or of a part of one, whose ranges are read in order. Those that are whole blocks are
+    decoded in the thread that encodes them. Errors name `file` and `item`.
+
+    `crc` is the CRC-32 that ``torch.save`` noted for it, or 0. Torch never compares it when it loads. Here it is the
+    last chance: the copy has checksums of its own, which would match the damaged bytes.
+    """
+
+    def __init__(
+        self, blocks: Blocks, file: str, item: str, start: int = 0, size: int | None = None, crc: int = 0
+    ) -> None:
+        self.size = blocks.size - start if size is None else size
+        self._blocks, self._reader = blocks, StreamReader(blocks)
+        self._place = {"file": file, "item": item}
+        self._start = start
+        self._crc, self._found = crc, 0
+
+    def load(self, start: int, stop: int) -> Load:
+        with located(**self._place):
+            fill = self._fill(self._start + start, self._start + stop)
+            if self._crc:
+                data = memoryview(bytearray(stop - start))
+                fill(data)
+                self._found = zlib.crc32(data, self._found)
+                fill = partial(_copy, data)
+            if self._crc and stop == self.size and self._found != self._crc:
+                raise ChecksumError(
+                    "the tensor's bytes do not match the CRC-32 that torch saved with them: they were damaged since. "
+                    "Restore the file from a copy"
+                )
+            return Load(partial(self._take, fill, stop - start))
+
+    def _fill(self, first: int, stop: int) -> Fill:
+        """What fills memory with a range, in any thread."""
+        if isinstance(self._blocks, BareBlocks) and self._blocks.crcs is None:
+            return self._blocks.range(first, stop)
+        index, rest = divmod(first, self._blocks.block_size)
+        if not rest and stop - first == self._blocks.size_of(index):
+            return self._blocks.decoder(index)
+        data = memoryview(bytearray(stop - first))
+        self._reader.readinto_at(first, data)
+        return partial(_copy, data)
+
+    def _take(self, fill: Fill, size: int, scratch: Callable[[int], memoryview]) -> memoryview:
+        memory = scratch(size)
+        with located(**self._place):
+            fill(memory)
+        return memory
+
+
+def _copy(data: memoryview, out: memoryview) -> None:
+    out[:] = data

@@ -34,8 +34,8 @@ from streamxf.storage.storage import Storage
 from streamxf.tools.convert.conversion import Converted, refuse_same
 from streamxf.tools.convert.manifest import manifest_of
 from streamxf.tools.convert.model import open_model
+from streamxf.tools.convert.pack import copy
 from streamxf.tools.convert.plan import SHARD_SIZE, Plan, format_of_name, fresh, pieces, restored
-from streamxf.tools.convert.transcode import copy
 from streamxf.wording import listed, many, printable, size_text
 
 FormatName = Literal["safetensors", "torch", "huggingface", "dcp"]

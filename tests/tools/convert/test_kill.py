@@ -14,8 +14,7 @@ from torch.distributed.checkpoint import save as dcp_save
 import streamxf
 from streamxf.checkpoint.datafile import DataFile
 from streamxf.storage.local import LocalStorage
-from streamxf.tools.convert.pack import pack
-from streamxf.tools.convert.transcode import transcode
+from streamxf.tools.convert.pack import pack, transcode
 from streamxf.tools.convert.unpack import unpack
 from tests.dcp.shards import rows, save_shards
 from tests.tools.convert.child import STEPS, kills

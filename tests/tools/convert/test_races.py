@@ -15,8 +15,7 @@ from torch.distributed.checkpoint import save as dcp_save
 
 import streamxf
 from streamxf.errors import AbortedError, ContainerError, MetadataError
-from streamxf.tools.convert.pack import pack
-from streamxf.tools.convert.transcode import transcode
+from streamxf.tools.convert.pack import pack, transcode
 from tests.tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")

@@ -22,8 +22,7 @@ from streamxf.formats.opening import open_source
 from streamxf.keys import Key, KeyRing, PrivateKey
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
-from streamxf.tools.convert.pack import pack
-from streamxf.tools.convert.transcode import transcode
+from streamxf.tools.convert.pack import pack, transcode
 from tests.altered import flip
 from tests.tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
 

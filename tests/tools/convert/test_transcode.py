@@ -29,7 +29,7 @@ from streamxf.errors import (
     StreamxfError,
 )
 from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey
-from streamxf.tools.convert.transcode import transcode
+from streamxf.tools.convert.pack import transcode
 from tests.altered import flip
 from tests.dcp.shards import rows, save_shards
 from tests.tools.convert.states import CHAINS, NESTED, assert_same, assert_whole, data_files, loaded, trained
