@@ -10,7 +10,7 @@ import streamxf
 from streamxf.cli import options
 from streamxf.cli.show import Output
 from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
-from streamxf.keys.key import is_key_id
+from streamxf.keys.key import X25519, is_key_id
 
 Kind = Literal["symmetric", "hybrid", "x25519", "signing"]
 
@@ -42,7 +42,6 @@ def keygen(
     streamxf keygen team.key --kind hybrid --passphrase
     """
     from streamxf.keys import Key, PrivateKey, SigningKey, write_key
-    from streamxf.keys.key import X25519
 
     other = _public_place(file, kind, public)
     for place in (file, other):

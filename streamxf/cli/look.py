@@ -235,8 +235,6 @@ def cat(
 
 
 def _opened(path: str, stack: ExitStack) -> IO[bytes] | Any:
-    from streamxf.storage.opening import open_storage
-
     if path == "-":
         stdin: Any = sys.stdin.buffer
         _refuse_others(stdin.peek(len(PLAIN_MAGIC)))
