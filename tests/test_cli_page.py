@@ -56,8 +56,8 @@ def test_the_session_prints_what_the_page_says():
     assert shown == without_what_varies(part("session")), "make docs-session writes it anew"
 
 
-def test_the_session_has_nine_commands():
-    assert sum(line.startswith("streamxf ") for line in LINES) == 9
+def test_the_session_has_eight_commands():
+    assert sum(line.startswith("streamxf ") for line in LINES) == 8
     assert [f"$ {line}" for line in LINES if line not in SHOWN] == re.findall(r"^\$ .*", part("session"), re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""A session of nine commands on real weights, as text."""
+"""A session of eight commands on real weights, as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 from tests.recordings.shell import Shell, Typed
 
 LINES = (
-    "streamxf tune model.safetensors --bandwidth 100MB/s --chain '' --chain zstd --chain floatzip",
     "streamxf keygen team.key",
     "streamxf pack model.safetensors step-1000 --chain floatzip+checksum+encrypt --recipient file:team.key",
     "streamxf inspect step-1000 --top 3",
