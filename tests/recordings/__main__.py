@@ -1,6 +1,6 @@
 """The command ``python -m tests.recordings [PART...]``: writes what docs/ shows of the command line.
 
-The parts are the reference and the tables of JSON, which take a moment, the session, and the picture of a terminal; all
+The parts are the reference, which takes a moment, the session, and the picture of a terminal; all
 of them by default.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 
-from tests.recordings import fields
 from tests.recordings.manual import manual
 from tests.recordings.page import ROOT, replace
 from tests.recordings.picture import SHOWN, svg
@@ -34,10 +33,6 @@ def _reference() -> None:
     MANUAL.write_text(manual())
 
 
-def _json() -> None:
-    replace("json", fields.tables(), fields.PAGE)
-
-
 def _session() -> None:
     replace("session", f"```text\n{as_text([typed for typed in record() if typed.line not in SHOWN])}\n```")
 
@@ -47,7 +42,7 @@ def _picture() -> None:
     IMAGE.write_text(svg(record(colours=True)))
 
 
-PARTS = {"reference": _reference, "json": _json, "session": _session, "picture": _picture}
+PARTS = {"reference": _reference, "session": _session, "picture": _picture}
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -25,7 +25,7 @@ def reference() -> str:
 def _section(command: Any, examples: list[str], common: list[str]) -> str:
     parts = list(map(_escaped, cleandoc(command.help).split("\n\n")))
     parts[0] = f"### streamxf {command.name}\n{parts[0]}"
-    parts.append("\n".join(["```sh", *examples, "```"]))
+    parts.append("\n".join(f"    {example}" for example in examples))
     own = [row for row in map(_row, command.params) if row not in common]
     shared = dict.fromkeys(names(parameter)[0] for parameter in command.params if _row(parameter) in common)
     if shared:
