@@ -413,8 +413,8 @@ def read_files(entries: Any, f: Fields, keyed: bool) -> list[File]:
     for entry in entries:
         rows, chunks, columns = read_part(entry, f, {32, 33, 34, 35, *[36] * keyed})
         check(entry["from"] == len(files) and chunks == 0 and rows, "M16: from, or chunks of files")
-        keys = fixed(columns[36], 40, rows) if keyed else [None] * rows
         sizes, writers = integers(columns[34], rows), fixed(columns[35], 16, rows)
+        keys = fixed(columns[36], 40, rows) if keyed else [None] * rows
         with refusing("M16: UTF-8", UnicodeDecodeError):
             paths = [path.decode() for path in strings(columns[32], columns[33], rows)]
         files += map(File, paths, sizes, writers, keys)
