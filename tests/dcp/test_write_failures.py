@@ -142,19 +142,6 @@ def test_publishing_that_fails(checkpoint: Path, monkeypatch: pytest.MonkeyPatch
     assert not list(checkpoint.glob("*.tmp"))
 
 
-def test_clean_up_that_fails_only_warns(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old, new = states()
-    save(old, checkpoint)
-
-    def unlink(path: Any, **_: Any) -> None:
-        raise PermissionError(errno.EPERM, "fault injected")
-
-    monkeypatch.setattr(os, "unlink", unlink)
-    with pytest.warns(UserWarning, match="is saved, but"):
-        save(new, checkpoint)
-    assert_same(load(new, checkpoint), new)
-
-
 class ShortStream(FaultyStream):
     """Takes at most 1000 bytes at a time, as a pipe or a network file system may."""
 
@@ -190,19 +177,4 @@ def test_a_file_that_takes_nothing_is_an_error_and_no_endless_loop(checkpoint: P
     save(old, checkpoint)
     error = save_faulty(new, checkpoint, StuckFiles("", 0), CHAINS[chain], 2)
     assert isinstance(error, OSError)
-    assert_unharmed(checkpoint, old, KEY)
-
-
-class Unsavable:
-    """An error in the middle of a save that is not the file system's."""
-
-    def __reduce__(self) -> Any:
-        raise ValueError("cannot be pickled")
-
-
-def test_an_object_that_cannot_be_pickled(checkpoint: Path) -> None:
-    old, _ = states()
-    save(old, checkpoint)
-    error = error_of(lambda: save({**old, "bad": Unsavable()}, checkpoint, thread_count=2))
-    assert isinstance(error, ValueError)
     assert_unharmed(checkpoint, old, KEY)
