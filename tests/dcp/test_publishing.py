@@ -96,27 +96,6 @@ def test_nothing_goes_before_the_new_one_is_published(checkpoint: Path, monkeypa
     assert set(os.listdir(checkpoint)) == before  # and the failed save's own files are gone
 
 
-def test_a_link_in_the_place_of_a_data_file_is_removed_and_not_followed(tmp_path: Path, checkpoint: Path) -> None:
-    (tmp_path / "precious").write_text("kept")
-    checkpoint.mkdir()
-    (checkpoint / "__0_0.distcp").symlink_to(tmp_path / "precious")
-    save(state_of(1), checkpoint)
-    assert (tmp_path / "precious").read_text() == "kept"
-    assert not (checkpoint / "__0_0.distcp").is_symlink()
-
-
-def test_names_that_look_like_patterns(tmp_path: Path) -> None:
-    """Fsspec's `rm` expands them: cleaning `run[1]` would remove files of `run1`."""
-    url = "memory://patterns"
-    memory = fsspec.filesystem("memory")
-    for folder in ("run1", "run[1]"):
-        memory.pipe_file(f"/patterns/{folder}/__0_0.distcp", b"left")
-    save_to = streamxf.FsspecWriter(f"{url}/run[1]")
-    dcp.save(state_of(1), storage_writer=save_to)
-    assert memory.cat_file("/patterns/run1/__0_0.distcp") == b"left"
-    assert not memory.exists("/patterns/run[1]/__0_0.distcp")
-
-
 def test_leftovers_that_cannot_be_removed_are_named(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(checkpoint, [f"__{rank}_0.distcp" for rank in range(9)])
 

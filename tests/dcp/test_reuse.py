@@ -104,28 +104,6 @@ def test_a_save_over_another_kind_of_checkpoint(checkpoint: Path, previous: str)
     assert_only_the_save_remains(checkpoint)
 
 
-def test_files_of_others_stay(checkpoint: Path) -> None:
-    checkpoint.mkdir()
-    (checkpoint / "notes.txt").write_text("mine")
-    (checkpoint / "__0_0.distcp.bak").write_text("mine, too")
-    (checkpoint / "__1_0.distcp").mkdir()
-    for state in states(2):
-        dcp.save(state, storage_writer=make_writer(checkpoint))
-    assert (checkpoint / "notes.txt").read_text() == "mine"
-    assert (checkpoint / "__0_0.distcp.bak").read_text() == "mine, too"
-    assert (checkpoint / "__1_0.distcp").is_dir()
-
-
-def test_a_previous_checkpoint_that_is_damaged_does_not_hinder_a_save(checkpoint: Path) -> None:
-    old, new = states(2)
-    save(old, checkpoint)
-    file = checkpoint / ".metadata"
-    file.write_bytes(b"\x80\x04junk" + file.read_bytes()[:-100])
-    dcp.save(new, storage_writer=make_writer(checkpoint))
-    assert_same(load(new, checkpoint), new)
-    assert_only_the_save_remains(checkpoint)
-
-
 def test_overwrite_false(checkpoint: Path) -> None:
     old, new = states(2)
     writer = make_writer(checkpoint, overwrite=False)
