@@ -24,16 +24,7 @@ from streamxf.formats.contents import SUFFIXES, Contents, FileReader, Format, Sh
 from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_source
 from streamxf.storage.reading import FileSlice, PositionalFile, StoredFile
 from streamxf.stream.reader import BareBlocks, StreamReader
-from streamxf.tools.convert.manifest import (
-    ITEM,
-    FileTree,
-    PackedFile,
-    PackManifest,
-    Placed,
-    is_inside,
-    is_kept,
-    rest_of,
-)
+from streamxf.tools.convert import manifest
 from streamxf.torchsave.objects import find_framed
 from streamxf.wording import many, printable, some
 
@@ -50,15 +41,15 @@ class PackedReader(FileReader):
 
     def __init__(
         self,
-        tree: FileTree,
+        tree: manifest.FileTree,
         contents: Contents,
         shards: Mapping[str, Shard],
         gaps: Mapping[str, Gaps],
-        manifest: PackManifest,
+        described: manifest.PackManifest,
         max_expansion: int,
     ) -> None:
         super().__init__(tree.storage, contents, shards, Access.of(max_expansion=max_expansion))
-        self.manifest = manifest
+        self.manifest = described
         self._gaps = gaps
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
@@ -69,7 +60,7 @@ class PackedReader(FileReader):
 
     def load_object(self, name: str) -> Any:
         """An object, which is written by itself, with what it shares with others."""
-        if name == ITEM:
+        if name == manifest.ITEM:
             return self.manifest.to_plain()
         for place in self.stored[name].places:
             weight = self.shards[place.file].weights.get(name, 0)
@@ -102,7 +93,7 @@ class _Pieces:
         """What is between the gaps is small."""
 
 
-def open_packed(tree: FileTree, max_expansion: int = MAX_EXPANSION) -> PackedReader:
+def open_packed(tree: manifest.FileTree, max_expansion: int = MAX_EXPANSION) -> PackedReader:
     """Open a file or a folder that is not a DCP checkpoint; raises as `pack`."""
     storage = tree.storage
     notes = [*tree.notes()]
@@ -113,7 +104,7 @@ def open_packed(tree: FileTree, max_expansion: int = MAX_EXPANSION) -> PackedRea
     else:
         opened = open_source(storage)
         assert isinstance(opened, FileReader)  # a DCP checkpoint is a folder
-        if not is_inside(storage.name):
+        if not manifest.is_inside(storage.name):
             raise UnsupportedError("the name of the file could not be restored: rename it", file=storage.label())
         main, kind = opened, opened.contents.format
     packing = _Packing(tree, main)
@@ -124,28 +115,29 @@ def open_packed(tree: FileTree, max_expansion: int = MAX_EXPANSION) -> PackedRea
     if packing.unread:
         files = many(len(packing.unread), "file")
         notes.append(f"no tensors could be read from {files}, packed as bytes: {some(packing.unread)}")
-    packed: dict[str, PackedFile] = {}
+    packed: dict[str, manifest.PackedFile] = {}
     rests: dict[str, Item] = {}
     gaps: dict[str, Gaps] = {}
     for path, size in tree.files.items():
-        shard, rest = packing.shards[path], rest_of(path)
+        shard, rest = packing.shards[path], manifest.rest_of(path)
         tensors = _placed(shard)
         others = shard.items.keys() - {tensor.name for tensor in tensors}
-        packed[path] = PackedFile(tuple(tensors), tuple(filter(others.__contains__, shard.items)))
+        packed[path] = manifest.PackedFile(tuple(tensors), tuple(filter(others.__contains__, shard.items)))
         if around := _gaps(tensors, size):
             length = sum(stop - start for start, stop in around)
             rests[rest] = whole_tensor(rest, "uint8", (length,), path, around[0][0], length, (rest,))
             gaps[rest] = around
-    manifest = PackManifest(kind, packed, tree.left_out)
-    items = {ITEM: ObjectItem(ITEM, Place("", 0, 0, ()), (ITEM,)), **packing.items, **rests}
+    items = {manifest.ITEM: ObjectItem(manifest.ITEM, Place("", 0, 0, ()), (manifest.ITEM,)), **packing.items, **rests}
     contents = Contents(storage.label(), kind, items, tree.files, notes=tuple(notes))
-    whole = PackedReader(tree, contents, packing.shards, gaps, manifest, max_expansion)
+    whole = PackedReader(
+        tree, contents, packing.shards, gaps, manifest.PackManifest(kind, packed, tree.left_out), max_expansion
+    )
     for rest, (place,) in ((rest, item.places) for rest, item in rests.items()):  # a file may be one hole
         whole.budget.spend_once(rest, place.size, "the file", file=whole.label(place.file))
     return whole
 
 
-def _model(tree: FileTree, notes: list[str]) -> FileReader | None:
+def _model(tree: manifest.FileTree, notes: list[str]) -> FileReader | None:
     """The model of a Hugging Face folder, if it is one whose tensors can be read."""
     try:
         layout = huggingface.layout_of(name for name in tree.files if "/" not in name)
@@ -166,7 +158,7 @@ class _Packing:
     - `unread`: files that were expected to have tensors, and are packed as bytes.
     """
 
-    def __init__(self, tree: FileTree, main: FileReader | None) -> None:
+    def __init__(self, tree: manifest.FileTree, main: FileReader | None) -> None:
         self.items: dict[str, Item] = {}
         self.shards: dict[str, Shard] = dict(main.shards) if main is not None else {}
         self.of_checkpoint = main is not None
@@ -218,7 +210,7 @@ class _Packing:
 
     def _take(self, items: Mapping[str, Item]) -> None:
         for name in items:
-            if is_kept(name):
+            if manifest.is_kept(name):
                 raise ParameterError(
                     f"the checkpoint has an item {printable(name)!r}, a name that is reserved for pack"
                 )
@@ -244,23 +236,23 @@ def _shards_in(file: StoredFile, path: str, stored: Iterable[tuple[TensorItem, C
     return Shard(items)
 
 
-def _placed(shard: Shard) -> list[Placed]:
+def _placed(shard: Shard) -> list[manifest.Placed]:
     """The tensors of a file that have bytes of their own, in order: one of those that overlap, and none whose elements
     have gaps between them.
     """
     tensors = [item for item in shard.items.values() if isinstance(item, TensorItem) and item.size]
-    found: list[Placed] = []
+    found: list[manifest.Placed] = []
     stop = 0
     for item in sorted(tensors, key=lambda item: (item.chunks[0].place.at, -item.size)):
         start = item.chunks[0].place.at
         order = _dense_order(item.shape, shard.strides.get(item.name, contiguous_strides(item.shape)))
         if order is not None and start >= stop:
-            found.append(Placed(item.name, start, item.dtype, item.shape, order))
+            found.append(manifest.Placed(item.name, start, item.dtype, item.shape, order))
             stop = start + item.size
     return found
 
 
-def _gaps(tensors: Iterable[Placed], size: int) -> Gaps:
+def _gaps(tensors: Iterable[manifest.Placed], size: int) -> Gaps:
     """The bytes around tensors in a file of `size` bytes."""
     gaps, at = [], 0
     for start, stop in (*((each.start, each.start + elements_size(*each[2:4])) for each in tensors), (size, size)):
