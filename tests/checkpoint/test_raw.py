@@ -44,8 +44,7 @@ from tests.dcp.helpers import (
     rewrite_index,
     save,
 )
-from tests.dcp.shards import rows, save_shards
-from tests.dcp.writers import save_as_ranks
+from tests.dcp.shards import rows, save_as_ranks, save_shards
 from tests.reference_codecs import Refused
 from tests.reference_keys import Reader
 

@@ -57,10 +57,11 @@ def save_shards(
     chain: Callable[[], list[Any]] = list,
     *,
     use_collectives: bool = True,
+    first: int = 0,
 ) -> list[str]:
-    """Save one state for each rank; returns the ids of the save, or those of the ranks."""
+    """Save one state for each rank, from the `first` on; returns the ids of the save, or those of the ranks."""
     writers, planners, plans = [], [], []
-    for rank, state in enumerate(states):
+    for rank, state in enumerate(states, first):
         writer = streamxf.FileSystemWriter(path, _extensions=chain(), sync_files=False)
         coordinates = rank == 0 or not use_collectives
         writer.set_up_storage_writer(coordinates, rank=rank, use_collectives=use_collectives)
@@ -80,6 +81,18 @@ def save_shards(
         metadata.planner_data = {name: at for planner in planners for name, at in planner.mappings.items()}
         writers[0].finish(metadata, results)
     return [writer.save_id for writer in (writers[:1] if use_collectives else writers)]
+
+
+def save_as_ranks(
+    count: int, path: Path, chain: Callable[[], list[Any]], *, items: int = 3, use_collectives: bool = True
+) -> dict[str, Any]:
+    """Save a few tensors for each rank, with a writer and data key for each; returns the state of all ranks."""
+    states = [
+        {f"rank.{rank}.{number}": torch.full((5,), 10.0 * rank + number) for number in range(items)}
+        for rank in range(count)
+    ]
+    save_shards(path, states, chain, use_collectives=use_collectives)
+    return {name: tensor for state in states for name, tensor in state.items()}
 
 
 def _write_item(name: str, shard: Shard) -> WriteItem:

@@ -14,6 +14,7 @@ from streamxf.errors import UnsupportedError
 from streamxf.keys.envelope import Envelope
 
 from .helpers import KEY, assert_same, data_files, full_chain, index_of, load, load_with, refused, save, sections_of
+from .shards import save_shards
 
 
 def states(count: int) -> list[dict[str, Any]]:
@@ -144,17 +145,6 @@ def test_a_checkpoint_that_was_moved(tmp_path: Path, state: dict[str, Any]) -> N
 # -- without collectives -------------------------------------------------------------------------
 
 
-def save_locally(state: dict[str, Any], path: Path, rank: int = 0) -> None:
-    """What `dcp.save(use_collectives=False)` does on one of several ranks, without starting them."""
-    writer, planner = make_writer(path), dcp.DefaultSavePlanner()
-    planner.set_up_planner(state, None, True)
-    writer.set_up_storage_writer(True, rank=rank, use_collectives=False)
-    plan = writer.prepare_local_plan(planner.create_local_plan())
-    plans, metadata = planner.create_global_plan([plan])
-    final = planner.finish_plan(plans[0])
-    writer.finish(metadata, [writer.write_data(final, planner).wait()])
-
-
 def test_rank_local_metadata(checkpoint: Path) -> None:
     old, new = states(2)
     for state in (old, new):
@@ -167,9 +157,9 @@ def test_rank_local_metadata(checkpoint: Path) -> None:
 
 def test_ranks_leave_each_others_files_alone(checkpoint: Path) -> None:
     first, second, third = states(3)
-    save_locally(first, checkpoint, rank=0)
-    save_locally(second, checkpoint, rank=1)
-    save_locally(third, checkpoint, rank=0)
+    save_shards(checkpoint, [first], full_chain, use_collectives=False, first=0)
+    save_shards(checkpoint, [second], full_chain, use_collectives=False, first=1)
+    save_shards(checkpoint, [third], full_chain, use_collectives=False, first=0)
     files = {"__0.metadata", "__1.metadata"}
     files |= {*index_of(checkpoint, "__0.metadata").files, *index_of(checkpoint, "__1.metadata").files}
     assert {file.name for file in checkpoint.iterdir()} == files

@@ -18,7 +18,7 @@ from streamxf import Encrypt, PrivateKey
 from streamxf.errors import StreamxfError
 from streamxf.keys.envelope import DataKey, Envelope
 from tests.dcp.helpers import KEY, OTHER_KEY, index_of, save, sections_of
-from tests.dcp.writers import save_as_ranks
+from tests.dcp.shards import save_as_ranks
 
 PAIR = PrivateKey(bytes(range(2, 34)))
 PACKAGE = Path(streamxf.__file__).parent

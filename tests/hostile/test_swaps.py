@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 import streamxf
 from streamxf import Checksum, Encrypt, Key, ZStandard
@@ -29,6 +27,7 @@ from tests.dcp.helpers import (
     rewrite_index,
     save,
 )
+from tests.dcp.shards import rows, save_shards
 from tests.forge import take_container_apart
 
 from .rows import Row
@@ -101,9 +100,8 @@ def test_a_tensor_and_an_object_of_one_name(row: Row, tmp_path: Path) -> None:
 
 def test_shards_of_one_tensor(row: Row, checkpoint: Path, chain: list[Any]) -> None:
     """Two shards differ in their offset only."""
-    halves = [torch.zeros(4, 3), torch.ones(4, 3)]
-    save_shards(checkpoint, halves, chain)
-    wanted = torch.cat(halves)
+    wanted = torch.cat([torch.zeros(4, 3), torch.ones(4, 3)])
+    save_halves(checkpoint, wanted, chain)
     assert_same(load({"w": wanted}, checkpoint, keys_for(chain)), {"w": wanted})
 
     rewrite_index(checkpoint, lambda index: swap(*index["items"]["w"]["chunks"]))
@@ -111,33 +109,8 @@ def test_shards_of_one_tensor(row: Row, checkpoint: Path, chain: list[Any]) -> N
     assert "swapped" in str(error)
 
 
-def save_shards(path: Path, shards: list[torch.Tensor], chain: list[Any]) -> None:
-    """What a save by several ranks does, one after the other in this process: each has a shard of `w` along dim 0."""
-
-    size = torch.Size([sum(len(shard) for shard in shards), *shards[0].shape[1:]])
-    writers, plans, planners = [], [], []
-    start = 0
-    for rank, shard in enumerate(shards):
-        writer = streamxf.FileSystemWriter(path, _extensions=chain, sync_files=False)
-        writer.set_up_storage_writer(rank == 0, rank=rank, use_collectives=True)
-        offsets = torch.Size([start] + [0] * (shard.ndim - 1))
-        data = TensorWriteData(
-            ChunkStorageMetadata(offsets, shard.shape), TensorProperties.create_from_tensor(shard), size
-        )
-        item = WriteItem(MetadataIndex("w", offsets, rank), WriteItemType.SHARD, tensor_data=data)
-        plans.append(writer.prepare_local_plan(SavePlan([item], planner_data={})))
-        planner = dcp.DefaultSavePlanner()
-        planner.resolve_data = lambda _, shard=shard: shard  # type: ignore[method-assign]
-        writers.append(writer)
-        planners.append(planner)
-        start += len(shard)
-    leader = dcp.DefaultSavePlanner()
-    leader.set_up_planner({}, None, True)
-    plans, metadata = leader.create_global_plan(plans)
-    results = [
-        writer.write_data(plan, planner).wait() for writer, plan, planner in zip(writers, plans, planners, strict=True)
-    ]
-    writers[0].finish(metadata, results)
+def save_halves(path: Path, whole: torch.Tensor, chain: list[Any]) -> None:
+    save_shards(path, [{"w": rows(whole, rank, 2)} for rank in range(2)], lambda: chain)
 
 
 def same_size(keyed: bool) -> list[Any]:
@@ -280,8 +253,7 @@ def test_every_mixture_of_the_files_of_two_saves(row: Row, tmp_path: Path, chain
 
 def test_files_of_two_ranks(row: Row, checkpoint: Path, chain: list[Any]) -> None:
     plain = [codec for codec in chain if not isinstance(codec, ZStandard)]
-    halves = [torch.zeros(40, 3), torch.ones(40, 3)]
-    save_shards(checkpoint, halves, plain)
+    save_halves(checkpoint, torch.cat([torch.zeros(40, 3), torch.ones(40, 3)]), plain)
     one, other = data_files(checkpoint)
     assert one.stat().st_size == other.stat().st_size
     first, second = one.read_bytes(), other.read_bytes()
@@ -293,9 +265,7 @@ def test_files_of_two_ranks(row: Row, checkpoint: Path, chain: list[Any]) -> Non
 
 def test_an_item_of_the_same_place_in_another_ranks_file(row: Row, checkpoint: Path) -> None:
     """The right item, rightly placed and published, by a writer that did not write this file."""
-    shards = [torch.zeros(40, 3), torch.ones(40, 3)]
-    save_shards(checkpoint, shards, [Checksum()])
-
+    save_halves(checkpoint, torch.cat([torch.zeros(40, 3), torch.ones(40, 3)]), [Checksum()])
     file = data_files(checkpoint)[0]
     parts = take_container_apart(file.read_bytes())
     file.write_bytes(parts.change(identity=b"\7" * 16 + parts.identity[16:]).container())

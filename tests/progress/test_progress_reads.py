@@ -18,7 +18,7 @@ import streamxf
 from streamxf import Checksum, FloatZip
 from streamxf.errors import BlockError, ContainerError
 from tests.dcp.helpers import KEY, Xor, blank, data_files, error_of, full_chain, save
-from tests.dcp.writers import save_as_ranks
+from tests.dcp.shards import save_as_ranks
 from tests.tools.verify.remote import url_of
 
 from .recorder import Recorder, make_state

@@ -24,6 +24,7 @@ from streamxf.errors import (
 from streamxf.storage.storage import LOCK
 from tests.altered import flip
 from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, load, save, sections_of
+from tests.dcp.shards import save_shards
 from tests.dcp.test_publishing import LEFTOVERS, NOT_OURS, plant, state_of
 
 CHAINS: dict[str, Callable[[], list[Any]]] = {"no chain": list, "full chain": full_chain}
@@ -187,14 +188,7 @@ def test_torchs_own_checkpoint(tmp_path: Path) -> None:
 
 def test_ranks_with_metadata_of_their_own(tmp_path: Path) -> None:
     for rank in (0, 2):
-        writer = streamxf.FileSystemWriter(tmp_path)
-        writer.set_up_storage_writer(True, rank=rank, use_collectives=False)
-        planner = dcp.DefaultSavePlanner()
-        planner.set_up_planner(state_of(rank), is_coordinator=True)
-        plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
-        (plan,) = writer.prepare_global_plan(plans)
-        results = writer.write_data(planner.finish_plan(plan), planner).value()
-        writer.finish(metadata, [results])
+        save_shards(tmp_path, [state_of(rank)], use_collectives=False, first=rank)
     own = names(tmp_path)
     assert {"__0.metadata", "__2.metadata"} < own
     left = [f"__{rank}_0_{'a' * 32}.distcp" for rank in range(3)]

@@ -40,7 +40,7 @@ from streamxf.storage.storage import Storage
 from streamxf.tools.rekey import Recipient, holders
 from tests.dcp.fsspec_checks import load_from, save_to
 from tests.dcp.helpers import assert_same, full_chain, index_of, load, load_with, refused, save, sections_of
-from tests.dcp.writers import save_as_ranks
+from tests.dcp.shards import save_as_ranks
 from tests.polling import at_once
 from tests.tools.rekey.rekeying import (
     KEY,

@@ -19,7 +19,7 @@ from streamxf.errors import KeyMissingError, ParameterError, PolicyError, Unsupp
 from streamxf.keys import KeyRing
 from streamxf.tools.rekey import Recipient
 from tests.dcp.helpers import assert_same, load
-from tests.dcp.writers import save_as_ranks
+from tests.dcp.shards import save_as_ranks
 from tests.tools.rekey.rekeying import opens
 
 SIGNERS = [SigningKey(bytes(range(number, number + 32))) for number in range(2)]

@@ -19,7 +19,7 @@ from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import LOCK
 from tests.dcp.fsspec_checks import load_from, save_to
 from tests.dcp.helpers import assert_same, load, refused, save
-from tests.dcp.writers import save_as_ranks
+from tests.dcp.shards import save_as_ranks
 from tests.tools.rekey.rekeying import KEY, OTHER_KEY, untouched
 from tests.tools.rekey.rekeying import opens as opens_one
 

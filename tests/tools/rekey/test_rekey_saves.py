@@ -14,7 +14,7 @@ import streamxf
 from streamxf import Encrypt
 from streamxf.errors import IdentityError, ParameterError
 from tests.dcp.helpers import index_of, save
-from tests.dcp.writers import save_as_ranks
+from tests.dcp.shards import save_as_ranks
 from tests.tools.rekey.rekeying import KEY, OTHER_KEY
 
 CALLS: dict[str, Callable[..., Any]] = {

@@ -27,7 +27,7 @@ from streamxf.storage.opening import open_storage
 from streamxf.tools.rekey import Recipients
 from streamxf.tools.rekey.holders import MetadataFile
 from tests.dcp.helpers import assert_same, load, refused, save, sections_of
-from tests.dcp.writers import save_as_ranks
+from tests.dcp.shards import save_as_ranks
 from tests.tools.rekey.rekeying import KEY, OTHER_KEY, SIGNER, STRANGER, envelopes, forge, lines, reforge, untouched
 from tests.tools.rekey.rekeying import SHORT as PRIVATE
 

@@ -40,7 +40,7 @@ from tests.dcp.helpers import (
     small_state,
     swap,
 )
-from tests.dcp.writers import save_as_ranks
+from tests.dcp.shards import save_as_ranks
 from tests.tools.rekey.rekeying import KEY, OTHER_KEY, PRIVATE, SIGNER, STRANGER, contents, untouched
 
 STATE = {"model": {"module.a": torch.arange(6.0), "module.b": torch.ones(3)}, "step": 7}

@@ -23,7 +23,7 @@ from streamxf.errors import MetadataError
 from streamxf.tools.verify.reading import GuardedAccess
 from streamxf.torchsave.objects import check_records
 from tests.dcp.helpers import data_files, index_of, rewrite_index, rewrite_pickle, save, sections_of
-from tests.dcp.writers import save_as_ranks
+from tests.dcp.shards import save_as_ranks
 from tests.forge import CONTAINER_MAGIC, LAST, Parts, with_crc
 from tests.tools.verify.read_files import name_of
 

@@ -29,7 +29,7 @@ from streamxf.tools.verify import VerifyReport
 from streamxf.torchsave.objects import check_records
 from tests.altered import flip
 from tests.dcp.helpers import KEY, OTHER_KEY, error_of, full_chain, rewrite_index, rewrite_pickle, save
-from tests.dcp.writers import save_as_ranks
+from tests.dcp.shards import save_as_ranks
 from tests.forge import split_metadata
 from tests.hostile.targets import BLOCK, Checkpoint
 
