@@ -1,4 +1,4 @@
-"""Tensors of a GPU, through a checkpoint and back; the host's memory that this takes; training beside it; threads.
+"""Tensors of a GPU, through a checkpoint and back, and the host's memory that this takes.
 
 Without a GPU it says so, and only ``--smoke`` runs, on the CPU. ``--mib`` is the size of the state of each size of
 tensors: a third of the whole.
@@ -9,27 +9,20 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from benchmarks.child import in_child
 from benchmarks.costs import peak_added
 from benchmarks.dcp_sides import FLOATZIP, FULL, STOCK, DcpSide, Run, State, empty_target
-from benchmarks.harness import MIB, Settings, alternate, progress, timed
+from benchmarks.harness import MIB, Settings, alternate, progress
 from benchmarks.result import Result, Row, Spread, Table, ratios
-from streamxf import engine
+from streamxf.engine import usable_cpus
 
 SIDES = (STOCK, FULL, FLOATZIP)
 SIZES = (128, 24, 4)  # MiB of a tensor
-THREADS = 8  # thread_count, where a table does not say another
-SCALE = (1, 2, 4, 8, 16)
+THREADS = 8
 MEMORY = Path("/dev/shm")
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -49,18 +42,14 @@ def run(settings: Settings) -> Result | None:
         _warm(quick, mib)
         tables = [Table(_times(settings.rounds, mib, sizes, folders), "Seconds, and ratios to stock DCP")]
         tables.append(Table(_memory(quick, mib), "MiB that a save and a load add to the host", digits=0))
-        tables.append(Table(_training(quick, mib), "A training step beside a save in the background"))
-        rounds, scale = max(1, settings.rounds // 2), settings.pick(SCALE, (1, 2))
-        tables.append(Table(_thread_counts(rounds, quick, mib, scale), "Seconds of a save by threads"))
-        tables.append(Table(_workers(rounds, quick, mib, scale), "Seconds of the full chain by workers"))
     finally:
         for folder in folders.values():
             shutil.rmtree(folder, ignore_errors=True)
     where = torch.cuda.get_device_name(0) if CUDA else "the CPU in its place"
     note = (
-        f"{where}; {engine.usable_cpus()} usable CPUs. {len(sizes)} states of {mib:,} MiB of bf16 Gaussian weights in "
+        f"{where}; {usable_cpus()} usable CPUs. {len(sizes)} states of {mib:,} MiB of bf16 Gaussian weights in "
         f"tensors of {', '.join(map(str, sizes))} MiB, on the device before a save and after a load; {settings.rounds} "
-        f"rounds. `thread_count={THREADS}`, where a table has no other. Saves fsync; loads find files in page cache."
+        f"rounds. `thread_count={THREADS}`. Saves fsync; loads find files in page cache."
     )
     return Result("gpu", "GPU to checkpoint to GPU", note, tables)
 
@@ -73,9 +62,9 @@ def _sync() -> None:
         torch.cuda.synchronize()
 
 
-def _run(side: DcpSide, state: State, folder: Path, threads: int = THREADS) -> Run:
+def _run(side: DcpSide, state: State, folder: Path) -> Run:
     """A side whose times include all that it has left to the device."""
-    return Run(side, state, empty_target(state), folder, threads, wait=_sync)
+    return Run(side, state, empty_target(state), folder, THREADS, wait=_sync)
 
 
 def _state(mib: int, size: int) -> State:
@@ -136,82 +125,3 @@ def memory(folder: str, mib: int, full: bool) -> dict[str, float]:
         stats = torch.cuda.host_memory_stats() if CUDA else {}
         added[f"{phase}, pinned"] = stats.get("active_bytes.peak", stats.get("allocated_bytes.peak", 0))
     return added
-
-
-def _training(folder: Path, mib: int) -> list[Row]:
-    """Steps of a model of its own; `async_save` copies the state, and its own cost is *blocked*."""
-    state = _state(mib, min(mib, 24))
-    width, steps = (8192, 40) if CUDA else (64, 3)
-    weight = torch.randn(width, width, device=DEVICE, dtype=torch.bfloat16)
-    data = torch.randn(width, width, device=DEVICE, dtype=torch.bfloat16)
-
-    def step() -> None:
-        made = data
-        for _ in range(8):
-            made = torch.tanh(weight @ made)
-        for tensor in list(state.values())[:8]:
-            tensor.add_(0.001)
-        _sync()
-
-    stagers: dict[str, Callable[[], Any]] = {"the writer": lambda: None}
-    if CUDA:
-        stagers["DefaultStager()"] = lambda: DefaultStager(StagingOptions())
-    rows: list[Row] = []
-    for staging, make in stagers.items():
-        for side in (STOCK, FULL):
-            stager = make()
-            # the first allocates what the second uses again; older torch closes the stager with the save
-            for number in range(2 if stager is None or torch.__version__ >= (2, 13) else 1):
-                alone = [timed(step) for _ in range(steps)]
-                row = _beside(side, state, folder / f"{side.name}{number}", stager, step)
-                row = {"staged by": staging, "side": side.name, "step alone, s": Spread.of(alone)} | row
-            row["slowed by"] = row["step beside it, s"].median / row["step alone, s"].median
-            row["slowed by, mean"] = sum(row["step beside it, s"].values) / len(row["step beside it, s"].values)
-            row["slowed by, mean"] /= sum(alone) / len(alone)
-            progress(f"gpu: training: { {name: str(value) for name, value in row.items()} }")
-            rows.append(row)
-            if stager is not None and torch.__version__ >= (2, 13):
-                stager.close()
-            shutil.rmtree(folder)
-            folder.mkdir()
-    return rows
-
-
-def _beside(side: DcpSide, state: State, path: Path, stager: Any, step: Callable[[], None]) -> Row:
-    options = {} if stager is None else {"async_stager": stager}
-    begin = time.perf_counter()
-    saved: Any = dcp.async_save(state, storage_writer=side.writer(path, THREADS), **options)
-    blocked = time.perf_counter() - begin
-    staged, done = getattr(saved, "staging_completion", None), getattr(saved, "upload_completion", saved)
-    if staged is not None:
-        staged.result()
-    copied = time.perf_counter() - begin
-    beside = [timed(step)]
-    while not done.done():
-        beside.append(timed(step))
-    done.result()
-    row: Row = {"blocked, s": blocked, "copied, s": copied, "saved, s": time.perf_counter() - begin}
-    return row | {"step beside it, s": Spread.of(beside)}
-
-
-def _thread_counts(rounds: int, folder: Path, mib: int, scale: tuple[int, ...]) -> list[Row]:
-    state = _state(mib, min(mib, 24))
-    rows: list[Row] = []
-    for threads in scale:
-        sides = {side.name: _run(side, state, folder, threads).save_only for side in (STOCK, FULL)}
-        found = alternate(sides, rounds, f"gpu: thread_count={threads}", warm=False)
-        rows.append({"thread_count": threads} | {name: Spread.of(each["save"]) for name, each in found.items()})
-        shutil.rmtree(folder)
-        folder.mkdir()
-    return rows
-
-
-def _workers(rounds: int, folder: Path, mib: int, scale: tuple[int, ...]) -> list[Row]:
-    state = _state(mib, min(mib, 24))
-    rows: list[Row] = []
-    for workers in scale:
-        with patch.dict(os.environ, {engine.VARIABLE: str(workers)}), patch.object(engine, "_engine", None):
-            sides = {FULL.name: _run(FULL, state, folder).save_and_load}
-            found = alternate(sides, rounds, f"gpu: {workers} workers", warm=False)[FULL.name]
-        rows.append({"workers": workers} | {phase: Spread.of(seconds) for phase, seconds in found.items()})
-    return rows
