@@ -97,16 +97,13 @@ def run(settings: Settings) -> Result:
         for model in MODELS
     )
     note = (
-        "The rows of the table in PyTorch's blog post on compression in DCP (modular `StreamTransformExtension`, "
-        "ZStandard): size and time of a save by model and threads, without compression and with ZStandard, and beside "
-        "them streamxf with its default chain, `[FloatZip()]`. **These are not the published models.** The state "
-        f"dicts have their tensors' shapes ({shapes}; the embedding is shared with the output) and are cut to a few "
-        "layers, so that state, loaded copy and files fit into 24 GiB and the table takes minutes. The bf16 weights "
-        "are drawn as trained ones are distributed: each matrix normal with a scale of its own, times log-normal "
-        f"factors (sigma 0.25) for each row and column, and gains of norms near 1. Medians of {rounds} rounds "
-        "(lowest-highest), files fsynced; ratios against stock DCP at the same `thread_count`. The blog's own figures "
-        "could not be consulted when this was written (only its summary, a reduction by 22%), so they are not "
-        "repeated here."
+        "The rows of the table in PyTorch's blog post on compression in DCP: size and time of a save by model and "
+        "threads, without compression and with ZStandard, and beside them streamxf with its default chain. **These "
+        f"are not the published models.** The state dicts have their tensors' shapes ({shapes}; the embedding is "
+        "shared with the output) and are cut to a few layers. The bf16 weights are drawn as trained ones are "
+        "distributed: each matrix normal with a scale of its own, times log-normal factors (sigma 0.25) for each row "
+        f"and column, and gains of norms near 1. Medians of {rounds} rounds (lowest-highest), files fsynced; ratios "
+        "against stock DCP at the same `thread_count`."
     )
     return Result("granite", "The PyTorch blog's table", note, [Table(rows)])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,30 +32,6 @@ from streamxf.stream.encoder import encoding_facts
 def same(one: Buffer, other: Buffer) -> bool:
     """Whether two buffers hold the same bytes; memoryviews would compare them one by one."""
     return np.array_equal(np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8))
-
-
-class Memory:
-    """One large buffer that blocks are packed into, its pages touched before anything is timed."""
-
-    def __init__(self, size: int) -> None:
-        self._data = memoryview(bytearray(size))
-        self._data[:] = bytes(1) * size
-        self._end = 0
-
-    def clear(self) -> None:
-        self._end = 0
-
-    def take(self, size: int) -> memoryview:
-        """The next `size` bytes."""
-        place = self._data[self._end : self._end + size]
-        self._end += size
-        return place
-
-    def add(self, block: memoryview) -> memoryview:
-        """Copy a block behind the last one and return where it lies now."""
-        place = self.take(len(block))
-        place[:] = block
-        return place
 
 
 class Block(NamedTuple):
@@ -82,23 +59,27 @@ def blocks_of(state: State, codecs: Sequence[Codec], meter: Meter | None = None)
 
 
 class OneThread:
-    """Encodes and decodes a state dict with a chain, in this thread."""
+    """Encodes and decodes a state dict with a chain, in this thread, between buffers touched before."""
 
     def __init__(self, state: State, codecs: Sequence[Codec]) -> None:
         self._blocks = list(blocks_of(state, codecs))
         raw = raw_bytes(state)
-        self._memory = Memory(raw * 17 // 16 + 4096 * len(self._blocks))
-        self._targets = Memory(raw)
+        self._stored = memoryview(bytearray(b"\1") * (raw * 17 // 16 + 4096 * len(self._blocks)))
+        self._raw = memoryview(bytearray(b"\1") * raw)
         self._scratch = Scratch()
 
     def compress_and_decompress(self) -> Phases:
         """Seconds to encode all blocks into memory, and to decode them again; AssertionError if one changed."""
-        self._memory.clear()
-        self._targets.clear()
+        ends = [0]
         start = time.perf_counter()
-        stored = [self._memory.add(block.encode(self._scratch)) for block in self._blocks]
+        for block in self._blocks:
+            data = block.encode(self._scratch)
+            ends.append(ends[-1] + len(data))
+            self._stored[ends[-2] : ends[-1]] = data
         compressing = time.perf_counter() - start
-        targets = [self._targets.take(len(block.data)) for block in self._blocks]
+        stored = [self._stored[begin:end] for begin, end in pairwise(ends)]
+        sizes = accumulate((len(block.data) for block in self._blocks), initial=0)
+        targets = [self._raw[begin:end] for begin, end in pairwise(sizes)]
         start = time.perf_counter()
         for block, data, target in zip(self._blocks, stored, targets, strict=True):
             block.coder.decode(data, block.index, False, self._scratch, target)

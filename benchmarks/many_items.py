@@ -72,12 +72,11 @@ def run(settings: Settings) -> Result:
         if name not in NOT_OURS
     ]
     note = (
-        f"A save by {ranks} ranks, simulated in one process, under `[FloatZip(), Encrypt(key)]`: each rank plans, "
-        "writes its part through its own writer, and sends its results through pickle. An item is one shard of 4 x 8 "
-        "bf16; three quarters belong to tensors that lie on all ranks, the others are tensors of one rank, and some "
-        "objects. What every rank does is done one after the other, and its seconds are the sum. *Added* is the peak "
-        "over the memory in use before, in a process of its own. The exponent of growth is the slope of CPU seconds "
-        "over items, both as logarithms: 1 is linear."
+        f"A save by {ranks} ranks, simulated in one process, under `[FloatZip(), Encrypt(key)]`. An item is one shard "
+        "of 4 x 8 bf16; three quarters belong to tensors that lie on all ranks, the others are tensors of one rank, "
+        "and some objects. What every rank does is done one after the other, and its seconds are the sum. *Added* is "
+        "the peak over the memory in use before. The exponent of growth is the slope of CPU seconds over items, both "
+        "as logarithms: 1 is linear."
     )
     progress("many_items: many ranks")
     shares, each = many_ranks.tables(settings)

@@ -96,9 +96,8 @@ def run(settings: Settings) -> Result:
         f"About {mib} MiB of bf16 Gaussian weights in matrices of {size} MiB, `thread_count={THREADS}`, medians "
         f"(lowest-highest) of {rounds} rounds. The server is SeaweedFS on the same machine with its data in memory, so "
         f"on {DIRECT} it shares the CPUs with its clients. *{LIMITED}* are those of a proxy before it, each way, for "
-        "all connections together. Each save goes to a bucket of its own. *Requests* are those that the proxy saw, "
-        "and *added* is the peak over the memory in use before, in a process of its own. Both sides use s3fs with "
-        "its default settings."
+        "all connections together, which sees the *requests*. *Added* is the peak over the memory in use before. Both "
+        "sides use s3fs with its default settings."
     )
     return Result("objects", "Object storage", note, tables)
 
@@ -113,9 +112,15 @@ def sides(endpoint: str) -> list[StoreSide]:
 
 @dataclass
 class StoreRun(Run):
-    """A side on a server; each save has a bucket of its own, because only whole buckets give their memory back."""
+    """A side on a server; each save has a bucket of its own, because only whole buckets give their memory back.
+
+    With a proxy, `requests` has those of the last save and load.
+    """
 
     server: str = ""  # its URL, without a proxy
+    proxy: Proxy | None = None
+    requests: dict[str, Counter[str]] = field(default_factory=dict)
+    stored: int = 0
     _saves: int = field(default=0, init=False)
 
     @property
@@ -134,19 +139,29 @@ class StoreRun(Run):
         return super().save()
 
     def save_and_load(self) -> Phases:
+        """Seconds of both; AssertionError if bytes passed the proxy by."""
         try:
-            return super().save_and_load()
+            return {phase: self._counted(phase) for phase in PHASES}
         finally:
             self.remove()
 
-    def stored_bytes(self) -> int:
-        with closing(client_of(self.server)) as client:
-            return sum(entry["Size"] for entry in client.list_objects_v2(Bucket=self._bucket)["Contents"])
-
     def remove(self) -> None:
-        """Remove what was saved."""
         with closing(client_of(self.server)) as client:
             client.delete_bucket(Bucket=self._bucket)
+
+    def _counted(self, phase: str) -> float:
+        if self.proxy is None:
+            return self.save() if phase == "save" else self.load()
+        self.proxy.forget()
+        seconds = self.save() if phase == "save" else self.load()
+        seen = self.proxy.requests()
+        self.requests[phase] = Counter(request.operation for request in seen)
+        with closing(client_of(self.server)) as client:
+            self.stored = sum(entry["Size"] for entry in client.list_objects_v2(Bucket=self._bucket)["Contents"])
+        passed = sum(request.sent if phase == "save" else request.received for request in seen)
+        if passed < 0.99 * self.stored:
+            raise AssertionError(f"{self.side.name}: of {self.stored} bytes {passed} passed the proxy")
+        return seconds
 
 
 def child(server: str, proxy: str, mib: int, size: float, rounds: int) -> dict[str, Any]:
@@ -155,47 +170,20 @@ def child(server: str, proxy: str, mib: int, size: float, rounds: int) -> dict[s
     """
     state = gaussian_matrices(mib, size, torch.bfloat16)
     runs = _runs(server, state)
-    direct = {run.side.name: run.save_and_load for run in runs}
-    found = {DIRECT: alternate(direct, rounds, "objects: loopback")}
+    found = {DIRECT: alternate({run.side.name: run.save_and_load for run in runs}, rounds, "objects: loopback")}
     between = Proxy(proxy)
     between.pace(RATE)
-    limited = {}
-    counted = {}
-    for run in runs:
-        through = replace(run, side=replace(run.side, endpoint=proxy), label=f"{run.label}-limited")
-        counted[run.side.name] = Counted(through, between)
-        limited[run.side.name] = counted[run.side.name].save_and_load
-    found[LIMITED] = alternate(limited, rounds, f"objects: {LIMITED}")
+    limited = [
+        replace(run, side=replace(run.side, endpoint=proxy), label=f"{run.label}-limited", proxy=between, requests={})
+        for run in runs
+    ]
+    sides = {run.side.name: run.save_and_load for run in limited}
+    found[LIMITED] = alternate(sides, rounds, f"objects: {LIMITED}")
     return {
         "rounds": found,
-        "stored": {name: run.stored / raw_bytes(state) for name, run in counted.items()},
-        "requests": {name: run.requests for name, run in counted.items()},
+        "stored": {run.side.name: run.stored / raw_bytes(state) for run in limited},
+        "requests": {run.side.name: run.requests for run in limited},
     }
-
-
-@dataclass
-class Counted:
-    """A run through a proxy, with the requests of its last save and load."""
-
-    run: StoreRun
-    proxy: Proxy
-    requests: dict[str, Counter[str]] = field(default_factory=dict)
-    stored: int = 0
-
-    def save_and_load(self) -> Phases:
-        """Seconds of both; AssertionError if bytes passed the proxy by."""
-        seconds = {}
-        for phase, action in (("save", self.run.save), ("load", self.run.load)):
-            self.proxy.forget()
-            seconds[phase] = action()
-            seen = self.proxy.requests()
-            self.requests[phase] = Counter(request.operation for request in seen)
-            self.stored = self.run.stored_bytes()
-            passed = sum(request.sent if phase == "save" else request.received for request in seen)
-            if passed < 0.99 * self.stored:
-                raise AssertionError(f"{self.run.side.name}: of {self.stored} bytes {passed} passed the proxy")
-        self.run.remove()
-        return seconds
 
 
 def memory_child(server: str, mib: int, size: float, number: int) -> dict[str, int]:

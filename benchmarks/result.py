@@ -45,12 +45,6 @@ class Spread:
     def high(self) -> float:
         return max(self.values)
 
-    @property
-    def quartiles(self) -> tuple[float, float]:
-        """The middle half of the rounds lies between these two."""
-        first, third = np.quantile(self.values, (0.25, 0.75))
-        return float(first), float(third)
-
     def text(self, digits: int) -> str:
         """Median and range, as tables have it; one value alone has no range."""
         if len(self.values) == 1:
@@ -92,13 +86,11 @@ def goal_row(what: str, against: str, measured: Spread, limit: float, *, at_leas
     decides.
     """
     reached = measured.median >= limit if at_least else measured.median <= limit
-    first, third = measured.quartiles
     return {
         "what": what,
         "against": against,
         GOAL: f"{'>=' if at_least else '<='} {limit:g}",
         MEASURED: measured,
-        "middle half": f"{first:.3f}-{third:.3f}" if len(measured.values) > 1 else "",
         REACHED: "yes" if reached else "**no**",
     }
 
@@ -180,7 +172,5 @@ def stored(name: str, folder: Path) -> Iterator[dict[str, Any]]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Spread):
-        first, third = value.quartiles
-        whole = {"median": value.median, "low": value.low, "high": value.high}
-        return whole | {"first_quartile": first, "third_quartile": third, "values": list(value.values)}
+        return {"median": value.median, "low": value.low, "high": value.high, "values": list(value.values)}
     raise TypeError(f"a result's row holds a {type(value).__name__}, which JSON cannot")

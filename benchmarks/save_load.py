@@ -32,13 +32,10 @@ def run(settings: Settings) -> Result:
         f"About {mib} MiB of Gaussian weights in matrices of one size, seconds for those of "
         f"{tensor_sizes(settings)[0]:g} MiB; medians of {settings.rounds} rounds (lowest-highest). Ratios are those of "
         "each round, against stock DCP without an extension. *Size* is a share of the tensors' bytes. Every side "
-        "writes and fsyncs its files, and ends "
-        "a load with the values in tensors that existed before; loads find the files in the page cache. DCP "
-        f"sides have `thread_count={THREADS}`, ZipNN and blosc2 {THREADS} threads; safetensors and `torch.save` use "
-        "one. streamxf decides by itself how many threads to use: one for each usable CPU. `torch.load` and "
-        "`safetensors.load_file` give new tensors, which are copied into those that exist. ZipNN works on a copy, "
-        "because it changes what it is given, and blosc2 decompresses straight into its target; both write one bare "
-        "file without names, shapes or checksums."
+        "fsyncs its files, and ends a load with the values in tensors that existed before; loads find the files in the "
+        f"page cache. DCP sides have `thread_count={THREADS}`, ZipNN and blosc2 {THREADS} threads, and write one bare "
+        "file without names, shapes or checksums; safetensors and `torch.save` use one thread, streamxf one for each "
+        "usable CPU."
     )
     return Result("save_load", "Save and load, and the peers", note, tables)
 

@@ -69,10 +69,9 @@ def run(settings: Settings) -> Result:
     ]
     note = (
         f"Objects: {settings.pick(OBJECTS, 40):,} numbers, pairs of numbers and short lists, as a flattened optimizer "
-        "state has them. Tensors: saved and loaded with `thread_count` 1, all files synced; stock DCP without an "
-        f"extension. Metadata: {settings.pick(ITEMS, 400):,} tensors of one element each. CPU time is that of all "
-        "threads, and hardly depends on what else the machine does; wall time does. Bytes beyond the compressed "
-        "elements: the data files' size less that of what FloatZip makes of each tensor; metadata does not count."
+        "state has them. Tensors: `thread_count` 1, all files synced; stock DCP without an extension. Metadata: "
+        f"{settings.pick(ITEMS, 400):,} tensors of one element each. CPU time is that of all threads, and hardly "
+        "depends on what else the machine does. Bytes beyond the compressed elements: of the data files alone."
     )
     return Result("small_items", "Small items", note, [Table(goals, "Goals"), Table(rows, "All")])
 

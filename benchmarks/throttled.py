@@ -50,11 +50,10 @@ def run(settings: Settings) -> Result:
         f"(lowest-highest) of {rounds} rounds. Files are in memory, and a library in front of libc makes every side's "
         "calls wait as long as a device of the given speed would: writes go to a cache of "
         f"{CACHE_MIB} MiB, which the device empties while the process works, and fsync waits until it is empty; reads "
-        f"are fetched ahead by at most {CACHE_MIB} MiB, from the first one on. So no side is faster than its stored "
-        "bytes divided by the speed, and one whose work fits into the time that the device needs is no slower. *Of the "
-        "device's time* are seconds divided by that time: where it is near 1 for both, storage alone is the limit, and "
-        f"the ratio is that of the sizes, {SIZE} for bf16; where it is far above 1, the CPUs are. The goal is 5% above "
-        f"the ratio of the sizes, for the worst of the tensors but those of {list(measured['1 GB/s'])[WITHOUT_GOAL]}."
+        f"are fetched ahead by at most {CACHE_MIB} MiB. *Of the device's time* are seconds divided by the stored bytes "
+        "over the speed: near 1 storage alone is the limit, and the ratio is that of the sizes, "
+        f"{SIZE} for bf16; far above 1, the CPUs are. The goal is 5% above the ratio of the sizes, for the worst of "
+        f"the tensors but those of {list(measured['1 GB/s'])[WITHOUT_GOAL]}."
     )
     tables = [Table(_goals(measured), "Goals")]
     for phase in PHASES:

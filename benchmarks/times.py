@@ -53,15 +53,13 @@ def run(settings: Settings) -> Result:
 
     note = (
         f"States of about {mib:,} MiB of bf16 Gaussian weights, in matrices of {', '.join(measured)} each. Ratios are "
-        f"those of seconds within each of {settings.rounds} rounds, after one to warm up; against ZipNN those of "
-        f"throughputs. A goal holds for the worst of the sizes but {list(measured)[WITHOUT_GOAL]}; "
-        f"against ZStandard it is that of {list(measured)[REALISTIC]}. Saves fsync their files; loads fill tensors "
-        "that exist and find the files in the page cache. `thread_count` (t) is that of both sides; torch's reader "
-        f"does not know it, so ZStandard loads are measured once. Against ZipNN, with "
-        f"one thread each, {part} MiB go from memory to memory; FloatZip in blocks of 1 MiB, ZipNN a tensor at a time. "
-        "*Kernels alone* are the steps of the "
-        "same save, run in one thread without a writer: codecs, container CRC, `write` and fsync; their sum is divided "
-        f"by the {usable_cpus()} CPUs, though no disk syncs faster for that."
+        f"those of seconds within each of {settings.rounds} rounds; against ZipNN those of throughputs. A goal holds "
+        f"for the worst of the sizes but {list(measured)[WITHOUT_GOAL]}; against ZStandard it is that of "
+        f"{list(measured)[REALISTIC]}. Saves fsync their files; loads fill tensors that exist and find the files in "
+        "the page cache. `thread_count` (t) is that of both sides; torch's reader does not know it. Against ZipNN, "
+        f"with one thread each, {part} MiB go from memory to memory; FloatZip in blocks of 1 MiB, ZipNN a tensor at a "
+        "time. *Kernels alone* are the steps of the same save, run in one thread without a writer; their sum is "
+        f"divided by the {usable_cpus()} CPUs, though no disk syncs faster for that."
     )
     tables = [Table(_goals(measured), "Goals")]
     for phase in ("save", "load"):
