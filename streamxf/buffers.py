@@ -13,7 +13,6 @@ import mmap
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from typing_extensions import Buffer
@@ -131,20 +130,21 @@ class borrowed(Generic[T]):
     unknown state, so it is not lent again.
     """
 
-    __slots__ = ("_free", "_lent", "_make")
+    __slots__ = ("_free", "_lent", "_wanted")
 
     def __init__(self, factory: Callable[..., T], *arguments: Hashable) -> None:
         pools: dict[Any, list[Any]] | None = getattr(_local, "pools", None)
         if pools is None:
             pools = _local.pools = {}
-        self._free: list[T] = pools.setdefault((factory, arguments), [])
-        self._make = partial(factory, *arguments)
+        self._wanted = wanted = factory, arguments
+        self._free: list[T] = pools.get(wanted) or pools.setdefault(wanted, [])
 
     def __enter__(self) -> T:
         try:
             self._lent = self._free.pop()
         except IndexError:
-            self._lent = self._make()
+            make, arguments = self._wanted
+            self._lent = make(*arguments)
         return self._lent
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:

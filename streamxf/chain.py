@@ -180,10 +180,13 @@ class StreamCoder:
         self.stream = stream
         self._meter = meter
         self.stage_limit = stage_limit(stream.block_size)
-        self._steps = [
-            (codec, encryption if encryption is not None and codec.name == ENCRYPT else codec.start(stream))
-            for codec in chain
-        ]
+        self._steps: list[tuple[Codec, Any]] = []
+        self.seal: bytes | None = None  # the header's, 32 bytes, where the chain encrypts
+        for codec in chain:
+            known = codec.name == ENCRYPT and encryption is not None
+            self._steps.append((codec, encryption if known else codec.start(stream)))
+            if codec.name == ENCRYPT:
+                self.seal = self._steps[-1][1].seal
         if meter is not None:
             meter.implementations.update(chain.implementations)
 
@@ -201,11 +204,6 @@ class StreamCoder:
                 "the container's seal does not match: its header was altered, or it was sealed under another data key"
             )
         return cls(chain, stream, state, meter=meter)
-
-    @property
-    def seal(self) -> bytes | None:
-        """The header's seal, 32 bytes, where the chain encrypts."""
-        return next((state.seal for codec, state in self._steps if codec.name == ENCRYPT), None)
 
     def encode(self, block: memoryview, index: int, last: bool, scratch: Scratch) -> memoryview:
         """Pass one block through the chain, front to back. The result may lie in `scratch` or be `block` itself."""

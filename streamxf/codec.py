@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Role = Literal["transform", "compression", "checksum", "encryption"]
 
+_COPIED = 16 * 1024  # bytes; a block of no more is copied sooner than it is found out where it lies
+
 
 @dataclass(slots=True)
 class StreamInfo:
@@ -74,11 +76,11 @@ class BlockInfo:
         """Return writable memory that begins with `block` and goes on for `size` more bytes, whose contents are
         undefined.
 
-        Nothing is copied if the codec before left the block at the start of the chain's own scratch memory, as most
+        A block above 16 KiB is not copied if the codec before left it at the start of the chain's own scratch memory, as most
         codecs do; otherwise it is copied into `scratch` memory. For `encode`; use it instead of `scratch` to append
         something to a block.
         """
-        out = self.memory.extended(block, size) if self.memory is not None else None
+        out = self.memory.extended(block, size) if self.memory is not None and len(block) > _COPIED else None
         if out is None:
             out = self.scratch(len(block) + size)
             out[: len(block)] = block

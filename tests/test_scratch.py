@@ -1,4 +1,6 @@
-"""`BlockInfo.extend`: no copy exactly where a block begins the chain's own scratch memory and there is room behind."""
+"""`BlockInfo.extend`: no copy where a block of more than a few KiB begins the chain's own scratch memory and there is
+room behind.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,13 @@ def in_place(block: memoryview, extended: memoryview) -> bool:
     return same
 
 
-@pytest.mark.parametrize("used", [1, 900, 1000])
+SIZE = 20_000
+
+
+@pytest.mark.parametrize("used", [16_385, 19_900, SIZE])
 def test_a_block_in_scratch_memory_is_not_copied(used: int) -> None:
     scratch = Scratch()
-    block = filled(scratch.take(0, 1000))[:used]
+    block = filled(scratch.take(0, SIZE))[:used]
     extended = info_of(scratch).extend(block, 32)
     assert len(extended) == used + 32
     assert extended[:used] == block
@@ -44,18 +49,22 @@ def test_a_block_in_scratch_memory_is_not_copied(used: int) -> None:
 
 
 def elsewhere() -> memoryview:
-    return filled(memoryview(bytearray(1000)))
+    return filled(memoryview(bytearray(SIZE)))
 
 
 OTHERS: dict[str, Callable[[Scratch], memoryview]] = {
     "other memory": lambda scratch: elsewhere(),
     "read-only memory": lambda scratch: memoryview(bytes(elsewhere())),
-    "a read-only view of scratch memory": lambda scratch: filled(scratch.take(0, 1000)).toreadonly(),
-    "not at the start": lambda scratch: filled(scratch.take(0, 1000))[1:],
-    "nothing": lambda scratch: scratch.take(0, 1000)[:0],
-    "no room": lambda scratch: filled(scratch.take(0, 1000 - ROOM)) and scratch.take(0, 1000 - 31),
-    "scratch memory of another block": lambda scratch: filled(Scratch().take(0, 1000)),
-    "scratch memory that was replaced": lambda scratch: (filled(scratch.take(0, 900)), scratch.take(0, 2000))[0],
+    "a read-only view of scratch memory": lambda scratch: filled(scratch.take(0, SIZE)).toreadonly(),
+    "not at the start": lambda scratch: filled(scratch.take(0, SIZE))[1:],
+    "few bytes, which are copied sooner": lambda scratch: filled(scratch.take(0, 16_384)),
+    "nothing": lambda scratch: scratch.take(0, SIZE)[:0],
+    "no room": lambda scratch: filled(scratch.take(0, SIZE - ROOM)) and scratch.take(0, SIZE - 31),
+    "scratch memory of another block": lambda scratch: filled(Scratch().take(0, SIZE)),
+    "scratch memory that was replaced": lambda scratch: (
+        filled(scratch.take(0, SIZE - 900)),
+        scratch.take(0, 2 * SIZE),
+    )[0],
 }
 
 
@@ -73,9 +82,9 @@ def test_everything_else_is_copied(kind: str) -> None:
 def test_a_codec_may_extend_its_own_scratch_memory() -> None:
     """Blocks overlap then, if there is no room, and the copy has to get that right."""
     scratch = Scratch()
-    block = filled(scratch.take(1, 1000))[3:]
+    block = filled(scratch.take(1, SIZE))[3:]
     before = bytes(block)
-    assert bytes(info_of(scratch).extend(block, 8)[:997]) == before
+    assert bytes(info_of(scratch).extend(block, 8)[:-8]) == before
 
 
 def test_without_a_chain_it_is_scratch_memory() -> None:
@@ -87,7 +96,7 @@ def test_without_a_chain_it_is_scratch_memory() -> None:
 def test_checksums_behind_checksums(algorithm: str) -> None:
     """The second finds the first one's block in scratch memory, and both digests behind one another."""
     coder = StreamCoder(Chain([Checksum(algorithm), Checksum(algorithm), Checksum()]), STREAM)
-    data = bytes(range(256)) * 16
+    data = bytes(range(256)) * 128
     scratch = Scratch()
     stored = coder.encode(memoryview(data), 0, True, scratch)
     assert bytes(coder.decode(memoryview(bytes(stored)), 0, True, Scratch())) == data
@@ -95,10 +104,10 @@ def test_checksums_behind_checksums(algorithm: str) -> None:
 
 
 def test_the_caller_s_memory_is_never_extended() -> None:
-    memory = bytearray(range(256)) * 16
+    memory = bytearray(range(256)) * 128
     before = bytes(memory)
     coder = StreamCoder(Chain([FloatZip(), Checksum("sha256")]), STREAM)
-    coder.encode(memoryview(memory)[:1000], 0, True, Scratch())
+    coder.encode(memoryview(memory)[:SIZE], 0, True, Scratch())
     assert memory == before
 
 

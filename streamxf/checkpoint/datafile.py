@@ -100,7 +100,7 @@ class DataFile:
         """Write an item, or a shard of one; the writer's id and a number are added. Raises whatever went wrong, with
         this item or one before it; then the file is spoiled.
         """
-        part = part._replace(writer_id=self._save.writer_id, kind=content.kind, number=next(self._save.numbers))
+        part = Identity(self._save.writer_id, content.kind, *part[2:7], next(self._save.numbers))
         if content.kind is Kind.OBJECT and isinstance(content.source, MemorySource):
             self._save.note_needs(part.name, content.source.data)
         if self._crcs is not None:

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count
 from typing import Any, Literal, Self
 
@@ -74,7 +75,7 @@ class Extensions:
         """The descriptors of a `Place`, in save order."""
         return (*self._transforms, *map(str, self.chain.descriptors))
 
-    @property
+    @cached_property
     def _transforms(self) -> tuple[str, ...]:
         return tuple(f"!{extension.get_descriptor()}" for extension in self.foreign)
 
@@ -87,7 +88,7 @@ class Extensions:
     def encryption(self) -> Encrypt | None:
         return self.chain.encryption
 
-    @property
+    @cached_property
     def hashed(self) -> bool:
         """Whether containers carry a SHA-256 of each block, because the save is signed."""
         return self.encryption is not None and self.encryption.hashed

@@ -55,7 +55,7 @@ def _cryptography() -> tuple[type[AESGCM], type[Exception]]:
     return AESGCM, InvalidTag
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _StreamState:
     cipher: AESGCM = field(repr=False)
     seal: bytes

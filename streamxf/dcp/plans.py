@@ -105,7 +105,9 @@ def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> None:
         paths |= plan.planner_data if isinstance(plan.planner_data, dict) else {}
     counts = Counter(item.index.fqn for plan in plans for item in plan.items)
     longest = max(map(check_name, counts), key=lambda name: len(name.encode()), default="")
-    most = {"a name": len(longest.encode()), "a path": max((_size_of(path) for path in paths.values()), default=0)}
+    together = _size_of([*paths.values()])
+    long = max(map(_size_of, paths.values())) if together > limits.MAX_PART // 2 else together
+    most = {"a name": len(longest.encode()), "a path": long}
     with suppress(UnsupportedError):  # the planner may leave it out
         content = Metadata(dict.fromkeys(counts), paths)  # type: ignore[arg-type]
         most["planner data"] = _size_of(extra_of(content, paths_of(content)))

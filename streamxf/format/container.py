@@ -97,17 +97,20 @@ def entry_size(header: Header) -> int:
     return _LENGTH_BYTES + (limits.DIGEST_BYTES if header.hashed else 0)
 
 
-def pack_tail(
-    header_digest: bytes, lengths: Sequence[int], hashes: Sequence[bytes], raw_size: int
-) -> tuple[bytes, bytes]:
-    """Table and footer of blocks whose payloads have `lengths`, and T. `hashes` is empty, or has one for each block."""
+def pack_tail(header_digest: bytes, lengths: Sequence[int], hashes: Sequence[bytes], raw_size: int) -> bytes:
+    """Table and footer of blocks whose payloads have `lengths`. `hashes` is empty, or has one for each block."""
     packed = _swapped(array("I", lengths)).tobytes()
     if hashes:
         starts = range(0, len(packed), _LENGTH_BYTES)
         packed = b"".join(packed[at : at + _LENGTH_BYTES] + each for at, each in zip(starts, hashes, strict=True))
     covered = packed + struct.pack("<Q", raw_size)
     crc = struct.pack("<I", crc32c.crc32c(header_digest[:16] + covered))
-    return covered + crc + limits.FOOTER_MAGIC, hashlib.sha256(header_digest + covered).digest()
+    return covered + crc + limits.FOOTER_MAGIC
+
+
+def table_digest(header_digest: bytes, tail: bytes) -> bytes:
+    """T of the format, of what `pack_tail` made."""
+    return hashlib.sha256(header_digest + tail[: -4 - len(limits.FOOTER_MAGIC)]).digest()
 
 
 def lone_block(stored: memoryview, header: Header) -> tuple[memoryview, int] | None:
@@ -118,7 +121,7 @@ def lone_block(stored: memoryview, header: Header) -> tuple[memoryview, int] | N
     if header.hashed or not begin <= end <= begin + stage_limit(header.block_size):
         return None
     payload, raw_size = stored[begin:end], int.from_bytes(stored[end + 4 : end + 12], "little")
-    head, tail = pack_head(header.digest, 0, True, payload), pack_tail(header.digest, [len(payload)], [], raw_size)[0]
+    head, tail = pack_head(header.digest, 0, True, payload), pack_tail(header.digest, [len(payload)], [], raw_size)
     right = stored[header.size : begin] == head and stored[end:] == tail and raw_size <= header.block_size
     return (payload, raw_size) if right else None
 

@@ -68,19 +68,17 @@ class Identity(NamedTuple):
         except UnicodeEncodeError:
             raise ContainerError("the item's name is not valid Unicode", item=ascii(self.name)) from None
         ndim = len(self.offset)
-        dtype = self.dtype.encode("ascii")
-        self._check()
-        numbers = (*self.offset, *self.shape, *self.tensor_shape)
-        width = _width(numbers)
-        size = _IDENTITY.size + len(dtype) + width * len(numbers) + len(name)
+        _check_number(self.number)
+        width, geometry = _geometry(self.kind, self.dtype, self.offset, self.shape, self.tensor_shape)
+        size = _IDENTITY.size + len(geometry) + len(name)
         if not name or size > limits.MAX_IDENTITY or ndim > limits.MAX_NDIM:
             most = f"at most {limits.MAX_NDIM} dimensions, and both take at most {limits.MAX_IDENTITY} bytes"
             raise ContainerError(
                 f"an item has a name, {most}; this one has {ndim} dimensions and takes {size} bytes",
                 item=shorten(self.name),
             )
-        start = _IDENTITY.pack(self.writer_id, self.number, self.kind, ndim, len(dtype), width)
-        return start + dtype + struct.pack(f"<{len(numbers)}{_INTEGERS[width]}", *numbers) + name
+        start = _IDENTITY.pack(self.writer_id, self.number, self.kind, ndim, len(self.dtype), width)
+        return start + geometry + name
 
     @classmethod
     def parse(cls, data: bytes) -> Identity:
@@ -101,25 +99,40 @@ class Identity(NamedTuple):
         except UnicodeDecodeError:
             raise ContainerError("the item's name or dtype in the header is not text") from None
         offset, shape, tensor_shape = numbers[:ndim], numbers[ndim : 2 * ndim], numbers[2 * ndim :]
-        identity = cls(writer_id, Kind(kind), name, dtype, offset, shape, tensor_shape, number)
-        identity._check()
-        return identity
+        _check_number(number)
+        _check_geometry(Kind(kind), dtype, offset, shape, tensor_shape)
+        return cls(writer_id, Kind(kind), name, dtype, offset, shape, tensor_shape, number)
 
-    def _check(self) -> None:
-        if self.number > limits.MAX_NUMBER:
-            raise ContainerError("the header's identity has a number that is too large")
-        if self.kind is Kind.OBJECT:
-            if self.dtype or self.offset:
-                raise ContainerError("the header's identity gives an object a dtype or a shape")
-            return
-        known = self.dtype in ITEMSIZES if self.kind is Kind.TENSOR else is_dtype_name(self.dtype)
-        if not known:
-            raise ContainerError(f"the header's identity has an unknown dtype, {shorten(self.dtype)!r}")
-        ends = map(operator.add, self.offset, self.shape)
-        alike = len(self.offset) == len(self.shape) == len(self.tensor_shape)
-        inside = alike and all(map(operator.le, ends, self.tensor_shape))
-        if not inside or math.prod(filter(None, self.tensor_shape)) > limits.MAX_NUMBER:
-            raise ContainerError("the header's identity has a shard that is not inside its tensor, or is too large")
+
+_Ints = tuple[int, ...]
+
+
+def _check_number(number: int) -> None:
+    if number > limits.MAX_NUMBER:
+        raise ContainerError("the header's identity has a number that is too large")
+
+
+def _check_geometry(kind: Kind, dtype: str, offset: _Ints, shape: _Ints, tensor_shape: _Ints) -> None:
+    if kind is Kind.OBJECT:
+        if dtype or offset:
+            raise ContainerError("the header's identity gives an object a dtype or a shape")
+        return
+    known = dtype in ITEMSIZES if kind is Kind.TENSOR else is_dtype_name(dtype)
+    if not known:
+        raise ContainerError(f"the header's identity has an unknown dtype, {shorten(dtype)!r}")
+    alike = len(offset) == len(shape) == len(tensor_shape)
+    inside = alike and all(map(operator.le, map(operator.add, offset, shape), tensor_shape))
+    if not inside or math.prod(filter(None, tensor_shape)) > limits.MAX_NUMBER:
+        raise ContainerError("the header's identity has a shard that is not inside its tensor, or is too large")
+
+
+@lru_cache(1024)
+def _geometry(kind: Kind, dtype: str, offset: _Ints, shape: _Ints, tensor_shape: _Ints) -> tuple[int, bytes]:
+    """The width of the numbers of a shard, and its dtype and these as they are stored: layers are alike."""
+    _check_geometry(kind, dtype, offset, shape, tensor_shape)
+    numbers = (*offset, *shape, *tensor_shape)
+    width = _width(numbers)
+    return width, dtype.encode("ascii") + struct.pack(f"<{len(numbers)}{_INTEGERS[width]}", *numbers)
 
 
 def _width(numbers: tuple[int, ...]) -> int:

@@ -26,6 +26,7 @@ _SPECIAL = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.EISDIR, er
 """Of links, and of what is no regular file."""
 
 _SETTLED = 2 * 10**9  # ns after which a change of a folder shows in its times
+_BUFFER = 64 * 1024  # bytes of small items that are written at once
 
 
 class LocalStorage(Storage, raises_only_known=True):
@@ -244,7 +245,7 @@ class LocalStorage(Storage, raises_only_known=True):
         except OSError as error:
             error.filename = self.path_of(path)
             raise
-        with io.BufferedWriter(raw) as file:
+        with io.BufferedWriter(raw, _BUFFER) as file:
             yield file
 
     def replacing(self) -> AbstractContextManager[IO[bytes]]:

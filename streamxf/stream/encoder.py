@@ -22,7 +22,7 @@ from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import StreamInfo
 from streamxf.engine import Pipeline
 from streamxf.errors import AbortedError, ChainError, CodecError, ContainerError, ParameterError
-from streamxf.format.container import hash_of, pack_head, pack_tail
+from streamxf.format.container import hash_of, pack_head, pack_tail, table_digest
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, MAX_RAW_SIZE, SALT_BYTES
 from streamxf.report import Meter
@@ -93,7 +93,6 @@ class ContainerEncoder:
     - `transforms`: descriptors of stream transforms that the data passed before it came here.
     - `hashed`: whether to store a SHA-256 of each block, which a signature needs.
     - `raw_size`, `stored_size`: bytes of the blocks that were handed out so far, and bytes that were framed so far.
-    - `table_digest`: T of the format, once all was framed.
     """
 
     def __init__(
@@ -118,7 +117,12 @@ class ContainerEncoder:
         self._hashes: list[bytes] = []
         self.raw_size = 0
         self.stored_size = 0
-        self.table_digest = b""
+        self._tail = b""
+
+    @property
+    def table_digest(self) -> bytes:
+        """T of the format, once all was framed."""
+        return table_digest(self._header.digest, self._tail)
 
     def jobs(self, source: ByteSource) -> Iterator[tuple[Callable[[], Encoded], int]]:
         size = self.block_size
@@ -143,9 +147,9 @@ class ContainerEncoder:
             self._hashes.append(block.digest)
         parts: list[bytes | memoryview] = [start, block.payload]
         if block.last:
-            tail, self.table_digest = pack_tail(self._header.digest, self._lengths, self._hashes, self.raw_size)
-            self.stored_size += len(tail)
-            parts.append(tail)
+            self._tail = pack_tail(self._header.digest, self._lengths, self._hashes, self.raw_size)
+            self.stored_size += len(self._tail)
+            parts.append(self._tail)
         return parts if len(block.payload) >= _SMALL else [b"".join(parts)]
 
 

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import ContainerError
-from streamxf.format.container import Footer, Table, entry_size, lone_block, pack_head, pack_tail, stage_limit
+from streamxf.format.container import (
+    Footer,
+    Table,
+    entry_size,
+    lone_block,
+    pack_head,
+    pack_tail,
+    stage_limit,
+    table_digest,
+)
 from streamxf.format.header import Header
 from tests.forge import crc_of
 from tests.samples import BLOCK
@@ -35,7 +44,8 @@ def tables(draw: st.DrawFn) -> tuple[list[int], list[bytes], int]:
 def test_round_trip(table: tuple[list[int], list[bytes], int], step: int) -> None:
     lengths, hashes, raw_size = table
     header = HASHED if hashes else PLAIN
-    tail, digest = pack_tail(header.digest, lengths, hashes, raw_size)
+    tail = pack_tail(header.digest, lengths, hashes, raw_size)
+    digest = table_digest(header.digest, tail)
     ends = [START + 8 * number + length for number, length in enumerate(accumulate(lengths), 1)]
     footer = Footer.parse(tail[-20:])
     assert (footer.raw_size, footer.blocks(header)) == (raw_size, len(lengths))
@@ -141,7 +151,7 @@ def test_a_footer_of_another_size(size: int) -> None:
 @pytest.mark.parametrize("raw_size", [0, 1, BLOCK])
 def test_a_stream_of_one_block(raw_size: int) -> None:
     length = min(1, raw_size)
-    tail, _ = pack_tail(DIGEST, [length], [], raw_size)
+    tail = pack_tail(DIGEST, [length], [], raw_size)
     assert read_tail(tail, START + 8 + length + len(tail)).raw_size == raw_size
 
 
@@ -155,7 +165,7 @@ def test_a_footer_of_the_most_blocks() -> None:
 def lone(payload: bytes, raw_size: int, header: Header = PLAIN) -> bytes:
     head = pack_head(header.digest, 0, True, memoryview(payload))
     hashes = [hashlib.sha256(head + payload).digest()] if header.hashed else []
-    return header.pack() + head + payload + pack_tail(header.digest, [len(payload)], hashes, raw_size)[0]
+    return header.pack() + head + payload + pack_tail(header.digest, [len(payload)], hashes, raw_size)
 
 
 @pytest.mark.parametrize(("payload", "raw_size"), [(b"payload", 9), (b"", 0), (bytes(MOST), BLOCK)])
