@@ -76,9 +76,9 @@ class BlockInfo:
         """Return writable memory that begins with `block` and goes on for `size` more bytes, whose contents are
         undefined.
 
-        A block above 16 KiB is not copied if the codec before left it at the start of the chain's own scratch memory, as most
-        codecs do; otherwise it is copied into `scratch` memory. For `encode`; use it instead of `scratch` to append
-        something to a block.
+        A block above 16 KiB is not copied if the codec before left it at the start of the chain's own scratch memory,
+        as most codecs do; otherwise it is copied into `scratch` memory. For `encode`; use it instead of `scratch` to
+        append something to a block.
         """
         out = self.memory.extended(block, size) if self.memory is not None and len(block) > _COPIED else None
         if out is None:

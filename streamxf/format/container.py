@@ -109,7 +109,7 @@ def pack_tail(header_digest: bytes, lengths: Sequence[int], hashes: Sequence[byt
 
 
 def table_digest(header_digest: bytes, tail: bytes) -> bytes:
-    """T of the format, of what `pack_tail` made."""
+    """T of the format."""
     return hashlib.sha256(header_digest + tail[: -4 - len(limits.FOOTER_MAGIC)]).digest()
 
 

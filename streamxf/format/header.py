@@ -68,8 +68,7 @@ class Identity(NamedTuple):
         except UnicodeEncodeError:
             raise ContainerError("the item's name is not valid Unicode", item=ascii(self.name)) from None
         ndim = len(self.offset)
-        _check_number(self.number)
-        width, geometry = _geometry(self.kind, self.dtype, self.offset, self.shape, self.tensor_shape)
+        width, geometry = self._geometry()
         size = _IDENTITY.size + len(geometry) + len(name)
         if not name or size > limits.MAX_IDENTITY or ndim > limits.MAX_NDIM:
             most = f"at most {limits.MAX_NDIM} dimensions, and both take at most {limits.MAX_IDENTITY} bytes"
@@ -91,54 +90,41 @@ class Identity(NamedTuple):
         if not known or ndim > limits.MAX_NDIM or dtype_len > limits.MAX_DTYPE or name_at >= len(data):
             raise ContainerError("the header's identity is malformed")
         numbers = struct.unpack_from(f"<{3 * ndim}{_INTEGERS[width]}", data, numbers_at)
-        if width != _width(numbers):
-            raise ContainerError("the header's identity has wider integers than it needs")
         try:
             dtype = data[_IDENTITY.size : numbers_at].decode("ascii")
             name = data[name_at:].decode("utf-8")
         except UnicodeDecodeError:
             raise ContainerError("the item's name or dtype in the header is not text") from None
         offset, shape, tensor_shape = numbers[:ndim], numbers[ndim : 2 * ndim], numbers[2 * ndim :]
-        _check_number(number)
-        _check_geometry(Kind(kind), dtype, offset, shape, tensor_shape)
-        return cls(writer_id, Kind(kind), name, dtype, offset, shape, tensor_shape, number)
+        identity = cls(writer_id, Kind(kind), name, dtype, offset, shape, tensor_shape, number)
+        if identity._geometry() != (width, data[_IDENTITY.size : name_at]):
+            raise ContainerError("the header's identity has wider integers than it needs")
+        return identity
+
+    def _geometry(self) -> tuple[int, bytes]:
+        if self.number > limits.MAX_NUMBER:
+            raise ContainerError("the header's identity has a number that is too large")
+        return _geometry(self.kind, self.dtype, self.offset, self.shape, self.tensor_shape)
 
 
 _Ints = tuple[int, ...]
 
 
-def _check_number(number: int) -> None:
-    if number > limits.MAX_NUMBER:
-        raise ContainerError("the header's identity has a number that is too large")
-
-
-def _check_geometry(kind: Kind, dtype: str, offset: _Ints, shape: _Ints, tensor_shape: _Ints) -> None:
-    if kind is Kind.OBJECT:
-        if dtype or offset:
-            raise ContainerError("the header's identity gives an object a dtype or a shape")
-        return
-    known = dtype in ITEMSIZES if kind is Kind.TENSOR else is_dtype_name(dtype)
-    if not known:
+@lru_cache(1024)
+def _geometry(kind: Kind, dtype: str, offset: _Ints, shape: _Ints, tensor_shape: _Ints) -> tuple[int, bytes]:
+    """Bytes of the narrowest integers for a shard, and its dtype and these as they are stored: layers are alike."""
+    if kind is Kind.OBJECT and (dtype or offset):
+        raise ContainerError("the header's identity gives an object a dtype or a shape")
+    if kind is not Kind.OBJECT and not (dtype in ITEMSIZES if kind is Kind.TENSOR else is_dtype_name(dtype)):
         raise ContainerError(f"the header's identity has an unknown dtype, {shorten(dtype)!r}")
     alike = len(offset) == len(shape) == len(tensor_shape)
     inside = alike and all(map(operator.le, map(operator.add, offset, shape), tensor_shape))
     if not inside or math.prod(filter(None, tensor_shape)) > limits.MAX_NUMBER:
         raise ContainerError("the header's identity has a shard that is not inside its tensor, or is too large")
 
-
-@lru_cache(1024)
-def _geometry(kind: Kind, dtype: str, offset: _Ints, shape: _Ints, tensor_shape: _Ints) -> tuple[int, bytes]:
-    """The width of the numbers of a shard, and its dtype and these as they are stored: layers are alike."""
-    _check_geometry(kind, dtype, offset, shape, tensor_shape)
     numbers = (*offset, *shape, *tensor_shape)
-    width = _width(numbers)
+    width = next(width for width in _INTEGERS if max(numbers, default=0) < 1 << 8 * width)
     return width, dtype.encode("ascii") + struct.pack(f"<{len(numbers)}{_INTEGERS[width]}", *numbers)
-
-
-def _width(numbers: tuple[int, ...]) -> int:
-    """Bytes of the narrowest integers that hold these."""
-    largest = max(numbers, default=0)
-    return 1 if largest < 1 << 8 else 2 if largest < 1 << 16 else 4 if largest < 1 << 32 else 8
 
 
 @dataclass(slots=True)

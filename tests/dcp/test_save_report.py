@@ -50,8 +50,8 @@ def test_bytes_and_items(tmp_path: Path, chain: str, threads: int) -> None:
     if chain == "full chain":  # tensors are their elements
         step = torch_bytes({"step": 3}, tmp_path / "object")
         raw = step + sum(tensor.nbytes for tensor in make_state().values() if isinstance(tensor, torch.Tensor))
-    # torch notes more in the zip file of each tensor: two versions and a hash
-    assert raw - 1500 <= report.raw_bytes <= raw
+    # torch notes more in the zip file of each item: two versions and a hash
+    assert raw - 2000 <= report.raw_bytes <= raw
     assert report.ratio == report.stored_bytes / report.raw_bytes
     assert 0 < report.io_seconds <= report.wall_seconds * threads
     names = {codec.name for codec in extensions if isinstance(codec, streamxf.Codec)}
