@@ -166,6 +166,31 @@ def refused(kind: type[BaseException], *words: str) -> Iterator[None]:
 # -- metadata, taken apart and put together again by somebody who has the key --------------------
 
 
+class Acting(dcp.DefaultSavePlanner):
+    """Runs `act` with the number of each item that is asked for, from 1, counted over all threads."""
+
+    def __init__(self, act: Callable[[int], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._act = act
+        self._lock = threading.Lock()
+        self._asked = 0
+
+    def resolve_data(self, write_item: Any) -> Any:
+        with self._lock:
+            self._asked += 1
+            number = self._asked
+        self._act(number)
+        return super().resolve_data(write_item)
+
+
+def raising(at: int, error: BaseException) -> Callable[[int], None]:
+    def act(number: int) -> None:
+        if number == at:
+            raise error
+
+    return act
+
+
 class Told(logging.Handler):
     """Keeps what is logged of saves in the background. A future's callbacks run after those who wait for it woke up."""
 

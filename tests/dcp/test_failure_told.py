@@ -27,7 +27,7 @@ from streamxf.errors import AbortedError, CodecError
 from streamxf.storage.local import LocalStorage
 
 from .foreign_errors import MADE, NeedsTwo
-from .helpers import assert_same, full_chain, index_of, load, save, since, unwrapped
+from .helpers import Acting, assert_same, full_chain, index_of, load, raising, save, since, unwrapped
 
 ITEMS = 8
 
@@ -35,31 +35,6 @@ ITEMS = 8
 def states() -> tuple[dict[str, Any], dict[str, Any]]:
     old = {str(number): torch.full((300, 100), float(number)) for number in range(ITEMS)}
     return old, {name: value + 1 for name, value in old.items()}
-
-
-class Planner(dcp.DefaultSavePlanner):
-    """Runs `act` with the number of each item that is asked for, from 1, counted over all threads."""
-
-    def __init__(self, act: Callable[[int], None], **options: Any) -> None:
-        super().__init__(**options)
-        self._act = act
-        self._lock = threading.Lock()
-        self._asked = 0
-
-    def resolve_data(self, write_item: Any) -> Any:
-        with self._lock:
-            self._asked += 1
-            number = self._asked
-        self._act(number)
-        return super().resolve_data(write_item)
-
-
-def raising(at: int, error: BaseException) -> Callable[[int], None]:
-    def act(number: int) -> None:
-        if number == at:
-            raise error
-
-    return act
 
 
 def ignore_torch() -> None:
@@ -100,7 +75,7 @@ def test_what_a_planner_raises_fails_the_save(checkpoint: Path, error: BaseExcep
     save(old, checkpoint)
     writer = writer_for(checkpoint, threads)
     for at in (1, 3, ITEMS):
-        found = failure_of(lambda at=at: dcp.save(new, storage_writer=writer, planner=Planner(raising(at, error))))
+        found = failure_of(lambda at=at: dcp.save(new, storage_writer=writer, planner=Acting(raising(at, error))))
         assert found is error
         assert_only(checkpoint, old)
         assert writer.report is None
@@ -115,7 +90,7 @@ def test_errors_of_other_libraries_fail_the_save_as_errors_that_can_be_sent(chec
     make, kind, text = MADE[name]
     old, new = states()
     save(old, checkpoint)
-    planner = Planner(raising(2, make()))
+    planner = Acting(raising(2, make()))
     found = failure_of(lambda: dcp.save(new, storage_writer=writer_for(checkpoint, 2), planner=planner))
     assert type(found).__name__ == kind
     assert text in str(found)
@@ -124,7 +99,7 @@ def test_errors_of_other_libraries_fail_the_save_as_errors_that_can_be_sent(chec
 
 def test_without_collectives_the_error_comes_as_it_is(checkpoint: Path) -> None:
     old, _ = states()
-    planner = Planner(raising(2, KeyboardInterrupt()))
+    planner = Acting(raising(2, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         dcp.save(old, storage_writer=writer_for(checkpoint, 2), planner=planner, use_collectives=False)
     assert not list(checkpoint.iterdir())
@@ -132,7 +107,7 @@ def test_without_collectives_the_error_comes_as_it_is(checkpoint: Path) -> None:
 
 def test_the_notes_tell_the_item_and_the_file(checkpoint: Path) -> None:
     old, _ = states()
-    planner = Planner(raising(3, OSError(errno.EIO, "torn cable")))
+    planner = Acting(raising(3, OSError(errno.EIO, "torn cable")))
     found = failure_of(lambda: dcp.save(old, storage_writer=writer_for(checkpoint), planner=planner))
     (note,) = getattr(found, "__notes__")  # noqa: B009
     assert "item 2 " in note
@@ -218,7 +193,7 @@ def test_of_two_failures_the_first_in_time_is_raised_even_if_it_takes_longer(
         cancel(self)
 
     monkeypatch.setattr(DataFile, "cancel", slow)
-    found = failure_of(lambda: dcp.save(new, storage_writer=writer_for(checkpoint, 2), planner=Planner(act)))
+    found = failure_of(lambda: dcp.save(new, storage_writer=writer_for(checkpoint, 2), planner=Acting(act)))
     assert second_over.is_set()
     assert isinstance(found, ValueError)
     assert_only(checkpoint, old)
@@ -250,7 +225,7 @@ def test_errors_while_a_failed_save_is_cleaned_up_do_not_hide_why_it_failed(
     writer = writer_for(checkpoint, 2)
     create = LocalStorage.create
     monkeypatch.setattr(LocalStorage, "create", lambda storage, name: Unclosable(create(storage, name)))
-    planner = Planner(raising(3, ValueError("the cause")))
+    planner = Acting(raising(3, ValueError("the cause")))
     with warnings.catch_warnings():
         warnings.simplefilter(filters)
         ignore_torch()
@@ -274,7 +249,7 @@ def test_a_failure_keeps_no_memory(checkpoint: Path) -> None:
     writer = writer_for(checkpoint, 2)
     state, _ = states()
     with pytest.raises(CheckpointException):
-        dcp.save(state, storage_writer=writer, planner=Planner(raising(2, error)))
+        dcp.save(state, storage_writer=writer, planner=Acting(raising(2, error)))
     error = None
     gc.collect()
     assert gone() is None
@@ -327,7 +302,7 @@ def test_ctrl_c_stops_all_threads_and_reaches_the_caller(
 
     try:
         error: BaseException | None = failure_of(
-            lambda: dcp.save(new, storage_writer=writer_for(checkpoint, 4), planner=Planner(act))
+            lambda: dcp.save(new, storage_writer=writer_for(checkpoint, 4), planner=Acting(act))
         )
     except pytest.fail.Exception:
         error = None  # nobody raised, because
@@ -457,7 +432,7 @@ def test_the_future_of_a_save_in_the_background_has_the_error(checkpoint: Path) 
     writer = writer_for(checkpoint, 2)
     in_background(old, storage_writer=writer).result(300)
     assert_only(checkpoint, old)
-    future = in_background(new, storage_writer=writer, planner=Planner(raising(3, NeedsTwo("put", 1))))
+    future = in_background(new, storage_writer=writer, planner=Acting(raising(3, NeedsTwo("put", 1))))
     error = future.exception(60)
     assert isinstance(error, CheckpointException)
     assert "NeedsTwo: put failed with 1" in str(error)
@@ -491,7 +466,7 @@ def test_a_second_save_beside_one_in_the_background_is_refused_and_the_first_one
             under_way.set()
             assert go_on.wait(60)
 
-    first = in_background(old, storage_writer=writer, planner=Planner(act))
+    first = in_background(old, storage_writer=writer, planner=Acting(act))
     assert under_way.wait(60)
     other = writer_for(checkpoint.with_name("other"))
     dcp.save(old, storage_writer=other)  # a writer of its own is no problem
@@ -529,7 +504,7 @@ def test_cached_plans_survive_a_save_that_fails(checkpoint: Path) -> None:
     for number, fails in enumerate([True, False, True, True, False]):
         state = {name: value + 1 for name, value in state.items()}
         act = raising(2 if fails else -1, ValueError(f"save {number}"))
-        planner = Planner(act, enable_plan_caching=True)
+        planner = Acting(act, enable_plan_caching=True)
         if fails:
             found = failure_of(lambda planner=planner: dcp.save(state, storage_writer=writer, planner=planner))  # noqa: B023
             assert str(found) == f"save {number}"

@@ -15,33 +15,13 @@ import streamxf
 from streamxf import Encrypt
 from streamxf.checkpoint import metadata
 from streamxf.errors import ForeignError, KeyServiceError, MetadataError, StreamxfError, is_damage
-from streamxf.keys import KeyProvider
+from tests.keys.sealed import Service
 
-from .helpers import KEY, blank, error_of
+from .helpers import blank, error_of
 
 STATE = {"w": torch.full((4,), 2.0)}
 OLDER = {"w": torch.full((4,), 1.0)}
 ERRORS = [TimeoutError, FileNotFoundError, RuntimeError, KeyError, MemoryError, KeyServiceError]
-
-
-class Flaky(KeyProvider):
-    """Fails the first time that it unwraps, as a service does."""
-
-    kind = "acme-flaky"
-    vouches = True
-    id = "b" * 16
-
-    def __init__(self, error: Exception | None = None) -> None:
-        self.error = error
-
-    def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
-        return KEY.wrap(data_key, dek_id)
-
-    def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
-        if (error := self.error) is not None:
-            self.error = None
-            raise error
-        return KEY.unwrap(wrapped, dek_id)
 
 
 @pytest.fixture
@@ -49,7 +29,7 @@ def with_older(tmp_path: Path) -> Path:
     """A checkpoint in whose folder rank-local metadata of an older one stands, too."""
     path, older = tmp_path / "checkpoint", tmp_path / "older"
     for folder, state, together in ((older, OLDER, False), (path, STATE, True)):
-        writer = streamxf.FileSystemWriter(folder, _extensions=[Encrypt(Flaky())], sync_files=False)
+        writer = streamxf.FileSystemWriter(folder, _extensions=[Encrypt(Service())], sync_files=False)
         dcp.save(state, storage_writer=writer, use_collectives=together)
     for file in older.iterdir():  # a save removes what is there, so it comes afterwards
         file.rename(path / file.name)
@@ -60,7 +40,9 @@ def with_older(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", ERRORS)
 def test_a_provider_that_fails_once_does_not_bring_older_metadata(with_older: Path, kind: type[Exception]) -> None:
     error, target = kind("no answer"), blank(STATE)
-    found = error_of(lambda: dcp.load(target, storage_reader=streamxf.FileSystemReader(with_older, keys=Flaky(error))))
+    found = error_of(
+        lambda: dcp.load(target, storage_reader=streamxf.FileSystemReader(with_older, keys=Service(errors=[error])))
+    )
     assert isinstance(found, KeyServiceError | MetadataError), repr(found)
     assert (kind is KeyServiceError) <= isinstance(found, KeyServiceError)
     assert ".metadata" in str(found)
@@ -77,7 +59,7 @@ def test_whatever_is_raised_while_metadata_is_read_is_kept_with_its_cause(
         raise error
 
     monkeypatch.setattr(metadata.Trailer, "parse", fails)
-    reader: Any = streamxf.FileSystemReader(with_older, keys=Flaky())
+    reader: Any = streamxf.FileSystemReader(with_older, keys=Service())
     found = reader.read_metadata()
     assert isinstance(found, dcp.Metadata)
     with pytest.raises((StreamxfError, OSError, MemoryError)) as caught:
@@ -91,8 +73,8 @@ def test_whatever_is_raised_while_metadata_is_read_is_kept_with_its_cause(
 def test_only_metadata_that_is_not_there_gives_way_to_a_ranks_own(with_older: Path) -> None:
     (with_older / ".metadata").unlink()
     target = blank(STATE)
-    reader: Any = streamxf.FileSystemReader(with_older, keys=Flaky())
+    reader: Any = streamxf.FileSystemReader(with_older, keys=Service())
     with pytest.raises(FileNotFoundError):
         reader.read_metadata()
-    dcp.load(target, storage_reader=streamxf.FileSystemReader(with_older, keys=Flaky()), no_dist=True)
+    dcp.load(target, storage_reader=streamxf.FileSystemReader(with_older, keys=Service()), no_dist=True)
     assert torch.equal(target["w"], OLDER["w"])

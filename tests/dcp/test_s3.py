@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from streamxf.errors import KeyMissingError, MetadataError
 from tests.polling import wait_until
 
 from .fsspec_checks import assert_only_the_save_remains, check_round_trips, fsspec_files, load_from, save_to
-from .helpers import KEY, OTHER_KEY, assert_same, error_of, refused
+from .helpers import KEY, OTHER_KEY, Acting, assert_same, error_of, refused
 from .s3_server import serving, storage
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
@@ -54,30 +53,11 @@ def test_recipients_change(endpoint: str, state: dict[str, Any]) -> None:
         streamxf.rekey("s3://checkpoints/nothing", keys=KEY, recipients=OTHER_KEY, storage_options=options)
 
 
-class Planner(dcp.DefaultSavePlanner):
-    """Does something when the item of this number is asked for."""
-
-    def __init__(self, at: int, act: Callable[[], None]) -> None:
-        super().__init__()
-        self._at, self._act = at, act
-        self._asked = 0
-
-    def resolve_data(self, write_item: Any) -> Any:
-        self._asked += 1
-        if self._asked == self._at:
-            self._act()
-        return super().resolve_data(write_item)
-
-
 def uploads_begun(options: dict[str, Any]) -> list[Any]:
     import s3fs
 
     found = s3fs.S3FileSystem(**options).call_s3("list_multipart_uploads", Bucket="checkpoints").get("Uploads", [])
     return [upload for upload in found if upload["Key"].startswith("fails/")]  # others may be of other tests
-
-
-def fail() -> None:
-    raise ValueError("in the middle")
 
 
 def test_a_save_that_fails_leaves_no_object_and_no_upload(endpoint: str) -> None:
@@ -86,15 +66,16 @@ def test_a_save_that_fails_leaves_no_object_and_no_upload(endpoint: str) -> None
     old = {str(number): torch.randn(800_000) for number in range(6)}
     save_to(url, old, options)
 
-    def act() -> None:
-        wait_until(lambda: uploads_begun(options))  # the request is made by a thread of fsspec's
-        fail()
+    def act(number: int) -> None:
+        if number == 6:
+            wait_until(lambda: uploads_begun(options))  # the request is made by a thread of fsspec's
+            raise ValueError("in the middle")
 
     error = error_of(
         lambda: dcp.save(
             {name: tensor + 1 for name, tensor in old.items()},
             storage_writer=streamxf.FsspecWriter(url, _extensions=[Checksum()], **options),
-            planner=Planner(6, act),
+            planner=Acting(act),
         )
     )
     assert isinstance(error, ValueError)
@@ -111,7 +92,8 @@ def test_a_server_that_dies_in_the_middle_fails_the_save(tmp_path: Path, endpoin
         once = {"config_kwargs": {"retries": {"max_attempts": 0}}}  # it will not come back
         writer = streamxf.FsspecWriter("s3://checkpoints/dies", _extensions=[Checksum()], **options, **once)
         writer.fs.fs.retries = 1
-        error = error_of(lambda: dcp.save(state, storage_writer=writer, planner=Planner(3, server.close)))
+        planner = Acting(lambda number: server.close() if number == 3 else None)
+        error = error_of(lambda: dcp.save(state, storage_writer=writer, planner=planner))
     assert isinstance(error, Exception)
     assert type(error).__module__.partition(".")[0] in ("builtins", "streamxf")
     assert writer.report is None

@@ -17,7 +17,7 @@ import streamxf
 
 from .foreign_errors import NeedsTwo
 from .fsspec_checks import assert_only_the_save_remains, load_from
-from .helpers import assert_same, error_of, full_chain
+from .helpers import Acting, assert_same, error_of, full_chain, raising
 
 PART = 1 << 16
 
@@ -79,14 +79,8 @@ def state_of(value: float) -> dict[str, Any]:
     return {str(number): torch.randn(70_000, generator=generator) for number in range(4)}
 
 
-class Planner(dcp.DefaultSavePlanner):
-    asked = 0
-
-    def resolve_data(self, write_item: Any) -> Any:
-        self.asked += 1
-        if self.asked == 4:
-            raise NeedsTwo("planner", 0)
-        return super().resolve_data(write_item)
+def failing() -> Acting:
+    return Acting(raising(4, NeedsTwo("planner", 0)))
 
 
 def save_to(url: str, state: dict[str, Any], threads: int, planner: Any = None) -> BaseException | None:
@@ -101,7 +95,7 @@ def test_nothing_is_left_of_a_save_that_fails(url: str, fails: str, threads: int
     assert save_to(url, state_of(1), threads) is None
     assert not Store.pending
     Store.fails = fails
-    error = save_to(url, state_of(2), threads, Planner() if fails == "planner" else None)
+    error = save_to(url, state_of(2), threads, failing() if fails == "planner" else None)
     Store.fails = None
     assert f"{fails} failed with" in str(error)
     assert not Store.pending, "an upload was begun, and neither completed nor aborted"
@@ -113,7 +107,7 @@ def test_nothing_is_left_of_a_save_that_fails(url: str, fails: str, threads: int
 def test_an_upload_that_cannot_be_aborted_does_not_hide_the_cause(url: str) -> None:
     assert save_to(url, state_of(1), 1) is None
     Store.fails = "abort"
-    error = save_to(url, state_of(2), 1, Planner())
+    error = save_to(url, state_of(2), 1, failing())
     Store.fails = None
     assert "planner failed with" in str(error)
     assert "could not be aborted" in "".join(getattr(error, "__notes__", ()))

@@ -6,8 +6,9 @@ import dataclasses
 import hashlib
 import hmac
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, ClassVar, Self
 
 from cryptography.exceptions import InvalidTag
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from streamxf import Encrypt, Key
 from streamxf.codecs.encrypt import _WrappedKey
 from streamxf.descriptor import Parameters, parse_parameters
-from streamxf.errors import WrongKeyError
+from streamxf.errors import KeyServiceError, WrongKeyError
 from streamxf.keys import KeyProvider, KeyRing
 from streamxf.keys.envelope import DataKey, Envelope, Vouchers
 
@@ -90,6 +91,33 @@ class Fake(KeyProvider):
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+
+class Service(KeyProvider):
+    """Wraps by adding one to each byte, notes what it is asked to unwrap, and raises the next of its `errors`, if any,
+    instead of an answer.
+    """
+
+    kind = "acme-service"
+    vouches: ClassVar[bool] = True
+
+    def __init__(self, name: str = "a", errors: Iterable[Exception] = ()) -> None:
+        self.id = name * 16
+        self.errors = iter(errors)
+        self.asked: list[bytes] = []
+
+    @classmethod
+    def down(cls, name: str = "a") -> Self:
+        return cls(name, (KeyServiceError(f"{name} does not answer") for _ in count()))
+
+    def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
+        return bytes((byte + 1) % 256 for byte in data_key)
+
+    def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
+        self.asked.append(dek_id + wrapped)
+        for error in self.errors:
+            raise error
+        return bytes((byte - 1) % 256 for byte in wrapped)
 
 
 class Vault(KeyProvider):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import ClassVar
 
 import pytest
 
@@ -12,31 +11,10 @@ from streamxf.errors import AuthenticationError, KeyServiceError, PolicyError, W
 from streamxf.keys import Key, KeyProvider, KeyRing, PrivateKey, SigningKey
 from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.ring import REST_SECONDS
-from tests.keys.sealed import DEK, DIGEST, Fake, Sealed, fragment_of
+from tests.keys.sealed import DEK, DIGEST, Fake, Sealed, Service, fragment_of
 
 KEY = Key(bytes(range(100, 132)))
 PAIR = PrivateKey(bytes(range(101, 133)), "hpke-x25519")
-
-
-class Service(KeyProvider):
-    """Wraps by adding one to each byte, and answers when it is up."""
-
-    kind = "acme-service"
-    vouches: ClassVar[bool] = True
-
-    def __init__(self, name: str = "a") -> None:
-        self.id = name * 16
-        self.up = False
-        self.asked = 0
-
-    def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
-        return bytes((byte + 1) % 256 for byte in data_key)
-
-    def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
-        self.asked += 1
-        if not self.up:
-            raise KeyServiceError(f"{self.id[0]} does not answer")
-        return bytes((byte - 1) % 256 for byte in wrapped)
 
 
 @pytest.fixture
@@ -62,74 +40,73 @@ def opened(ring: KeyRing, given: list[str]) -> list[str]:
 
 
 def test_one_that_is_down_is_asked_once_and_there_is_one_warning():
-    service = Service()
+    service = Service.down()
     (said,) = opened(KeyRing([service, KEY]), wrapped(50, service, KEY))
     assert "a does not answer" in said
     assert f"key {KEY.id} (aeskw) was used instead" in said
-    assert service.asked == 1
+    assert len(service.asked) == 1
 
 
 def test_two_that_are_down():
-    services = [Service("a"), Service("b")]
+    services = [Service.down("a"), Service.down("b")]
     said = opened(KeyRing([*services, KEY]), wrapped(5, *services, KEY))
     assert [text.partition(" was used instead: ")[2][0] for text in said] == ["a", "b"]
-    assert [service.asked for service in services] == [1, 1]
+    assert [len(service.asked) for service in services] == [1, 1]
 
 
 def test_it_is_asked_again_after_some_minutes(clock):
-    service = Service()
+    service = Service.down()
     ring = KeyRing([service, KEY])
     given = wrapped(3, service, KEY)
     assert len(opened(ring, given[:1])) == 1
     clock[0] += REST_SECONDS - 1
     assert not opened(ring, given[1:2])
-    assert service.asked == 1
+    assert len(service.asked) == 1
     clock[0] += 2
     assert not opened(ring, given[2:])  # it was said already
-    assert service.asked == 2
+    assert len(service.asked) == 2
 
 
 def test_what_only_the_service_opens_it_is_asked_for_at_once(clock):
     """One data key may be refused and another one not, by a policy say; and it may be up again."""
-    service = Service()
+    service = Service.down()
     ring = KeyRing([service, KEY])
     opened(ring, wrapped(1, service, KEY))
     with pytest.raises(KeyServiceError, match="a does not answer"):
         ring.unwrap(wrapped(1, service)[0])
-    service.up = True
+    service.errors = iter(())
     assert not opened(ring, wrapped(1, service))
-    assert service.asked == 3
+    assert len(service.asked) == 3
     assert not opened(ring, wrapped(1, service, KEY))  # it answered, so it is first again
-    assert service.asked == 4
+    assert len(service.asked) == 4
 
 
 def test_a_policy_error_has_what_the_service_said_also_later():
     """It is asked again for what another key opens that does not vouch: it might."""
-    service = Service()
+    service = Service.down()
     ring = KeyRing([service, PAIR])
     for text in wrapped(3, service, PAIR.public):
         with pytest.raises(PolicyError, match="cannot be signed") as caught:
             ring.unwrap_unvouched(fragment_of(text))
         assert str(caught.value.__cause__) == "a does not answer"
-    service.up = True
+    service.errors = iter(())
     assert ring.unwrap_unvouched(fragment_of(text)).id
 
 
 def test_another_ring_asks_for_itself():
-    service = Service()
+    service = Service.down()
     ring = KeyRing([service, KEY])
     given = wrapped(3, service, KEY)
     assert copy.copy(ring) is ring
     for number, one in enumerate((ring, KeyRing([service, KEY]))):
         assert len(opened(one, [given[number]])) == 1
-    assert service.asked == 2
+    assert len(service.asked) == 2
 
 
 def test_services_that_answer_are_not_spoken_of():
     service = Service()
-    service.up = True
     assert not opened(KeyRing([service, KEY]), wrapped(3, service, KEY))
-    assert service.asked == 3
+    assert len(service.asked) == 3
 
 
 def named(name: str, *before: Entry) -> str:
@@ -195,9 +172,8 @@ def test_another_wrapped_key_or_id_is_another_question():
 def test_only_so_much_is_remembered(monkeypatch):
     monkeypatch.setattr("streamxf.keys.ring.MAX_REMEMBERED", 4)
     service = Service()
-    service.up = True
     ring = KeyRing([service])
     given = wrapped(9, service)
     opened(ring, given)
-    assert service.asked == len(given)
+    assert len(service.asked) == len(given)
     assert len(ring._answers._known) == 4

@@ -7,7 +7,7 @@ import tracemalloc
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -16,18 +16,18 @@ from streamxf import Encrypt
 from streamxf.errors import (
     AuthenticationError,
     KeyMissingError,
-    KeyServiceError,
     MetadataError,
     PolicyError,
 )
 from streamxf.format.trailer import pack
-from streamxf.keys import KeyProvider, KeyRing
+from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Entry, Envelope, Vouchers
 from streamxf.storage.opening import open_storage
 from streamxf.tools.rekey import Recipients
 from streamxf.tools.rekey.holders import MetadataFile
 from tests.dcp.helpers import assert_same, load, refused, save, sections_of
 from tests.dcp.shards import save_as_ranks
+from tests.keys.sealed import Service
 from tests.tools.rekey.rekeying import KEY, OTHER_KEY, SIGNER, STRANGER, envelopes, forge, lines, reforge, untouched
 from tests.tools.rekey.rekeying import SHORT as PRIVATE
 
@@ -184,19 +184,8 @@ def test_a_trusted_signature_needs_no_word_of_its_own(checkpoint: Path, state: d
 
 
 def test_a_service_that_does_not_answer_shows_nothing(checkpoint: Path, state: dict[str, Any]) -> None:
-    class Service(KeyProvider):
-        kind = "acme-service"
-        id = "c" * 16
-        vouches: ClassVar[bool] = True
-
-        def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
-            return KEY.wrap(data_key, dek_id)
-
-        def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
-            raise KeyServiceError("no answer")
-
-    save(state, checkpoint, [Encrypt([Service(), PRIVATE.public])])
-    keys = [Service(), PRIVATE]
+    keys = [Service.down(), PRIVATE]
+    save(state, checkpoint, [Encrypt([keys[0], PRIVATE.public])])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it was passed over
         untouched(
@@ -247,20 +236,7 @@ def test_metadata_that_was_replaced_before_it_is_read_again_is_left_alone(
 
 
 def test_data_keys_are_unwrapped_once_though_files_are_read_twice(checkpoint: Path) -> None:
-    asked: list[bytes] = []
-
-    class Counting(KeyProvider):
-        kind = "acme-counting"
-        id = "d" * 16
-        vouches: ClassVar[bool] = True
-
-        def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
-            return KEY.wrap(data_key, dek_id)
-
-        def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
-            asked.append(dek_id)
-            return KEY.unwrap(wrapped, dek_id)
-
-    save_as_ranks(2, checkpoint, lambda: [Encrypt(Counting())], items=1, use_collectives=False)
-    streamxf.rekey(checkpoint, keys=Counting(), recipients=OTHER_KEY)
-    assert len(asked) == len(set(asked)) == 4  # two data keys, and two vouchers
+    service = Service()
+    save_as_ranks(2, checkpoint, lambda: [Encrypt(service)], items=1, use_collectives=False)
+    streamxf.rekey(checkpoint, keys=service, recipients=OTHER_KEY)
+    assert len(service.asked) == len(set(service.asked)) == 4  # two data keys, and two vouchers

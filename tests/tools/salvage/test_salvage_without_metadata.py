@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +22,6 @@ from streamxf.errors import (
     StreamxfError,
 )
 from streamxf.format.limits import CONTAINER_MAGIC
-from streamxf.keys import KeyProvider
 from tests.dcp.helpers import (
     KEY,
     OTHER_KEY,
@@ -36,6 +35,7 @@ from tests.dcp.helpers import (
     small_state,
 )
 from tests.dcp.shards import Shard, rows, save_shards
+from tests.keys.sealed import Service
 
 from .test_salvage import CHAINS, Chain, check, check_filled, flat, flip, keys_of, places
 
@@ -141,48 +141,34 @@ def test_a_signature_went_with_the_metadata(checkpoint: Path, state: dict[str, A
     check(load_intact(checkpoint, keys=reader, allow_unsigned=True, without_metadata=True), flat(state), set())
 
 
-class Service(KeyProvider):
-    """Counts what it is asked."""
-
-    kind = "acme-service"
-    id = "a" * 16
-    vouches: ClassVar[bool] = True
-    asked: ClassVar[list[bytes]] = []
-
-    def wrap(self, data_key: bytes, dek_id: bytes) -> bytes:
-        return bytes(byte ^ 7 for byte in data_key)
-
-    def unwrap(self, wrapped: bytes, dek_id: bytes) -> bytes:
-        self.asked.append(dek_id + wrapped)
-        return self.wrap(wrapped, dek_id)
-
-
 @pytest.mark.parametrize("draft", [".metadata.zz.tmp", ".metadata.00.tmp"], ids=["behind it", "before it"])
 def test_a_service_is_asked_once_for_each_wrapped_key(checkpoint: Path, state: dict[str, Any], draft: str) -> None:
     """However often a planted draft repeats it, and not at all for what is not needed any more."""
-    save(state, checkpoint, [Encrypt(Service())])
+    service = Service()
+    save(state, checkpoint, [Encrypt(service)])
     (fragment,) = set(re.findall(rb"dek=[^&]+&w=acme-service:a+:[\w-]+", metadata(checkpoint)))
     damage(checkpoint, "tag")
     (checkpoint / ".metadata").rename(checkpoint / ".metadata.11.tmp")
     others = [b"%s&w=acme-other:%016x:AAAA" % (fragment, number) for number in range(1500)]
     wrong = [fragment[:-8] + b"%04d" % number + fragment[-4:] for number in range(1000, 1500)]
     (checkpoint / draft).write_bytes(b"\n".join([*others, *wrong, *wrong]))
-    Service.asked.clear()
-    found = load_intact(checkpoint, keys=Service(), without_metadata=True)
+    service.asked.clear()
+    found = load_intact(checkpoint, keys=service, without_metadata=True)
     check(found, flat(state), set())
-    assert len(Service.asked) == 1
+    assert len(service.asked) == 1
 
 
 def test_wrapped_keys_of_others_are_each_asked_for_once(checkpoint: Path, state: dict[str, Any]) -> None:
-    save(state, checkpoint, [Encrypt(Service())])
+    service = Service()
+    save(state, checkpoint, [Encrypt(service)])
     (fragment,) = set(re.findall(rb"dek=[^&]+&w=acme-service:a+:[\w-]+", metadata(checkpoint)))
     (checkpoint / ".metadata").rename(checkpoint / ".metadata.11.tmp")
     wrong = [fragment[:-8] + b"%04d" % number + fragment[-4:] for number in range(1000, 1100)]
     others = [b"%s&w=acme-other:%016x:AAAA" % (each, number) for each in wrong for number in range(5)]
     (checkpoint / ".metadata.00.tmp").write_bytes(b"\n".join([*wrong, *others]))
-    Service.asked.clear()
-    check(load_intact(checkpoint, keys=Service(), without_metadata=True), flat(state), set())
-    assert len(Service.asked) == len(set(Service.asked)) == 101
+    service.asked.clear()
+    check(load_intact(checkpoint, keys=service, without_metadata=True), flat(state), set())
+    assert len(service.asked) == len(set(service.asked)) == 101
 
 
 def test_no_codec_is_looked_up_before_a_table_has_passed(tmp_path: Path) -> None:
