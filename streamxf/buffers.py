@@ -66,20 +66,21 @@ ROOM = 64
 
 
 class Scratch:
-    """Memory for one block on its way through a chain: one buffer for each step that asks for one."""
+    """Memory for one block on its way through a chain: one buffer for each step that asks for one.
+
+    - `size`: bytes of all of them.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[int, mmap.mmap] = {}
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self._buffers.values()))
+        self.size = 0
 
     def take(self, step: int, size: int) -> memoryview:
         """Return `size` writable bytes of undefined contents for `step`, valid until the block has left the chain."""
         buffer = self._buffers.get(step)
         if buffer is None or len(buffer) < size:
             buffer = self._buffers[step] = mapped(size + ROOM)
+            self.size = sum(map(len, self._buffers.values()))
         return memoryview(buffer)[:size]
 
     def extended(self, block: memoryview, size: int) -> memoryview | None:

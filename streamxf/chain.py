@@ -174,6 +174,8 @@ def _parse_codec(text: str, keys: KeyRing, registry: CodecRegistry) -> Codec:
 class StreamCoder:
     """A chain made ready for one stream: encodes and decodes its blocks, from any thread. `encryption` is the result of
     `Codec.start` of the chain's `Encrypt`, if it was called already; `meter` counts the time of each codec.
+
+    - `tagged`: whether a stored block is what `Encrypt` made of it, so that an authentic tag covers all of its bytes.
     """
 
     def __init__(self, chain: Chain, stream: StreamInfo, encryption: Any = None, *, meter: Meter | None = None) -> None:
@@ -187,6 +189,7 @@ class StreamCoder:
             self._steps.append((codec, encryption if known else codec.start(stream)))
             if codec.name == ENCRYPT:
                 self.seal = self._steps[-1][1].seal
+        self.tagged = bool(self._steps) and self._steps[-1][0].name == ENCRYPT
         if meter is not None:
             meter.implementations.update(chain.implementations)
 

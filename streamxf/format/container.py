@@ -331,16 +331,19 @@ class ContainerParser:
 
 
 def check_stored(
-    stored: memoryview, index: int, header: Header, *, last: bool, expected_hash: bytes | None = None
+    stored: memoryview, index: int, header: Header, *, last: bool, expected_hash: bytes | None = None, crc: bool = True
 ) -> memoryview:
     """Check a stored block that was found by the table, and return its payload. Raises BlockError if it does not end
     where the table says, is last where it should not be, or is damaged.
+
+    - `crc`: whether to compare the CRC; not before a tag over the same bytes is.
     """
     payload = stored[limits.BLOCK_HEAD_BYTES :]
     head = bytes(stored[: limits.BLOCK_HEAD_BYTES])
-    if head != pack_head(header.digest, index, last, payload):
-        if parse_head(head, index, stage_limit(header.block_size)) != (last, len(payload)):
-            raise BlockError("block does not end where the table says, or is last where it should not be", block=index)
+    found = parse_head(head, index, stage_limit(header.block_size))
+    if found != (last, len(payload)):
+        raise BlockError("block does not end where the table says, or is last where it should not be", block=index)
+    if crc and head != pack_head(header.digest, index, last, payload):
         raise _damaged(index)
     if expected_hash is not None and hash_of(head, payload) != expected_hash:
         raise BlockError("the block's hash does not match the table's: one of them was altered", block=index)

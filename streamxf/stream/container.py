@@ -11,7 +11,7 @@ from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import Codec, StreamInfo
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.descriptor import ENCRYPT, Descriptor
-from streamxf.errors import CodecError, ContainerError, IdentityError
+from streamxf.errors import CodecError, ContainerError, IdentityError, StreamxfError
 from streamxf.format.container import Footer, Table, check_stored, lone_block
 from streamxf.format.header import Header, Kind, header_size
 from streamxf.format.items import elements_size
@@ -128,9 +128,19 @@ class BlockReader(Blocks):
         """The same, of a block that was read; gives `scratch` back."""
         last, size = index == self.count - 1, self.size_of(index)
         digest = self._table.hashes[index] if self.header.hashed else None
-        payload = check_stored(stored, index, self.header, last=last, expected_hash=digest)
-        if self._coder is not None:
-            decoded = self._coder.decode(payload, index, last, scratch, out)
+        check = partial(check_stored, stored, index, self.header, last=last, expected_hash=digest)
+        coder = self._coder
+        # the tag covers what the CRC does; who only asks whether the block is intact wants both
+        covered = digest is None and out is not None and len(stored) > _SMALL
+        tagged = covered and coder is not None and coder.tagged
+        payload = check(crc=not tagged)
+        if coder is not None:
+            try:
+                decoded = coder.decode(payload, index, last, scratch, out)
+            except StreamxfError:
+                if tagged:
+                    check()  # tells damage from a wrong key
+                raise
             if len(decoded) != size:
                 raise CodecError(f"block decodes to {len(decoded)} bytes where {size} belong", block=index)
         scratches.give(scratch)
