@@ -38,7 +38,7 @@ from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.reading import cut
 from streamxf.checkpoint.staging import DeviceMemory, Staging
 from streamxf.dcp.targets import Target
-from streamxf.engine import Pipeline
+from streamxf.engine import Pipeline, worker_count
 from streamxf.errors import DAMAGE, MetadataError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.format.limits import MAX_BLOCK_LOG2
@@ -55,6 +55,8 @@ _AHEAD = 2**20  # bytes of small items that are read at once
 _WHOLE = 4 * 2**20  # bytes; a tensor of no more is opened and decoded by one worker
 _END = 16 * 1024  # bytes at an item's beginning and end that hold its header and its table, or most of that
 _BATCH = 2**20  # bytes of tensors after which a worker is given them
+_TOGETHER = 4  # blocks of a larger tensor that a worker is given at once, at most
+_TURNS = 8  # that each worker has at least before it is given more than one block, so that all are busy to the end
 
 Job = Callable[[], None]
 _Entry = tuple[ReadItem | None, ItemPart]
@@ -99,6 +101,7 @@ class Loader:
         self._pipeline: Pipeline[list[_Filling]] = Pipeline()
         self._under_way: deque[_Filling] = deque()
         self._staging = Staging()
+        self._together = 1
         self._batch: _Steps = []
         self._batch_bytes = 0
 
@@ -106,6 +109,8 @@ class Loader:
         """Read all items; after an error no worker is at any."""
         found = [(request, self._find(request)) for request in requests]
         shares = None if self._progress is None else Shares(self._progress, _sizes(found))
+        stored = sum(wanted.place.size for _, wanted in found)
+        together = max(1, min(_TOGETHER, stored // (_BATCH * _TURNS * worker_count())))
         by_file: dict[str, list[_Entry]] = {}
         for request, wanted in (*found, *self._empty(requests)):
             by_file.setdefault(wanted.place.file, []).append((request, wanted))
@@ -114,6 +119,8 @@ class Loader:
                 entries.sort(key=lambda entry: entry[1].place.at)
                 try:
                     with self._opened(storage, name) as file:
+                        # where this thread reads, each block that waits to be decoded takes memory
+                        self._together = together if file.access.parallel else 1
                         self._read_file(file, entries, shares)
                 except DAMAGE as error:  # others say themselves what to do: give another key, say
                     error.add_note(
@@ -259,8 +266,7 @@ class Loader:
     def _submit_batch(self) -> None:
         """Hand over the tensors that wait until there are enough of them."""
         batch, self._batch, self._batch_bytes = self._batch, [], 0
-        if batch:
-            self._count(self._pipeline.submit(partial(_run, batch), _BATCH))
+        self._submit(batch, _BATCH)
 
     def _read_tensor(
         self,
@@ -286,7 +292,7 @@ class Loader:
         memory = target.memory(dtype, self._staging)
         in_runs = elements.blocks.block_size <= 1 << MAX_BLOCK_LOG2 and elements.is_run(offset, lengths)
         if memory is not None and (in_runs or not isinstance(memory, DeviceMemory)):
-            self._fill(filling(commit), elements.jobs(offset, lengths, memory))
+            self._fill(filling(commit), elements.jobs(offset, lengths, memory), self._together)
             return
         most = max(1, PIECE_BYTES // dtype.itemsize) if target.plain else tensor.numel()
         for at, size in cut(lengths, most):
@@ -323,16 +329,29 @@ class Loader:
             raise UnsupportedError(f"the stored tensor is of {wanted.dtype}, the target of {target.tensor.dtype}")
         target.tensor.copy_(wanted)
 
-    def _fill(self, filling: _Filling, jobs: Iterable[tuple[Job, int]]) -> None:
-        """Have jobs done; those of a small item here, because handing them over costs more than it brings."""
+    def _fill(self, filling: _Filling, jobs: Iterable[tuple[Job, int]], together: int = 1) -> None:
+        """Have jobs done, so many `together` by a worker; those of a small item here, because handing them over costs
+        more than it brings.
+        """
         self._under_way.append(filling)
+        steps: _Steps = []
+        held = 0  # by one of them
         for job, size in jobs:
             if size <= INLINE_BYTES:
                 job()
-            else:
-                filling.left += 1
-                self._count(self._pipeline.submit(partial(_run, [(filling, job)]), size))
+                continue
+            filling.left += 1
+            steps.append((filling, job))
+            held = max(held, size)
+            if len(steps) == together:
+                self._submit(steps, held)
+                steps = []
+        self._submit(steps, held)
         self._count([[filling]])
+
+    def _submit(self, steps: _Steps, size: int) -> None:
+        if steps:
+            self._count(self._pipeline.submit(partial(_run, steps), size))
 
     def _count(self, done: Iterable[Iterable[_Filling]]) -> None:
         """Take note of jobs that are over, and commit what is done, as far as no earlier item is under way."""
