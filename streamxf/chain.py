@@ -189,7 +189,11 @@ class StreamCoder:
             self._steps.append((codec, encryption if known else codec.start(stream)))
             if codec.name == ENCRYPT:
                 self.seal = self._steps[-1][1].seal
-        self.tagged = bool(self._steps) and self._steps[-1][0].name == ENCRYPT
+        codecs = chain.codecs
+        self.tagged = bool(codecs) and codecs[-1].name == ENCRYPT
+        checksum = codecs[1] if len(codecs) > 1 and codecs[1].role == "checksum" else None
+        self._whole_step = 0 if checksum is None else 1
+        self._whole_decoder = codecs[0].whole_decoder(checksum) if codecs else None
         if meter is not None:
             meter.implementations.update(chain.implementations)
 
@@ -226,6 +230,8 @@ class StreamCoder:
         limit = self.stream.block_size if out is None else len(out)
         busy = self._meter.cell.busy if self._meter is not None else None
         for step in range(len(self._steps) - 1, -1, -1):
+            if step == self._whole_step and out is not None and self._decode_whole(block, out, busy):
+                return out
             codec, state = self._steps[step]
             final = step == 0
             take = partial(_take_out, out, scratch, step) if final and out is not None else partial(scratch.take, step)
@@ -238,6 +244,13 @@ class StreamCoder:
         if out is not None and block is not out:
             out[:] = block
         return block if out is None else out
+
+    def _decode_whole(self, block: memoryview, out: memoryview, busy: dict[str, float] | None) -> bool:
+        begin = perf_counter()
+        done = self._whole_decoder is not None and self._whole_decoder(block, out)
+        if done and busy is not None:
+            busy[self._steps[0][0].name] += perf_counter() - begin
+        return done
 
     def _run(
         self, step: Any, codec: Codec, block: memoryview, info: BlockInfo, busy: dict[str, float] | None

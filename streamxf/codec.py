@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 Role = Literal["transform", "compression", "checksum", "encryption"]
 
+WholeDecoder = Callable[[memoryview, memoryview], bool]
+"""Decodes a block into memory of exactly its size. False leaves the block to the codecs, one after the other, which say
+what is wrong with it; the memory's contents are undefined then.
+"""
+
 _COPIED = 16 * 1024  # bytes; a block of no more is copied sooner than it is found out where it lies
 
 
@@ -123,6 +128,13 @@ class Codec(TorchExtension, abc.ABC):
         `block` comes from storage and may contain anything. Raise `streamxf.errors.CodecError` (or any exception) for
         bytes that `encode` cannot have made, including trailing ones, and never produce more than ``info.limit`` bytes.
         """
+
+    def whole_decoder(self, checksum: Codec | None) -> WholeDecoder | None:
+        """What undoes this codec as the first of a chain, and the `checksum` behind it, in one step; None if nothing
+        does. For codecs whose blocks are decoded without the interpreter's lock: each time that it is taken again, a
+        thread may have to wait.
+        """
+        return None
 
     def start(self, stream: StreamInfo) -> Any:
         """Make ``info.state``, which all blocks of one stream and all threads share, so it must not change."""

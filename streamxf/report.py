@@ -83,7 +83,7 @@ class Report:
     - `stored_bytes`: their bytes in storage; for a part of a tensor, its proportion.
     - `wall_seconds`: from the first item to the last byte.
     - `codec_seconds`: seconds spent in each codec, by its name, summed over all threads. With several workers the sum
-      may exceed `wall_seconds`.
+      may exceed `wall_seconds`. What one call does for a codec and the checksum behind it counts for the codec.
     - `io_seconds`: seconds spent in calls of the file system, summed over all threads.
     - `peak_blocks`: the most blocks that one file of a save, or a load, had in flight at a time. Items that are so
       small that the calling thread does them do not count.

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import crc32c
 import numpy as np
 import pytest
 import torch
@@ -82,6 +83,11 @@ def kernel_encodes(block: bytes, width: int, row: int = 0) -> bytes | None:
 def kernel_decodes(payload: bytes, size: int) -> bytes | None:
     out = np.empty(size, np.uint8)
     return out.tobytes() if kernel.decode(exactly(payload), out, np.empty(kernel.work_size(size), np.uint8)) else None
+
+
+def kernel_decodes_checked(stored: bytes, size: int) -> bytes | None:
+    out, work = np.empty(size, np.uint8), np.empty(kernel.work_size(size), np.uint8)
+    return out.tobytes() if kernel.decode(exactly(stored), out, work, True) else None
 
 
 def kernel_compresses(data: bytes) -> bytes:
@@ -543,3 +549,34 @@ def test_the_memory_it_asks_for_is_in_proportion() -> None:
     for call in (kernel.encode_bound, kernel.work_size):
         with pytest.raises(OverflowError):
             call(-1)
+
+
+# -- with the CRC behind the payload -----------------------------------------------------------------------------------
+
+# the CRC is computed over three parts at once, then over words, then over bytes
+PART = 4096
+
+
+@pytest.mark.parametrize("size", [600, 5000, 3 * PART, 30_000, 40_000, 6 * PART + 2, 200_000])
+def test_the_crc_of_a_payload_is_compared_whatever_its_length(size: int) -> None:
+    lengths = set()
+    for more in range(0, 24, 2):
+        block = floats("bfloat16", size + more, seed=more)
+        payload = kernel_encodes(block, 2)
+        assert payload is not None
+        lengths.add(len(payload) % 8)
+        crc = crc32c.crc32c(payload)
+        assert kernel_decodes_checked(payload + crc.to_bytes(4, "little"), len(block)) == block
+        for bit in range(0, 32, 5):
+            wrong = (crc ^ 1 << bit).to_bytes(4, "little")
+            assert kernel_decodes_checked(payload + wrong, len(block)) is None
+        for at in random.Random(more).sample(range(len(payload)), 20):
+            altered = bytearray(payload)
+            altered[at] ^= 1
+            assert kernel_decodes_checked(bytes(altered) + crc.to_bytes(4, "little"), len(block)) is None
+    assert len(lengths) > 2
+
+
+def test_what_is_too_short_for_a_crc_is_refused() -> None:
+    for size in range(6):
+        assert kernel_decodes_checked(bytes(size), 100) is None

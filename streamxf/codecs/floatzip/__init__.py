@@ -7,13 +7,15 @@ are split into planes of bytes; the exponents are coded near their entropy and t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from streamxf.buffers import borrowed
-from streamxf.codec import BlockInfo, Codec, Role
+from streamxf.codec import BlockInfo, Codec, Role, WholeDecoder
 from streamxf.codecs import zstd
+from streamxf.codecs.checksum import Checksum
 from streamxf.codecs.floatzip import kernel
 from streamxf.codecs.floatzip.layout import (
     STORED,
@@ -100,6 +102,13 @@ class FloatZip(Codec):
         with borrowed(Workspace) as work:
             _decode_planes(table, out, work)
         return out
+
+    def whole_decoder(self, checksum: Codec | None) -> WholeDecoder | None:
+        if type(self) is not FloatZip:  # whose `decode` may be another
+            return None
+        if checksum is None:
+            return kernel.decode_into
+        return partial(kernel.decode_into, checked=True) if checksum == Checksum() else None
 
 
 def _encode_compiled(block: memoryview, info: BlockInfo, width: int) -> memoryview | None:

@@ -72,15 +72,17 @@ def encode_into(block: memoryview, width: int, row: int | None, out: memoryview)
     return None if size < 0 else size
 
 
-def decode_into(payload: memoryview, out: memoryview) -> bool:
-    """Fill `out`, of exactly the size that the payload declares.
+def decode_into(payload: memoryview, out: memoryview, *, checked: bool = False) -> bool:
+    """Fill `out`, of exactly the size that the payload declares. If `checked`, the payload is followed by its CRC-32C,
+    four bytes, which is compared in the same call.
 
     Returns
     -------
     bool
-        False if the reference must decide: there is no kernel, or the payload is damaged or unknown to it.
+        False if the reference must decide: there is no kernel, or the payload is damaged or unknown to it, or this
+        processor has no instruction for a CRC.
     """
     if compiled is None or len(out) > zstd.MAX_WINDOW:
         return False
     with borrowed(_Work) as work:
-        return compiled.decode(payload, out, work.of(compiled.work_size(len(out))))
+        return compiled.decode(payload, out, work.of(compiled.work_size(len(out))), checked)
