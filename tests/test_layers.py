@@ -255,18 +255,18 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_759,
+    ".": 2_782,
     "checkpoint": 4_214,
     "cli": 2_971,
-    "codecs": 1_630,
-    "dcp": 3_326,
-    "format": 3_115,
+    "codecs": 1_642,
+    "dcp": 3_341,
+    "format": 3_118,
     "formats": 955,
     "integrations": 805,
     "keys": 2_151,
     "manager": 4_084,
     "storage": 3_250,
-    "stream": 1_337,
+    "stream": 1_340,
     "testing": 893,
     "tools": 8_089,
     "torchsave": 1_862,

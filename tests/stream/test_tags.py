@@ -1,4 +1,4 @@
-"""The tag and the CRC over the same bytes of an encrypted block: which of them a reader compares, and what it reports."""
+"""The tag and the CRC over the same bytes of an encrypted block: which of them a reader compares, what it reports."""
 
 from __future__ import annotations
 

@@ -104,11 +104,13 @@ class FloatZip(Codec):
         return out
 
     def whole_decoder(self, checksum: Codec | None) -> WholeDecoder | None:
-        if type(self) is not FloatZip:  # whose `decode` may be another
+        if type(self) is not FloatZip or checksum not in (None, Checksum()):  # a derived class may decode differently
             return None
-        if checksum is None:
-            return kernel.decode_into
-        return partial(kernel.decode_into, checked=True) if checksum == Checksum() else None
+        return partial(_decode_whole, checked=checksum is not None)
+
+
+def _decode_whole(block: memoryview, out: memoryview, *, checked: bool) -> bool:
+    return len(block) > _LITTLE and kernel.decode_into(block, out, checked=checked)
 
 
 def _encode_compiled(block: memoryview, info: BlockInfo, width: int) -> memoryview | None:

@@ -1896,7 +1896,7 @@ static PyObject *py_decode(PyObject *module, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     if (checked) {
         size = size < 4 ? 0 : size - 4;
-        good = size && HAS_CRC() && crc32c(in, size) == rd32(in + size);
+        good = size && in[0] >> 6 == 1 && HAS_CRC() && crc32c(in, size) == rd32(in + size);
     }
     good = good && decode_block(in, size, b[1].buf, (size_t)b[1].len, b[2].buf);
     Py_END_ALLOW_THREADS
