@@ -260,7 +260,7 @@ def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The memory of a contiguous tensor."""
     import torch
 
-    flat = tensor.reshape(-1)
+    flat = tensor if tensor.dim() == 1 else tensor.reshape(-1)
     if flat.numel() < 2:  # whatever stride this has means nothing, but view() below insists on 1
         flat = flat.as_strided(flat.shape, (1,))
     return flat.view(torch.uint8)

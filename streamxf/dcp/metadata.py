@@ -30,6 +30,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord, SavedFile
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, members_of, plain_members
+from streamxf.checkpoint.sources import dtype_name
 from streamxf.errors import MetadataError, UnsupportedError, redacted
 from streamxf.format.chunks import StoredChunks
 from streamxf.format.index import Index
@@ -117,7 +118,7 @@ def items_of(content: Metadata, paths: Mapping[str, Path], results: list[list[Wr
             (whole,) = _chunks(name, [None], own)
             items[name] = ObjectItem(name, whole.place, path)
             continue
-        dtype, properties = str(entry.properties.dtype).removeprefix("torch."), stored_properties(entry.properties)
+        dtype, properties = dtype_name(entry.properties.dtype), stored_properties(entry.properties)
         chunks = _chunks(name, (tuple(chunk.offsets) for chunk in entry.chunks), own)
         items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, properties)
     return items

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, chain
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from streamxf.errors import MetadataError
@@ -78,10 +79,14 @@ def _chunks(item: Item) -> list[Chunk]:
 
 
 def _more(item: Item) -> bytes:
-    content: dict[str, Any] = {} if item.path is None else {"path": item.path}
-    if isinstance(item, TensorItem) and item.properties:
-        content["properties"] = dict(item.properties)
-    return _JSON.encode(content).encode("ascii") if content else b""
+    properties = item.properties if isinstance(item, TensorItem) else None
+    members = [] if item.path is None else [f'"path":[{",".join(map(_step, item.path))}]']
+    members += [f'"properties":{_JSON.encode(dict(properties))}'] if properties else []
+    return f"{{{','.join(members)}}}".encode("ascii") if members else b""
+
+
+def _step(step: str | int) -> str:
+    return encode_basestring_ascii(step) if isinstance(step, str) else str(step)
 
 
 def _about(band: list[_Coded], dtypes: Mapping[str, int]) -> dict[Column, Any]:
