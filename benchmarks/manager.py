@@ -11,9 +11,8 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,13 +23,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
 import streamxf
 from benchmarks.harness import Phases, Rounds, Settings, alternate, progress, timed
 from benchmarks.result import Result, Row, Spread, Table, goal_row
 from streamxf.manager.agreement import Agreement
 from tests.dcp.process_groups import join_group, start_ranks
-from tests.dcp.s3_server import client_of, serving, storage
+from tests.dcp.s3_server import serving, storage
 
 RANKS = (1, 2, 4)
 STEPS = 1000
@@ -58,6 +59,7 @@ CHAIN = "floatzip+checksum"
 CACHE = ".streamxf"
 
 _APART = 60.0  # seconds
+_PART = 250
 _SETTLED = 3.0  # seconds after which a local folder's times show its next change, so that what is in it is remembered
 
 
@@ -70,7 +72,10 @@ def run(settings: Settings) -> Result:
     counts, beside = settings.pick((MANY, BESIDE), ((12, 24), (2, 4)))
     save_run(saved, counts[-1])
     with TemporaryDirectory(dir=settings.folder) as folder, serving(Path(folder)) as server:
-        places = (Place.local(settings.folder), Place.s3(server))
+        places = (
+            Place("local disk", str(settings.folder)),
+            Place("S3", f"s3://{BUCKET}", storage(server)),
+        )
         many = [row for place in places for row in _many(place, saved, counts, rounds, goals)]
     added = _saves(settings, saved, beside, goals)
     shutil.rmtree(saved)
@@ -172,10 +177,7 @@ def _measured(train: Callable[[], None], ask: Callable[[int], object], steps: in
 
 
 def _many(place: Place, saved: Path, counts: tuple[int, ...], rounds: int, goals: list[Row]) -> list[Row]:
-    found: dict[int, dict[str, Spread]] = {}
-    for count in counts:
-        measured = ManyCheckpoints(place, count, saved).measure(rounds)
-        found[count] = {action: Spread.of(seconds) for action, seconds in measured.items()}
+    found = {count: many_checkpoints(place, count, saved, rounds) for count in counts}
     few, most = (found[count] for count in counts)
     for action in (LOST, *STEADY):
         limit = LOST_GOALS[place.name] if action == LOST else SECONDS_GOAL
@@ -204,48 +206,31 @@ def _saves(settings: Settings, saved: Path, counts: tuple[int, ...], goals: list
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs lie."""
+    """Where runs lie: a folder or a bucket, with fsspec's options."""
 
     name: str
-    base: str  # a folder, or a URL
-    put: Callable[[str, bytes], object]  # bytes at a path below it
-    remove: Callable[[str], object]  # all that is below a path, if anything is
-    options: dict[str, Any] | None = None  # fsspec's
+    base: str
+    options: dict[str, Any] | None = None
 
-    @classmethod
-    def local(cls, folder: Path) -> Place:
-        def put(path: str, data: bytes) -> None:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(data)
+    @property
+    def files(self) -> Any:
+        if self.options is None:
+            return LocalFileSystem(auto_mkdir=True)
+        return url_to_fs(self.base, **self.options)[0]
 
-        return cls("local disk", str(folder), put, lambda path: shutil.rmtree(folder / path, ignore_errors=True))
-
-    @classmethod
-    def s3(cls, server: str) -> Place:
-        client = client_of(server)
-
-        def put(path: str, data: bytes) -> None:
-            client.put_object(Bucket=BUCKET, Key=path, Body=data)
-
-        def remove(path: str) -> None:
-            for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{path}/"):
-                if keys := [{"Key": each["Key"]} for each in page.get("Contents", ())]:
-                    client.delete_objects(Bucket=BUCKET, Delete={"Objects": keys, "Quiet": True})
-
-        return cls("S3", f"s3://{BUCKET}", put, remove, storage(server))
-
-    def fill(self, run: str, saved: Path, steps: range) -> None:
-        """Copy the checkpoints of these steps into a run."""
-
-        def copy(step: int) -> None:
-            for file in (saved / f"step-{step}").iterdir():
-                self.put(f"{run}/step-{step}/{file.name}", file.read_bytes())
-
-        with ThreadPoolExecutor(8) as pool:
-            for _ in pool.map(copy, steps):
-                """Raises what failed."""
+    def fill(self, run: str, saved: Path, count: int) -> None:
+        """Copy the first checkpoints that were saved into a run."""
+        for first in range(0, count, _PART):
+            steps = (saved / f"step-{step}" for step in range(first, min(first + _PART, count)))
+            found = [file for step in steps for file in step.iterdir()]
+            self.files.pipe({f"{self.base}/{run}/{file.relative_to(saved)}": file.read_bytes() for file in found})
         os.sync()  # or the disk would be busy with them
         time.sleep(_SETTLED)
+
+    def remove(self, run: str) -> None:
+        """Remove all that is below a path, if anything is."""
+        if self.files.exists(f"{self.base}/{run}"):
+            self.files.rm(f"{self.base}/{run}", recursive=True)
 
 
 def save_run(saved: Path, count: int) -> None:
@@ -268,87 +253,72 @@ def save(manager: streamxf.CheckpointManager, step: int, items: int = 1) -> None
     manager.save(step, {f"w{item}": torch.zeros(1000) for item in range(items)}, metrics={"loss": 1 / (step + 1)})
 
 
-@dataclass
-class ManyCheckpoints:
-    """A run with so many of the checkpoints in `saved`, and the seconds of each action."""
+def warmed(run: str, newest: int, options: dict[str, Any] | None) -> None:
+    """Save the newest one once more, as a job does that goes on with the run: its manager has looked at them all."""
+    with streamxf.CheckpointManager(run, CHAIN, storage_options=options) as manager:
+        manager.latest()
+        save(manager, newest)
 
-    place: Place
-    count: int
-    saved: Path
-    name: str = "many-checkpoints"
-    seconds: dict[str, list[float]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._newest = self.count - 1
+def many_checkpoints(place: Place, count: int, saved: Path, rounds: int) -> dict[str, Spread]:
+    """Seconds of each action on a run of so many checkpoints, a few fewer in each round; AssertionError if one
+    failed.
+    """
+    progress(f"manager: {count} checkpoints, {place.name}")
+    name = "many-checkpoints"
+    run, newest, there = f"{place.base}/{name}", count - 1, count
+    seconds: dict[str, list[float]] = {}
 
-    def measure(self, rounds: int) -> dict[str, list[float]]:
-        """Take the time of every action, with a few checkpoints fewer in each round; AssertionError if one failed."""
-        progress(f"manager: {self.count} checkpoints, {self.place.name}")
-        self.place.fill(self.name, self.saved, range(self.count))
-        for _ in range(min(rounds, 2)):
-            self.place.remove(f"{self.name}/{CACHE}")
-            self._time(LOST, self._list)
-        self.warm()
-        for _ in range(rounds):
-            self._time(LIST, self._list)
-            self._time(LATEST, self._latest)
-            self._time(DRY, lambda: self._forget(LEFT, dry_run=True))
-            self._time(ONE, lambda: self._forget(self.count - 1))
-        self._time(MOST, lambda: self._forget(LEFT))
-        self.place.remove(self.name)
-        return self.seconds
+    def check(what: str, found: object, wanted: object) -> None:
+        if found != wanted:
+            raise AssertionError(f"{what}: {found}, and not {wanted}")
 
-    def warm(self) -> None:
-        """Save the newest one once more, as a job does that goes on with the run: its manager has looked at them
-        all.
-        """
-        with self._manager() as manager:
-            manager.latest()
-            save(manager, self._newest)
+    def listed() -> None:
+        found = streamxf.list_checkpoints(run, storage_options=place.options)
+        check("complete", sum(record.complete for record in found), there)
 
-    @property
-    def run(self) -> str:
-        return f"{self.place.base}/{self.name}"
+    def latest() -> None:
+        with streamxf.CheckpointManager(run, CHAIN, storage_options=place.options) as manager:
+            check("latest", manager.latest(), f"{run}/step-{newest}")
 
-    def _manager(self) -> streamxf.CheckpointManager:
-        return streamxf.CheckpointManager(self.run, CHAIN, storage_options=self.place.options)
-
-    def _time(self, action: str, call: Callable[[], None]) -> None:
-        self.seconds.setdefault(action, []).append(timed(call))
-
-    def _list(self) -> None:
-        found = streamxf.list_checkpoints(self.run, storage_options=self.place.options)
-        if [record.complete for record in found] != [True] * self.count:
-            raise AssertionError(f"{len(found)} checkpoints are listed, and not {self.count}")
-
-    def _latest(self) -> None:
-        with self._manager() as manager:
-            found = manager.latest()
-        if found != f"{self.run}/step-{self._newest}":
-            raise AssertionError(f"{found} is the latest, and not step {self._newest}")
-
-    def _forget(self, last: int, dry_run: bool = False) -> None:
+    def forgotten(last: int, dry_run: bool = False) -> None:
+        nonlocal there
         keep = streamxf.Retention(last=last)
-        report = streamxf.forget(self.run, keep, dry_run=dry_run, storage_options=self.place.options)
-        if len(report.removed) != self.count - last:
-            raise AssertionError(f"{len(report.removed)} checkpoints were removed, and not {self.count - last}")
-        if not dry_run:
-            self.count = last
+        report = streamxf.forget(run, keep, dry_run=dry_run, storage_options=place.options)
+        check("removed", len(report.removed), there - last)
+        there = there if dry_run else last
+
+    def take(action: str, call: Callable[[], None]) -> None:
+        seconds.setdefault(action, []).append(timed(call))
+
+    place.fill(name, saved, count)
+    for _ in range(min(rounds, 2)):
+        place.remove(f"{name}/{CACHE}")
+        take(LOST, listed)
+    warmed(run, newest, place.options)
+    for _ in range(rounds):
+        take(LIST, listed)
+        take(LATEST, latest)
+        take(DRY, lambda: forgotten(LEFT, dry_run=True))
+        take(ONE, lambda: forgotten(there - 1))
+    take(MOST, lambda: forgotten(LEFT))
+    place.remove(name)
+    return {action: Spread.of(taken) for action, taken in seconds.items()}
 
 
 def saves(folder: Path, saved: Path, counts: tuple[int, ...], rounds: int) -> Rounds:
     """Seconds of saves of one small tensor: DCP's alone, and a manager's in runs with so many checkpoints, all of which
     its rules keep. Sides are named by the numbers.
     """
-    place = Place.local(folder)
+    place = Place("local disk", str(folder))
     keep = streamxf.Retention(last=10**6, best=10**6, metric="loss")
     managers: dict[int, streamxf.CheckpointManager] = {}
     steps = {count: count for count in counts}
     for count in counts:
-        many = ManyCheckpoints(place, count, saved, f"beside-{count}")
-        place.fill(many.name, saved, range(count))
-        many.warm()
-        managers[count] = streamxf.CheckpointManager(many.run, CHAIN, keep=keep)
+        run = str(folder / f"beside-{count}")
+        place.fill(f"beside-{count}", saved, count)
+        warmed(run, count - 1, None)
+        managers[count] = streamxf.CheckpointManager(run, CHAIN, keep=keep)
 
     def alone() -> Phases:
         path, state = folder / "alone" / f"step-{time.monotonic_ns()}", {"w0": torch.zeros(1000)}
