@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Union, cast
 
 from streamxf.buffers import Scratch, flat_view
-from streamxf.codec import BlockInfo, Codec, StreamInfo
+from streamxf.codec import BlockInfo, Codec, StreamInfo, WholeDecoder
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import AuthenticationError, ChainError, CodecError, DescriptorError, ParameterError, StreamxfError
 from streamxf.format.container import stage_limit
@@ -140,6 +140,12 @@ class Chain:
     def descriptors(self) -> tuple[Descriptor, ...]:
         return tuple(codec.descriptor() for codec in self.codecs)
 
+    @cached_property
+    def whole_decoder(self) -> tuple[int, WholeDecoder | None]:
+        """Where one step undoes the first codec and a checksum behind it, and what does, if anything."""
+        checksum = self.codecs[1] if len(self) > 1 and self.codecs[1].role == "checksum" else None
+        return int(checksum is not None), self.codecs[0].whole_decoder(checksum) if self.codecs else None
+
     def renew(self) -> Chain:
         """The chain for one save: whatever is random for each save is drawn again."""
         return Chain((codec.renew() for codec in self.codecs), raw=self.raw)
@@ -185,15 +191,11 @@ class StreamCoder:
         self._steps: list[tuple[Codec, Any]] = []
         self.seal: bytes | None = None  # the header's, 32 bytes, where the chain encrypts
         for codec in chain:
-            known = codec.name == ENCRYPT and encryption is not None
-            self._steps.append((codec, encryption if known else codec.start(stream)))
-            if codec.name == ENCRYPT:
-                self.seal = self._steps[-1][1].seal
-        codecs = chain.codecs
-        self.tagged = bool(codecs) and codecs[-1].name == ENCRYPT
-        checksum = codecs[1] if len(codecs) > 1 and codecs[1].role == "checksum" else None
-        self._whole_step = 0 if checksum is None else 1
-        self._whole_decoder = codecs[0].whole_decoder(checksum) if codecs else None
+            state = encryption if encryption is not None and codec.name == ENCRYPT else codec.start(stream)
+            self._steps.append((codec, state))
+            self.seal = state.seal if codec.name == ENCRYPT else self.seal
+        self.tagged = bool(self._steps) and self._steps[-1][0].name == ENCRYPT
+        self._chain = chain
         if meter is not None:
             meter.implementations.update(chain.implementations)
 
@@ -230,7 +232,7 @@ class StreamCoder:
         limit = self.stream.block_size if out is None else len(out)
         busy = self._meter.cell.busy if self._meter is not None else None
         for step in range(len(self._steps) - 1, -1, -1):
-            if step == self._whole_step and out is not None and self._decode_whole(block, out, busy):
+            if step == self._chain.whole_decoder[0] and out is not None and self._decode_whole(block, out, busy):
                 return out
             codec, state = self._steps[step]
             final = step == 0
@@ -246,8 +248,8 @@ class StreamCoder:
         return block if out is None else out
 
     def _decode_whole(self, block: memoryview, out: memoryview, busy: dict[str, float] | None) -> bool:
-        begin = perf_counter()
-        done = self._whole_decoder is not None and self._whole_decoder(block, out)
+        begin, decoder = perf_counter(), self._chain.whole_decoder[1]
+        done = decoder is not None and decoder(block, out)
         if done and busy is not None:
             busy[self._steps[0][0].name] += perf_counter() - begin
         return done

@@ -255,7 +255,7 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_782,
+    ".": 2_784,
     "checkpoint": 4_214,
     "cli": 2_971,
     "codecs": 1_642,
