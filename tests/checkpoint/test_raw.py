@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from collections.abc import Callable
@@ -214,6 +215,19 @@ def test_a_file_that_was_cut_is_not_mapped(raw: Path) -> None:
     [file] = data_files(raw)
     file.write_bytes(file.read_bytes()[:-1])
     with streamxf.Checkpoint(raw) as checkpoint, pytest.raises(ContainerError, match="truncated"):
+        checkpoint["weight"].mmap()  # type: ignore[union-attr]
+
+
+def test_a_file_that_is_cut_while_it_is_mapped(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [file] = data_files(raw)
+    memmap = np.memmap
+
+    def cut_before(*arguments: Any) -> Any:
+        os.truncate(file, 100)
+        return memmap(*arguments)
+
+    monkeypatch.setattr(np, "memmap", cut_before)
+    with streamxf.Checkpoint(raw) as checkpoint, pytest.raises(ContainerError, match="it was cut just now"):
         checkpoint["weight"].mmap()  # type: ignore[union-attr]
 
 

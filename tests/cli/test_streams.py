@@ -17,7 +17,8 @@ import streamxf
 
 def in_shell(folder: Path, command: str, streams: str) -> tuple[int, str, str]:
     text = f"{shlex.quote(sys.executable)} -m streamxf.cli {command} {streams}"
-    done = subprocess.run(["bash", "-c", text], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # as for most people
+    done = subprocess.run(["bash", "-c", text], cwd=folder, env=buffered, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout, done.stderr
 
 

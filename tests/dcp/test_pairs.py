@@ -317,3 +317,32 @@ def test_a_codec_joins_no_stream_that_was_written_to() -> None:
     second: Any = Checksum()
     with pytest.raises(streamxf.errors.AbortedError, match="used already"):
         second.transform_to(stream)
+
+
+def test_torchs_stream_ends_once_and_with_the_container() -> None:
+    class Kept(io.BytesIO):
+        def close(self) -> None:
+            ends.append(self.getvalue())
+
+    ends: list[bytes] = []
+    codec: Any = ZStandard()
+    with codec.transform_to(Kept()) as stream:
+        stream.write(b"data")
+    stream.close()
+    assert stream.closed
+    (stored,) = ends
+    assert codec.transform_from(io.BytesIO(stored)).read() == b"data"
+
+
+def test_an_error_leaves_no_stream_that_could_go_on() -> None:
+    codec: Any = ZStandard()
+    raw = io.BytesIO()
+    stream = codec.transform_to(raw)
+    with pytest.raises(ZeroDivisionError), stream:
+        stream.write(b"data")
+        raise ZeroDivisionError
+    for go_on in (lambda: stream.write(b"more"), stream.close):
+        with pytest.raises(streamxf.errors.AbortedError, match="was aborted"):
+            go_on()
+    with pytest.raises(streamxf.errors.ContainerError):
+        codec.transform_from(io.BytesIO(raw.getvalue())).read()

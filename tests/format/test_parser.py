@@ -119,6 +119,19 @@ def test_every_flipped_bit_is_an_error(hashed: bool) -> None:
         data[at // 8] ^= 1 << at % 8
 
 
+def test_blocks_beyond_the_largest_stream_are_refused_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the table is there, which would say so."""
+    monkeypatch.setattr("streamxf.format.limits.MAX_RAW_SIZE", 2 * BLOCK)
+    two = parts_of(data_of(2 * BLOCK)).container()
+    assert events([two])
+    parser = ContainerParser()
+    parser.feed(THREE)
+    assert isinstance(parser.next_event(), Header)
+    assert [parser.next_event().index for _ in range(2)] == [0, 1]
+    with pytest.raises(ContainerError, match="more blocks than the format allows"):
+        parser.next_event()
+
+
 def test_dead_after_an_error() -> None:
     damaged = bytearray(THREE)
     damaged[200] ^= 1

@@ -295,11 +295,13 @@ def test_file_and_folder_are_synced(tmp_path, monkeypatch):
     fsync = os.fsync
 
     def note(descriptor):
+        assert read_key(tmp_path / "key") == KEY, "not in a buffer of this process"
         synced.append(stat.S_IFMT(os.fstat(descriptor).st_mode))
         fsync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", note)
-    write_key(tmp_path / "key", KEY)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", note)
+        write_key(tmp_path / "key", KEY)
     assert synced == [stat.S_IFREG, stat.S_IFDIR]
     monkeypatch.chdir(tmp_path)
     write_key("beside", KEY)

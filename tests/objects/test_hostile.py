@@ -165,6 +165,9 @@ ARCHIVES: dict[str, Any] = {
     "an encrypted record": lambda: altered(lambda data: _directory(data, 8, b"\x01")),
     "a record of another folder": lambda: altered(lambda data: _directory(data, 46, b"b")),
     "a directory of many": lambda: altered(lambda data: _end(data, 32, 2**40)),
+    "two numbers of records": lambda: altered(lambda data: _end(data, 24, 2)),
+    "a directory on another disk": lambda: altered(lambda data: _end(data, 16, 1)),
+    "a gap behind the directory": lambda: altered(lambda data: _end(data, 40, 1)),
     "a huge directory": lambda: altered(lambda data: _end(data, 40, 2**40)),
     "without a pickle": lambda: archive(b"", {}).replace(b"data.pkl", b"data.pkk"),
 }

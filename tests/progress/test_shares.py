@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.progress import Share, Shares
-from tests.polling import at_once
+from tests.polling import SECONDS, WatchedLock, at_once
 
 from .recorder import Recorder
 
@@ -42,6 +44,26 @@ def test_items_in_any_order_again_and_again(sizes: dict[int, int], begun: list[t
             share.advance(count)
     shares.finish()
     assert recorder.done == total == recorder.expected
+
+
+def test_what_threads_tell_at_once_is_not_counted_twice() -> None:
+    recorder = Recorder()
+    recorder.expect(10)
+    share, lock = Share(recorder, 10), WatchedLock(threading.Lock())
+    share._lock = lock  # type: ignore[assignment]
+    other = threading.Thread(target=lambda: (share.advance(6), lock.asked.set()), daemon=True)
+
+    class Left(int):
+        def __sub__(self, count: int) -> int:
+            if threading.current_thread() is not other:
+                other.start()
+                assert lock.asked.wait(SECONDS)  # the other waits, or has taken its part
+            return super().__sub__(count)
+
+    share._left = Left(10)
+    share.advance(6)
+    other.join(SECONDS)
+    assert recorder.done == 10
 
 
 def test_many_threads() -> None:

@@ -9,6 +9,7 @@ from uuid import uuid4
 import fsspec
 import pytest
 
+import streamxf
 from streamxf.storage.opening import open_storage, storage_over
 
 
@@ -22,6 +23,26 @@ def test_errors_name_the_whole_path(tmp_path: Path, held: bool) -> None:
             act()
     assert os.listdir(tmp_path) == ["taken"]
     storage.let_go()
+
+
+def test_names_come_to_the_disk_before_a_file_takes_its_place_and_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it refers to was written just now. A file that the user named is synced alone."""
+    synced: list[tuple[str, bool]] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append((Path(os.readlink(f"/proc/self/fd/{descriptor}")).suffix, (tmp_path / "name").exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    open_storage(tmp_path).put("name", b"data")
+    assert synced == [(".tmp", False), ("", False), ("", True)]
+    synced.clear()
+    with streamxf.open(tmp_path / "name", "wb") as file:
+        file.write(b"data")
+    assert synced == [(".tmp", True)]
 
 
 @pytest.mark.parametrize("kind", ["local", "elsewhere"])

@@ -26,6 +26,7 @@ from streamxf.keys import Key
 from streamxf.tools.convert.manifest import ITEM
 from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
+from tests.storage.stores import MemoryStorage
 from tests.tools.convert.states import (
     CHAINS,
     NAMES,
@@ -171,6 +172,20 @@ def test_from_url_to_url(tmp_path):
         assert not [name for name in memory.ls("/packing/packed", detail=False) if "slip" in name]
     finally:
         memory.rm("/packing", recursive=True)
+
+
+def test_from_and_to_a_storage_of_ones_own(tmp_path):
+    save_file({"a": torch.arange(300.0)}, tmp_path / "a.safetensors")
+    memory = MemoryStorage()
+    memory.write("source/a.safetensors", (tmp_path / "a.safetensors").read_bytes())
+    for source, target in [
+        (memory.child("source"), memory.child("packed")),
+        (tmp_path / "a.safetensors", memory.child("beside")),
+        (memory.child("source"), tmp_path / "packed"),
+    ]:
+        pack(source, target)
+        with streamxf.Checkpoint(target) as checkpoint:
+            assert torch.equal(checkpoint["a"].read(), torch.arange(300.0))
 
 
 def test_few_blocks_are_held_at_a_time(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from streamxf.format.items import TensorItem
 from streamxf.formats.contents import Format
@@ -104,6 +105,12 @@ def test_memory_that_tensors_share(tmp_path: Path) -> None:
     assert found.total.ratio == 1
     torch.save({"in": weight, "bias": torch.zeros(10)}, tmp_path / "apart.pt")
     assert inspect(tmp_path / "apart.pt").notes == ()
+    for name in ("1", "2"):
+        save_file({name: weight}, tmp_path / f"model-{name}.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {name: f"model-{name}.safetensors" for name in ("1", "2")}})
+    )
+    assert inspect(tmp_path).notes == (), "equal places in two files"
 
 
 def test_chains_for_people() -> None:

@@ -126,6 +126,11 @@ def test_a_key_is_needed(tmp_path: Path) -> None:
     untouched(lambda: streamxf.rename(tmp_path, NAMES, keys=KEY, signer=SIGNER), tmp_path, UnsupportedError, "signer")
 
 
+def test_what_is_not_encrypted_is_not_signed(tmp_path: Path) -> None:
+    save(STATE, tmp_path, [Checksum()])
+    untouched(lambda: streamxf.rename(tmp_path, NAMES, signer=SIGNER), tmp_path, ParameterError, "signer= signs")
+
+
 def test_all_who_vouched_vouch_anew(tmp_path: Path) -> None:
     save(STATE, tmp_path, [Encrypt([KEY, OTHER_KEY])])
     untouched(lambda: streamxf.rename(tmp_path, NAMES, keys=KEY), tmp_path, PolicyError, OTHER_KEY.id, "vouched")
