@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 
 import streamxf
-from benchmarks.harness import Phases, timed
+from benchmarks.harness import Phases, Rounds, alternate, timed
 
 State = dict[str, torch.Tensor]
 
@@ -122,6 +122,18 @@ class Run:
     def stored_bytes(self) -> int:
         """Bytes of all files of the last save, metadata included."""
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
+
+
+def compare(
+    sides: Sequence[Side], state: State, folder: Path, threads: int, rounds: int, label: str
+) -> tuple[Rounds, dict[str, float]]:
+    """Rounds of saves and loads by all sides, and what share of its size each stores of the state."""
+    target = empty_target(state)
+    runs = {side.name: Run(side, state, target, folder, threads) for side in sides}
+    found = alternate({name: run.save_and_load for name, run in runs.items()}, rounds, label)
+    stored = {name: run.stored_bytes() / raw_bytes(state) for name, run in runs.items()}
+    shutil.rmtree(folder)
+    return found, stored
 
 
 def empty_target(state: Mapping[str, torch.Tensor]) -> State:

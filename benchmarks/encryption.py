@@ -9,25 +9,19 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from benchmarks.data.gaussian import gaussian_layers
-from benchmarks.dcp_sides import FLOATZIP, KEY, DcpSide, Run, State, empty_target
-from benchmarks.harness import Settings, alternate
+from benchmarks.dcp_sides import FLOATZIP, KEY, DcpSide, State, compare
+from benchmarks.harness import Settings
 from benchmarks.result import Result, Row, Spread, Table, goal_row, ratios
 
 ENCRYPTED = DcpSide(
     "streamxf, FloatZip + Encrypt", False, lambda: [streamxf.FloatZip(), streamxf.Encrypt(KEY)], keyed=True
 )
-PAIR = streamxf.PrivateKey.generate()
-SIGNER = streamxf.SigningKey.generate()
 RECIPIENTS = 16
+PUBLIC = [streamxf.PrivateKey.generate().public for _ in range(RECIPIENTS)]
 TO_MANY = DcpSide(
     f"streamxf, FloatZip + Encrypt, {RECIPIENTS} public keys, signed",
     False,
-    lambda: [
-        streamxf.FloatZip(),
-        streamxf.Encrypt(
-            [PAIR.public, *(streamxf.PrivateKey.generate().public for _ in range(RECIPIENTS - 1))], signer=SIGNER
-        ),
-    ],
+    lambda: [streamxf.FloatZip(), streamxf.Encrypt(PUBLIC, signer=streamxf.SigningKey.generate())],
 )
 SIDES = (FLOATZIP, ENCRYPTED)
 PLAIN = "`[FloatZip()]`"
@@ -42,13 +36,9 @@ def run(settings: Settings) -> Result:
     seconds: list[Row] = []
     for dtype, short in ((torch.bfloat16, "bf16"), (torch.float32, "fp32")):
         state = gaussian_layers(mib, dtype)
-        target = empty_target(state)
         for threads in (1, 2):
-            folder = settings.folder / "encryption"
-            runs = {side.name: Run(side, state, target, folder, threads) for side in SIDES}
-            sides = {name: run.save_and_load for name, run in runs.items()}
-            taken = alternate(sides, settings.rounds, f"encryption: {short}, t={threads}")
-            shutil.rmtree(folder)
+            label = f"encryption: {short}, t={threads}"
+            taken, _ = compare(SIDES, state, settings.folder / "encryption", threads, settings.rounds, label)
             for phase in ("save", "load"):
                 ratio = ratios(taken[ENCRYPTED.name][phase], taken[FLOATZIP.name][phase])
                 goals.append(goal_row(f"{phase}, {mib} MiB of {short}, t={threads}", PLAIN, ratio, TIME_GOAL))

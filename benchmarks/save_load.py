@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-
 import torch
 
 from benchmarks.data.gaussian import gaussian_matrices, tensor_sizes
-from benchmarks.dcp_sides import FLOATZIP, FULL, STOCK, STOCK_ZSTD, Run, empty_target, raw_bytes
-from benchmarks.harness import Rounds, Settings, alternate
+from benchmarks.dcp_sides import FLOATZIP, FULL, STOCK, STOCK_ZSTD, compare
+from benchmarks.harness import Rounds, Settings
 from benchmarks.peers import PEERS
 from benchmarks.result import Result, Row, Spread, Table, ratios
 
@@ -23,9 +21,14 @@ def run(settings: Settings) -> Result:
     mib = settings.pick(max(1, settings.mib // 2), 1)
     tables = []
     for dtype, short in DTYPES.items():
-        stored: dict[str, float] = {}
-        rounds = {f"{size:g} MiB": _measure(settings, mib, size, dtype, stored) for size in tensor_sizes(settings)}
-        tables.append(Table(_rows(next(iter(rounds.values())), stored), short))
+        found = {}
+        for size in tensor_sizes(settings):
+            state, label = gaussian_matrices(mib, size, dtype), f"save_load: {dtype}, {size:g} MiB"
+            found[f"{size:g} MiB"] = compare(
+                SIDES, state, settings.folder / "save_load", THREADS, settings.rounds, label
+            )
+        tables.append(Table(_rows(*next(iter(found.values()))), short))
+        rounds = {size: of for size, (of, _) in found.items()}
         for phase in PHASES:
             tables.append(Table(_ratio_rows(rounds, phase), f"{short}: {phase}s against stock DCP by size of a tensor"))
     note = (
@@ -38,20 +41,6 @@ def run(settings: Settings) -> Result:
         "usable CPU."
     )
     return Result("save_load", "Save and load, and the peers", note, tables)
-
-
-def _measure(settings: Settings, mib: int, tensor_mib: float, dtype: torch.dtype, stored: dict[str, float]) -> Rounds:
-    """Rounds of all sides; `stored` gets what share of its size each side stores of the first state."""
-    state = gaussian_matrices(mib, tensor_mib, dtype)
-    target = empty_target(state)
-    folder = settings.folder / "save_load"
-    runs = {side.name: Run(side, state, target, folder, THREADS) for side in SIDES}
-    sides = {name: run.save_and_load for name, run in runs.items()}
-    rounds = alternate(sides, settings.rounds, f"save_load: {dtype}, {tensor_mib:g} MiB")
-    for name, run in runs.items():
-        stored.setdefault(name, run.stored_bytes() / raw_bytes(state))
-    shutil.rmtree(folder)
-    return rounds
 
 
 def _rows(rounds: Rounds, stored: dict[str, float]) -> list[Row]:

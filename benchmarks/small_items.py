@@ -42,22 +42,18 @@ def run(settings: Settings) -> Result:
     what = f"{count:,} tensors of 4 KiB, {CHAIN}"
     goals: list[Row] = []
     for kind in (CPU, WALL):
-        goals += [
-            *(
-                goal_row(f"load of objects, {side}, {kind} time", STOCK_READER, part, OBJECTS_GOAL)
-                for side, part in _against(objects, STOCK_READER, f"load, {kind}").items()
-            ),
-            *(
-                goal_row(f"{phase}, {what}, {kind} time", STOCK.name, part, goal)
-                for phase, goal in (("save", SAVE_GOAL), ("load", LOAD_GOAL))
-                for part in _against(tensors, STOCK.name, f"{phase}, {kind}").values()
-            ),
-            *(
-                goal_row(f"read_metadata, {side}, {kind} time", STOCK_READER, part, METADATA_GOAL)
-                for side, part in _against(metadata, STOCK_READER, f"read_metadata, {kind}").items()
-                if side == OWN  # torch's own metadata is a pickle for streamxf's reader, too
-            ),
+        parts = [
+            (f"load of objects, {side}", STOCK_READER, ratio, OBJECTS_GOAL)
+            for side, ratio in _against(objects, STOCK_READER, f"load, {kind}").items()
         ]
+        for phase, goal in (("save", SAVE_GOAL), ("load", LOAD_GOAL)):
+            parts.append(
+                (f"{phase}, {what}", STOCK.name, _against(tensors, STOCK.name, f"{phase}, {kind}")[FULL.name], goal)
+            )
+        # torch's own metadata is a pickle for streamxf's reader, too
+        ratio = _against(metadata, STOCK_READER, f"read_metadata, {kind}")[OWN]
+        parts.append((f"read_metadata, {OWN}", STOCK_READER, ratio, METADATA_GOAL))
+        goals += [goal_row(f"{name}, {kind} time", against, ratio, goal) for name, against, ratio, goal in parts]
     goals.append(
         goal_row("bytes of a tensor of 4 KiB beyond its compressed elements", "", Spread.of([overhead]), OVERHEAD_GOAL)
     )
