@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from typing import Any
 
 import torch
+
+from streamxf.torchsave.writing import saved
 
 
 class Recorder:
@@ -55,7 +56,7 @@ def make_state() -> dict[str, Any]:
 
 
 def raw_size(state: dict[str, Any]) -> int:
-    """Bytes of its tensors' elements, and of its objects as ``torch.save`` writes them."""
+    """Bytes of its tensors' elements, and of its objects as files of ``torch.save``."""
     total = 0
     for value in state.values():
         if isinstance(value, dict):
@@ -63,7 +64,5 @@ def raw_size(state: dict[str, Any]) -> int:
         elif isinstance(value, torch.Tensor):
             total += value.nbytes
         else:
-            stored = io.BytesIO()
-            torch.save(value, stored)
-            total += len(stored.getvalue())
+            total += len(saved(value))
     return total
