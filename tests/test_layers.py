@@ -260,7 +260,7 @@ LINES = {
     "cli": 2_971,
     "codecs": 1_642,
     "dcp": 3_342,
-    "format": 3_123,
+    "format": 3_127,
     "formats": 955,
     "integrations": 805,
     "keys": 2_151,

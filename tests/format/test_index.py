@@ -541,6 +541,27 @@ def test_what_a_part_cannot_hold_is_not_packed() -> None:
     assert parse(replace(index, items={long.name: long}).pack()).items == {long.name: long}
 
 
+STEPS = ("", ",", '","', '"', "\\", "a b", "\x7f", "\x1f", "é", "]}", 0, 7)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_paths_of_steps_that_look_like_what_is_between_them(length: int) -> None:
+    index = parse(pack_index(BARE))  # whose items have no numbers
+    paths = [*product(STEPS, repeat=length), ("",) * 256]
+    items = {
+        f"{number:04}": replace(index.items["step"], name=f"{number:04}", path=p) for number, p in enumerate(paths)
+    }
+    packed = replace(index, items=items).pack()
+    assert {name: item.path for name, item in parse(packed).items.items()} == {n: i.path for n, i in items.items()}
+
+
+def test_a_path_has_a_greatest_length() -> None:
+    index = parse(of(TEXT))
+    for path in (("",) * 257, ("",) * 256 + (0,)):
+        with pytest.raises(MetadataError, match="path"):
+            parse(replace(index, items={"step": replace(index.items["step"], path=path)}).pack())
+
+
 def test_chunks_of_many_dimensions_are_cut_into_more_parts() -> None:
     index = parse(of(TEXT))
     place, count = Place(next(iter(index.files)), 0, 1, index.chain), 9000

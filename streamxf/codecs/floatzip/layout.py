@@ -115,12 +115,8 @@ def raw_size(block: memoryview, limit: int) -> int:
 
 
 def lone_frame(block: memoryview, limit: int) -> tuple[memoryview, int] | None:
-    """The frame of a block that is nothing else, as of most that are not numbers, and the bytes that it decodes to;
-    None for all others, and where `parse_table` says what is wrong.
-    """
-    if len(block) < _LONE.size:
-        return None
-    first, size, kind, stored, rest = _LONE.unpack_from(block)
+    """The frame of a block that is nothing else, and the bytes that it decodes to; None for all others."""
+    first, size, kind, stored, rest = _LONE.unpack_from(block) if len(block) > _LONE.size else (0, 0, 0, 0, b"")
     lone = (first, kind, stored, rest) == (_PLANES, PlaneKind.ZSTD, len(block) - _LONE.size, bytes(6))
     return (block[_LONE.size :], size) if lone and 0 < size <= limit else None
 
