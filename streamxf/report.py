@@ -9,7 +9,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from streamxf.errors import escaped
 from streamxf.wording import rate_text, size_text
@@ -173,15 +173,24 @@ class SaveReport(Report):
 
 @dataclass(frozen=True)
 class LoadReport(Report):
-    """Report of a load in this process; the attributes are those of `Report`, and one more.
+    """Report of a load in this process; the attributes are those of `Report`, and more.
 
     - `left`: the names of items that neither this rank's plan nor its state has. Another rank may have loaded them.
+    - `read`: ``"once"`` if other ranks read for this one, or it for them, else ``"each"``.
+    - `reason`: why each rank read for itself, although the reader has ``read="once"``.
+    - `received_bytes`: of tensors, before the chain, that other ranks read; `stored_bytes` has what this one read.
     """
 
     left: tuple[str, ...] = ()
+    read: Literal["each", "once"] = "each"
+    reason: str = ""
+    received_bytes: int = 0
 
     what: ClassVar[str] = "Load"
 
     def _more_rows(self) -> list[tuple[str, str, str]]:
         shown = ", ".join(map(escaped, self.left[:3])) + (", ..." if len(self.left) > 3 else "")
-        return [("items left out", f"{len(self.left):,}", shown)] if self.left else []
+        rows = [("items left out", f"{len(self.left):,}", shown)] if self.left else []
+        if self.read == "once":
+            rows.append(("received", size_text(self.received_bytes), "from other ranks"))
+        return [*rows, ("read by each", "", self.reason)] if self.reason else rows

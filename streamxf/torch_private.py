@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.filesystem import _StorageReaderTransforms as StorageReaderTransforms
     from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms as StorageWriterTransforms
     from torch.distributed.checkpoint.planner_helpers import _create_chunk_list as create_chunk_list
+    from torch.distributed.distributed_c10d import _get_default_store as default_store
     from torch.serialization import _get_restore_location as get_restore_location
     from torch.serialization import _serialization_tls as serialization_tls
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -70,6 +71,8 @@ _PARTS = {
     "ProcessBasedAsyncCheckpointExecutor": f"{_DCP}._async_process_executor:_ProcessBasedAsyncCheckpointExecutor",
     # The class under all of torch's writers. Each save begins with its `set_up_storage_writer`.
     "AnyFileSystemWriter": f"{_DCP}.filesystem:_FileSystemWriter",
+    # The store through which the ranks of the job found each other; None for backends that need none.
+    "default_store": "torch.distributed.distributed_c10d:_get_default_store",
     # Puts a value into a nested state dict, as the planner's mappings say where.
     "set_element": f"{_DCP}._traverse:set_element",
     # A view of a part of a tensor.

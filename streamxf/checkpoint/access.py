@@ -30,12 +30,12 @@ removes a prefix. A whole name counts before a pattern, and the first pattern th
 
 
 class Renaming:
-    """Raises ParameterError if `names` are not a mapping as `Names` says."""
+    """Raises ParameterError if `names` are not a mapping as `Names` says; `given` are the same."""
 
     def __init__(self, names: Names) -> None:
         if not isinstance(names, Mapping) or not all(isinstance(each, str) for pair in names.items() for each in pair):
             raise ParameterError("names are given as a mapping from old names to new ones")
-        self._names = dict(names)
+        self.given = dict(names)
         for old, new in names.items():
             if (old.count("*"), new.count("*")) not in ((0, 0), (1, 1)):
                 raise ParameterError(f"{old!r} to {new!r}: both names have one '*', or none has any")
@@ -57,16 +57,16 @@ class Renaming:
 
     def unused(self, names: Collection[str], *, patterns: bool = False) -> list[str]:
         """Whole names that are not among `names`, unless the new ones are already, and `patterns` that fit none."""
-        free = [old for old, new in self._names.items() if "*" not in old and old not in names and new not in names]
+        free = [old for old, new in self.given.items() if "*" not in old and old not in names and new not in names]
         wanted = self._patterns.items() if patterns else ()
         return free + [old for old, pattern in wanted if not any(map(pattern.fullmatch, names))]
 
     def _new(self, name: str) -> str:
-        if name in self._names:
-            return self._names[name]
+        if name in self.given:
+            return self.given[name]
         for old, pattern in self._patterns.items():
             if (match := pattern.fullmatch(name)) is not None:
-                return self._names[old].replace("*", match[1])
+                return self.given[old].replace("*", match[1])
         return name
 
 

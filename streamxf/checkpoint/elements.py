@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Ranges = tuple[tuple[int, int], ...]
+Slices = tuple[slice, ...]
 
 
 @dataclass(slots=True)
@@ -74,6 +75,23 @@ class Selection:
             inner = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(outer, self.box, strict=True))
             if all(begin < end for begin, end in inner):
                 yield first, outer, inner
+
+    def count(self, start: int, stop: int) -> int:
+        """How many wanted elements are in the run from `start` to `stop`."""
+        start, stop = max(start, self.start), min(stop, self.stop)
+        if self.is_run:
+            return max(0, stop - start)
+        return sum(math.prod(b - a for a, b in inner) for _, _, inner in self.parts(start, stop))
+
+    def moves(self, start: int, stop: int) -> Iterator[tuple[slice, tuple[int, ...], Slices, Slices]]:
+        """What has to be copied to bring all that is wanted of a run to its place: the part of the run that is a box,
+        the shape of this, what of it is wanted, and where that belongs in an array of the wanted box.
+        """
+        for at, outer, inner in self.parts(max(start, self.start), min(stop, self.stop)):
+            shape = tuple(stop - begin for begin, stop in outer)
+            source = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(inner, outer, strict=True))
+            target = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(inner, self.box, strict=True))
+            yield slice(at - start, at - start + math.prod(shape)), shape, source, target
 
 
 def boxes_of_run(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, Ranges]]:
@@ -174,12 +192,8 @@ class Elements:
         last = min(wanted.stop, (start + length - self.origin) // self.itemsize)
         elements = np.frombuffer(data, "u1")[self.origin + first * self.itemsize - start :]
         elements = elements[: (last - first) * self.itemsize].view(unsigned(self.itemsize))
-        for at, outer, inner in wanted.parts(first, last):
-            shape = [stop - begin for begin, stop in outer]
-            part = elements[at - first : at - first + math.prod(shape)].reshape(shape)
-            source = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(inner, outer, strict=True))
-            target = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(inner, wanted.box, strict=True))
-            out[target] = part[source]
+        for part, shape, source, target in wanted.moves(first, last):
+            out[target] = elements[part].reshape(shape)[source]
         scratches.give(scratch)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +39,7 @@ from streamxf.checkpoint.reading import cut
 from streamxf.checkpoint.staging import DeviceMemory, Staging
 from streamxf.dcp.targets import Target
 from streamxf.engine import Pipeline, worker_count
-from streamxf.errors import DAMAGE, MetadataError, UnsupportedError, located
+from streamxf.errors import MetadataError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.format.limits import MAX_BLOCK_LOG2
 from streamxf.progress import Progress, Shares
@@ -84,7 +84,9 @@ _Steps = list[tuple[_Filling, Job]]
 
 
 class Loader:
-    """Loads the items of a plan for its planner, file by file; for one thread."""
+    """Loads the items of a plan for its planner, file by file; for one thread. `meter` counts what is loaded, `opener`
+    opens items.
+    """
 
     def __init__(
         self, storage: Storage, metadata: Metadata, access: Access, planner: LoadPlanner, progress: Progress | None
@@ -95,7 +97,7 @@ class Loader:
         self._planner = planner
         self._progress = progress
         self._objects = access.objects
-        self._opener = ItemOpener(metadata, access)
+        self.opener = ItemOpener(metadata, access)
         self._budget = self._objects.budget()  # pays for objects, for which the caller has no memory yet
         self._set_object = _setter(planner) if self._objects.weights_only else None
         self._pipeline: Pipeline[list[_Filling]] = Pipeline()
@@ -105,9 +107,11 @@ class Loader:
         self._batch: _Steps = []
         self._batch_bytes = 0
 
-    def run(self, requests: Sequence[ReadItem]) -> None:
-        """Read all items; after an error no worker is at any."""
-        found = [(request, self._find(request)) for request in requests]
+    def run(self, requests: Sequence[ReadItem], done: Collection[int] = ()) -> None:
+        """Read all items but those at the positions `done`; after an error no worker is at any."""
+        found = [
+            (request, part_of(self._metadata, request)) for number, request in enumerate(requests) if number not in done
+        ]
         shares = None if self._progress is None else Shares(self._progress, _sizes(found))
         stored = sum(wanted.place.size for _, wanted in found)
         together = max(1, min(_TOGETHER, stored // (_BATCH * _TURNS * worker_count())))
@@ -117,36 +121,14 @@ class Loader:
         with self._storage.entered() as storage:
             for name, entries in by_file.items():
                 entries.sort(key=lambda entry: entry[1].place.at)
-                try:
-                    with self._opened(storage, name) as file:
-                        # where this thread reads, each block that waits to be decoded takes memory
-                        self._together = together if file.access.parallel else 1
-                        self._read_file(file, entries, shares)
-                except DAMAGE as error:  # others say themselves what to do: give another key, say
-                    error.add_note(
-                        "next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest"
-                    )
-                    raise
+                with self.opened(storage, name) as file:
+                    if self._budget is not None:
+                        self._budget.add(held_bytes(file.raw, file.size))
+                    # where this thread reads, each block that waits to be decoded takes memory
+                    self._together = together if file.access.parallel else 1
+                    self._read_file(file, entries, shares)
         if shares is not None:
             shares.finish()
-
-    def _find(self, request: ReadItem) -> ItemPart:
-        """What a request wants: an object, or a chunk of a tensor."""
-        index = request.storage_index
-        item = self._metadata.items.get(index.fqn)
-        if item is None:
-            raise MetadataError("the metadata does not have the item", item=index.fqn)
-        if isinstance(item, TensorItem) == (request.type == LoadItemType.BYTE_IO):
-            wanted = "an object" if request.type == LoadItemType.BYTE_IO else "a tensor"
-            raise MetadataError(f"the item is wanted as {wanted}, and the metadata says it is not one", item=index.fqn)
-        if not isinstance(item, TensorItem):
-            return ItemPart(item)
-        chunks, offset, hint = item.chunks, tuple(index.offset or ()), index.index or 0  # which is nearly always right
-        hints = [chunks[hint]] if hint in range(len(chunks)) else []
-        chunk = next((chunk for chunk in chain(hints, chunks) if chunk.offset == offset), None)
-        if chunk is None:
-            raise MetadataError("the metadata does not describe this part of the tensor", item=index.fqn)
-        return ItemPart(item, chunk)
 
     def _empty(self, requests: Sequence[ReadItem]) -> Iterator[tuple[None, ItemPart]]:
         """The chunks without elements of each tensor that is read whole: DCP never asks for them, and they may be
@@ -163,14 +145,13 @@ class Loader:
                 yield from ((None, ItemPart(item, chunk)) for chunk in item.chunks if 0 in chunk.shape)
 
     @contextmanager
-    def _opened(self, storage: Storage, name: str) -> Iterator[StoredFile]:
+    def opened(self, storage: Storage, name: str) -> Iterator[StoredFile]:
+        """A file of the checkpoint, whose reads are timed; raises MetadataError if it is missing."""
         with ExitStack() as stack:
             try:
                 file = stack.enter_context(storage.open(name))
             except FileNotFoundError as error:
                 raise no_file(storage.label(name)) from error
-            if self._budget is not None:
-                self._budget.add(held_bytes(file.raw, file.size))
             file.access = Timed(file.access, self.meter.io)
             yield file
 
@@ -214,7 +195,7 @@ class Loader:
 
     def _open(self, file: StoredFile, wanted: ItemPart) -> tuple[Blocks, Elements | None]:
         """An item's stream and, of a tensor, its elements; None where only torch can make it."""
-        blocks = self._opener.open(file, wanted, self.meter)
+        blocks = self.opener.open(file, wanted, self.meter)
         if wanted.chunk is not None:
             with suppress(UnsupportedError):
                 return blocks, wanted.elements(blocks)
@@ -234,7 +215,7 @@ class Loader:
         With several threads, what such a tensor costs is not its blocks but the turns at the interpreter's lock; so
         this thread does nothing of it that a worker can do, and a worker does all of it at once.
         """
-        source = self._opener.source(file, wanted.place)
+        source = self.opener.source(file, wanted.place)
         self.meter.item(memory.nbytes, wanted.place.size)
         commit = partial(self._commit, request, target.tensor)
         filling = _Filling(file.name, wanted.item.name, target, commit)
@@ -259,7 +240,7 @@ class Loader:
         scratch = scratches.take()
         if source.length <= _WHOLE:  # header, table and blocks in one read
             source = source.read_whole(scratch)
-        elements = wanted.elements(self._opener.open_source(source, wanted, self.meter))
+        elements = wanted.elements(self.opener.open_source(source, wanted, self.meter))
         for job, _ in elements.jobs((0,) * len(memory.shape), memory.shape, memory):
             job()
         scratches.give(scratch)
@@ -287,8 +268,8 @@ class Loader:
             self._load_whole(request, target, blocks, wanted.place.size, dtype)
             commit()
             return
-        _check_size(tensor, request.lengths)
-        self.meter.item(tensor.numel() * dtype.itemsize, _stored_bytes(request, wanted))
+        check_size(tensor, request.lengths)
+        self.meter.item(tensor.numel() * dtype.itemsize, stored_bytes(request, wanted))
         offset, filling = tuple(request.storage_offsets), partial(_Filling, file, item.name, target)
         memory = target.memory(dtype, self._staging)
         in_runs = elements.blocks.block_size <= 1 << MAX_BLOCK_LOG2 and elements.is_run(offset, lengths)
@@ -325,7 +306,7 @@ class Loader:
             raise MetadataError(f"the stored tensor is {tensor.dtype}, the metadata says {dtype}: one was altered")
         self.meter.item(blocks.size, stored_size)
         wanted = narrow_tensor_by_index(tensor, request.storage_offsets, request.lengths)
-        _check_size(target.tensor, wanted.size())
+        check_size(target.tensor, wanted.size())
         if wanted.is_quantized != target.tensor.is_quantized:
             raise UnsupportedError(f"the stored tensor is of {wanted.dtype}, the target of {target.tensor.dtype}")
         target.tensor.copy_(wanted)
@@ -371,6 +352,25 @@ class Loader:
         self.meter.blocks(self._pipeline.peak_jobs)
 
 
+def part_of(metadata: Metadata, request: ReadItem) -> ItemPart:
+    """What a request wants: an object, or a chunk of a tensor. Raises MetadataError if it is not there."""
+    index = request.storage_index
+    item = metadata.items.get(index.fqn)
+    if item is None:
+        raise MetadataError("the metadata does not have the item", item=index.fqn)
+    if isinstance(item, TensorItem) == (request.type == LoadItemType.BYTE_IO):
+        wanted = "an object" if request.type == LoadItemType.BYTE_IO else "a tensor"
+        raise MetadataError(f"the item is wanted as {wanted}, and the metadata says it is not one", item=index.fqn)
+    if not isinstance(item, TensorItem):
+        return ItemPart(item)
+    chunks, offset, hint = item.chunks, tuple(index.offset or ()), index.index or 0  # which is nearly always right
+    hints = [chunks[hint]] if hint in range(len(chunks)) else []
+    chunk = next((chunk for chunk in chain(hints, chunks) if chunk.offset == offset), None)
+    if chunk is None:
+        raise MetadataError("the metadata does not describe this part of the tensor", item=index.fqn)
+    return ItemPart(item, chunk)
+
+
 def _setter(planner: LoadPlanner) -> Callable[[ReadItem, Any], None] | None:
     """What torch's own planner does with an object once it has unpickled it: to serialize it once more, only to be
     unpickled there, takes half of the time of a load. None for planners that do something else with its bytes.
@@ -397,11 +397,11 @@ def _sizes(found: list[tuple[ReadItem, ItemPart]]) -> dict[Hashable, int]:
     sizes: dict[Hashable, int] = {}
     for request, wanted in found:
         index = request.storage_index
-        sizes[index] = min(wanted.place.size, _stored_bytes(request, wanted) + sizes.get(index, 0))
+        sizes[index] = min(wanted.place.size, stored_bytes(request, wanted) + sizes.get(index, 0))
     return sizes
 
 
-def _stored_bytes(request: ReadItem, wanted: ItemPart) -> int:
+def stored_bytes(request: ReadItem, wanted: ItemPart) -> int:
     """What a request wants of an item, in stored bytes; of a part of a tensor in proportion."""
     size, chunk = wanted.place.size, wanted.chunk
     if chunk is None or chunk.shape == tuple(request.lengths):
@@ -416,7 +416,7 @@ def _announce(file: FetchedFile, entries: list[_Entry]) -> None:
         if wanted == last:
             continue
         last, at, size = wanted, wanted.place.at, wanted.place.size
-        if size <= 2 * _END or (request is not None and _stored_bytes(request, wanted) == size):
+        if size <= 2 * _END or (request is not None and stored_bytes(request, wanted) == size):
             file.expect(at, at + size, soon=False)
         else:
             file.expect(at, at + _END, soon=False)
@@ -441,6 +441,6 @@ def _copy_into(target: torch.Tensor, array: Array, dtype: torch.dtype) -> None:
     target.copy_(flat.view(dtype).view(array.shape))
 
 
-def _check_size(target: torch.Tensor, wanted: Any) -> None:
+def check_size(target: torch.Tensor, wanted: Any) -> None:
     if target.size() != wanted:
         raise MetadataError(f"the stored tensor has the shape {tuple(wanted)}, the target {tuple(target.size())}")

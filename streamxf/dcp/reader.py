@@ -26,10 +26,13 @@ from streamxf.chain import Chain
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Names, Require, SaveIds
 from streamxf.checkpoint.metadata import no_metadata, read_metadata
+from streamxf.checkpoint.opening import ItemOpener
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.loader import Loader
 from streamxf.dcp.metadata import FOUND, StoredMetadata
+from streamxf.dcp.once import reading as once
+from streamxf.dcp.once.transfer import Transfer
 from streamxf.dcp.targets import check_filled, empty_text, left_out
 from streamxf.errors import (
     DAMAGE,
@@ -51,6 +54,8 @@ from streamxf.storage.small import put_small, small_names
 from streamxf.storage.storage import Storage
 from streamxf.torch_private import ExtensionRegistry
 from streamxf.wording import some
+
+Read = Literal["each", "once"]
 
 _SAVE = "streamxf_save"  # an attribute of plans, which crosses ranks with them; all others are the planner's
 
@@ -83,8 +88,11 @@ class ChainReaderMixin(StorageMixin):
         expect_save_id: SaveIds = None,
         rename: Names | None = None,
         progress: ProgressLike = False,
+        read: Read = "each",
         **kwargs: Any,
     ) -> None:
+        if read not in ("each", "once"):
+            raise ParameterError(f"read={read!r:.80}: it is 'each' or 'once'")
         if _extension_registry is not None and not isinstance(_extension_registry, ExtensionRegistry):
             raise ParameterError(
                 f"_extension_registry is a torch ExtensionRegistry, not {type(_extension_registry).__name__}; "
@@ -104,6 +112,8 @@ class ChainReaderMixin(StorageMixin):
             rename=rename,
         )
         self._access = access if require is not None else replace(access, require=None)
+        self._read = read
+        self._facts: once.Facts | None = None
         self._metadata = None
         self.report = None
         self.save_id = None
@@ -176,17 +186,22 @@ class ChainReaderMixin(StorageMixin):
 
     @errors_reach_all_ranks
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Add to the plan which save this rank reads; all that the planner put there stays."""
+        """Add to the plan which save this rank reads, and how; all that the planner put there stays."""
         marked = copy.copy(plan)
         index = self._used.index
         # with metadata of single ranks, or of other writers, the ranks have no id in common
         vars(marked)[_SAVE] = index.save_id if index is not None and index.rank is None else None, self._storage.label()
+        self._facts = None
+        if self._read == "once":
+            self._facts = once.Facts.of(self._used, self._access)
+            vars(marked)[once.CARRIED] = self._facts
         return marked
 
     @errors_reach_all_ranks
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Check that all ranks read the same save, unless the planner has made new plans: storage that is being
-        overwritten or does not tell the truth may show them different metadata.
+        overwritten or does not tell the truth may show them different metadata. With ``read="once"``, give each its
+        share.
         """
         found = {rank: vars(plan)[_SAVE] for rank, plan in enumerate(plans) if _SAVE in vars(plan)}
         if len({save_id for save_id, _ in found.values()}) > 1:
@@ -195,6 +210,7 @@ class ChainReaderMixin(StorageMixin):
                 f"the ranks found the metadata of different saves: {folders}. Let all load from one folder, and no "
                 "other process save to it meanwhile"
             )
+        once.with_shares(plans, ItemOpener(self._used, self._access), self._storage)
         return plans
 
     @errors_reach_all_ranks
@@ -212,13 +228,24 @@ class ChainReaderMixin(StorageMixin):
         begin = perf_counter()
         with progress_on(self._progress, "Loading") as progress:
             loader = Loader(self._storage, used, self._access, planner, progress)
+            shared: Transfer | str = ""
             try:
-                loader.run(plan.items)
+                if self._facts is not None:
+                    shared = once.read_once(plan, self._facts, loader, planner, self._storage, progress)
+                loader.run(plan.items, shared.read if isinstance(shared, Transfer) else ())
             except StreamxfError as error:
+                if isinstance(error, DAMAGE):  # others say themselves what to do: give another key, say
+                    error.add_note(
+                        "next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest"
+                    )
                 note_damage(error, self._storage, used.index.save_id if used.index is not None else None)
                 raise
         report = LoadReport.of(loader.meter, perf_counter() - begin)
-        self.report = replace(report, left=left_out(plan, planner, used.items))
+        report = replace(report, left=left_out(plan, planner, used.items))
+        if isinstance(shared, Transfer):
+            self.report = replace(report, read="once", received_bytes=shared.received_bytes)
+        else:
+            self.report = replace(report, reason=shared)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -279,6 +306,10 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
     progress : bool or Progress
         True shows a bar while data is read, on rank 0 and where stderr is a terminal; it needs the extra ``cli``. A
         `Progress` receives the stored bytes that this process reads, from any thread; its exceptions fail the load.
+    read : {"each", "once"}
+        With ``"once"``, what several ranks need of tensors is read and decoded by one of them, which sends it to the
+        others. Give it on every rank. Ranks that cannot do this together, or have little in common, read as with
+        ``"each"``, and `report` has the reason.
 
     Raises
     ------

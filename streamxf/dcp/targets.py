@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.tensor import DTensor
 
 from streamxf.checkpoint.elements import Array
@@ -20,7 +20,7 @@ from streamxf.checkpoint.sources import array_of
 from streamxf.checkpoint.staging import DeviceMemory, Staging
 from streamxf.errors import MetadataError
 from streamxf.format.items import TensorItem
-from streamxf.format.tiling import Span, check_tiles
+from streamxf.format.tiling import Span, check_tiles, overlap
 from streamxf.torch_private import create_chunk_list, is_cow_tensor
 
 
@@ -94,6 +94,39 @@ def _may_overlap(tensor: torch.Tensor) -> bool:
                 return True
             reach += (size - 1) * stride
     return False
+
+
+def clashes(targets: Mapping[int, Target], requests: Sequence[ReadItem]) -> tuple[set[int], set[int]]:
+    """The targets that cannot be filled in any order, since they share memory, and those that later ones overwrite
+    altogether, as of tied weights; by the numbers of their requests.
+    """
+    apart = {number for number, target in targets.items() if target.extent is None}
+    tensors: dict[Any, list[int]] = {}
+    for number in sorted(targets.keys() - apart):
+        index = requests[number].dest_index
+        tensors.setdefault((index.fqn, index.offset), []).append(number)
+    found = []
+    for numbers in tensors.values():
+        begins, ends = zip(*(targets[number].extent or (0, 0) for number in numbers), strict=True)
+        found.append((min(begins), max(ends), numbers))
+        spans = [(tuple(requests[number].dest_offsets), tuple(requests[number].lengths)) for number in numbers]
+        shape = [max(at[axis] + size[axis] for at, size in spans) for axis in range(len(spans[0][0]))]
+        if len(spans) > 1 and overlap(tuple(shape), spans):
+            apart.update(numbers)
+    hidden, together, reach = set[int](), list[list[int]](), 0
+    for begin, end, numbers in sorted(found):
+        together = [*together, numbers] if begin < reach else [numbers]  # they reach into each other's memory
+        reach = max(reach, end)
+        if len(together) > 1:
+            same = len({_memory(each, targets) for each in together}) == 1
+            (hidden if same else apart).update(number for each in together for number in each)
+            hidden.difference_update(max(together))
+    return apart, hidden - apart
+
+
+def _memory(numbers: list[int], targets: Mapping[int, Target]) -> tuple[Any, ...]:
+    tensors = [targets[number].tensor for number in numbers]
+    return tuple(sorted((each.data_ptr(), tuple(each.shape), each.stride(), str(each.dtype)) for each in tensors))
 
 
 # -- whether they are filled -----------------------------------------------------------------------

@@ -1,0 +1,149 @@
+"""What a reader does to read once: what its plans carry from rank to rank, and the shared part of a load."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.elements import Selection
+from streamxf.checkpoint.metadata import Metadata
+from streamxf.checkpoint.opening import ItemOpener, ItemPart
+from streamxf.dcp.loader import Loader, part_of, stored_bytes
+from streamxf.dcp.once.meeting import Meeting, announce
+from streamxf.dcp.once.plan import Need, Shard, Share, assign
+from streamxf.dcp.once.transfer import Transfer, box_of
+from streamxf.errors import ParameterError, StreamxfError
+from streamxf.format.items import ITEMSIZES
+from streamxf.progress import Progress
+from streamxf.storage.storage import Storage
+from streamxf.torch_private import default_store
+from streamxf.wording import some
+
+CARRIED = "streamxf_once"  # an attribute of plans: `Facts` on their way to the coordinator, a share or a reason back
+
+
+class Facts(NamedTuple):
+    """What the coordinator has to know of a rank.
+
+    - `token`: drawn by the rank for this load.
+    - `terms`: on which it reads.
+    - `doubt`: why it cannot read once.
+    """
+
+    token: str
+    host: str
+    terms: str
+    doubt: str
+
+    @classmethod
+    def of(cls, metadata: Metadata, access: Access) -> Facts:
+        doubt = ""
+        if not dist.is_available() or not dist.is_initialized():
+            doubt = "torch.distributed is not initialized"
+        elif not dist.is_gloo_available() or default_store() is None:
+            doubt = "this torch has no gloo, or the job no store"
+        elif metadata.index is None or metadata.rank is not None:
+            doubt = "the metadata is a single rank's, or of another writer"
+        trust, renaming = sorted(key.id for key in access.trust), access.renaming
+        terms = f"require={access.require!r}, trust={trust}, allow_unsigned={access.keys.allow_unsigned}"
+        terms += f", rename={renaming.given if renaming else None}"
+        return cls(secrets.token_hex(16), socket.gethostname(), terms, doubt)
+
+
+def with_shares(plans: Sequence[LoadPlan], opener: ItemOpener, storage: Storage) -> None:
+    """On the coordinator: give each rank its share, or the reason why there is none. Raises ParameterError if the ranks
+    read on different terms.
+    """
+    found: list[Facts | None] = [vars(plan).pop(CARRIED, None) for plan in plans]
+    if not any(found):
+        return
+    known = [facts for facts in found if facts is not None]
+    reason, shares = next((facts.doubt for facts in known if facts.doubt), ""), dict[int, Share]()
+    if lacking := [str(rank) for rank, facts in enumerate(found) if facts is None]:
+        reason = f"ranks without read='once', or a planner that makes new plans: {some(lacking, most=8)}"
+    elif len(known) == 1:
+        reason = reason or "one rank loads alone"
+    if not reason:
+        terms = {facts.terms: rank for rank, facts in reversed([*enumerate(known)])}
+        if len(terms) > 1:
+            shown = some((f"rank {rank} has {text}" for text, rank in terms.items()), most=4)
+            raise ParameterError(f"ranks that read for each other need the same terms: {shown}")
+        shares = _shares(plans, known, opener, storage)
+        reason = "other ranks need nothing that this one needs"
+        reason = reason if shares else "less than 5% of the bytes are needed by several ranks"
+    for rank, plan in enumerate(plans):
+        vars(plan)[CARRIED] = shares.get(rank, reason)
+
+
+def _shares(
+    plans: Sequence[LoadPlan], facts: Sequence[Facts], opener: ItemOpener, storage: Storage
+) -> dict[int, Share]:
+    wanted: dict[Any, tuple[ItemPart, dict[Any, dict[int, None]]]] = {}
+    asked: list[tuple[int, Any, float]] = []
+    for rank, plan in enumerate(plans):
+        for request in plan.items:
+            part = part_of(opener.metadata, request)
+            key, box = box_of(request)
+            asked.append((rank, key, stored_bytes(request, part)))
+            if getattr(part.item, "dtype", "") in ITEMSIZES and all(text[0] != "!" for text in part.place.descriptors):
+                wanted.setdefault(key, (part, {}))[1].setdefault(box, {})[rank] = None
+    shards: dict[Any, tuple[Shard, ItemPart]] = {}
+    for key, (part, boxes) in wanted.items():
+        if part.chunk is not None and len({rank for ranks in boxes.values() for rank in ranks}) > 1:
+            shape, needs = part.chunk.shape, list[Need]()
+            for box, ranks in boxes.items():
+                if selection := Selection.of(shape, [a for a, _ in box], [b - a for a, b in box]):
+                    needs.append(Need(selection, (*ranks,)))
+            if len(needs) == len(boxes):  # or one is not inside of the chunk, which the read says
+                shards[key] = Shard(key[0], key[1], shape, getattr(part.item, "dtype", ""), (*needs,)), part
+    alone = [0.0] * len(plans)
+    for rank, key, stored in asked:
+        alone[rank] += stored if key not in shards else 0
+    block = 0
+    if shards:
+        part = max((part for _, part in shards.values()), key=lambda part: part.place.size)
+        with suppress(StreamxfError, OSError), storage.open(part.place.file) as file:  # whoever reads it is told
+            block = opener.open(file, part).block_size
+    hosts, tokens = [each.host for each in facts], [each.token for each in facts]
+    return assign([(shard, part.place) for shard, part in shards.values()], hosts, tokens, alone, block)
+
+
+def read_once(
+    plan: LoadPlan, facts: Facts, loader: Loader, planner: LoadPlanner, storage: Storage, progress: Progress | None
+) -> Transfer | str:
+    """Read this rank's share, if the plan carries one and all ranks of the group are there; else why not. Raises what
+    went wrong on any of them.
+    """
+    share = vars(plan).pop(CARRIED, None)
+    if isinstance(share, str):
+        return share
+    if not isinstance(share, Share) or share.tokens[share.ranks.index(share.rank)] != facts.token:
+        reason = "finish_plan has replaced a plan"
+        if not facts.doubt:
+            announce(facts.token, reason)  # others may have a share in this load
+        return reason
+    meeting, transfer = Meeting(share), Transfer(share, loader, planner)
+    doubt, failure = "", None
+    try:
+        doubt = transfer.prepare(plan.items)
+    except BaseException as error:
+        failure = error
+    if reason := meeting.decide(doubt, failure):
+        return reason
+    try:
+        meeting.connect()
+        transfer.run(storage, meeting, progress)
+        meeting.finish()
+    except BaseException as error:
+        first = meeting.fail(error)
+        if first is error:
+            raise
+        raise first from None
+    return transfer

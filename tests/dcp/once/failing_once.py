@@ -1,0 +1,182 @@
+"""Ranks that fail, die or fall silent while they read once. Every function here runs in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+import streamxf
+from streamxf.dcp.once import meeting, plan, transfer
+from streamxf.storage.reading import _LocalFile
+from tests.altered import flip
+from tests.dcp.helpers import KEY, OTHER_KEY, full_chain
+from tests.dcp.process_groups import join_group
+
+from .once_ranks import blank, same, values
+
+
+class Failing(dcp.DefaultLoadPlanner):
+    """Does something in one of its methods."""
+
+    def __init__(self, method: str, act: Callable[[], None]) -> None:
+        super().__init__()
+        self._method, self._act = method, act
+
+    def _called(self, method: str) -> None:
+        if method == self._method:
+            self._act()
+
+    def finish_plan(self, new_plan: Any) -> Any:
+        self._called("finish_plan")
+        return super().finish_plan(new_plan)
+
+    def resolve_tensor(self, read_item: Any) -> Any:
+        self._called("resolve_tensor")
+        return super().resolve_tensor(read_item)
+
+    def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
+        self._called("commit_tensor")
+        super().commit_tensor(read_item, tensor)
+
+
+def fail() -> None:
+    raise ValueError("on purpose")
+
+
+def broken(original: Any) -> Any:
+    def read_into(self: Any, position: int, out: memoryview) -> int:
+        if str(self._file.name).endswith(".distcp"):
+            raise OSError(5, "Input/output error")
+        return int(original(self, position, out))
+
+    return read_into
+
+
+def failures(path: Path, state: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """What a load ends in, on which ranks, and how long this rank's part takes."""
+    reader = streamxf.FileSystemReader(path, keys=KEY, read="once")
+    begin = end = time.monotonic()
+    original = reader.read_data
+
+    def read_data(*args: Any) -> Any:
+        nonlocal end
+        try:
+            return original(*args)
+        finally:
+            end = time.monotonic()
+
+    with patch.object(reader, "read_data", read_data):
+        try:
+            dcp.load(blank(state), storage_reader=reader, **options)
+        except CheckpointException as error:
+            found = {str(rank): f"{type(each).__name__}: {each}" for rank, (each, _) in error.failures.items()}
+            return {"failures": found, "seconds": end - begin}
+    return {"failures": {}, "seconds": end - begin}
+
+
+def raising(folder: Path) -> Any:
+    """One rank after the other fails, in one step after the other; and after each the next load is right."""
+    rank, path, state = dist.get_rank(), folder / "failing", values()
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, _extensions=full_chain()))
+    found: dict[str, Any] = {}
+
+    def attempt(name: str, who: int, *patches: Any, **options: Any) -> None:
+        with ExitStack() as stack:
+            for each in patches if rank == who else ():
+                stack.enter_context(each)
+            found[name] = failures(path, state, **options)
+        target = blank(state)
+        dcp.load(target, storage_reader=streamxf.FileSystemReader(path, keys=KEY, read="once"))
+        found[name]["wrong"] = same(target, state)
+
+    for number, method in enumerate(["finish_plan", "resolve_tensor", "commit_tensor"]):
+        who = number % dist.get_world_size()
+        attempt(method, who, planner=Failing(method if rank == who else "", fail))
+    attempt("read", 1, patch.object(_LocalFile, "read_into", broken(_LocalFile.read_into)))
+    unconnected = patch.dict(meeting._kept, clear=True)
+    attempt("connect", 2, unconnected, patch.object(meeting, "Connection", side_effect=ConnectionError("no route")))
+    attempt("message", 0, patch.object(transfer, "crc32c", SimpleNamespace(crc32c=lambda data: 7)))
+    attempt(
+        "silent",
+        1,
+        patch.object(meeting.Meeting, "_watch", lambda self: None),
+        patch.object(transfer.Transfer, "run", lambda *args: time.sleep(12)),
+    )
+    found["kept"] = len(meeting._kept)
+    return found
+
+
+def damaged(folder: Path) -> Any:
+    """Every rank has the error of the one that met it, which says that the checkpoint is damaged."""
+    path, state = folder / "damaged", values()
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, _extensions=full_chain()))
+    if dist.get_rank() == 0:
+        for file in path.glob("*.distcp"):
+            flip(file)
+    dist.barrier()
+    return failures(path, state)
+
+
+def other_terms(folder: Path) -> Any:
+    rank, path, state = dist.get_rank(), folder / "damaged", values()
+    found = {}
+    for name, options in {
+        "require": {"keys": KEY, "require": "encrypted" if rank == 1 else "published"},
+        "keys": {"keys": OTHER_KEY if rank == 1 else KEY},
+        "rename": {"keys": KEY, "rename": {"w0": "w0"} if rank == 1 else None},
+    }.items():
+        try:
+            dcp.load(blank(state), storage_reader=streamxf.FileSystemReader(path, read="once", **options))
+        except CheckpointException as error:
+            found[name] = sorted({f"{type(each).__name__}: {each}" for each, _ in error.failures.values()})
+    return found
+
+
+def doomed(rank: int, count: int, folder: str, seed: int) -> None:
+    """One rank is killed at some moment of a load that takes a few seconds."""
+    join_group(rank, count, str(Path(folder) / "meeting"))
+    path, state = Path(folder) / "checkpoint", values()
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, _extensions=full_chain(), thread_count=2))
+    chosen = random.Random(seed)
+    victim, delay = chosen.randrange(count), chosen.uniform(0, 3)
+    original = _LocalFile.read_into
+
+    def read_into(self: Any, position: int, out: memoryview) -> int:
+        time.sleep(0.02)
+        return original(self, position, out)
+
+    def die() -> None:
+        time.sleep(delay)
+        (Path(folder) / "died").write_text(str(time.monotonic()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    dist.barrier()
+    with patch.object(_LocalFile, "read_into", read_into), patch.multiple(plan, UNIT=1 << 16, ROUND=1 << 18):
+        if rank == victim:
+            threading.Thread(target=die, daemon=True).start()
+        try:
+            for _ in range(100):  # until it dies
+                failed = failures(path, state)
+                if failed["failures"]:
+                    break
+            text = str(failed["failures"])
+        except BaseException as error:  # what a collective of DCP's ends in
+            text = f"{type(error).__name__}: {error}"
+    report = {"text": text, "ended": time.monotonic()}
+    (Path(folder) / f"report {rank}.json").write_text(json.dumps(report))
+    os._exit(0)  # nobody can take the group down any more

@@ -1,0 +1,77 @@
+"""A rank that fails or dies while it reads for others: all of them hear of it soon, and the next load is right."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from tests.dcp.process_groups import start_ranks
+from tests.dcp.rank_scenarios import run_ranks
+
+from . import failing_once
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"),
+]
+MODULE = failing_once.__name__
+
+
+def test_what_one_rank_fails_with_is_raised_by_all(tmp_path: Path) -> None:
+    texts = {
+        "finish_plan": "did not begin to read within",
+        "resolve_tensor": "ValueError: on purpose",
+        "commit_tensor": "ValueError: on purpose",
+        "read": "OSError: [Errno 5] Input/output error",
+        "connect": "ConnectionError: no route",
+        "message": "did not arrive as it was sent",
+        "silent": "rank 1 has given no sign of life",
+    }
+    for report in run_ranks(3, tmp_path, "raising", module=MODULE):
+        found = report["raising"]
+        assert found.pop("kept") == 1
+        assert found.keys() == texts.keys()
+        for name, ended in found.items():
+            if name != "commit_tensor":  # when the others may have all that they need
+                assert ended["failures"].keys() == {"0", "1", "2"}, name
+            assert any(texts[name] in text for text in ended["failures"].values()), (name, ended["failures"])
+            if name != "silent":  # which says nothing itself
+                assert ended["seconds"] < 12, name
+            assert ended["wrong"] == []
+
+
+def test_damage_is_damage_on_all_ranks(tmp_path: Path) -> None:
+    for report in run_ranks(3, tmp_path, "damaged", "other_terms", module=MODULE):
+        ended = report["damaged"]["failures"]
+        assert ended.keys() == {"0", "1", "2"}
+        assert all(text.startswith("BlockError: ") for text in ended.values())
+        terms = report["other_terms"]
+        assert len(terms["require"]) == len(terms["keys"]) == len(terms["rename"]) == 1
+        assert "ParameterError: ranks that read for each other need the same terms" in terms["require"][0]
+        assert "rank 1 has require='encrypted'" in terms["require"][0]
+        assert terms["keys"][0].startswith("KeyMissingError")
+        assert "need the same terms" in terms["rename"][0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_others_end_soon_after_a_rank_was_killed(tmp_path: Path, seed: int) -> None:
+    context = start_ranks(failing_once.doomed, (4, str(tmp_path), seed), 4)
+    try:
+        for process in context.processes:
+            process.join(120)
+        codes = [process.exitcode for process in context.processes]
+        assert sorted(codes) == [-signal.SIGKILL, 0, 0, 0]
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+    died = float((tmp_path / "died").read_text())
+    for file in tmp_path.glob("report *.json"):
+        report = json.loads(file.read_text())
+        assert report["text"] != "{}"
+        assert report["ended"] - died < 10

@@ -1,0 +1,66 @@
+"""Loads that read once, on several ranks over gloo: they are right, and what is stored is read once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.dcp.rank_scenarios import run_ranks
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"),
+]
+MODULE = f"{__package__}.once_ranks"
+
+
+def test_replicas_are_read_once_and_arrive_everywhere(tmp_path: Path) -> None:
+    for report in run_ranks(4, tmp_path, "replicated", module=MODULE):
+        found = report["replicated"]
+        for number in range(2):
+            assert found[f"wrong {number}"] == []
+            assert found[f"read {number}"] == ["once", ""]
+            assert found[f"ratio {number}"] < 1.05
+        assert 2.99 < found["received"] < 3.01
+
+
+def test_targets_of_any_kind_are_filled(tmp_path: Path) -> None:
+    for report in run_ranks(3, tmp_path, "targets", module=MODULE):
+        assert report["targets"]["read"] == "once"
+        assert report["targets"]["wrong"] in (["half.a"], ["half.b"])  # they overlap, and one comes later
+
+
+def test_shards_are_read_once_by_ranks_of_another_layout(tmp_path: Path) -> None:
+    for report in run_ranks(4, tmp_path, "resharded", module=MODULE):
+        for change, (wrong, ratio, read, reason) in report["resharded"].items():
+            assert not wrong, change
+            assert read == "once" or "less than 5%" in reason, change
+            assert ratio < 1.03, change
+
+
+def test_few_bytes_are_under_way_at_a_time(tmp_path: Path) -> None:
+    for report in run_ranks(4, tmp_path, "many_rounds", module=MODULE):
+        assert report["many_rounds"]["wrong"] == []
+        assert report["many_rounds"]["read"] == "once"
+        assert report["many_rounds"]["ratio"] < 2.1  # two groups of two
+
+
+def test_ranks_that_cannot_read_once_read_by_themselves(tmp_path: Path) -> None:
+    reports = run_ranks(4, tmp_path, "reasons", module=MODULE)
+    for rank, report in enumerate(reports):
+        found: dict[str, Any] = report["reasons"]
+        assert {name: wrong for name, (wrong, _, _) in found.items() if wrong} == {}
+        for number in range(2):  # of half of the ranks each
+            assert found.pop(f"group {number}")[1:] == ["once", ""]
+        assert {read for _, read, _ in found.values()} == {"each"}
+        reasons = {name: reason for name, (_, _, reason) in found.items()}
+        if rank == 0:
+            assert reasons["alone"] == "one rank loads alone"
+        if rank != 1:
+            assert "ranks without read='once'" in reasons["one has each"]
+        assert reasons["changed plan"] == "finish_plan has changed a plan"
+        assert reasons["new plan"] == "finish_plan has replaced a plan"
+        assert "less than 5%" in reasons["little"]
