@@ -31,7 +31,7 @@ class FsspecReader(ChainReaderMixin, torch_private.FsspecReader):
     path : str
         A URL such as ``s3://bucket/step-100``.
     _extension_registry, keys, trust, allow_unsigned, require, weights_only, safe_globals, max_expansion,
-    expect_save_id, progress
+    expect_save_id, rename, progress, read
         As in `FileSystemReader`.
     **kwargs
         fsspec's storage options.

@@ -27,6 +27,7 @@ GROUP = 64
 LEAST_SAVED = 0.05
 """Of the stored bytes that all ranks would read by themselves; with less, they do."""
 
+_FEW = 16  # ranks; of more, each has less at a time
 _MOST_PARTS = 1024
 
 Ints = tuple[int, ...]
@@ -114,9 +115,10 @@ def assign(
     - `hosts`, `tokens`, `alone`: of each rank; the last are the stored bytes that it reads besides.
     - `block`: bytes; the size of blocks.
     """
+    unit = max(block, UNIT if len(hosts) <= _FEW else UNIT // 4)
     pieces: dict[Ranks, list[tuple[Part, float]]] = {}
     for shard, place in sorted(shards, key=lambda each: each[1][:2]):
-        for part, ranks in _runs(shard, max(UNIT, block)):
+        for part, ranks in _runs(shard, unit):
             pieces.setdefault(ranks, []).append((part, place.size * (part.stop - part.start) / shard.count))
     sizes = {ranks: sum(stored for _, stored in found) for ranks, found in pieces.items()}
     groups, loads = _groups(sizes), dict(enumerate(alone))
@@ -126,10 +128,10 @@ def assign(
         for group in {groups[rank]: None for rank in ranks}:
             members = tuple(rank for rank in ranks if groups[rank] == group)
             saved += sizes[ranks] * (len(members) - 1)
-            units += [(owner, members, parts) for owner, parts in _owned(found, members, hosts, loads)]
+            units += [(owner, members, parts) for owner, parts in _owned(found, members, hosts, loads, unit)]
     if saved < max(1, LEAST_SAVED * (sum(alone) + sum(size * len(ranks) for ranks, size in sizes.items()))):
         return {}
-    return _shares(units, groups, tokens)
+    return _shares(units, groups, tokens, unit)
 
 
 def _runs(shard: Shard, unit: int) -> Iterator[tuple[Part, Ranks]]:
@@ -161,14 +163,14 @@ def _groups(sizes: Mapping[Ranks, float]) -> dict[int, int]:
 
 
 def _owned(
-    found: Iterable[tuple[Part, float]], members: Ranks, hosts: Sequence[str], loads: dict[int, float]
+    found: Iterable[tuple[Part, float]], members: Ranks, hosts: Sequence[str], loads: dict[int, float], unit: int
 ) -> Iterator[tuple[int, tuple[Part, ...]]]:
     """Cut what `members` need into as many stretches, so that each has its owner read what follows one another, and in
     the end about as much as the others: first each host, then each rank of it.
 
     - `loads`: what each rank reads already; what comes is added.
     """
-    units = [*_joined(found, alone=len(members) == 1)]
+    units = [*_joined(found, 0 if len(members) == 1 else unit)]
     left, at = sum(stored for _, stored in units), 0
     by_host: dict[str, list[int]] = {}
     for rank in members:
@@ -198,12 +200,12 @@ def first_share(loads: Sequence[float], total: float) -> float:
     return max(0.0, height - loads[0])
 
 
-def _joined(found: Iterable[tuple[Part, float]], *, alone: bool) -> Iterator[tuple[tuple[Part, ...], float]]:
-    """Put small parts together, unless one rank alone needs them."""
+def _joined(found: Iterable[tuple[Part, float]], most: int) -> Iterator[tuple[tuple[Part, ...], float]]:
+    """Put parts together that have at most so many bytes."""
     parts: list[Part] = []
     size, stored = 0, 0.0
     for part, more in found:
-        if parts and (alone or size + part.size > UNIT or len(parts) == _MOST_PARTS):
+        if parts and (size + part.size > most or len(parts) == _MOST_PARTS):
             yield tuple(parts), stored
             parts, size, stored = [], 0, 0.0
         parts.append(part)
@@ -213,14 +215,14 @@ def _joined(found: Iterable[tuple[Part, float]], *, alone: bool) -> Iterator[tup
 
 
 def _shares(
-    units: Iterable[tuple[int, Ranks, tuple[Part, ...]]], groups: Mapping[int, int], tokens: Sequence[str]
+    units: Iterable[tuple[int, Ranks, tuple[Part, ...]]], groups: Mapping[int, int], tokens: Sequence[str], unit: int
 ) -> dict[int, Share]:
     read = dict.fromkeys(groups, 0)
     mine: dict[int, list[Unit]] = {rank: [] for rank in groups}
     shared: dict[int, set[Shard]] = {rank: set() for rank in groups}
     sizes = Counter(groups.values())
     for number, (owner, ranks, parts) in enumerate(units):
-        turn = read[owner] // max(UNIT, ROUND // sizes[groups[owner]])
+        turn = read[owner] // max(unit, ROUND // sizes[groups[owner]])
         read[owner] += sum(part.size for part in parts)
         for rank in ranks:
             mine[rank].append(Unit(number, turn, owner, ranks, parts))
