@@ -204,9 +204,10 @@ class Meeting:
     def _sever(self) -> None:
         """Close all connections: whoever waits on either end of one gets an error, and nothing is received any more."""
         nothing = torch.zeros(1, dtype=torch.uint8, device="cpu")
-        for rank in range(self._size if self._group is not None else 0):  # some may have closed their end
+        others = [rank for rank in range(self._size) if rank != self._rank]
+        for rank in others if self._group is not None else ():  # some may have closed their end
             # gloo closes all connections of a group when a message does not come in time, and in no other way
-            with suppress(RuntimeError, ValueError):
+            with suppress(RuntimeError):
                 self._group.recv([nothing], rank, _NEVER).wait(timedelta(milliseconds=1))
 
     def _look(self) -> None:

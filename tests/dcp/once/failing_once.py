@@ -109,7 +109,9 @@ def raising(folder: Path) -> Any:
         attempt(method, who, planner=Failing(method if rank == who else "", fail))
     attempt("read", 1, patch.object(_LocalFile, "read_into", broken(_LocalFile.read_into)))
     unconnected = patch.dict(meeting._kept, clear=True)
-    attempt("connect", 2, unconnected, patch.object(meeting, "Connection", side_effect=ConnectionError("no route")))
+    attempt(
+        "connect", 2, unconnected, patch.object(meeting.Meeting, "connect", side_effect=ConnectionError("no route"))
+    )
     attempt("message", 0, patch.object(transfer, "crc32c", SimpleNamespace(crc32c=lambda data: 7)))
     attempt(
         "silent",
