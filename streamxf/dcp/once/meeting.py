@@ -23,7 +23,7 @@ import torch
 from torch import distributed
 
 from streamxf.dcp.base import sendable
-from streamxf.dcp.once.plan import Share
+from streamxf.dcp.once.plan import Assignment
 from streamxf.errors import AbortedError
 from streamxf.torch_private import default_store
 
@@ -65,7 +65,7 @@ class Meeting:
     so they are in nobody's way.
     """
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, share: Assignment) -> None:
         self._share = share
         self._rank, self._size = share.ranks.index(share.rank), len(share.ranks)
         self._key = os.getpid(), self._rank, share.ranks

@@ -43,7 +43,7 @@ class Need:
 
 
 @dataclass(eq=False, slots=True)
-class Shard:
+class SharedChunk:
     """A chunk of a tensor, at `offset` in that, of which several ranks need some part."""
 
     name: str
@@ -64,10 +64,10 @@ class Shard:
         return [need for need in self.needs if rank in need.ranks]
 
 
-class Part(NamedTuple):
+class ChunkRun(NamedTuple):
     """A run of a chunk's elements."""
 
-    shard: Shard
+    shard: SharedChunk
     start: int
     stop: int
 
@@ -83,11 +83,11 @@ class Unit(NamedTuple):
     round: int
     owner: int
     ranks: Ranks
-    parts: tuple[Part, ...]
+    parts: tuple[ChunkRun, ...]
 
 
 @dataclass(slots=True)
-class Share:
+class Assignment:
     """One rank's part in a load that reads once.
 
     - `rank`: whose it is. `ranks`: those of its group. `tokens`: under which they announce themselves.
@@ -103,12 +103,12 @@ class Share:
 
 
 def assign(
-    shards: Iterable[tuple[Shard, Place]],
+    shards: Iterable[tuple[SharedChunk, Place]],
     hosts: Sequence[str],
     tokens: Sequence[str],
     alone: Sequence[float],
     block: int = 0,
-) -> dict[int, Share]:
+) -> dict[int, Assignment]:
     """Each rank's share, where it has one; none at all if too little is saved.
 
     - `shards`: with their places.
@@ -116,13 +116,13 @@ def assign(
     - `block`: bytes; the size of blocks.
     """
     unit = max(block, UNIT if len(hosts) <= _FEW else UNIT // 4)
-    pieces: dict[Ranks, list[tuple[Part, float]]] = {}
+    pieces: dict[Ranks, list[tuple[ChunkRun, float]]] = {}
     for shard, place in sorted(shards, key=lambda each: each[1][:2]):
         for part, ranks in _runs(shard, unit):
             pieces.setdefault(ranks, []).append((part, place.size * (part.stop - part.start) / shard.count))
     sizes = {ranks: sum(stored for _, stored in found) for ranks, found in pieces.items()}
     groups, loads = _groups(sizes), dict(enumerate(alone))
-    units: list[tuple[int, Ranks, tuple[Part, ...]]] = []
+    units: list[tuple[int, Ranks, tuple[ChunkRun, ...]]] = []
     saved = 0.0
     for ranks, found in pieces.items():
         for group in {groups[rank]: None for rank in ranks}:
@@ -134,14 +134,14 @@ def assign(
     return _shares(units, groups, tokens, unit)
 
 
-def _runs(shard: Shard, unit: int) -> Iterator[tuple[Part, Ranks]]:
+def _runs(shard: SharedChunk, unit: int) -> Iterator[tuple[ChunkRun, Ranks]]:
     """Cut a chunk; each run comes with the ranks that need something of it, and there are some."""
     step = max(1, unit // shard.itemsize)
     for start in range(0, shard.count, step):
         stop = min(shard.count, start + step)
         near = [need.ranks for need in shard.needs if need.selection.count(start, stop)]
         if near:
-            yield Part(shard, start, stop), near[0] if len(near) == 1 else tuple(sorted(set().union(*near)))
+            yield ChunkRun(shard, start, stop), near[0] if len(near) == 1 else tuple(sorted(set().union(*near)))
 
 
 def _groups(sizes: Mapping[Ranks, float]) -> dict[int, int]:
@@ -163,8 +163,8 @@ def _groups(sizes: Mapping[Ranks, float]) -> dict[int, int]:
 
 
 def _owned(
-    found: Iterable[tuple[Part, float]], members: Ranks, hosts: Sequence[str], loads: dict[int, float], unit: int
-) -> Iterator[tuple[int, tuple[Part, ...]]]:
+    found: Iterable[tuple[ChunkRun, float]], members: Ranks, hosts: Sequence[str], loads: dict[int, float], unit: int
+) -> Iterator[tuple[int, tuple[ChunkRun, ...]]]:
     """Cut what `members` need into as many stretches, so that each has its owner read what follows one another, and in
     the end about as much as the others: first each host, then each rank of it.
 
@@ -200,9 +200,9 @@ def first_share(loads: Sequence[float], total: float) -> float:
     return max(0.0, height - loads[0])
 
 
-def _joined(found: Iterable[tuple[Part, float]], most: int) -> Iterator[tuple[tuple[Part, ...], float]]:
+def _joined(found: Iterable[tuple[ChunkRun, float]], most: int) -> Iterator[tuple[tuple[ChunkRun, ...], float]]:
     """Put parts together that have at most so many bytes."""
-    parts: list[Part] = []
+    parts: list[ChunkRun] = []
     size, stored = 0, 0.0
     for part, more in found:
         if parts and (size + part.size > most or len(parts) == _MOST_PARTS):
@@ -215,11 +215,14 @@ def _joined(found: Iterable[tuple[Part, float]], most: int) -> Iterator[tuple[tu
 
 
 def _shares(
-    units: Iterable[tuple[int, Ranks, tuple[Part, ...]]], groups: Mapping[int, int], tokens: Sequence[str], unit: int
-) -> dict[int, Share]:
+    units: Iterable[tuple[int, Ranks, tuple[ChunkRun, ...]]],
+    groups: Mapping[int, int],
+    tokens: Sequence[str],
+    unit: int,
+) -> dict[int, Assignment]:
     read = dict.fromkeys(groups, 0)
     mine: dict[int, list[Unit]] = {rank: [] for rank in groups}
-    shared: dict[int, set[Shard]] = {rank: set() for rank in groups}
+    shared: dict[int, set[SharedChunk]] = {rank: set() for rank in groups}
     sizes = Counter(groups.values())
     for number, (owner, ranks, parts) in enumerate(units):
         turn = read[owner] // max(unit, ROUND // sizes[groups[owner]])
@@ -235,5 +238,5 @@ def _shares(
         # what it would read of a chunk that it shares with nobody, it reads with the rest
         chosen = [unit for unit in mine[rank] if shared[rank].issuperset(part.shard for part in unit.parts)]
         chosen.sort(key=lambda unit: (unit.round, unit.number))
-        made[rank] = Share(rank, nonces[groups[rank]], group, tuple(tokens[each] for each in group), tuple(chosen))
+        made[rank] = Assignment(rank, nonces[groups[rank]], group, tuple(tokens[each] for each in group), tuple(chosen))
     return made

@@ -17,7 +17,7 @@ from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.dcp.loader import Loader, part_of, stored_bytes
 from streamxf.dcp.once.meeting import Meeting, announce
-from streamxf.dcp.once.plan import Need, Shard, Share, assign
+from streamxf.dcp.once.plan import Assignment, Need, SharedChunk, assign
 from streamxf.dcp.once.transfer import Transfer, box_of
 from streamxf.errors import ParameterError, StreamxfError
 from streamxf.format.items import ITEMSIZES
@@ -65,7 +65,7 @@ def with_shares(plans: Sequence[LoadPlan], opener: ItemOpener, storage: Storage)
     if not any(found):
         return
     known = [facts for facts in found if facts is not None]
-    reason, shares = next((facts.doubt for facts in known if facts.doubt), ""), dict[int, Share]()
+    reason, shares = next((facts.doubt for facts in known if facts.doubt), ""), dict[int, Assignment]()
     if lacking := [str(rank) for rank, facts in enumerate(found) if facts is None]:
         reason = f"ranks without read='once', or a planner that makes new plans: {some(lacking, most=8)}"
     elif len(known) == 1:
@@ -84,7 +84,7 @@ def with_shares(plans: Sequence[LoadPlan], opener: ItemOpener, storage: Storage)
 
 def _shares(
     plans: Sequence[LoadPlan], facts: Sequence[Facts], opener: ItemOpener, storage: Storage
-) -> dict[int, Share]:
+) -> dict[int, Assignment]:
     wanted: dict[Any, tuple[ItemPart, dict[Any, dict[int, None]]]] = {}
     asked: list[tuple[int, Any, float]] = []
     for rank, plan in enumerate(plans):
@@ -94,7 +94,7 @@ def _shares(
             asked.append((rank, key, stored_bytes(request, part)))
             if getattr(part.item, "dtype", "") in ITEMSIZES and all(text[0] != "!" for text in part.place.descriptors):
                 wanted.setdefault(key, (part, {}))[1].setdefault(box, {})[rank] = None
-    shards: dict[Any, tuple[Shard, ItemPart]] = {}
+    shards: dict[Any, tuple[SharedChunk, ItemPart]] = {}
     for key, (part, boxes) in wanted.items():
         if part.chunk is not None and len({rank for ranks in boxes.values() for rank in ranks}) > 1:
             shape, needs = part.chunk.shape, list[Need]()
@@ -102,7 +102,7 @@ def _shares(
                 if selection := Selection.of(shape, [a for a, _ in box], [b - a for a, b in box]):
                     needs.append(Need(selection, (*ranks,)))
             if len(needs) == len(boxes):  # or one is not inside of the chunk, which the read says
-                shards[key] = Shard(key[0], key[1], shape, getattr(part.item, "dtype", ""), (*needs,)), part
+                shards[key] = SharedChunk(key[0], key[1], shape, getattr(part.item, "dtype", ""), (*needs,)), part
     alone = [0.0] * len(plans)
     for rank, key, stored in asked:
         alone[rank] += stored if key not in shards else 0
@@ -124,7 +124,7 @@ def read_once(
     share = vars(plan).pop(CARRIED, None)
     if isinstance(share, str):
         return share
-    if not isinstance(share, Share) or share.tokens[share.ranks.index(share.rank)] != facts.token:
+    if not isinstance(share, Assignment) or share.tokens[share.ranks.index(share.rank)] != facts.token:
         reason = "finish_plan has replaced a plan"
         if not facts.doubt:
             announce(facts.token, reason)  # others may have a share in this load

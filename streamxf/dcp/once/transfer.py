@@ -27,7 +27,7 @@ from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.staging import Staging
 from streamxf.dcp.loader import Job, Loader, check_size, part_of
 from streamxf.dcp.once.meeting import Meeting
-from streamxf.dcp.once.plan import Need, Part, Shard, Share, Unit
+from streamxf.dcp.once.plan import Assignment, ChunkRun, Need, SharedChunk, Unit
 from streamxf.dcp.targets import Target, clashes
 from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, UnsupportedError, located
@@ -76,7 +76,7 @@ class _Sink:
 class _Piece:
     """What a rank gets of a part; it stands at `at` in a message, in bytes."""
 
-    part: Part
+    part: ChunkRun
     need: Need
     at: int
     size: int
@@ -96,8 +96,7 @@ class _Piece:
             at += math.prod(inner)
 
 
-_Decoded = tuple[Array, _Sink | None]
-"""Bytes, and the sink in whose memory they are, if any."""
+_Decoded = tuple[Array, _Sink | None]  # bytes, and the sink in whose memory they are, if any
 
 
 @dataclass(slots=True)
@@ -107,7 +106,7 @@ class _Round:
     units: list[Unit]
     scratch: Scratch
     taken: int = 0
-    decoded: dict[Part, _Decoded] = field(default_factory=dict)
+    decoded: dict[ChunkRun, _Decoded] = field(default_factory=dict)
     received: dict[int, list[tuple[list[_Piece], _Decoded]]] = field(default_factory=dict)
     crcs: dict[int, Array] = field(default_factory=dict)
     waits: list[Callable[[], None]] = field(default_factory=list)
@@ -124,7 +123,7 @@ class Transfer:
     - `received_bytes`: of elements.
     """
 
-    def __init__(self, share: Share, loader: Loader, planner: LoadPlanner) -> None:
+    def __init__(self, share: Assignment, loader: Loader, planner: LoadPlanner) -> None:
         self.read: set[int] = set()
         self.received_bytes = 0
         self._share = share
@@ -134,8 +133,8 @@ class Transfer:
         self._pipeline: Pipeline[None] = Pipeline()
         self._sinks: dict[Need, list[_Sink]] = {}
         self._all: list[_Sink] = []
-        self._wanted: dict[Shard, ItemPart] = {}
-        self._opened: tuple[Shard, str, Elements] | None = None
+        self._wanted: dict[SharedChunk, ItemPart] = {}
+        self._opened: tuple[SharedChunk, str, Elements] | None = None
 
     # -- before ------------------------------------------------------------------------------------
 
@@ -147,7 +146,7 @@ class Transfer:
         for number, request in enumerate(requests):
             if request.type is not LoadItemType.BYTE_IO:
                 numbers.setdefault(box_of(request), []).append(number)
-        found: dict[int, tuple[Shard, Need]] = {}
+        found: dict[int, tuple[SharedChunk, Need]] = {}
         for shard in {part.shard: None for unit in self._share.units for part in unit.parts}:
             for need in shard.needs_of(self._rank):
                 mine = numbers.get(((shard.name, shard.offset), need.selection.box))
@@ -161,15 +160,13 @@ class Transfer:
             sinks = self._sinks.setdefault(need, [])
             if number not in apart:
                 sink = _sink(requests[number], target, shard, need)
+                sink.missing *= number not in hidden  # what would come there is overwritten
                 self._all.append(sink)
-                if number in hidden:  # what comes there is overwritten
-                    sink.missing = 0
-                else:
-                    sinks.append(sink)
+                sinks += [sink] if sink.missing else []
         self.read = targets.keys() - apart
         return ""
 
-    def _target(self, request: ReadItem, shard: Shard) -> Target:
+    def _target(self, request: ReadItem, shard: SharedChunk) -> Target:
         wanted = self._wanted[shard] = part_of(self._loader.opener.metadata, request)
         item, chunk = wanted.item, wanted.chunk
         if not isinstance(item, TensorItem) or chunk is None or (item.dtype, chunk.shape) != (shard.dtype, shard.shape):
@@ -216,7 +213,7 @@ class Transfer:
             self._planner.commit_tensor(sink.request, sink.target.tensor)
         self._loader.meter.cell.stored_bytes += stored
 
-    def _stored(self, part: Part) -> int:
+    def _stored(self, part: ChunkRun) -> int:
         return self._wanted[part.shard].place.size * (part.stop - part.start) // part.shard.count
 
     def _drain(self) -> None:
@@ -240,7 +237,7 @@ class Transfer:
                         self._pipeline.submit(partial(_run, name, shard.name, job), size)
         return work
 
-    def _open(self, shard: Shard, files: OpenFiles) -> tuple[str, Elements]:
+    def _open(self, shard: SharedChunk, files: OpenFiles) -> tuple[str, Elements]:
         """The elements of a chunk, in a row."""
         wanted, before = self._wanted[shard], self._opened
         if before is not None and self._wanted[before[0]].place.file != wanted.place.file:
@@ -333,7 +330,7 @@ def box_of(request: ReadItem) -> tuple[tuple[str, tuple[int, ...]], Ranges]:
     return (index.fqn, tuple(index.offset or ())), box
 
 
-def _sink(request: ReadItem, target: Target, shard: Shard, need: Need) -> _Sink:
+def _sink(request: ReadItem, target: Target, shard: SharedChunk, need: Need) -> _Sink:
     dtype: torch.dtype = getattr(torch, shard.dtype)
     memory = target.memory(dtype, Staging()) if target.tensor.device.type == "cpu" else None
     array, flat = memory if isinstance(memory, np.ndarray) else None, None

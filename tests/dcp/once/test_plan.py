@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from streamxf.checkpoint.elements import Selection
 from streamxf.dcp.once import plan
-from streamxf.dcp.once.plan import Need, Shard, Share, assign, first_share
+from streamxf.dcp.once.plan import Assignment, Need, SharedChunk, assign, first_share
 from streamxf.format.items import Place
 
 DTYPES = {"uint8": 1, "bfloat16": 2, "float32": 4, "complex128": 16}
@@ -31,7 +31,7 @@ def boxes(draw: st.DrawFn, shape: tuple[int, ...]) -> Selection:
 
 
 @st.composite
-def shards(draw: st.DrawFn, ranks: int) -> tuple[Shard, Place]:
+def shards(draw: st.DrawFn, ranks: int) -> tuple[SharedChunk, Place]:
     shape = tuple(draw(st.lists(st.integers(1, 9), max_size=3)))
     wanted = draw(st.lists(boxes(shape), min_size=1, max_size=4, unique_by=lambda each: each.box))
     needs = []
@@ -41,17 +41,17 @@ def shards(draw: st.DrawFn, ranks: int) -> tuple[Shard, Place]:
     dtype = draw(st.sampled_from(sorted(DTYPES)))
     size = draw(st.integers(1, 4 * math.prod(shape) * DTYPES[dtype]))
     place = Place(draw(st.sampled_from("abc")), draw(st.integers(0, 10_000)), size, ())
-    return Shard(f"item {draw(st.integers(0, 99))}", (0,) * len(shape), shape, dtype, tuple(needs)), place
+    return SharedChunk(f"item {draw(st.integers(0, 99))}", (0,) * len(shape), shape, dtype, tuple(needs)), place
 
 
 @st.composite
-def loads(draw: st.DrawFn) -> tuple[list[tuple[Shard, Place]], list[str], int]:
+def loads(draw: st.DrawFn) -> tuple[list[tuple[SharedChunk, Place]], list[str], int]:
     ranks = draw(st.integers(2, 7))
     found = draw(st.lists(shards(ranks), min_size=1, max_size=6))
     return found, draw(st.lists(st.sampled_from("xyz"), min_size=ranks, max_size=ranks)), draw(st.integers(1, 7))
 
 
-def shares_of(found: list[tuple[Shard, Place]], hosts: list[str], **limits: int | float) -> dict[int, Share]:
+def shares_of(found: list[tuple[SharedChunk, Place]], hosts: list[str], **limits: int | float) -> dict[int, Assignment]:
     tokens = [f"token {rank}" for rank in range(len(hosts))]
     with patch.multiple(plan, **{"UNIT": 32, "ROUND": 64, "LEAST_SAVED": 0, **limits}):
         return assign(found, hosts, tokens, [0.0] * len(hosts))
@@ -59,7 +59,7 @@ def shares_of(found: list[tuple[Shard, Place]], hosts: list[str], **limits: int 
 
 @given(loads())
 def test_every_rank_gets_what_it_needs_from_one_that_needs_it_too(
-    load: tuple[list[tuple[Shard, Place]], list[str], int],
+    load: tuple[list[tuple[SharedChunk, Place]], list[str], int],
 ):
     found, hosts, most = load
     shares = shares_of(found, hosts, GROUP=most)
@@ -69,7 +69,7 @@ def test_every_rank_gets_what_it_needs_from_one_that_needs_it_too(
         assert len(share.ranks) <= max(most, 1)
         assert share.tokens == tuple(f"token {each}" for each in share.ranks)
         assert all(shares[other].nonce == share.nonce and shares[other].ranks == share.ranks for other in share.ranks)
-        taken: dict[Shard, np.ndarray] = {}
+        taken: dict[SharedChunk, np.ndarray] = {}
         for unit in share.units:
             assert rank in unit.ranks
             assert unit.owner in unit.ranks
@@ -96,7 +96,7 @@ def test_every_rank_gets_what_it_needs_from_one_that_needs_it_too(
 
 
 @given(loads())
-def test_rounds_are_bounded_and_can_be_gone_through(load: tuple[list[tuple[Shard, Place]], list[str], int]):
+def test_rounds_are_bounded_and_can_be_gone_through(load: tuple[list[tuple[SharedChunk, Place]], list[str], int]):
     """All messages of a round arrive once each of its ranks is at it; then there is always a rank that can go on."""
     found, hosts, most = load
     shares = shares_of(found, hosts, GROUP=most)
@@ -124,7 +124,7 @@ def test_rounds_are_bounded_and_can_be_gone_through(load: tuple[list[tuple[Shard
 @pytest.mark.parametrize("hosts", ["aabb", "abab", "aaab", "abcd"])
 def test_hosts_and_then_ranks_read_about_the_same(hosts: str):
     needs = (Need(Selection((1000,), ((0, 1000),), 0, 1000), (0, 1, 2, 3)),)
-    found = [(Shard(f"{n}", (0,), (1000,), "uint8", needs), Place("a", n, 1000, ())) for n in range(20)]
+    found = [(SharedChunk(f"{n}", (0,), (1000,), "uint8", needs), Place("a", n, 1000, ())) for n in range(20)]
     shares = shares_of(found, [*hosts])
     read = Counter[int]()
     by_host = Counter[str]()
@@ -145,11 +145,11 @@ def test_replicas_of_shards_make_groups_of_their_own():
     wanted = [tuple(range(number, 256, 16)) for number in range(16)]
     everything = Selection((1000,), ((0, 1000),), 0, 1000)
     found = [
-        (Shard(f"{n}", (0,), (1000,), "float32", (Need(everything, ranks),)), Place("a", n, 4000, ()))
+        (SharedChunk(f"{n}", (0,), (1000,), "float32", (Need(everything, ranks),)), Place("a", n, 4000, ()))
         for n, ranks in enumerate(wanted)
     ]
     found.append(
-        (Shard("all", (0,), (1000,), "uint8", (Need(everything, tuple(range(256))),)), Place("b", 0, 1000, ()))
+        (SharedChunk("all", (0,), (1000,), "uint8", (Need(everything, tuple(range(256))),)), Place("b", 0, 1000, ()))
     )
     shares = shares_of(found, ["host"] * 256)
     assert {len(share.ranks) for share in shares.values()} <= {16, 32, 48, 64}
@@ -159,14 +159,14 @@ def test_replicas_of_shards_make_groups_of_their_own():
 
 def test_a_large_group_is_halved():
     needs = (Need(Selection((1000,), ((0, 1000),), 0, 1000), tuple(range(66))),)
-    shares = shares_of([(Shard("x", (0,), (1000,), "uint8", needs), Place("a", 0, 1000, ()))], ["host"] * 66)
+    shares = shares_of([(SharedChunk("x", (0,), (1000,), "uint8", needs), Place("a", 0, 1000, ()))], ["host"] * 66)
     assert {len(share.ranks) for share in shares.values()} == {33}
 
 
 @given(st.integers(2, 64), st.integers(1, 63))
 def test_little_that_is_shared_does_not_count(count: int, sharing: int):
     needs = (Need(Selection((1000,), ((0, 1000),), 0, 1000), (0, 1)),)
-    found = [(Shard("x", (0,), (1000,), "uint8", needs), Place("a", 0, 1000, ()))]
+    found = [(SharedChunk("x", (0,), (1000,), "uint8", needs), Place("a", 0, 1000, ()))]
     alone = [1000.0 * sharing / count] * count
     shares = assign(found, ["host"] * count, ["t"] * count, alone)
     assert bool(shares) == (0.05 * (2000 + sum(alone)) <= 1000)
