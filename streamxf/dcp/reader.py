@@ -210,7 +210,8 @@ class ChainReaderMixin(StorageMixin):
                 f"the ranks found the metadata of different saves: {folders}. Let all load from one folder, and no "
                 "other process save to it meanwhile"
             )
-        once.with_shares(plans, ItemOpener(self._used, self._access), self._storage)
+        if self._facts is not None:
+            once.with_shares(plans, ItemOpener(self._used, self._access), self._storage)
         return plans
 
     @errors_reach_all_ranks

@@ -62,8 +62,6 @@ def with_shares(plans: Sequence[LoadPlan], opener: ItemOpener, storage: Storage)
     read on different terms.
     """
     found: list[Facts | None] = [vars(plan).pop(CARRIED, None) for plan in plans]
-    if not any(found):
-        return
     known = [facts for facts in found if facts is not None]
     reason, shares = next((facts.doubt for facts in known if facts.doubt), ""), dict[int, Assignment]()
     if lacking := [str(rank) for rank, facts in enumerate(found) if facts is None]:
@@ -125,7 +123,7 @@ def read_once(
     if isinstance(share, str):
         return share
     if not isinstance(share, Assignment) or share.tokens[share.ranks.index(share.rank)] != facts.token:
-        reason = "finish_plan has replaced a plan"
+        reason = "rank 0 has read='each'" if isinstance(share, Facts) else "finish_plan has replaced a plan"
         if not facts.doubt:
             announce(facts.token, reason)  # others may have a share in this load
         return reason

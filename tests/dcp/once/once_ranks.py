@@ -203,7 +203,8 @@ def reasons(folder: Path) -> Any:
     if rank == 0:  # others do something else meanwhile
         attempt("alone", streamxf.FileSystemReader(path, read="once"), no_dist=True)
     dist.barrier()
-    attempt("one has each", streamxf.FileSystemReader(path, read="each" if rank == 1 else "once"))
+    for other in (0, 1):
+        attempt(f"{other} has each", streamxf.FileSystemReader(path, read="each" if rank == other else "once"))
     groups = [dist.new_group([*range(count // 2)]), dist.new_group([*reversed(range(count // 2, count))])]
     for number in range(2):
         group = groups[rank >= count // 2]

@@ -60,7 +60,8 @@ def test_ranks_that_cannot_read_once_read_by_themselves(tmp_path: Path) -> None:
         if rank == 0:
             assert reasons["alone"] == "one rank loads alone"
         if rank != 1:
-            assert "ranks without read='once'" in reasons["one has each"]
+            assert "ranks without read='once'" in reasons["1 has each"]
+        assert reasons["0 has each"] == ("rank 0 has read='each'" if rank else "")
         assert reasons["changed plan"] == "finish_plan has changed a plan"
         assert reasons["new plan"] == "finish_plan has replaced a plan"
         assert "less than 5%" in reasons["little"]
