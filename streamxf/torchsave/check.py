@@ -255,8 +255,7 @@ def quick_needs(data: memoryview) -> tuple[tuple[str, ...], str]:
 def _first_record(head: bytes) -> bytes | None:
     """The pickle of what torch has just saved, found without reading the directory; None if that takes more."""
     stop = head.find(b"PK\x07\x08")  # the record's end, followed by its checksum and its size
-    if len(head) < 30 or stop < 0:
-        return None
+    # where there is none, or less than a header before it, what follows would be a negative size
     start = 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
     return head[start:stop] if int.from_bytes(head[stop + 8 : stop + 12], "little") == stop - start else None
 

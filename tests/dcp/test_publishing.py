@@ -18,7 +18,7 @@ import torch.multiprocessing as mp
 
 import streamxf
 from streamxf.checkpoint import publish as publish_module
-from streamxf.errors import AbortedError, ContainerError
+from streamxf.errors import AbortedError, ContainerError, MetadataError
 from streamxf.storage import disk, lock
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
@@ -236,6 +236,35 @@ def test_folders_that_a_save_makes_are_brought_to_the_disk(tmp_path: Path, monke
     synced.clear()
     save(state_of(0), tmp_path / "run" / "other")
     assert not synced
+
+
+def test_names_of_data_files_are_on_the_disk_before_another_host_publishes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    class Writer(streamxf.FileSystemWriter):
+        def write_data(self, *arguments: Any) -> Any:
+            synced.clear()
+            found = super().write_data(*arguments)
+            assert synced[-1] == str(tmp_path / "step")
+            assert sum(name.endswith(".distcp") for name in synced) == 1
+            return found
+
+    dcp.save(state_of(0), storage_writer=Writer(tmp_path / "step"))
+
+
+def test_what_makes_an_index_impossible_is_raised_and_leaves_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise MetadataError("paths that contradict each other")
+
+    monkeypatch.setattr("streamxf.dcp.writer.items_of", fail)
+    with refused(MetadataError, "contradict"):
+        save(state_of(0), tmp_path)
+    assert not list(tmp_path.glob("*.distcp"))
 
 
 @pytest.mark.parametrize(("number", "fails"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])

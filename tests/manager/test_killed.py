@@ -16,6 +16,9 @@ from streamxf import Retention
 from streamxf.manager import manager as module
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.notes import SAVING
+from streamxf.storage.lock import locked
+from streamxf.storage.opening import open_storage
+from streamxf.storage.storage import LOCK
 
 from .runs import blank, complete, is_at, saved_run, state_at, unsaveable
 
@@ -104,6 +107,34 @@ def test_a_removal_that_was_killed_holds_up_nobody_who_comes_later(
     saved_run(tmp_path, 3)
     assert complete(tmp_path) == ["step-1", "step-2", "step-3"]
     assert not list((tmp_path / ".streamxf").glob("going-*"))
+
+
+def test_what_a_killed_removal_has_left_stays_while_somebody_writes_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved_run(tmp_path, 1, 2)
+    unlink, gone = os.unlink, []
+
+    def killed(path: Any, *arguments: Any, **options: Any) -> None:
+        if os.fspath(path) == ".metadata":
+            gone.append(path)
+        elif gone:
+            raise KeyboardInterrupt
+        unlink(path, *arguments, **options)
+
+    with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+        patched.setattr(os, "unlink", killed)
+        streamxf.forget(tmp_path, 1)
+    left = {*os.listdir(tmp_path / "step-1")} - {LOCK}
+    assert left
+    assert gone
+    with locked(open_storage(tmp_path / "step-1")), monkeypatch.context() as patched:
+        patched.setattr("streamxf.storage.lock.PATIENCE", 0.0)
+        saved_run(tmp_path, 3)
+        assert {*os.listdir(tmp_path / "step-1")} - {LOCK} == left
+    assert "step-1 could not be cleaned up: another process" in caplog.text
+    saved_run(tmp_path, 4)
+    assert not (tmp_path / "step-1").exists()
 
 
 @pytest.mark.parametrize("framework", [False, True])

@@ -122,6 +122,28 @@ def test_nothing_usable_is_no_fresh_start(run: Path) -> None:
     assert complete(run) == ["step-1", "step-2", "step-3"]
 
 
+def test_what_goes_once_it_was_found_damaged_is_no_fresh_start_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_run(tmp_path, 1)
+
+    def gone(*_: Any) -> str:
+        shutil.rmtree(tmp_path / "step-1")
+        return "it was found damaged"
+
+    monkeypatch.setattr(module, "damage_of", gone)
+    with CheckpointManager(tmp_path) as manager, pytest.raises(NoCheckpointError, match="it was found damaged"):
+        manager.resume(blank())
+
+
+def test_what_was_loaded_may_be_removed_once_the_job_saves(run: Path) -> None:
+    with CheckpointManager(run) as manager:
+        assert manager.latest() is not None
+        assert [name.partition("@")[0] for name in holds_of(run)] == ["step-3"]
+        manager.save(4, state_at(4))
+        assert "step-3" not in [name.partition("@")[0] for name in holds_of(run)]
+
+
 def test_one_step_and_no_other_may_be_asked_for(run: Path) -> None:
     state = blank()
     with CheckpointManager(run) as manager:

@@ -6,6 +6,7 @@ T2 of the threat model. Each is a pickle of names that torch allows by default, 
 from __future__ import annotations
 
 import collections
+import errno
 import io
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Shard
 
 import streamxf
-from streamxf.errors import MetadataError, PolicyError
+from streamxf.errors import BlockError, MetadataError, PolicyError
 from streamxf.torchsave.check import needs_of
 from streamxf.torchsave.objects import Objects
 from tests.dcp.helpers import KEY, assert_same, load, refused, save
@@ -268,3 +269,17 @@ def test_functions_of_the_system_are_refused_to_whoever_allows_them(name: str) -
     data = archive(b"\x80\x02" + call(name, text("HOME") if name == "os.getenv" else b"") + b".", RECORDS)
     with refused(PolicyError, f"it needs {name}"):
         Objects(safe_globals=[(function, name)]).renew(data, 1000)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "a bad sector"), BlockError("a wrong CRC"), MemoryError()])
+def test_what_the_file_of_a_tensor_raises_comes_as_it_is(error: BaseException) -> None:
+    class Failing(io.BytesIO):
+        def read(self, *_: Any) -> bytes:
+            raise error
+
+        readinto = read  # type: ignore[assignment]
+
+    file = Failing(saved(torch.zeros(9)))
+    with pytest.raises(type(error)) as caught:
+        Objects().load_tensor(file, len(file.getvalue()), 1000)
+    assert caught.value is error

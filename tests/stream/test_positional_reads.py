@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import streamxf
 from streamxf.buffers import Scratch
 from streamxf.errors import ContainerError
-from streamxf.storage.reading import READ_WHOLE, FileSlice, ForkLock, Timed, access_to
+from streamxf.storage.reading import READ_WHOLE, FileSlice, ForkLock, OpenFiles, Timed, access_to
 from streamxf.stream.container import BlockReader, read_header
 from tests.forge import prefix_of
 from tests.polling import SECONDS, WatchedLock, at_once
@@ -234,3 +235,18 @@ def test_blocks_are_announced_by_their_bytes(monkeypatch: pytest.MonkeyPatch) ->
     begin = blocks.header.size
     ends = [begin + sum(sizes[:number]) for number in range(blocks.count + 1)]
     assert announced == [(begin, ends[1]), (ends[1], ends[3]), (ends[3], ends[-1])]
+
+
+def test_files_that_are_kept_open_are_closed_one_by_one_or_together() -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def open_file(name: str) -> Iterator[Any]:
+        events.append(f"open {name}")
+        yield name
+        events.append(f"close {name}")
+
+    files = OpenFiles(open_file, near=True)
+    assert [files["a"], files["b"], files["a"]] == ["a", "b", "a"]
+    files.close()
+    assert sorted(events) == ["close a", "close b", "open a", "open b"]

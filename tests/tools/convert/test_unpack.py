@@ -400,3 +400,21 @@ def test_progress_comes_to_its_end(tmp_path, checkpoint):
 
     done = unpack(checkpoint, tmp_path / "x.pt", progress=Bar())
     assert told == {"expected": done.bytes, "done": done.bytes}
+
+
+def test_files_are_on_the_disk_before_they_take_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "from").mkdir(exist_ok=True)
+        save_file({name: torch.zeros(9)}, tmp_path / "from" / f"{name}.safetensors")
+    pack(tmp_path / "from", tmp_path / "packed")
+    synced: list[tuple[str, bool]] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        synced.append((Path(path).name, (tmp_path / "to").exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    unpack(tmp_path / "packed", tmp_path / "to")
+    assert {("a.safetensors", False), ("b.safetensors", False)} <= {*synced}

@@ -13,9 +13,12 @@ import torch
 
 import streamxf
 from streamxf import Checksum, engine
-from streamxf.tools.verify.reading import GuardedAccess
+from streamxf.checkpoint.opening import ItemOpener
+from streamxf.tools.verify import reading
+from streamxf.tools.verify.reading import GuardedAccess, Verification, pieces_of
 from tests.dcp.helpers import KEY, data_files, full_chain, index_of, save
 from tests.forge import Places
+from tests.polling import SECONDS
 from tests.tools.verify.read_files import name_of
 
 MIB = 2**20
@@ -119,3 +122,55 @@ def test_an_interrupt_leaves_nothing_under_way(tmp_path: Path, monkeypatch: pyte
     assert (budget.jobs, budget.bytes) == (0, 0)
     assert calls["all"] == ended > 0
     assert streamxf.verify(tmp_path, keys=key).ok
+
+
+def test_pieces_that_nobody_wants_any_more_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their file is closed next."""
+    begun, goes_on, over = threading.Event(), threading.Event(), []
+    wait = engine.Job.wait
+
+    class Source:
+        length, parallel = 5 * reading._STEP, True
+
+        def expect(self, start: int, stop: int) -> None: ...
+
+        def read_at(self, at: int, size: int) -> bytes:
+            if at:
+                begun.set()
+                assert goes_on.wait(SECONDS)
+                over.append(at)
+            return b"piece"
+
+    def waited(job: Any) -> None:
+        goes_on.set()
+        wait(job)
+
+    monkeypatch.setattr(engine.Job, "wait", waited)
+    pieces = pieces_of(Source())  # type: ignore[arg-type]
+    try:
+        assert next(pieces) == b"piece"
+        assert begun.wait(SECONDS)
+        pieces.close()  # type: ignore[attr-defined]
+        assert over
+    finally:
+        goes_on.set()
+
+
+def test_one_thread_at_a_time_asks_for_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save({"a": torch.zeros(100_000), "b": torch.zeros(100_000)}, tmp_path, full_chain(), thread_count=2)
+    calls: list[Verification] = []
+    coder, asked = ItemOpener.coder, []
+
+    def made(*arguments: Any) -> Verification:
+        calls.append(Verification(*arguments))
+        return calls[-1]
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        asked.append(calls[-1].lock.locked())
+        return coder(*arguments, **options)
+
+    monkeypatch.setattr("streamxf.tools.verify.verify.Verification", made)
+    monkeypatch.setattr(ItemOpener, "coder", watched)
+    assert streamxf.verify(tmp_path, keys=KEY).ok
+    assert asked
+    assert all(asked)
