@@ -223,8 +223,7 @@ class Loader:
         self._batch.append((filling, partial(self._decode_whole, source, wanted, memory)))
         self._batch_bytes += memory.nbytes
         if self._batch_bytes >= _BATCH:
-            # the budget counts a job three times; of this one, its stored bytes once and those of a block once or twice
-            self._submit_batch(max(_BATCH, min(source.length, _WHOLE) // 2))
+            self._submit_batch()
 
     def _whole_memory(self, request: ReadItem, wanted: ItemPart, target: Target) -> Array | DeviceMemory | None:
         """The target's memory, if what is wanted is all of a stored tensor of few blocks, as it is stored."""
@@ -238,17 +237,17 @@ class Loader:
 
     def _decode_whole(self, source: FileSlice, wanted: ItemPart, memory: Array | DeviceMemory) -> None:
         scratch = scratches.take()
-        if source.length <= _WHOLE:  # header, table and blocks in one read
+        if source.length <= _BATCH:  # header, table and blocks in one read; of more, memory would not be reused
             source = source.read_whole(scratch)
         elements = wanted.elements(self.opener.open_source(source, wanted, self.meter))
         for job, _ in elements.jobs((0,) * len(memory.shape), memory.shape, memory):
             job()
         scratches.give(scratch)
 
-    def _submit_batch(self, size: int = _BATCH) -> None:
+    def _submit_batch(self) -> None:
         """Hand over the tensors that wait until there are enough of them."""
         batch, self._batch, self._batch_bytes = self._batch, [], 0
-        self._submit(batch, size)
+        self._submit(batch, _BATCH)
 
     def _read_tensor(
         self,
