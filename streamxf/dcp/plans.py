@@ -190,10 +190,15 @@ def check_room(folder: Storage, plan: SavePlan, planner: SavePlanner, extensions
     check_space(folder, extensions, planned, partial(_size_of_tensors, plan, planner), shared)
 
 
+_OWN = {name: getattr(DefaultSavePlanner, name) for name in ("resolve_data", "lookup_object", "transform_object")}
+
+
 def _gives_data_again(planner: SavePlanner) -> bool:
-    """Whether the planner can be asked for an item once more: another one's ``resolve_data`` may do anything."""
-    own, methods = DefaultSavePlanner, ("resolve_data", "lookup_object", "transform_object")
-    return isinstance(planner, own) and all(getattr(type(planner), name) is getattr(own, name) for name in methods)
+    """Whether the planner can be asked for an item once more: another one's ``resolve_data`` may do anything, and so may
+    a method that somebody put in the place of torch's, in the class or the object.
+    """
+    methods = [getattr(getattr(planner, name, None), "__func__", None) for name in _OWN]
+    return isinstance(planner, DefaultSavePlanner) and methods == [*_OWN.values()]
 
 
 def _size_of_tensors(plan: SavePlan, planner: SavePlanner) -> int:
