@@ -37,7 +37,17 @@ from streamxf.errors import (
 )
 from streamxf.format.items import ObjectItem, TensorItem
 from tests.altered import flip
-from tests.dcp.helpers import KEY, OTHER_KEY, assert_same, data_files, full_chain, save, small_state
+from tests.dcp.helpers import (
+    KEY,
+    OTHER_KEY,
+    assert_same,
+    data_files,
+    full_chain,
+    refused,
+    rewrite_index,
+    save,
+    small_state,
+)
 from tests.dcp.shards import rows, save_shards
 
 DTYPES = [
@@ -466,3 +476,10 @@ def test_a_checkpoint_that_was_closed_has_no_file_open(tmp_path: Path) -> None:
         assert opened()
     assert not opened()
     del checkpoint  # which would close them, too
+
+
+def test_bare_elements_of_a_dtype_that_has_none_are_refused(tmp_path: Path) -> None:
+    save({"a": torch.zeros(100)}, tmp_path, [Checksum()])
+    rewrite_index(tmp_path, lambda index: index["items"]["a"].update(dtype="quint8"))
+    with refused(MetadataError, "a kind that it cannot have"), Checkpoint(tmp_path) as checkpoint:
+        checkpoint["a"].read()

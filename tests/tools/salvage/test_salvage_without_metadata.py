@@ -4,6 +4,7 @@ of two saves.
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import streamxf
-from streamxf import Encrypt, PrivateKey, SigningKey, load_intact
+from streamxf import Checksum, Encrypt, PrivateKey, SigningKey, load_intact
 from streamxf.errors import (
     KeyMissingError,
     MetadataError,
@@ -467,3 +468,13 @@ def test_an_altered_metadata_file_under_a_key_is_refused_by_default(checkpoint: 
     damage(checkpoint, "tag")
     with refused(MetadataError, "read what that cannot check"):
         load_intact(checkpoint, keys=KEY)
+
+
+def test_metadata_that_the_disk_does_not_give_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "a bad sector")
+
+    save({"a": torch.zeros(9)}, tmp_path, [Checksum()])
+    monkeypatch.setattr("streamxf.tools.salvage.damaged.read_metadata", fail)
+    with refused(MetadataError, "the metadata cannot be read: OSError", "a bad sector"):
+        load_intact(tmp_path)
