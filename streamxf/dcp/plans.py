@@ -194,8 +194,8 @@ _OWN = {name: getattr(DefaultSavePlanner, name) for name in ("resolve_data", "lo
 
 
 def _gives_data_again(planner: SavePlanner) -> bool:
-    """Whether the planner can be asked for an item once more: another one's ``resolve_data`` may do anything, and so may
-    a method that somebody put in the place of torch's, in the class or the object.
+    """Whether the planner can be asked for an item once more: another one's ``resolve_data`` may do anything, and so
+    may a method that somebody put in the place of torch's, in the class or the object.
     """
     methods = [getattr(getattr(planner, name, None), "__func__", None) for name in _OWN]
     return isinstance(planner, DefaultSavePlanner) and methods == [*_OWN.values()]
