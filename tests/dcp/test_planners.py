@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import LoadPlan
 
 import streamxf
@@ -153,3 +153,23 @@ def test_a_part_that_the_metadata_does_not_have(tmp_path: Path) -> None:
             storage_reader=streamxf.FileSystemReader(tmp_path, keys=KEY),
             planner=AsksForMore(),
         )
+
+
+@pytest.mark.parametrize("name", ["resolve_data", "lookup_object", "transform_object"])
+@pytest.mark.parametrize("place", ["object", "class"])
+def test_a_method_in_the_place_of_torchs_is_asked_for_objects(
+    tmp_path: Path, name: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner, own = DefaultSavePlanner(), DefaultSavePlanner.transform_object
+
+    def changed(*arguments: Any) -> Any:
+        return 45 if name == "lookup_object" else own(planner, arguments[0], 45)
+
+    if place == "object":
+        monkeypatch.setattr(planner, name, changed)
+    else:
+        monkeypatch.setattr(DefaultSavePlanner, name, lambda _, *arguments: changed(*arguments))
+    dcp.save({"n": 3}, storage_writer=streamxf.FileSystemWriter(tmp_path), planner=planner)
+    state = {"n": 0}
+    dcp.load(state, storage_reader=streamxf.FileSystemReader(tmp_path))
+    assert state == {"n": 45}
