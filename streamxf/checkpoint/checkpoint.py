@@ -136,7 +136,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         self.stored: Mapping[str, Item] = MappingProxyType(self._merged())
         self._openers: dict[str, ItemOpener] = {}
         self._files = OpenFiles(storage.open, near=storage.near)
-        self._last: tuple[tuple[Any, ...], Elements] | None = None
+        self._last: tuple[ItemPart, Elements] | None = None
 
     def _merged(self) -> Mapping[str, Item]:
         return merged(self.metadata)
@@ -174,13 +174,13 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
     __eq__, __hash__ = object.__eq__, object.__hash__  # two that are equal may be read with different keys
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
-        wanted = item.name, item.dtype, item.shape, chunk  # others may be said to stand in the same place
+        wanted = ItemPart(item, chunk)
         if self._last is not None and self._last[0] == wanted:
             return self._last[1]
         self._last = None  # what had to be decoded whole is not held while the next one is
         blocks = self.blocks(item, chunk)
         with located(file=self.label(chunk.place.file), item=item.name):
-            made = ItemPart(item, chunk).elements(blocks)
+            made = wanted.elements(blocks)
             size = elements_size(item.dtype, chunk.shape)
             cost = chunk.place.size if size <= blocks.size else size  # blocks bound what they decode to
             self.budget.spend_once((item.name, chunk.offset), cost, "the tensor")

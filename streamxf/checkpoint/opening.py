@@ -45,16 +45,18 @@ MAX_TRANSFORMED = 64 * 2**30
 
 @dataclass(slots=True, unsafe_hash=True)
 class ItemPart:
-    """What is to be opened: an object, or one chunk of a tensor; it is stored at `place`."""
+    """What is to be opened, at `place`: an object, or a chunk of a tensor; compared by what is `said` of either."""
 
-    item: Item
+    item: Item = field(compare=False)  # of which other chunks would be read
     chunk: Chunk | None = None
-    place: Place = field(init=False, compare=False)
+    place: Place = field(init=False)
+    said: tuple[Any, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        stored = self.item if self.chunk is None else self.chunk
+        item, stored = self.item, self.item if self.chunk is None else self.chunk
         assert not isinstance(stored, TensorItem)
         self.place = stored.place
+        self.said = (item.name, item.dtype, item.shape) if isinstance(item, TensorItem) else (item.name,)
 
     @property
     def kind(self) -> Kind:
@@ -99,10 +101,8 @@ class ItemPart:
 
 def streams_of(item: Item) -> Iterator[ItemPart]:
     """All streams of an item: those of a tensor's chunks, or that of an object."""
-    if isinstance(item, TensorItem):
-        yield from (ItemPart(item, chunk) for chunk in item.chunks)
-    else:
-        yield ItemPart(item)
+    chunks = item.chunks if isinstance(item, TensorItem) else [None]
+    return (ItemPart(item, chunk) for chunk in chunks)
 
 
 class ItemOpener:

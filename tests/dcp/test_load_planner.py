@@ -25,6 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import streamxf
 from streamxf.checkpoint import metadata as stored
+from streamxf.checkpoint.opening import ItemPart
 from streamxf.dcp.metadata import StoredMetadata
 from streamxf.errors import MetadataError
 from streamxf.format.index import File, Index
@@ -185,6 +186,22 @@ def test_of_each_band_only_the_part_with_the_shards_of_a_rank_is_read() -> None:
     assert set(table.parts._known) == {(0, 0), *((band, 300 // 32) for band in range(4))}
     assert content.state_dict_metadata["c"].properties.dtype == torch.float32
     assert (2, 0) in table.parts._known
+
+
+def test_what_is_wanted_is_compared_without_a_look_at_other_chunks() -> None:
+    boxes = [((row, 0), (1, 6)) for row in range(512)]
+    with patch("streamxf.format.bands._ITEMS", 1):
+        table = in_parts([tensor(name, (512, 6), boxes) for name in "ab"], 32)._found.items
+    assert isinstance(table, ItemTable)
+    one, two = (ItemPart(item, item.chunks[300]) for item in (table["a"], table["a"]) if isinstance(item, TensorItem))
+    assert one == two
+    item = two.item
+    assert isinstance(item, TensorItem)
+    assert two.chunk is not None
+    assert one != ItemPart(item, item.chunks[301])
+    for other in ({"name": "b"}, {"dtype": "int32"}, {"shape": (513, 6)}):
+        assert one != ItemPart(replace(TensorItem("a", "float32", (512, 6), ()), **other), two.chunk)
+    assert set(table.parts._known) == {(0, 0), (0, 300 // 32)}
 
 
 def test_tensors_with_holes_are_refused() -> None:
