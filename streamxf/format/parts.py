@@ -82,8 +82,7 @@ class ItemParts:
         self.on_error: Callable[[Exception], None] = lambda _: None  # may raise what explains an error of a part
         self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
         self._room = _REMEMBERED
-        self._asked: tuple[int, range] | None = None
-        self._alike: Boxes | None = None
+        self._alike: tuple[tuple[int, range] | None, Boxes | None] = None, None  # what was asked for, and its answer
         self._heads: dict[int, IndexPart] = {}
         self._lately = 0.0  # how far behind the begin of its band the last part that was asked for is
         without = col.CRCS if rules.coded else col.NUMBER
@@ -138,10 +137,11 @@ class ItemParts:
         """
         import numpy
 
-        if self._asked != (number, places):
-            self._asked, self._alike = (number, places), None
+        asked, boxes = self._alike
+        if asked != (number, places):
+            self._alike = (number, places), None
             return None
-        if self._alike is None:
+        if boxes is None:
             parts = [self.part(number, place) for place in places]
             ndim = parts[0][col.NDIM]
             if not all((each == each[0]).all() for each in (ndim, *(part.here for part in parts))):
@@ -150,8 +150,9 @@ class ItemParts:
                 [part[column].reshape(part.rows, part.here[0], ndim[0]) for part in parts]
                 for column in (col.OFFSET, col.SIZES)
             )
-            self._alike = Boxes(*(numpy.concatenate(side, axis=1, dtype="i8") for side in sides))
-        return self._alike
+            boxes = Boxes(*(numpy.concatenate(side, axis=1, dtype="i8") for side in sides))
+            self._alike = asked, boxes  # both at once, for other threads
+        return boxes
 
     def _take(self, number: int, place: int, data: bytes) -> None:
         import numpy
@@ -163,12 +164,11 @@ class ItemParts:
             if not part.names or (part.names[0], part.names[-1]) != (band.first, band.last):
                 fields.bad("a band has other items than the root says")
             self._check_items(part)
-            if len(band.parts) > 1:
-                columns = {column.id: part[column].copy() for column in col.SAME_IN_BAND}
-                self._heads[number] = IndexPart(part.rows, 0, columns=columns)
         elif any(not numpy.array_equal(self._heads[number][column], part[column]) for column in col.SAME_IN_BAND):
             fields.bad("parts of a band have other items")
         self._check_chunks(part)
+        if len(band.parts) > 1 and number not in self._heads:
+            self._heads[number] = IndexPart(part.rows, 0, columns={c.id: part[c].copy() for c in col.SAME_IN_BAND})
         self._room -= entry.raw
         self._known[number, place] = part
         while self._room < 0 and len(self._known) > 1:
