@@ -195,21 +195,24 @@ def _read_once(storage: Storage, name: str, access: Access, listing: bool, size:
             _check_same(storage, name, file, error)
             raise
         if isinstance(made.items, ItemTable):  # it reads from the file for as long as it is used
-            made.items.parts.on_error = partial(_check_same, storage, name, file)
+            made.items.parts.on_error.append(partial(_check_same, storage, name, file))
             finalize(made.items, stack.pop_all().close)
         return _renamed(made, access.renaming)
 
 
 def _check_same(storage: Storage, name: str, file: StoredFile, error: Exception) -> None:
-    """Raise ReplacedError if another file has taken the place of `file`, of which not everything could be read."""
+    """Say where `error` is, or raise ReplacedError if another file has taken the place of `file` meanwhile."""
+    label = storage.label(name)
     text = "the metadata was replaced while it was read: another save was published here. Start again"
+    if isinstance(error, errors.StreamxfError):
+        error.locate(file=label)
     if getattr(error, "errno", None) == errno.ESTALE:
-        raise errors.ReplacedError(text) from error
+        raise errors.ReplacedError(text, file=label) from error
     storage.forget_listings()
     with storage.open(name) as now:
         end = min(file.size, TRAILER_BYTES)
         if now.size != file.size or now.read(now.size - end, end) != file.read(file.size - end, end):
-            raise errors.ReplacedError(text) from error
+            raise errors.ReplacedError(text, file=label) from error
 
 
 def _renamed(metadata: Metadata, renaming: Renaming | None) -> Metadata:

@@ -162,7 +162,7 @@ def source_of(tensor: torch.Tensor, staging: Staging) -> ByteSource:
         return staged
     if tensor.device.type == "cpu":  # torch's copy_ would wake threads of its own, beside the workers
         if tensor.is_contiguous():
-            return MemorySource(memory_of(tensor))
+            return MemorySource(flat_view(flat_bytes(tensor).numpy().data))
         return Gathered.of_array(array_of(tensor))
     return Gathered(tensor, tensor.nbytes, lambda memory: _tensor_in(memory, tensor.dtype))
 
@@ -171,11 +171,6 @@ def _tensor_in(memory: memoryview, dtype: torch.dtype) -> torch.Tensor:
     import torch
 
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
-
-
-def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor."""
-    return flat_view(flat_bytes(tensor).numpy().data)
 
 
 def array_of(tensor: torch.Tensor) -> Array:

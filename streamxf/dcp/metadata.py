@@ -82,13 +82,12 @@ def stored_properties(properties: TensorProperties) -> dict[str, bool | str]:
 
 # -- results of a save, from rank to rank --------------------------------------------------------------------
 
-Stored = tuple[Chunk, FileRecord | None]
-"""What stands in a result: the shard, or the whole of an object, and with a file's first one the record of the file."""
-
 
 @collector_paused()
 def results_of(files: Iterable[SavedFile], indexes: Iterable[Sequence[MetadataIndex]]) -> list[WriteResult]:
-    """Results of the items of `files`; `indexes` has those of each, in their order."""
+    """Results of the items of `files`, with the shard, or the whole of an object, and with a file's first one the
+    record of the file; `indexes` has those of each, in their order.
+    """
     made = []
     for file, own in zip(files, indexes, strict=True):
         record: FileRecord | None = file.record
@@ -201,13 +200,6 @@ class StoredMetadata(Metadata):
             for name, item in items
         }
 
-    def look_for(self, name: str, boxes: Sequence[Any]) -> bool:
-        """Whether there is a tensor of this name; its chunks that overlap `boxes` are read. Raises ValueError for boxes
-        of other dimensions.
-        """
-        item = self._found.items.get(name)
-        return isinstance(item, TensorItem) and item.overlapping(boxes) is not None
-
     @cached_property
     def planner_data(self) -> Any:
         paths = {name: item.path for name, item in self._found.items.items() if item.path is not None}
@@ -255,7 +247,7 @@ class LazyTensor(TensorStorageMetadata):
     @classmethod
     def of(cls, item: TensorItem) -> Self:
         made = cls.__new__(cls)
-        made.size, made.item, made._dtype = torch.Size(item.shape), item, _torch_dtype(item)
+        made.size, made.item, made._dtype = torch.Size(item.shape), item, torch_dtype(item.dtype, item.name)
         return made
 
     @cached_property
@@ -293,10 +285,10 @@ def _storage_data(items: Mapping[str, Item]) -> dict[MetadataIndex, StorageInfo]
     return stored
 
 
-def _torch_dtype(item: TensorItem) -> torch.dtype:
-    dtype = getattr(torch, item.dtype, None)
+def torch_dtype(name: str, item: str | None = None) -> torch.dtype:
+    dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise MetadataError(f"this torch has no dtype {item.dtype}; a newer one may have it", item=item.name)
+        raise MetadataError(f"this torch has no dtype {name}; a newer one may have it", item=item)
     return dtype
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,9 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.nn import Parameter
 
-from streamxf.dcp.metadata import LazyTensor, StoredMetadata, torch_chunks
+from streamxf.checkpoint import metadata as stored_metadata
+from streamxf.dcp.metadata import FOUND, LazyTensor, torch_chunks
+from streamxf.format.items import Item, TensorItem
 from streamxf.torch_private import create_chunk_list
 
 
@@ -33,8 +36,8 @@ class LoadPlanner(DefaultLoadPlanner):
         """As torch's planner makes it; raises what that raises."""
         whole = self.metadata
         assert whole is not None
-        if isinstance(whole, StoredMetadata):
-            self._look_for_shard(whole)
+        if isinstance(found := getattr(whole, FOUND, None), stored_metadata.Metadata):
+            self._look_for_shard(found.items)
         near = _Near(self, whole.state_dict_metadata)
         self.metadata = Metadata(near)
         try:
@@ -43,13 +46,14 @@ class LoadPlanner(DefaultLoadPlanner):
             self.metadata = whole
         return replace(plan, items=[near.numbered(item) for item in plan.items])
 
-    def _look_for_shard(self, content: StoredMetadata) -> None:
+    def _look_for_shard(self, items: Mapping[str, Item]) -> None:
         """Look for this rank's shard of one tensor before any names are asked for: a part of a large index that has it
         tells names, too, and those beside it are likely to have this rank's shards of the others.
         """
         for name, value in self.state_dict.items():
             with suppress(ValueError):  # an object; or a target that torch will refuse
-                if type(value) not in (Tensor, Parameter) and content.look_for(name, _boxes(value)):
+                if type(value) not in (Tensor, Parameter) and isinstance(item := items.get(name), TensorItem):
+                    item.overlapping(_boxes(value))
                     return
 
 

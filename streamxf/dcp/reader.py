@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Any, Literal, Self
 
@@ -30,14 +30,12 @@ from streamxf.checkpoint.opening import ItemOpener
 from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.loader import Loader
-from streamxf.dcp.metadata import FOUND, StoredMetadata
+from streamxf.dcp.metadata import FOUND, StoredMetadata, torch_dtype
 from streamxf.dcp.once import reading as once
 from streamxf.dcp.once.transfer import Transfer
 from streamxf.dcp.targets import check_filled, empty_text, left_out
 from streamxf.errors import (
     DAMAGE,
-    AuthenticationError,
-    DescriptorError,
     IdentityError,
     MetadataError,
     ParameterError,
@@ -46,6 +44,7 @@ from streamxf.errors import (
     escaped,
 )
 from streamxf.format.names import GLOBAL, metadata_name
+from streamxf.format.table import ItemTable
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.report import LoadReport
 from streamxf.storage.checked import known_error
@@ -150,18 +149,18 @@ class ChainReaderMixin(StorageMixin):
             found = read_metadata(storage, name, self._access)
             self.save_id = found.index.save_id if found.index is not None else None
             content = StoredMetadata.of(found)
-            _ = content.state_dict_metadata  # or it would fail somewhere else
+            if found.index is not None and isinstance(found.index.items, ItemTable):  # what it has is read later
+                parts = found.index.items.parts
+                parts.on_error.append(partial(note_damage, storage, self.save_id, _RESTORE))
+                _ = [*map(torch_dtype, parts.rules.dtypes)]
+            if not isinstance(found.items, ItemTable):
+                _ = content.state_dict_metadata  # or it would fail somewhere else
             content.storage_meta = StorageMeta(self.path, load_id=self.load_id, modules=[*found.modules])
         except FileNotFoundError:  # one more in its chain would only make DCP's warnings longer
             raise FileNotFoundError(errno.ENOENT, _why_missing(storage, rank), path) from None
         except StreamxfError as error:
-            # damage; an `IdentityError` says here that it is another save's
-            if isinstance(error, AuthenticationError | DescriptorError | MetadataError):
-                error.add_note(
-                    "next: restore this file from a copy; if there is none, see `streamxf salvage --without-metadata`"
-                )
-            if self.save_id is not None:
-                note_damage(error, storage, self.save_id)
+            if not isinstance(error, IdentityError):  # which says here that it is another save's
+                note_damage(storage, self.save_id, _RESTORE, error)
             return StoredMetadata.of(error.locate(file=path))
         except Exception as error:  # which says nothing about the checkpoint
             known = known_error(error, path)
@@ -174,7 +173,7 @@ class ChainReaderMixin(StorageMixin):
     @errors_reach_all_ranks
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Take the metadata in use; raises what is wrong with it."""
-        _ = metadata.state_dict_metadata
+        _ = metadata.storage_meta
         # before torch 2.9 it takes nothing else; what it keeps of the metadata is made when it is asked for
         super().set_up_storage_reader(Metadata({}, storage_data={}), is_coordinator)  # type: ignore[misc]
         vars(self).pop("storage_data", None)
@@ -235,11 +234,7 @@ class ChainReaderMixin(StorageMixin):
                     shared = once.read_once(plan, self._facts, loader, planner, self._storage, progress)
                 loader.run(plan.items, shared.read if isinstance(shared, Transfer) else ())
             except StreamxfError as error:
-                if isinstance(error, DAMAGE):  # others say themselves what to do: give another key, say
-                    error.add_note(
-                        "next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest"
-                    )
-                note_damage(error, self._storage, used.index.save_id if used.index is not None else None)
+                note_damage(self._storage, used.index.save_id if used.index is not None else None, _VERIFY, error)
                 raise
         report = LoadReport.of(loader.meter, perf_counter() - begin)
         report = replace(report, left=left_out(plan, planner, used.items))
@@ -327,15 +322,18 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
 
 NOTES = ".streamxf"
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_RESTORE = "next: restore this file from a copy; if there is none, see `streamxf salvage --without-metadata`"
+_VERIFY = "next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest"
 
 
-def note_damage(error: BaseException, storage: Storage, save_id: str | None) -> None:
-    """`suspect` the checkpoint if an error says that its data is damaged. Where no note can be left, the error says how
-    to do without.
+def note_damage(storage: Storage, save_id: str | None, advice: str, error: BaseException) -> None:
+    """`suspect` the checkpoint if an error says that its data is damaged, and add what to do unless that is said; where
+    no note can be left, also how to do without.
     """
-    if not isinstance(error, DAMAGE) or isinstance(error, IdentityError):
+    if not isinstance(error, DAMAGE) or any(note.startswith("next:") for note in getattr(error, "__notes__", ())):
         return
-    if suspect(storage, save_id) is False:
+    error.add_note(advice)
+    if not isinstance(error, IdentityError) and suspect(storage, save_id) is False:
         name = storage.parent()[1]
         text = f"next: set STREAMXF_SKIP={name} to resume from another checkpoint; the run's folder takes no note of it"
         error.add_note(escaped(text))

@@ -36,10 +36,10 @@ def packed_bands(
     left_out = {col.CRCS if numbered else col.NUMBER, *(() if hashed else [col.SHA256])}
     for band in _bands(map(items.__getitem__, sorted(items))):
         about = _about(band, kinds)
-        most, step = max(len(chunks) for _, chunks, _ in band), max(1, _ROWS // len(band))
+        step = max(1, _ROWS // len(band))
         while True:
             try:
-                found = [*_parts(band, about, files, left_out, most, step)]
+                found = [*_parts(band, about, files, left_out, step)]
                 break
             except TooLarge:
                 if step == 1:
@@ -56,9 +56,8 @@ def _bands(items: Iterable[Item]) -> Iterator[list[_Coded]]:
     for item in items:
         chunks = _chunks(item)
         more = _more(item)
-        own = (
-            len(item.name.encode()) + len(more) + 64 + max((len(each.place.crcs or b"") for each in chunks), default=0)
-        )
+        own = max((len(each.place.crcs or b"") for each in chunks), default=0)
+        own += len(item.name.encode()) + len(more) + 64
         if isinstance(item, TensorItem):
             own += 24 * len(item.shape)  # with one chunk
         widest = max(most, len(chunks))
@@ -109,14 +108,9 @@ def _about(band: list[_Coded], dtypes: Mapping[str, int]) -> dict[Column, Any]:
 
 
 def _parts(
-    band: list[_Coded],
-    about: Mapping[Column, Any],
-    files: Mapping[str, int],
-    left_out: set[Column],
-    most: int,
-    step: int,
+    band: list[_Coded], about: Mapping[Column, Any], files: Mapping[str, int], left_out: set[Column], step: int
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    for begin in range(0, most or 1, step):
+    for begin in range(0, max(len(chunks) for _, chunks, _ in band) or 1, step):
         chunks = [chunk for _, all_, _ in band for chunk in all_[begin : begin + step]]
         tensors = [isinstance(item, TensorItem) for item, all_, _ in band for _ in all_[begin : begin + step]]
         columns = {column: values for column, values in about.items() if not begin or column not in _FIRST}

@@ -10,12 +10,12 @@ from operator import add, lt, sub
 from typing import Any
 
 from streamxf.buffers import collector_paused
-from streamxf.errors import MetadataError, located
+from streamxf.errors import MetadataError
 from streamxf.format import columns as col
 from streamxf.format import fields
 from streamxf.format.columns import Array, IndexPart
 from streamxf.format.items import Chunk, Path
-from streamxf.format.parts import SHOWN, ItemParts
+from streamxf.format.parts import ItemParts
 from streamxf.format.tiling import Box, Boxes, Ints, check_apart, check_tiles
 
 
@@ -34,8 +34,8 @@ class StoredChunks(Sequence[Chunk]):
 
     @cached_property
     def _all(self) -> tuple[Chunk, ...]:
-        boxes, row, parts = self.check(), self._row, map(self._part, self._places)
-        found = [(part, part.chunks_at[row], part.chunks_at[row + 1]) for part in parts]
+        boxes, parts = self.check()
+        found = [(part, part.chunks_at[self._row], part.chunks_at[self._row + 1]) for part in parts]
         with collector_paused():
             spans = iter(boxes.spans())
             made = tuple(
@@ -45,24 +45,23 @@ class StoredChunks(Sequence[Chunk]):
             )
         if len(made) > 1 and self._parts.rules.coded:
             numbers = [(part[col.FILE][begin:end], part[col.NUMBER][begin:end]) for part, begin, end in found]
-            with located(item=self._name[:SHOWN]):
+            with self._parts.explained(self._name):
                 self._parts.check_numbers(numbers)
         return made
 
-    def check(self) -> Boxes:
-        """Check them as a whole; raises MetadataError. Returns where they are in the tensor."""
-        places = self._places
-        self._parts.fetch(self._number, places.start, places.stop)
-        with located(item=self._name[:SHOWN]):
-            boxes = self._boxes(places)
+    def check(self) -> tuple[Boxes, list[IndexPart]]:
+        """Check them as a whole; raises MetadataError. Returns where they are in the tensor, and their parts."""
+        parts = self._parts.fetch(self._number, self._places.start, self._places.stop)
+        boxes = self._boxes(self._places, parts)
+        with self._parts.explained(self._name):
             (check_tiles if self._parts.rules.rank is None else check_apart)(self.shape, boxes, self._parts.work)
             if not boxes.rise():
                 fields.bad("two chunks have the same offset, or they do not rise")
-        return boxes
+        return boxes, parts
 
     def spans(self) -> list[Box]:
         """The offset and shape of each, checked as a whole, without a look at where they are stored."""
-        return self.check().spans()
+        return self.check()[0].spans()
 
     def more(self) -> tuple[Path | None, dict[str, Any]]:
         """The item's path and properties."""
@@ -123,13 +122,13 @@ class StoredChunks(Sequence[Chunk]):
     def _part(self, place: int) -> IndexPart:
         return self._parts.part(self._number, place)
 
-    def _boxes(self, places: range) -> Boxes:
-        """Those in some parts."""
+    def _boxes(self, places: range, parts: Sequence[IndexPart] = ()) -> Boxes:
+        """Those in some parts, which may be given."""
         import numpy
 
         if (alike := self._parts.alike(self._number, places)) is not None:
             return Boxes(alike.offsets[self._row], alike.sizes[self._row])
-        parts, row = [*map(self._part, places)], self._row
+        parts, row = parts or self._parts.fetch(self._number, places.start, places.stop), self._row
         count = min(self._count, parts[-1].begin + int(parts[-1].here[row])) - parts[0].begin
         sides = (
             [part[column][part.numbers_at[row] : part.numbers_at[row + 1]] for part in parts]

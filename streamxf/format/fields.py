@@ -103,15 +103,6 @@ def integer(value: Any, what: str, limit: int = limits.MAX_NUMBER) -> int:
     return value
 
 
-def integers(value: Any, what: str) -> tuple[int, ...]:
-    if type(value) is not list or len(value) > limits.MAX_NDIM:
-        bad(what)
-    for number in value:
-        if type(number) is not int or not 0 <= number <= limits.MAX_NUMBER:
-            bad(what)
-    return tuple(value)
-
-
 def array(value: Any, what: str) -> list[Any]:
     return value if type(value) is list else bad(what)
 

@@ -183,9 +183,7 @@ class TensorItem:
         dimensions.
         """
         spans = [(begins, tuple(map(int.__add__, begins, sizes))) for begins, sizes in boxes]
-        borders = [
-            {(0, 0), (size, size)} for size in self.shape
-        ]  # a box that ends where it begins there is in no chunk
+        borders = [{(0, 0), (end, end)} for end in self.shape]  # a box that ends where it begins there is in no chunk
         spans = [each for each in spans if not any(map(set.__contains__, borders, zip(*each, strict=True)))]
         if (near := getattr(self.chunks, "overlapping", None)) is not None:  # which need not look at all of them
             found = [near(*span) for span in spans]

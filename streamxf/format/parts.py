@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple
@@ -56,7 +57,8 @@ class Band(NamedTuple):
 
 
 class ItemParts:
-    """The parts of all bands, each by the number of its band and its place there.
+    """The parts of all bands, each by the number of its band and its place there; for any thread, and without a lock,
+    which a fork could leave taken.
 
     - `files`: paths, and the size and writer of each, in the order in which chunks count them.
     - `read`: gives bytes of the parts, from a position, so many.
@@ -79,9 +81,9 @@ class ItemParts:
         self._writers = numpy.array([ids.setdefault(file.writer, len(ids)) for file in files.values()], "u4")
         self._itemsizes = numpy.array([0, *(ITEMSIZES.get(dtype, 0) for dtype in rules.dtypes)])
         self._read = read
-        self.on_error: Callable[[Exception], None] = lambda _: None  # may raise what explains an error of a part
+        self.on_error: list[Callable[[Exception], None]] = []  # they add to an error, or raise what explains it
         self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
-        self._room = _REMEMBERED
+        self._most = max(1, _REMEMBERED // max((part.raw for band in bands for part in band.parts), default=1))
         self._alike: tuple[tuple[int, range] | None, Boxes | None] = None, None  # what was asked for, and its answer
         self._heads: dict[int, IndexPart] = {}
         self._lately = 0.0  # how far behind the begin of its band the last part that was asked for is
@@ -97,39 +99,47 @@ class ItemParts:
 
     def part(self, number: int, place: int) -> IndexPart:
         """A part of a band."""
-        key = number, place
-        if key not in self._known:
-            self.fetch(number, place, place + 1)
-        self._known.move_to_end(key)
-        return self._known[key]
+        return self._known.get((number, place)) or self.fetch(number, place, place + 1)[0]
 
     def head(self, number: int) -> IndexPart:
         """What all parts of a band say of its items, from any of them: the one that was needed of the band before."""
-        parts = self.bands[number].parts
-        if number not in self._heads:
-            part = self.part(number, min(round(self._lately * len(parts)), len(parts) - 1))
-            return self._heads.get(number, part)
-        return self._heads[number]
+        if (head := self._heads.get(number)) is None:
+            parts = self.bands[number].parts
+            head = self._heads.get(number, self.part(number, min(round(self._lately * len(parts)), len(parts) - 1)))
+        return head
 
-    def fetch(self, number: int, begin: int, end: int) -> None:
-        """Read parts of a band that are not known, in as few requests as may be."""
-        entries = self.bands[number].parts
-        missing = [place for place in range(begin, end) if (number, place) not in self._known]
+    def fetch(self, number: int, begin: int, end: int) -> list[IndexPart]:
+        """Parts of a band; what is not known is read in as few requests as may be."""
+        entries, known = self.bands[number].parts, self._known
+        found = {place: known.get((number, place)) for place in range(begin, end)}
         self._lately = begin / len(entries)
+        missing = [place for place, part in found.items() if part is None]
         while missing:
             run = 1
             while run < len(missing) and missing[run] == missing[0] + run and run * entries[missing[0]].size < _AT_ONCE:
                 run += 1
             first, last = entries[missing[0]], entries[missing[run - 1]]
-            try:
+            with self.explained():
                 data = self._read(first.at, last.at + last.size - first.at)
                 for place in missing[:run]:
-                    entry = entries[place]
-                    self._take(number, place, data[entry.at - first.at : entry.at - first.at + entry.size])
-            except (StreamxfError, OSError) as error:
-                self.on_error(error)
-                raise
+                    at = entries[place].at - first.at
+                    found[place] = self._taken(number, place, data[at : at + entries[place].size])
             missing = missing[run:]
+        with suppress(KeyError):  # other threads make room, too
+            while len(known) > self._most:
+                known.popitem(last=False)
+        return [part for part in found.values() if part is not None]
+
+    @contextmanager
+    def explained(self, item: str | None = None) -> Iterator[None]:
+        """Errors about this index say where they are: in which file, and in which item."""
+        try:
+            with located(item=None if item is None else item[:SHOWN]):
+                yield
+        except (StreamxfError, OSError) as error:
+            for tell in self.on_error:
+                tell(error)
+            raise
 
     def alike(self, number: int, places: range) -> Boxes | None:
         """The chunks of all items in some parts of a band, which have as many in each, when they are asked for again
@@ -142,7 +152,7 @@ class ItemParts:
             self._alike = (number, places), None
             return None
         if boxes is None:
-            parts = [self.part(number, place) for place in places]
+            parts = self.fetch(number, places.start, places.stop)
             ndim = parts[0][col.NDIM]
             if not all((each == each[0]).all() for each in (ndim, *(part.here for part in parts))):
                 return None
@@ -154,26 +164,22 @@ class ItemParts:
             self._alike = asked, boxes  # both at once, for other threads
         return boxes
 
-    def _take(self, number: int, place: int, data: bytes) -> None:
-        import numpy
-
+    def _taken(self, number: int, place: int, data: bytes) -> IndexPart:
         band = self.bands[number]
         entry, stop = band.parts[place], band.parts[place + 1].begin if place + 1 < len(band.parts) else None
         part = IndexPart.parse(data, entry, self._further if place else self._first, band.rows, stop)
-        if number not in self._heads:
+        if (head := self._heads.get(number)) is not None:
+            _check_same_items(head, part)
+        else:
             if not part.names or (part.names[0], part.names[-1]) != (band.first, band.last):
                 fields.bad("a band has other items than the root says")
             self._check_items(part)
-        elif any(not numpy.array_equal(self._heads[number][column], part[column]) for column in col.SAME_IN_BAND):
-            fields.bad("parts of a band have other items")
         self._check_chunks(part)
-        if len(band.parts) > 1 and number not in self._heads:
-            self._heads[number] = IndexPart(part.rows, 0, columns={c.id: part[c].copy() for c in col.SAME_IN_BAND})
-        self._room -= entry.raw
+        if head is None and len(band.parts) > 1:
+            made = IndexPart(part.rows, 0, columns={c.id: part[c].copy() for c in col.SAME_IN_BAND})
+            _check_same_items(self._heads.setdefault(number, made), part)  # another thread's may have come first
         self._known[number, place] = part
-        while self._room < 0 and len(self._known) > 1:
-            (old, at), _ = self._known.popitem(last=False)
-            self._room += self.bands[old].parts[at].raw
+        return part
 
     def _check_items(self, part: IndexPart) -> None:
         import numpy
@@ -208,7 +214,7 @@ class ItemParts:
     def more(self, number: int, row: int) -> tuple[Path | None, dict[str, Any]]:
         """The path of an item, and properties of a tensor."""
         part = self.part(number, 0)
-        with located(item=part.names[row][:SHOWN]):
+        with self.explained(part.names[row]):
             return _more(part, row)
 
     def part_of(self, number: int, ordinal: int) -> int:
@@ -259,6 +265,13 @@ class ItemParts:
 def _crcs(part: IndexPart, begin: int, end: int) -> Iterator[bytes]:
     ends = pairwise(part.crcs_at[begin : end + 1])
     return (bytes(part[col.CRCS][CRC_BYTES * one : CRC_BYTES * two]) for one, two in ends)
+
+
+def _check_same_items(head: IndexPart, part: IndexPart) -> None:
+    import numpy
+
+    if any(not numpy.array_equal(head[column], part[column]) for column in col.SAME_IN_BAND):
+        fields.bad("parts of a band have other items")
 
 
 def _refuse_chunk(part: IndexPart, wrong: Array, what: str) -> None:

@@ -13,7 +13,7 @@ from streamxf.format.columns import Array, IndexPart
 from streamxf.format.items import Item, ObjectItem, TensorItem
 from streamxf.format.parts import ItemParts
 
-_TOGETHER = 16  # parts that are asked for together where all are read; all of them are remembered
+_TOGETHER = 16  # parts that are asked for together where all are read
 
 
 class ItemTable(Mapping[str, Item]):
@@ -53,21 +53,21 @@ class ItemTable(Mapping[str, Item]):
 
         numbers = []
         for number, band in enumerate(self.parts.bands):
-            for place in range(len(band.parts)):
-                if not place % _TOGETHER:
-                    self.parts.fetch(number, place, min(place + _TOGETHER, len(band.parts)))
-                part = self.parts.part(number, place)
-                if not place:  # which has as many items as the root says: that alone may be any number
-                    slabs = _Slabs(part.rows, self.parts.rules.rank is not None)
-                slabs.add(part)
-                if self.parts.rules.coded:
-                    numbers.append((part[col.FILE], part[col.NUMBER]))
+            for begin in range(0, len(band.parts), _TOGETHER):
+                parts = self.parts.fetch(number, begin, min(begin + _TOGETHER, len(band.parts)))
+                if not begin:  # it has as many items as the root says: that alone may be any number
+                    slabs = _Slabs(parts[0].rows, self.parts.rules.rank is not None)
+                for part in parts:
+                    slabs.add(part)
+                    if self.parts.rules.coded:
+                        numbers.append((part[col.FILE], part[col.NUMBER]))
             first = self.parts.part(number, 0)
             for row in range(first.rows) if paths else ():
                 self.parts.more(number, row)
             for row in numpy.flatnonzero(~slabs.good).tolist():
                 self._chunks(first.names[row], number, row).check()
-        self.parts.check_numbers(numbers)
+        with self.parts.explained():
+            self.parts.check_numbers(numbers)
 
     def _find(self, name: str) -> tuple[int, int] | None:
         """The band and the row of an item."""
@@ -80,7 +80,7 @@ class ItemTable(Mapping[str, Item]):
 
     def _items(self, number: int) -> Iterator[Item]:
         """The items of a band with all their chunks, once they are checked."""
-        parts = [self.parts.part(number, place) for place in range(len(self.parts.bands[number].parts))]
+        parts = self.parts.fetch(number, 0, len(self.parts.bands[number].parts))
         found = [(part.chunks_at, self.parts.some_chunks(part, 0, part.chunks, part.spans())) for part in parts]
         shapes = parts[0][col.SHAPE].tolist()
         for row, (begin, end) in enumerate(pairwise(parts[0].shapes_at)):

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan
@@ -27,13 +28,15 @@ import streamxf
 from streamxf.checkpoint import metadata as stored
 from streamxf.checkpoint.opening import ItemPart
 from streamxf.dcp.metadata import StoredMetadata
+from streamxf.dcp.reader import NOTES
 from streamxf.errors import MetadataError
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.table import ItemTable
+from streamxf.format.trailer import Trailer
 
 from . import shards
-from .helpers import KEY, assert_same, blank, full_chain, save
+from .helpers import KEY, assert_same, blank, full_chain, save, unwrapped
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 PLACE = Place("__0_0_00.distcp", 0, 1, ())
@@ -186,6 +189,57 @@ def test_of_each_band_only_the_part_with_the_shards_of_a_rank_is_read() -> None:
     assert set(table.parts._known) == {(0, 0), *((band, 300 // 32) for band in range(4))}
     assert content.state_dict_metadata["c"].properties.dtype == torch.float32
     assert (2, 0) in table.parts._known
+
+
+def test_a_load_reads_of_each_band_what_its_rank_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the reader's first request to its last, whatever part of the planner or the reader asks for names."""
+    monkeypatch.setattr("streamxf.format.index._SMALL", 0)
+    monkeypatch.setattr("streamxf.format.bands._ITEMS", 1)
+    monkeypatch.setattr("streamxf.format.bands._ROWS", 4)
+    whole = {name: torch.randn(64, 5) for name in "abcd"}
+    shards.save_shards(
+        tmp_path, [{name: shards.rows(value, rank, 32) for name, value in whole.items()} for rank in range(32)]
+    )
+    reader: Any = streamxf.FileSystemReader(tmp_path)
+    planner = streamxf.LoadPlanner()
+    with as_rank(5, 8):
+        mesh = init_device_mesh("cpu", (8,))
+        state = {name: distribute_tensor(torch.zeros(64, 5), mesh, [Shard(0)], src_data_rank=None) for name in whole}
+        content = reader.read_metadata()
+        planner.set_up_planner(state, content, False)
+        reader.set_up_storage_reader(content, False)
+        plan = reader.prepare_local_plan(planner.create_local_plan())
+        reader.read_data(planner.finish_plan(plan), planner).wait()
+        for name, value in whole.items():
+            assert torch.equal(state[name].to_local(), value[40:48])
+    assert set(content._found.items.parts._known) == {(0, 0), *((band, 5) for band in range(4))}
+
+
+@pytest.mark.parametrize("planner", [streamxf.LoadPlanner, DefaultLoadPlanner])
+def test_a_part_that_is_damaged_is_told_as_other_metadata_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planner: Any
+) -> None:
+    monkeypatch.setattr("streamxf.format.index._SMALL", 0)
+    monkeypatch.setattr("streamxf.format.bands._ITEMS", 1)
+    folder = tmp_path / "run" / "step-1"
+    (tmp_path / "run" / NOTES).mkdir(parents=True)
+    save({"a": torch.zeros(8, 2), "b": torch.ones(8, 2)}, folder, full_chain())
+    file = folder / ".metadata"
+    data = file.read_bytes()
+    trailer = Trailer.parse(data, len(data))
+    assert trailer is not None
+    last = len(data) - trailer.size - 1  # byte of the last part
+    file.write_bytes(data[:last] + bytes([data[last] ^ 1]) + data[last + 1 :])
+    with pytest.raises(CheckpointException) as caught:
+        dcp.load(
+            {"b": torch.zeros(8, 2)}, storage_reader=streamxf.FileSystemReader(folder, keys=KEY), planner=planner()
+        )
+    error = unwrapped(caught.value)
+    assert isinstance(error, MetadataError)
+    assert error.file == str(file)
+    (told,) = error.__notes__
+    assert told.startswith("next: restore this file")
+    assert [note.name[:7] for note in (tmp_path / "run" / NOTES).iterdir()] == ["damage-"]
 
 
 def test_what_is_wanted_is_compared_without_a_look_at_other_chunks() -> None:

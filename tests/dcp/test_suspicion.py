@@ -44,8 +44,8 @@ def test_elsewhere_nothing_is_made(tmp_path: Path):
     assert suspect(open_storage("memory://plain/step-3"), ID) is None
     assert os.listdir(tmp_path) == ["step-3"]
     error = BlockError("torn")
-    note_damage(error, open_storage(tmp_path / "step-3"), ID)
-    assert not notes_of(error)
+    note_damage(open_storage(tmp_path / "step-3"), ID, "next: look", error)
+    assert notes_of(error) == "next: look"
 
 
 def test_a_store(tmp_path: Path):
@@ -93,15 +93,23 @@ def test_only_a_save_id_names_a_file(save_id: str | None, run: Path):
 
 def test_where_no_note_can_be_left_the_error_says_how_to_go_on(run: Path):
     error = BlockError("torn")
-    note_damage(error, open_storage(run / "step-3"), None)
+    note_damage(open_storage(run / "step-3"), None, "next: look", error)
     assert "STREAMXF_SKIP=step-3" in notes_of(error)
     assert notes_of(pickle.loads(pickle.dumps(error))) == notes_of(error)
 
 
-@pytest.mark.parametrize("kind", [KeyMissingError, WrongKeyError, PolicyError, IdentityError, OSError])
+@pytest.mark.parametrize("kind", [KeyMissingError, WrongKeyError, PolicyError, OSError])
 def test_what_is_no_damage_leaves_none(kind: type[StreamxfError], run: Path):
     error = kind("something else")
     for save_id in ID, None:
-        note_damage(error, open_storage(run / "step-3"), save_id)
+        note_damage(open_storage(run / "step-3"), save_id, "next: look", error)
     assert not list((run / ".streamxf").iterdir())
     assert not notes_of(error)
+
+
+def test_what_belongs_elsewhere_leaves_none_but_advice(run: Path):
+    error = IdentityError("of another save")
+    for _ in range(2):  # the second time there is nothing to add
+        note_damage(open_storage(run / "step-3"), ID, "next: look", error)
+    assert notes_of(error) == "next: look"
+    assert not list((run / ".streamxf").iterdir())

@@ -366,13 +366,16 @@ def test_any_change_of_the_root_is_judged_alike(start: dict[str, Any], data: st.
     judged_alike((frame_of(json.dumps(root).encode("ascii")), b"".join(parts)), start is HASHED)
 
 
-def large_refusal(packed: Packed, signed: bool) -> str | None:
-    """As `refusal`, where items are checked as columns."""
+def large_refusal(packed: Packed, signed: bool, *, backwards: bool = False) -> str | None:
+    """As `refusal`, where items are checked as columns; `backwards`, the last part of each band is read first."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streamxf.format.index, "_SMALL", -1)
         try:
             items = parse(packed, hashed=signed).items
             assert isinstance(items, ItemTable)
+            for number, band in enumerate(items.parts.bands if backwards else ()):
+                for place in reversed(range(len(band.parts))):
+                    items.parts.part(number, place)
             items.check()
         except MetadataError as error:
             return str(error)
@@ -417,7 +420,9 @@ def test_any_change_of_a_part_is_judged_alike(start: dict[str, Any], cut: bool, 
             altered[data.draw(st.integers(0, len(altered) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     packed, signed = parts.with_part(number, bytes(altered)).stored(), start is HASHED
     judged_alike(packed, signed)
-    assert (large_refusal(packed, signed) is None) == (refusal(packed, signed) is None), refusal(packed, signed)
+    for backwards in (False, True):
+        found = large_refusal(packed, signed, backwards=backwards)
+        assert (found is None) == (refusal(packed, signed) is None), refusal(packed, signed)
 
 
 @pytest.mark.parametrize("number", [0, 1])

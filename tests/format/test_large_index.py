@@ -1,0 +1,163 @@
+"""A large index that threads share, and that processes and copies take along."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import patch
+
+import pytest
+
+from streamxf.errors import MetadataError
+from streamxf.format import parts as module
+from streamxf.format.index import File, Index
+from streamxf.format.items import Chunk, Item, Place, TensorItem
+from streamxf.format.table import ItemTable
+from tests.forge import MetadataParts, pack_columns, unpack_columns
+
+PATH = f"__0_0_{'0' * 32}.distcp"
+NAMES = "abcdefgh"
+CHAIN = ("streamxf.lz4/1?level=0",)
+
+
+def made_of(names: str) -> dict[str, TensorItem]:
+    """Tensors of 64 chunks, each of which is cut in its own way."""
+    numbers = itertools.count()
+    made = {}
+    for step, name in enumerate(names, 1):
+        places = [Place(PATH, 0, 1, CHAIN, None, next(numbers)) for _ in range(64)]
+        chunks = tuple(Chunk((row * step, 0), (step, 6), place, False) for row, place in enumerate(places))
+        made[name] = TensorItem(name, "float32", (64 * step, 6), chunks)
+    return made
+
+
+def packed(items: dict[str, TensorItem], rows: int = 8) -> tuple[bytes, bytes]:
+    """Each item is a band, of parts of so many chunks."""
+    index = Index("ab" * 16, None, (), CHAIN, {PATH: File(1, bytes(16))}, {**items})
+    with patch("streamxf.format.bands._ROWS", rows), patch("streamxf.format.bands._ITEMS", 1):
+        return index.pack()
+
+
+def read(root: bytes, parts: bytes) -> ItemTable:
+    items = Index.parse(memoryview(root), lambda at, size: parts[at : at + size], len(parts), lazy=True).items
+    assert isinstance(items, ItemTable)
+    return items
+
+
+@pytest.fixture
+def little_room() -> Iterator[None]:
+    """Room for a few parts, and threads that change places wherever they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    with patch.object(module, "_REMEMBERED", 2048):
+        yield
+    sys.setswitchinterval(interval)
+
+
+def ask(table: ItemTable, made: dict[str, TensorItem], seed: int, times: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(times):
+        name = draw.choice(NAMES)
+        item, wanted = table[name], made[name]
+        assert isinstance(item, TensorItem)
+        step = item.shape[0] // 64
+        row = draw.randrange(56)
+        found = item.overlapping([((row * step, 0), (8 * step, 6))])
+        assert found == [(number, wanted.chunks[number][:2]) for number in range(row, row + 8)]
+        assert item.chunks[row] == wanted.chunks[row]
+        assert item.path is None
+        if not draw.randrange(8):
+            assert tuple(item.chunks) == wanted.chunks
+
+
+@pytest.mark.usefixtures("little_room")
+def test_threads_share_it() -> None:
+    made = made_of(NAMES)
+    table = read(*packed(made))
+    with ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(ask, table, made, seed, 40) for seed in range(6)]
+        for each in asked:
+            each.result()
+    assert 1 <= len(table.parts._known) <= table.parts._most + 6
+    assert table.parts._most < 64
+
+
+def in_fork(act: Callable[[], None]) -> None:
+    child = os.fork()
+    if not child:
+        signal.alarm(120)
+        try:
+            act()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded")
+@pytest.mark.usefixtures("little_room")
+def test_a_fork_and_a_copy_go_on_while_threads_read() -> None:
+    made = made_of(NAMES)
+    table = read(*packed(made))
+    stop = threading.Event()
+
+    def reading() -> None:
+        while not stop.is_set():
+            ask(table, made, 1, 1)
+
+    with ThreadPoolExecutor(2) as pool:
+        threads = [pool.submit(reading) for _ in range(2)]
+        try:
+            for seed in range(5):
+                in_fork(lambda seed=seed: ask(table, made, seed, 3))  # type: ignore[misc]
+                ask(copy.deepcopy(table), made, seed, 3)
+        finally:
+            stop.set()
+        for each in threads:
+            each.result()
+
+
+def forgery() -> MetadataParts:
+    root, parts = packed(made_of("a"))
+    return MetadataParts(b"", root, parts=parts)
+
+
+def test_two_threads_that_begin_with_different_parts_of_a_forged_band() -> None:
+    """Neither has found a part to compare with: whoever is the second to tell of the band's items compares."""
+    parts = forgery()
+    raw = parts.raw_parts()
+    columns = unpack_columns(raw[2])  # behind that of files and the first
+    columns[module.col.SHAPE.id] = [65, 6]
+    forged = parts.with_part(2, pack_columns(columns, 1, 8)).stored()
+    table = read(*forged)
+    taken, met = table.parts._check_chunks, threading.Barrier(2)
+
+    def both(part: module.IndexPart) -> None:
+        met.wait(60)
+        taken(part)
+
+    with patch.object(table.parts, "_check_chunks", both), ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(table.parts.part, 0, place) for place in range(2)]
+        errors = [error for each in asked if (error := each.exception()) is not None]
+    assert [type(error) for error in errors] == [MetadataError]
+    assert "parts of a band have other items" in str(errors[0])
+
+
+def test_what_is_malformed_is_told_by_who_knows_where_it_is() -> None:
+    parts = forgery()
+    columns = unpack_columns(parts.raw_parts()[1])
+    columns[module.col.MORE.id], columns[module.col.MORE_ENDS.id] = b"{}x", [3]
+    table = read(*parts.with_part(1, pack_columns(columns, 1, 8)).stored())
+    table.parts.on_error.append(lambda error: error.add_note("told"))
+    item: Item = table["a"]
+    with pytest.raises(MetadataError) as caught:
+        _ = item.path
+    assert caught.value.item == "a"
+    assert caught.value.__notes__ == ["told"]
