@@ -36,6 +36,7 @@ from streamxf.errors import (
     WrongKeyError,
 )
 from streamxf.format.items import ObjectItem, TensorItem
+from streamxf.format.table import ItemTable
 from tests.altered import flip
 from tests.dcp.helpers import (
     KEY,
@@ -483,3 +484,13 @@ def test_bare_elements_of_a_dtype_that_has_none_are_refused(tmp_path: Path) -> N
     rewrite_index(tmp_path, lambda index: index["items"]["a"].update(dtype="quint8"))
     with refused(MetadataError, "a kind that it cannot have"), Checkpoint(tmp_path) as checkpoint:
         checkpoint["a"].read()
+
+
+def test_to_open_one_with_a_large_index_reads_no_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamxf.format.index._SMALL", 0)
+    save(small_state(), tmp_path)
+    with Checkpoint(tmp_path, keys=KEY) as checkpoint:
+        (metadata,) = checkpoint.metadata
+        assert isinstance(metadata.items, ItemTable)
+        assert not metadata.items.parts._known
+        assert "weight" in checkpoint

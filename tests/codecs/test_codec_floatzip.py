@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import streamxf
 from streamxf.codecs.floatzip.planes import Workspace, level_into, pack_into, unlevel, unpack
+from streamxf.codecs.floatzip.sampling import SMALL_BYTES, choose
 from streamxf.format.container import stage_limit
 from streamxf.testing import CodecConformance
 from tests.codecs.blocks import info
@@ -214,6 +215,12 @@ def test_text_and_whole_numbers_shrink_as_well_as_zstandard_makes_them() -> None
     assert len(check(code, None)) < 1.02 * len(streamxf.encode(code, "zstd"))
     tokens = np.random.default_rng(1).integers(0, 50_000, MIB // 8).tobytes()
     assert len(check(tokens, "int64")) < 0.26 * MIB
+
+
+def test_up_to_4_kib_compressing_is_tried_without_a_sample() -> None:
+    noise = np.random.default_rng(3).integers(0, 256, SMALL_BYTES + 1, "u1")
+    assert choose(noise[:-1], None) is not None
+    assert choose(noise, None) is None
 
 
 def test_noise_grows_by_one_byte() -> None:

@@ -231,6 +231,15 @@ def test_a_job_that_was_preempted_in_its_first_save_starts_over_with_a_warning(
     assert not (tmp_path / "step-1").exists()
 
 
+def test_what_was_never_published_is_not_reported_as_kept(tmp_path: Path) -> None:
+    saved_run(tmp_path, 1, 2)
+    shutil.copytree(tmp_path / "step-2", tmp_path / "step-3", ignore=shutil.ignore_patterns(".metadata"))
+    assert kinds(tmp_path)["step-3"] == "unfinished"
+    report = forget(tmp_path, 1, dry_run=True)
+    assert report.removed == ("step-1",)
+    assert [*report.kept] == ["step-2"]
+
+
 def test_an_evaluation_with_the_same_configuration_reads_and_removes_nothing(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
