@@ -25,7 +25,7 @@ from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import StreamInfo
 
 OBJECTS, TENSORS, ITEM_BYTES, ITEMS = 6_600, 5_000, 4096, 100_000
-OBJECTS_GOAL, SAVE_GOAL, LOAD_GOAL, METADATA_GOAL, OVERHEAD_GOAL = 1.3, 1.0, 0.8, 1.0, 300
+OBJECTS_GOAL, SAVE_GOAL, LOAD_GOAL, METADATA_GOAL, OVERHEAD_GOAL = 1.0, 0.8, 0.8, 1.0, 300
 STOCK_READER = "torch's reader"
 SAME = "streamxf's reader, the same checkpoint"
 OWN = "streamxf's reader, streamxf's checkpoint"
