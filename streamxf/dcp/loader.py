@@ -132,8 +132,10 @@ class Loader:
 
     def _empty(self, requests: Sequence[ReadItem]) -> Iterator[tuple[None, ItemPart]]:
         """The chunks without elements of each tensor that is read whole: DCP never asks for them, and they may be
-        damaged.
+        damaged. Without keys that is up to the ranks that have some.
         """
+        if self._metadata.wrapped and not self._metadata.authenticated:
+            return
         items, state = self._metadata.items, getattr(self._planner, "state_dict", None)
         read: dict[str, int] = dict.fromkeys(state, 0) if isinstance(state, Mapping) else {}
         for request in requests:
@@ -185,7 +187,7 @@ class Loader:
                     if target is not None:
                         self._read_tensor(file.name, request, wanted, target, blocks, elements)
                     else:
-                        self._load_object(request, read_all(blocks, self.meter), wanted.place.size)
+                        self.load_object(request, read_all(blocks, self.meter), wanted.place.size, wanted.place.size)
             self._settle()
         except BaseException:
             self._pipeline.cancel()  # before the file is closed
@@ -287,10 +289,12 @@ class Loader:
         self._staging.end(tensor.device)
         self._planner.commit_tensor(request, tensor)
 
-    def _load_object(self, request: ReadItem, data: bytes, stored_size: int) -> None:
+    def load_object(self, request: ReadItem, data: bytes, stored_size: int, read: int = 0) -> None:
+        """Give the planner the object of `data`, of which this rank has `read` so many bytes from the storage."""
         if self._budget is not None:
+            self._budget.add(stored_size - read)  # the rest is in the file's
             self._budget.spend(len(data), "the object")
-        self.meter.item(len(data), stored_size)
+        self.meter.item(len(data), read)
         if self._set_object is not None:
             self._set_object(request, self._objects.load(data, stored_size))
         else:

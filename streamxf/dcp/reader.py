@@ -146,7 +146,7 @@ class ChainReaderMixin(StorageMixin):
         name = metadata_name(rank)
         path = storage.label(name)
         try:
-            found = read_metadata(storage, name, self._access)
+            found = self._read_metadata(name)
             self.save_id = found.index.save_id if found.index is not None else None
             content = StoredMetadata.of(found)
             if found.index is not None and isinstance(found.index.items, ItemTable):  # what it has is read later
@@ -180,7 +180,7 @@ class ChainReaderMixin(StorageMixin):
         self._content = metadata
         self.rank = kwargs.get("rank")
         self.use_collectives = kwargs.get("use_collectives", True)
-        self._metadata = getattr(metadata, FOUND, None) or read_metadata(self._storage, GLOBAL, self._access)
+        self._metadata = getattr(metadata, FOUND, None) or self._read_metadata(GLOBAL)
         self._access.check_save(self._metadata.index.save_id if self._metadata.index is not None else None)
 
     @errors_reach_all_ranks
@@ -246,6 +246,11 @@ class ChainReaderMixin(StorageMixin):
         done.set_result(None)
         return done
 
+    def _read_metadata(self, name: str) -> stored_metadata.Metadata:
+        """Where others may read for this rank, it needs no keys: what is encrypted it then gets from them, or not."""
+        keyless = self._read == "once" and not len(self._access.keys)
+        return read_metadata(self._storage, name, self._access, listing=keyless)
+
     @property
     def _used(self) -> stored_metadata.Metadata:
         if self._metadata is None:
@@ -304,8 +309,8 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         `Progress` receives the stored bytes that this process reads, from any thread; its exceptions fail the load.
     read : {"each", "once"}
         With ``"once"``, what several ranks need of tensors is read and decoded by one of them, which sends it to the
-        others. Give it on every rank. Ranks that cannot do this together, or have little in common, read as with
-        ``"each"``, and `report` has the reason.
+        others, also to ranks without keys. Give it on every rank. Ranks that cannot do this together, or have little in
+        common, read as with ``"each"``, and `report` has the reason.
 
     Raises
     ------

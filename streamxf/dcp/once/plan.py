@@ -2,6 +2,7 @@
 
 A chunk that several ranks need a part of is cut into runs of a few mebibytes. Small runs that the same ranks need are
 put together. Each such `Unit` has one owner among the ranks that need it, who reads it and sends it to the others.
+Ranks without keys own nothing: a run that nobody else needs is owned by a rank that needs another one of the chunk.
 
 Ranks that share something belong to one group, in which everybody is connected to everybody, so a group has at most
 `GROUP` ranks; of more ranks that need the same, one of each group reads it. Units are sent in rounds. A rank takes part
@@ -13,12 +14,14 @@ from __future__ import annotations
 import math
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from streamxf.checkpoint.elements import Selection
+from streamxf.errors import KeyMissingError
 from streamxf.format.items import ITEMSIZES, Place
+from streamxf.wording import some
 
 UNIT = 4 * 2**20
 """Bytes, decoded, of a large chunk; a block that is larger is a unit. Of small ones, what is put together."""
@@ -44,7 +47,9 @@ class Need:
 
 @dataclass(eq=False, slots=True)
 class SharedChunk:
-    """A chunk of a tensor, at `offset` in that, of which several ranks need some part."""
+    """A chunk of a tensor, at `offset` in that, of which several ranks need some part; or an object's bytes, which have
+    no `dtype`.
+    """
 
     name: str
     offset: Ints
@@ -58,7 +63,7 @@ class SharedChunk:
 
     @property
     def itemsize(self) -> int:
-        return ITEMSIZES[self.dtype]
+        return ITEMSIZES[self.dtype] if self.dtype else 1
 
     def needs_of(self, rank: int) -> list[Need]:
         return [need for need in self.needs if rank in need.ranks]
@@ -108,8 +113,10 @@ def assign(
     tokens: Sequence[str],
     alone: Sequence[float],
     block: int = 0,
+    keyless: Collection[int] = (),
 ) -> dict[int, Assignment]:
-    """Each rank's share, where it has one; none at all if too little is saved.
+    """Each rank's share, where it has one; none at all if too little is saved, unless some ranks are `keyless`. Raises
+    KeyMissingError if nobody with keys can read what such a rank needs.
 
     - `shards`: with their places.
     - `hosts`, `tokens`, `alone`: of each rank; the last are the stored bytes that it reads besides.
@@ -118,7 +125,7 @@ def assign(
     unit = max(block, UNIT if len(hosts) <= _FEW else UNIT // 4)
     pieces: dict[Ranks, list[tuple[ChunkRun, float]]] = {}
     for shard, place in sorted(shards, key=lambda each: each[1][:2]):
-        for part, ranks in _runs(shard, unit):
+        for part, ranks in _runs(shard, unit, keyless):
             pieces.setdefault(ranks, []).append((part, place.size * (part.stop - part.start) / shard.count))
     sizes = {ranks: sum(stored for _, stored in found) for ranks, found in pieces.items()}
     groups, loads = _groups(sizes), dict(enumerate(alone))
@@ -128,20 +135,33 @@ def assign(
         for group in {groups[rank]: None for rank in ranks}:
             members = tuple(rank for rank in ranks if groups[rank] == group)
             saved += sizes[ranks] * (len(members) - 1)
-            units += [(owner, members, parts) for owner, parts in _owned(found, members, hosts, loads, unit)]
-    if saved < max(1, LEAST_SAVED * (sum(alone) + sum(size * len(ranks) for ranks, size in sizes.items()))):
+            owners = tuple(rank for rank in members if rank not in keyless)
+            if not owners:
+                name, whom = found[0][0].shard.name, some(map(str, members), most=8)
+                raise KeyMissingError(f"ranks {whom} have no keys, and none that reads for them needs this", item=name)
+            most = 0 if len(members) == 1 else unit
+            units += [(owner, members, parts) for owner, parts in _owned(found, owners, hosts, loads, most)]
+    if not keyless and saved < max(
+        1, LEAST_SAVED * (sum(alone) + sum(size * len(ranks) for ranks, size in sizes.items()))
+    ):
         return {}
     return _shares(units, groups, tokens, unit)
 
 
-def _runs(shard: SharedChunk, unit: int) -> Iterator[tuple[ChunkRun, Ranks]]:
-    """Cut a chunk; each run comes with the ranks that need something of it, and there are some."""
+def _runs(shard: SharedChunk, unit: int, keyless: Collection[int]) -> Iterator[tuple[ChunkRun, Ranks]]:
+    """Cut a chunk; each run comes with the ranks that need something of it, and there are some. If all of them are
+    `keyless`, one that needs another part comes with them.
+    """
     step = max(1, unit // shard.itemsize)
+    able = [rank for need in shard.needs for rank in need.ranks if rank not in keyless]
     for start in range(0, shard.count, step):
         stop = min(shard.count, start + step)
         near = [need.ranks for need in shard.needs if need.selection.count(start, stop)]
+        ranks = near[0] if len(near) == 1 else tuple(sorted(set().union(*near)))
+        if keyless and able and all(rank in keyless for rank in ranks):
+            ranks = tuple(sorted({*ranks, min(able)}))
         if near:
-            yield ChunkRun(shard, start, stop), near[0] if len(near) == 1 else tuple(sorted(set().union(*near)))
+            yield ChunkRun(shard, start, stop), ranks
 
 
 def _groups(sizes: Mapping[Ranks, float]) -> dict[int, int]:
@@ -163,17 +183,18 @@ def _groups(sizes: Mapping[Ranks, float]) -> dict[int, int]:
 
 
 def _owned(
-    found: Iterable[tuple[ChunkRun, float]], members: Ranks, hosts: Sequence[str], loads: dict[int, float], unit: int
+    found: Iterable[tuple[ChunkRun, float]], owners: Ranks, hosts: Sequence[str], loads: dict[int, float], most: int
 ) -> Iterator[tuple[int, tuple[ChunkRun, ...]]]:
-    """Cut what `members` need into as many stretches, so that each has its owner read what follows one another, and in
-    the end about as much as the others: first each host, then each rank of it.
+    """Cut what some ranks need into a stretch for each of the `owners` among them, so that each reads what follows one
+    another, and in the end about as much as the others: first each host, then each rank of it.
 
     - `loads`: what each rank reads already; what comes is added.
+    - `most`: bytes up to which parts are put together.
     """
-    units = [*_joined(found, 0 if len(members) == 1 else unit)]
+    units = [*_joined(found, most)]
     left, at = sum(stored for _, stored in units), 0
     by_host: dict[str, list[int]] = {}
-    for rank in members:
+    for rank in owners:
         by_host.setdefault(hosts[rank], []).append(rank)
     of_hosts = [sum(load for rank, load in loads.items() if hosts[rank] == host) for host in by_host]
     for number, ranks in enumerate(by_host.values()):

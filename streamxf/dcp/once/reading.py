@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -19,8 +19,9 @@ from streamxf.dcp.loader import Loader, part_of, stored_bytes
 from streamxf.dcp.once.meeting import Meeting, announce
 from streamxf.dcp.once.plan import Assignment, Need, SharedChunk, assign
 from streamxf.dcp.once.transfer import Transfer, box_of
-from streamxf.errors import ParameterError, StreamxfError
+from streamxf.errors import KeyMissingError, MetadataError, ParameterError, StreamxfError, located
 from streamxf.format.items import ITEMSIZES
+from streamxf.keys.envelope import Envelope
 from streamxf.progress import Progress
 from streamxf.storage.storage import Storage
 from streamxf.torch_private import default_store
@@ -33,14 +34,19 @@ class Facts(NamedTuple):
     """What the coordinator has to know of a rank.
 
     - `token`: drawn by the rank for this load.
-    - `terms`: on which it reads.
+    - `terms`: on which it reads. `names`: those that it gives to items.
     - `doubt`: why it cannot read once.
+    - `digest`: what the vouchers of its metadata are made for.
+    - `keyless`: whether it has no keys for it, so that the digest is all that speaks for the metadata.
     """
 
     token: str
     host: str
     terms: str
+    names: str
     doubt: str
+    digest: bytes
+    keyless: bool
 
     @classmethod
     def of(cls, metadata: Metadata, access: Access) -> Facts:
@@ -53,13 +59,25 @@ class Facts(NamedTuple):
             doubt = "the metadata is a single rank's, or of another writer"
         trust, renaming = sorted(key.id for key in access.trust), access.renaming
         terms = f"require={access.require!r}, trust={trust}, allow_unsigned={access.keys.allow_unsigned}"
-        terms += f", rename={renaming.given if renaming else None}"
-        return cls(secrets.token_hex(16), socket.gethostname(), terms, doubt)
+        names, keyless = f"rename={renaming.given if renaming else None}", is_keyless(metadata)
+        return cls(secrets.token_hex(16), socket.gethostname(), terms, names, doubt, metadata.digest, keyless)
+
+
+def is_keyless(metadata: Metadata) -> bool:
+    """Whether metadata is encrypted, and was read without keys."""
+    return bool(metadata.wrapped) and not metadata.authenticated
+
+
+def locked(metadata: Metadata, reason: str) -> KeyMissingError:
+    """What a rank without keys fails with."""
+    why = Envelope.parse(metadata.wrapped).missing(()).message
+    return KeyMissingError(f"this checkpoint is {why}. No rank reads it for those without keys: {reason}")
 
 
 def with_shares(plans: Sequence[LoadPlan], opener: ItemOpener, storage: Storage) -> None:
     """On the coordinator: give each rank its share, or the reason why there is none. Raises ParameterError if the ranks
-    read on different terms.
+    read on different terms; if some of them have no keys, KeyMissingError if the others do not read all that these
+    need, MetadataError if not all have found the same metadata.
     """
     found: list[Facts | None] = [vars(plan).pop(CARRIED, None) for plan in plans]
     known = [facts for facts in found if facts is not None]
@@ -68,11 +86,17 @@ def with_shares(plans: Sequence[LoadPlan], opener: ItemOpener, storage: Storage)
         reason = f"ranks without read='once', or a planner that makes new plans: {some(lacking, most=8)}"
     elif len(known) == 1:
         reason = reason or "one rank loads alone"
+    if any(facts.keyless for facts in known):
+        if len({facts.digest for facts in known}) > 1:
+            raise MetadataError("the ranks found different metadata, and those without keys cannot tell which is right")
+        if all(facts.keyless for facts in known):
+            reason = reason or "none has keys"
+        if reason:
+            raise locked(opener.metadata, reason)
     if not reason:
-        terms = {facts.terms: rank for rank, facts in reversed([*enumerate(known)])}
-        if len(terms) > 1:
-            shown = some((f"rank {rank} has {text}" for text, rank in terms.items()), most=4)
-            raise ParameterError(f"ranks that read for each other need the same terms: {shown}")
+        owners = [(rank, facts) for rank, facts in enumerate(known) if not facts.keyless]
+        _check_same((rank, facts.terms) for rank, facts in owners)
+        _check_same((rank, facts.names) for rank, facts in enumerate(known))
         shares = _shares(plans, known, opener, storage)
         reason = "other ranks need nothing that this one needs"
         reason = reason if shares else "less than 5% of the bytes are needed by several ranks"
@@ -80,9 +104,17 @@ def with_shares(plans: Sequence[LoadPlan], opener: ItemOpener, storage: Storage)
         vars(plan)[CARRIED] = shares.get(rank, reason)
 
 
+def _check_same(terms: Iterable[tuple[int, str]]) -> None:
+    found = {text: rank for rank, text in reversed([*terms])}
+    if len(found) > 1:
+        shown = some((f"rank {rank} has {text}" for text, rank in found.items()), most=4)
+        raise ParameterError(f"ranks that read for each other need the same terms: {shown}")
+
+
 def _shares(
     plans: Sequence[LoadPlan], facts: Sequence[Facts], opener: ItemOpener, storage: Storage
 ) -> dict[int, Assignment]:
+    keyless = {rank for rank, each in enumerate(facts) if each.keyless}
     wanted: dict[Any, tuple[ItemPart, dict[Any, dict[int, None]]]] = {}
     asked: list[tuple[int, Any, float]] = []
     for rank, plan in enumerate(plans):
@@ -90,19 +122,27 @@ def _shares(
             part = part_of(opener.metadata, request)
             key, box = box_of(request)
             asked.append((rank, key, stored_bytes(request, part)))
-            if getattr(part.item, "dtype", "") in ITEMSIZES and all(text[0] != "!" for text in part.place.descriptors):
+            known = bool(keyless) if part.chunk is None else getattr(part.item, "dtype", "") in ITEMSIZES
+            if known and all(text[0] != "!" for text in part.place.descriptors):
                 wanted.setdefault(key, (part, {}))[1].setdefault(box, {})[rank] = None
     shards: dict[Any, tuple[SharedChunk, ItemPart]] = {}
     for key, (part, boxes) in wanted.items():
-        if part.chunk is not None and len({rank for ranks in boxes.values() for rank in ranks}) > 1:
+        ranks = {rank for each in boxes.values() for rank in each}
+        if part.chunk is None and ranks & keyless:
+            size = _size(part, opener, storage)
+            if (whole := Selection.of((size,), (0,), (size,))) is not None:
+                shards[key] = SharedChunk(key[0], key[1], (size,), "", (Need(whole, (*sorted(ranks),)),)), part
+        elif part.chunk is not None and (len(ranks) > 1 or ranks & keyless):
             shape, needs = part.chunk.shape, list[Need]()
-            for box, ranks in boxes.items():
+            for box, own in boxes.items():
                 if selection := Selection.of(shape, [a for a, _ in box], [b - a for a, b in box]):
-                    needs.append(Need(selection, (*ranks,)))
+                    needs.append(Need(selection, (*own,)))
             if len(needs) == len(boxes):  # or one is not inside of the chunk, which the read says
                 shards[key] = SharedChunk(key[0], key[1], shape, getattr(part.item, "dtype", ""), (*needs,)), part
     alone = [0.0] * len(plans)
     for rank, key, stored in asked:
+        if rank in keyless and key not in shards:
+            raise KeyMissingError(f"rank {rank} has no keys, and no other rank can read this for it", item=key[0])
         alone[rank] += stored if key not in shards else 0
     block = 0
     if shards:
@@ -110,15 +150,32 @@ def _shares(
         with suppress(StreamxfError, OSError), storage.open(part.place.file) as file:  # whoever reads it is told
             block = opener.open(file, part).block_size
     hosts, tokens = [each.host for each in facts], [each.token for each in facts]
-    return assign([(shard, part.place) for shard, part in shards.values()], hosts, tokens, alone, block)
+    return assign([(shard, part.place) for shard, part in shards.values()], hosts, tokens, alone, block, keyless)
+
+
+def _size(part: ItemPart, opener: ItemOpener, storage: Storage) -> int:
+    """How many bytes an object has, which the metadata does not say."""
+    if is_keyless(opener.metadata):
+        raise locked(opener.metadata, "the coordinator needs keys, too, where there are objects")
+    with located(file=storage.label(part.place.file), item=part.item.name), storage.open(part.place.file) as file:
+        return opener.open(file, part).size
 
 
 def read_once(
     plan: LoadPlan, facts: Facts, loader: Loader, planner: LoadPlanner, storage: Storage, progress: Progress | None
 ) -> Transfer | str:
     """Read this rank's share, if the plan carries one and all ranks of the group are there; else why not. Raises what
-    went wrong on any of them.
+    went wrong on any of them, and KeyMissingError if this one cannot do without.
     """
+    found = _read_once(plan, facts, loader, planner, storage, progress)
+    if isinstance(found, str) and facts.keyless and plan.items:
+        raise locked(loader.opener.metadata, found)
+    return found
+
+
+def _read_once(
+    plan: LoadPlan, facts: Facts, loader: Loader, planner: LoadPlanner, storage: Storage, progress: Progress | None
+) -> Transfer | str:
     share = vars(plan).pop(CARRIED, None)
     if isinstance(share, str):
         return share

@@ -144,12 +144,11 @@ class Transfer:
         """
         numbers: dict[Any, list[int]] = {}
         for number, request in enumerate(requests):
-            if request.type is not LoadItemType.BYTE_IO:
-                numbers.setdefault(box_of(request), []).append(number)
+            numbers.setdefault(box_of(request), []).append(number)
         found: dict[int, tuple[SharedChunk, Need]] = {}
         for shard in {part.shard: None for unit in self._share.units for part in unit.parts}:
             for need in shard.needs_of(self._rank):
-                mine = numbers.get(((shard.name, shard.offset), need.selection.box))
+                mine = numbers.get(((shard.name, shard.offset), need.selection.box if shard.dtype else ()))
                 if mine is None:
                     return "finish_plan has changed a plan"
                 found.update(dict.fromkeys(mine, (shard, need)))
@@ -169,6 +168,8 @@ class Transfer:
     def _target(self, request: ReadItem, shard: SharedChunk) -> Target:
         wanted = self._wanted[shard] = part_of(self._loader.opener.metadata, request)
         item, chunk = wanted.item, wanted.chunk
+        if not shard.dtype and chunk is None:
+            return Target.of(torch.empty(shard.count, dtype=torch.uint8, device="cpu"))
         if not isinstance(item, TensorItem) or chunk is None or (item.dtype, chunk.shape) != (shard.dtype, shard.shape):
             raise MetadataError("the ranks have found different metadata: it was replaced meanwhile", item=shard.name)
         target = Target.of(self._planner.resolve_tensor(request).detach())
@@ -209,6 +210,13 @@ class Transfer:
         for sink in self._all:
             if sink.missing:
                 raise MetadataError("a part of the tensor is missing", item=sink.request.storage_index.fqn)
+            if sink.request.type is LoadItemType.BYTE_IO:
+                data, place = (
+                    sink.target.tensor.numpy().tobytes(),
+                    part_of(self._loader.opener.metadata, sink.request).place,
+                )
+                self._loader.load_object(sink.request, data, place.size)
+                continue
             self._loader.meter.item(sink.target.tensor.numel() * sink.dtype.itemsize, 0)
             self._planner.commit_tensor(sink.request, sink.target.tensor)
         self._loader.meter.cell.stored_bytes += stored
@@ -244,8 +252,13 @@ class Transfer:
             self._drain()  # another file may be closed for this one
         file = files[wanted.place.file]
         with located(file=file.name, item=shard.name, doing="reading"):
+            blocks = self._loader.opener.open(file, wanted, self._loader.meter)
+            if wanted.chunk is None:
+                if blocks.size != shard.count:
+                    raise MetadataError(f"the object has {blocks.size} bytes, and rank 0 found {shard.count}")
+                return file.name, Elements(blocks, 0, 1, shard.shape)
             try:
-                elements = wanted.elements(self._loader.opener.open(file, wanted, self._loader.meter))
+                elements = wanted.elements(blocks)
             except UnsupportedError as error:
                 error.add_note("next: load with read='each', which leaves such tensors to torch")
                 raise
@@ -324,19 +337,21 @@ class Transfer:
 
 
 def box_of(request: ReadItem) -> tuple[tuple[str, tuple[int, ...]], Ranges]:
-    """By what a tensor's request is known on other ranks: name and offset of a chunk, and what is wanted of that."""
+    """By what a request is known on other ranks: name and offset of a chunk, and what is wanted of that."""
     index, begins = request.storage_index, tuple(request.storage_offsets)
     box = tuple((begin, begin + length) for begin, length in zip(begins, request.lengths, strict=True))
+    box = box if request.type is not LoadItemType.BYTE_IO else ()
     return (index.fqn, tuple(index.offset or ())), box
 
 
 def _sink(request: ReadItem, target: Target, shard: SharedChunk, need: Need) -> _Sink:
-    dtype: torch.dtype = getattr(torch, shard.dtype)
+    dtype: torch.dtype = getattr(torch, shard.dtype or "uint8")
     memory = target.memory(dtype, Staging()) if target.tensor.device.type == "cpu" else None
     array, flat = memory if isinstance(memory, np.ndarray) else None, None
     if array is not None and array.flags.c_contiguous and need.selection.is_run:
         flat = array.reshape(-1).view(np.uint8)
-    return _Sink(request, target, dtype, need.selection, array, flat, math.prod(request.lengths))
+    count = math.prod(stop - start for start, stop in need.selection.box)
+    return _Sink(request, target, dtype, need.selection, array, flat, count)
 
 
 def _run(file: str, item: str, job: Job) -> None:

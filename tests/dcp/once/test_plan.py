@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection
 from unittest.mock import patch
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from streamxf.checkpoint.elements import Selection
 from streamxf.dcp.once import plan
 from streamxf.dcp.once.plan import Assignment, Need, SharedChunk, assign, first_share
+from streamxf.errors import KeyMissingError
 from streamxf.format.items import Place
 
 DTYPES = {"uint8": 1, "bfloat16": 2, "float32": 4, "complex128": 16}
@@ -51,10 +53,12 @@ def loads(draw: st.DrawFn) -> tuple[list[tuple[SharedChunk, Place]], list[str], 
     return found, draw(st.lists(st.sampled_from("xyz"), min_size=ranks, max_size=ranks)), draw(st.integers(1, 7))
 
 
-def shares_of(found: list[tuple[SharedChunk, Place]], hosts: list[str], **limits: int | float) -> dict[int, Assignment]:
+def shares_of(
+    found: list[tuple[SharedChunk, Place]], hosts: list[str], keyless: Collection[int] = (), **limits: int | float
+) -> dict[int, Assignment]:
     tokens = [f"token {rank}" for rank in range(len(hosts))]
     with patch.multiple(plan, **{"UNIT": 32, "ROUND": 64, "LEAST_SAVED": 0, **limits}):
-        return assign(found, hosts, tokens, [0.0] * len(hosts))
+        return assign(found, hosts, tokens, [0.0] * len(hosts), keyless=keyless)
 
 
 @given(loads())
@@ -93,6 +97,28 @@ def test_every_rank_gets_what_it_needs_from_one_that_needs_it_too(
             for part in unit.parts
         )
         assert not owned or max(owned.values()) == 1  # each run has one reader in a group
+
+
+@given(loads(), st.sets(st.integers(0, 6), min_size=1))
+def test_ranks_without_keys_own_nothing_and_get_all(
+    load: tuple[list[tuple[SharedChunk, Place]], list[str], int], keyless: set[int]
+):
+    found, hosts, _ = load
+    if any(keyless.issuperset(rank for need in shard.needs for rank in need.ranks) for shard, _ in found):
+        with pytest.raises(KeyMissingError):
+            shares_of(found, hosts, keyless)
+        return
+    shares = shares_of(found, hosts, keyless, LEAST_SAVED=1)
+    assert not {unit.owner for share in shares.values() for unit in share.units} & keyless
+    for shard, _ in found:
+        for need in shard.needs:
+            for rank in keyless.intersection(need.ranks):
+                parts = [part for unit in shares[rank].units for part in unit.parts if part.shard is shard]
+                wanted = need.selection.count(0, shard.count)
+                assert sum(need.selection.count(part.start, part.stop) for part in parts) == wanted
+    for rank, share in shares.items():
+        for unit in share.units:
+            assert {rank, unit.owner} <= {*unit.ranks} <= {*share.ranks}
 
 
 @given(loads())
