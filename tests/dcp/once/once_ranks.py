@@ -18,6 +18,7 @@ import streamxf
 from streamxf.dcp.once import plan
 from streamxf.storage.reading import _LocalFile
 from tests.dcp.helpers import KEY, full_chain, raw_bytes
+from tests.dcp.s3_server import storage
 
 
 @contextmanager
@@ -244,3 +245,99 @@ class Changing(dcp.DefaultLoadPlanner):
         second = replace(whole, dest_offsets=rest, storage_offsets=rest, lengths=torch.Size((rows - 10, columns)))
         new_plan.items[number : number + 1] = [first, second]
         return new_plan
+
+
+# -- other numbers of ranks ------------------------------------------------------------------------
+
+
+def rows(fill: int) -> dict[str, Any]:
+    """Matrices with a shard on each rank, of sizes that no number of ranks divides."""
+    generator = torch.Generator().manual_seed(fill)
+    whole = {
+        "large": torch.randn(9001, 1024, generator=generator),
+        "odd": torch.randn(4099, 517, generator=generator).to(torch.bfloat16),
+        "small": torch.arange(1000.0) + fill,
+    }
+    return spread(whole, (dist.get_world_size(),), [Shard(0)])
+
+
+def rows_saved(folder: Path) -> None:
+    path = folder / "rows"
+    dcp.save(rows(1), storage_writer=streamxf.FileSystemWriter(path, _extensions=full_chain()))
+
+
+def rows_loaded(folder: Path) -> Any:
+    path, state, wanted = folder / "rows", rows(2), rows(1)
+    found: dict[str, Any] = {}
+    for read in ("each", "once"):
+        with counted(path) as ratio:
+            dcp.load(state, storage_reader=streamxf.FileSystemReader(path, keys=KEY, read=read))  # type: ignore[arg-type]
+            found[read] = ratio()
+    return found | {
+        "wrong": [name for name in wanted if not torch.equal(state[name].to_local(), wanted[name].to_local())]
+    }
+
+
+# -- other ways to ask for it ----------------------------------------------------------------------
+
+
+def asked_of_install(folder: Path) -> Any:
+    """By torch's own reader, and by a load that makes its reader."""
+    state, path, found = values(), folder / "installed", dict[str, Any]()
+    with streamxf.install(full_chain(), reader={"read": "once"}):
+        dcp.save(state, checkpoint_id=path)
+        for name in ("reader", "checkpoint_id"):
+            target, made = blank(state), dcp.FileSystemReader(path)
+            with counted(path) as ratio:
+                dcp.load(target, **({"storage_reader": made} if name == "reader" else {"checkpoint_id": path}))
+                found[name] = [same(target, state), ratio()]
+            if name == "reader":
+                found["read"] = made.report.read  # type: ignore[attr-defined]
+    return found
+
+
+def asked_of_manager(folder: Path) -> Any:
+    state, target = values(), blank(values())
+    with streamxf.CheckpointManager(folder / "run", full_chain(), verify="none", reader={"read": "once"}) as manager:
+        manager.save(3, state)
+        with counted(Path(str(manager.path(3)))) as ratio:
+            step = manager.resume(target)
+            return [step, same(target, state), ratio()]
+
+
+def asked_of_urls(folder: Path) -> Any:
+    """On an S3 server, of `FsspecReader` and of a manager."""
+    import s3fs
+
+    options = storage((folder / "endpoint").read_text())
+    read, original = torch.zeros(1, dtype=torch.int64), s3fs.S3FileSystem._cat_file
+
+    async def cat_file(self: Any, path: str, *args: Any, **kwargs: Any) -> Any:
+        data = await original(self, path, *args, **kwargs)
+        if path.endswith(".distcp"):
+            read.add_(len(data))
+        return data
+
+    def ratio(url: str) -> float:
+        dist.all_reduce(read)
+        stored = sum(each["size"] for each in files.find(url, detail=True).values() if each["name"].endswith(".distcp"))
+        found = float(read.item() / stored)
+        read.zero_()
+        return found
+
+    state, found, files = values(), dict[str, Any](), s3fs.S3FileSystem(**options)
+    with patch.object(s3fs.S3FileSystem, "_cat_file", cat_file):
+        url, target = "s3://checkpoints/once", blank(state)
+        dcp.save(state, storage_writer=streamxf.FsspecWriter(url, _extensions=full_chain(), **options))
+        reader = streamxf.FsspecReader(url, keys=KEY, read="once", **options)
+        dcp.load(target, storage_reader=reader)
+        assert reader.report is not None
+        found["reader"] = [same(target, state), reader.report.read, ratio(url)]
+        url, target = "s3://checkpoints/once-run", blank(state)
+        more: dict[str, Any] = {"verify": "none", "reader": {"read": "once"}, "storage_options": options}
+        with streamxf.CheckpointManager(url, full_chain(), **more) as manager:
+            manager.save(3, state)
+            read.zero_()
+            step = manager.resume(target)
+            found["manager"] = [same(target, state), step, ratio(url)]
+    return found

@@ -65,3 +65,35 @@ def test_ranks_that_cannot_read_once_read_by_themselves(tmp_path: Path) -> None:
         assert reasons["changed plan"] == "finish_plan has changed a plan"
         assert reasons["new plan"] == "finish_plan has replaced a plan"
         assert "less than 5%" in reasons["little"]
+
+
+@pytest.mark.parametrize(("before", "after"), [(8, 16), (16, 6)])
+def test_reshards_to_other_numbers_of_ranks(tmp_path: Path, before: int, after: int) -> None:
+    run_ranks(before, tmp_path, "rows_saved", module=MODULE)
+    for report in run_ranks(after, tmp_path, "rows_loaded", module=MODULE):
+        found = report["rows_loaded"]
+        assert found["wrong"] == []
+        assert found["once"] <= 1.05
+        assert found["once"] <= found["each"]
+
+
+def test_install_and_the_manager_are_asked_for_it(tmp_path: Path) -> None:
+    for report in run_ranks(3, tmp_path, "asked_of_install", "asked_of_manager", module=MODULE):
+        found = report["asked_of_install"]
+        assert found.pop("read") == "once"
+        for wrong, ratio in found.values():
+            assert wrong == []
+            assert ratio < 1.05
+        step, wrong, ratio = report["asked_of_manager"]
+        assert (step, wrong) == (3, [])
+        assert ratio < 1.05
+
+
+@pytest.mark.s3
+def test_urls(tmp_path: Path, endpoint: str) -> None:
+    (tmp_path / "endpoint").write_text(endpoint)
+    for report in run_ranks(3, tmp_path, "asked_of_urls", module=MODULE):
+        for name, how in {"reader": "once", "manager": 3}.items():
+            wrong, found, ratio = report["asked_of_urls"][name]
+            assert (wrong, found) == ([], how)
+            assert ratio < 1.05, name
