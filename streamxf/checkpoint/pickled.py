@@ -14,6 +14,7 @@ from streamxf.format.bare import raw_descriptor
 from streamxf.format.extra import from_json, to_json
 from streamxf.format.index import Index
 from streamxf.format.items import ITEMSIZES, WITHOUT_ELEMENTS, Chunk, Item, ObjectItem, Place, TensorItem
+from streamxf.format.table import ItemTable
 from streamxf.torchsave.writing import named, plain
 
 PLANNER_DATA = "planner_data"
@@ -65,7 +66,8 @@ def pickled(index: Index, wrapped: Mapping[bytes, str], checkpoint_id: str) -> b
     """The pickle at the head of a metadata file. `wrapped` is each writer's wrapped data key, as text, and
     `checkpoint_id` where the checkpoint is. Raises MetadataError for a tensor of a dtype that is not known here.
     """
-    made, items = _Pickle(descriptors_of(index, wrapped)), index.items.values()
+    made = _Pickle(descriptors_of(index, wrapped))
+    items = (index.items.whole() if isinstance(index.items, ItemTable) else index.items).values()
     extra = {name: partial(made.plain, value) for name, value in members_of(index.extra).items()}
     about: dict[str, Any] = {"checkpoint_id": redacted(checkpoint_id), "save_id": index.save_id, "load_id": None}
     about["modules"] = [*index.modules]
