@@ -256,7 +256,7 @@ def test_other_names_do_not():
 LINES = {
     # the modules at the top
     ".": 2_796,
-    "checkpoint": 4_195,
+    "checkpoint": 4_299,
     "cli": 2_871,
     "codecs": 1_638,
     "dcp": 4_492,
@@ -265,8 +265,8 @@ LINES = {
     "integrations": 805,
     "keys": 2_114,
     "manager": 4_048,
-    "storage": 3_237,
-    "stream": 1_340,
+    "storage": 3_265,
+    "stream": 1_341,
     "testing": 893,
     "tools": 7_941,
     "torchsave": 1_861,

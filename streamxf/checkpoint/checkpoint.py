@@ -309,14 +309,11 @@ class TensorHandle:
         parts = _parts(key, self.shape)
         spans = [part if isinstance(part, range) else range(part, part + 1) for part in parts]
         first = tuple(span[0] if span else 0 for span in spans)
-        lengths = tuple(span[-1] - span[0] + 1 if span else 0 for span in spans)
-        array = self._read(first, lengths)
-        steps = tuple(
-            slice(None, None, span.step) if isinstance(part, range) else 0
-            for part, span in zip(parts, spans, strict=True)
-        )
+        steps = tuple(span.step if len(span) > 1 else 1 for span in spans)
+        array = self._read(first, tuple(map(len, spans)), steps)
         made: Any = as_numpy(array, self._item) if self._framework == "numpy" else as_torch(array, self.dtype)
-        return made[steps]  # type: ignore[no-any-return]
+        kept = tuple(slice(None) if isinstance(part, range) else 0 for part in parts)
+        return made[kept]  # type: ignore[no-any-return]
 
     def read(self) -> torch.Tensor | Array:
         return self[...]
@@ -346,9 +343,9 @@ class TensorHandle:
         made = as_numpy(self._read((0,) * len(self.shape), self.shape), self._item)
         return made if dtype is None else made.astype(dtype)
 
-    def _read(self, offset: tuple[int, ...], lengths: tuple[int, ...]) -> Array:
+    def _read(self, offset: tuple[int, ...], lengths: tuple[int, ...], steps: tuple[int, ...] = ()) -> Array:
         out = empty_array(self._item, lengths)
-        self._reader.read_into(Box(self._item, offset, lengths), out)
+        self._reader.read_into(Box(self._item, offset, lengths, steps if max(steps, default=1) > 1 else ()), out)
         return out
 
 

@@ -1,8 +1,8 @@
 """`Elements`: the elements of a stored shard, wherever they stand, and how a part of them comes into an array.
 
-What is wanted of a shard is decoded block by block, each block once. Where the wanted elements stand in the stream as
-they do in the array, blocks are decoded straight into its memory; else into reused memory, from which the wanted parts
-are copied. Elements are moved as bytes, so any dtype will do. A run is a range of an array's elements in
+Of a shard, the blocks that hold a wanted element are read, and decoded once each. Where the wanted elements stand in
+the stream as they do in the array, blocks are decoded straight into its memory; else into reused memory, from which the
+wanted parts are copied. Elements are moved as bytes, so any dtype will do. A run is a range of an array's elements in
 row-major order, as they are stored.
 
 What ``torch.save`` wrote may stand in another order. Such elements are gathered block by block when they are asked for,
@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from streamxf.budget import most
 from streamxf.buffers import scratches
 from streamxf.errors import PolicyError, UnsupportedError
-from streamxf.format.items import ITEMSIZES, TensorItem, contiguous_strides
+from streamxf.format.items import ITEMSIZES, TensorItem, contiguous_strides, elements_size
 from streamxf.storage.reading import FileSlice
-from streamxf.stream.reader import Blocks, MemoryBlocks, StreamReader
+from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
 from streamxf.torchsave.objects import find_framed
+from streamxf.torchsave.writing import prefix_of, suffix_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,32 +41,62 @@ class Selection:
     """The part of a stored array that is to be read.
 
     - `start`, `stop`: the shortest run, in elements, that holds the box.
+    - `steps`: from one wanted element to the next, in each dimension; none where that is 1 in all of them.
     """
 
     shape: tuple[int, ...]
     box: Ranges
     start: int
     stop: int
+    steps: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, shape: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]) -> Selection | None:
-        """The box at `offsets` of the size `lengths`; None if it is empty, or not inside of the array."""
+    def of(
+        cls, shape: Sequence[int], offsets: Sequence[int], lengths: Sequence[int], steps: tuple[int, ...] = ()
+    ) -> Selection | None:
+        """The box at `offsets` with `lengths` elements in each dimension; None if it is empty, or not inside of the
+        array.
+        """
         if not len(shape) == len(offsets) == len(lengths):
             return None
         if not any(offsets) and tuple(lengths) == tuple(shape):  # all of it, as nearly always
             count = math.prod(shape)
             return cls(tuple(shape), tuple([(0, size) for size in shape]), 0, count) if count else None
-        box = tuple((offset, offset + length) for offset, length in zip(offsets, lengths, strict=True))
+        reach = [(length - 1) * step + 1 for length, step in zip(lengths, steps, strict=True)] if steps else lengths
+        box = tuple((offset, offset + length) for offset, length in zip(offsets, reach, strict=True))
         if any(not 0 <= begin < end <= size for (begin, end), size in zip(box, shape, strict=True)):
             return None
         strides = contiguous_strides(shape)
         start = sum(begin * stride for (begin, _), stride in zip(box, strides, strict=True))
         last = sum((end - 1) * stride for (_, end), stride in zip(box, strides, strict=True))
-        return cls(tuple(shape), box, start, last + 1)
+        return cls(tuple(shape), box, start, last + 1, steps)
 
     @property
     def is_run(self) -> bool:
-        return self.stop - self.start == math.prod(end - begin for begin, end in self.box)
+        return self.stop - self.start == self._size(self.box)
+
+    def near(self, gap: int) -> Iterator[tuple[int, int]]:
+        """The runs, in order, from the first to the last of wanted elements that are at most `gap` apart in them."""
+        strides, steps = contiguous_strides(self.shape), self.steps or (1,) * len(self.box)
+        reach, inner = 1, len(self.box)  # from the first to the last of the inner dimensions
+        while inner:
+            (begin, end), stride = self.box[inner - 1], strides[inner - 1]
+            if end - begin > 1 and steps[inner - 1] * stride - reach >= gap:
+                break
+            reach, inner = reach + (end - begin - 1) * stride, inner - 1
+        start = self.start - sum(begin * stride for (begin, _), stride in zip(self.box[:inner], strides, strict=False))
+        places = [
+            range(a * size, b * size, n * size)
+            for (a, b), size, n in zip(self.box[:inner], strides, steps, strict=False)
+        ]
+        for place in itertools.product(*places):
+            yield start + sum(place), start + sum(place) + reach
+
+    def _size(self, box: Ranges) -> int:
+        """The wanted elements of a box that begins with one."""
+        if not self.steps:
+            return math.prod(end - begin for begin, end in box)
+        return math.prod(-(-(end - begin) // step) for (begin, end), step in zip(box, self.steps, strict=True))
 
     def parts(self, start: int, stop: int) -> Iterator[tuple[int, Ranges, Ranges]]:
         """Split the run from `start` to `stop` into boxes, and cut each one down to what is wanted. Yields the element
@@ -73,6 +104,9 @@ class Selection:
         """
         for first, outer in boxes_of_run(self.shape, start, stop):
             inner = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(outer, self.box, strict=True))
+            if self.steps:
+                places = zip(inner, self.box, self.steps, strict=True)
+                inner = tuple((a + (c - a) % step, b) for (a, b), (c, _), step in places)
             if all(begin < end for begin, end in inner):
                 yield first, outer, inner
 
@@ -81,16 +115,18 @@ class Selection:
         start, stop = max(start, self.start), min(stop, self.stop)
         if self.is_run:
             return max(0, stop - start)
-        return sum(math.prod(b - a for a, b in inner) for _, _, inner in self.parts(start, stop))
+        return sum(self._size(inner) for _, _, inner in self.parts(start, stop))
 
     def moves(self, start: int, stop: int) -> Iterator[tuple[slice, tuple[int, ...], Slices, Slices]]:
         """What has to be copied to bring all that is wanted of a run to its place: the part of the run that is a box,
         the shape of this, what of it is wanted, and where that belongs in an array of the wanted box.
         """
+        steps = self.steps or (1,) * len(self.box)
         for at, outer, inner in self.parts(max(start, self.start), min(stop, self.stop)):
             shape = tuple(stop - begin for begin, stop in outer)
-            source = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(inner, outer, strict=True))
-            target = tuple(slice(a - o, b - o) for (a, b), (o, _) in zip(inner, self.box, strict=True))
+            source = tuple(slice(a - o, b - o, n) for (a, b), (o, _), n in zip(inner, outer, steps, strict=True))
+            places = zip(inner, self.box, steps, strict=True)
+            target = tuple(slice((a - c) // n, -((c - b) // n)) for (a, b), (c, _), n in places)
             yield slice(at - start, at - start + math.prod(shape)), shape, source, target
 
 
@@ -150,13 +186,17 @@ class Elements:
         return wanted is not None and wanted.is_run
 
     def jobs(
-        self, offset: tuple[int, ...], lengths: tuple[int, ...], out: Array | BlockTarget
+        self,
+        offset: tuple[int, ...],
+        lengths: tuple[int, ...],
+        out: Array | BlockTarget,
+        steps: tuple[int, ...] = (),
     ) -> Iterator[tuple[Callable[[], None], int]]:
         """The calls that fill `out` with the box at `offset`, in elements of the shard, one for each block, and the
         bytes that each decodes. `out` has the shape `lengths`, a dtype of `itemsize` bytes, and any strides; a
-        `BlockTarget` takes a run only.
+        `BlockTarget` takes a run only. `steps` as of a `Selection`.
         """
-        wanted = Selection.of(self.shape, offset, lengths)
+        wanted = Selection.of(self.shape, offset, lengths, steps)
         if wanted is None:  # it has no elements
             return
         begin = self.origin + wanted.start * self.itemsize
@@ -164,37 +204,95 @@ class Elements:
         memory = None
         if not isinstance(out, BlockTarget) and wanted.is_run and out.flags.c_contiguous:
             memory = out.reshape(-1).view("u1").data
-        size = self.blocks.block_size
-        first, stop = begin // size, -(-end // size)
-        self.blocks.expect(first, stop)
-        for index in range(first, stop):
-            start, length = index * size, self.blocks.size_of(index)
+        for index in self._expected(wanted):
+            start, length = index * self.blocks.block_size, self.blocks.size_of(index)
             decode = self.blocks.decoder(index)
             if isinstance(out, BlockTarget):
                 part = slice(max(begin - start, 0), min(end - start, length))
                 yield partial(out.fill, decode, length, part, max(start - begin, 0)), length
             elif memory is not None and begin <= start and start + length <= end:
                 yield partial(decode, memory[start - begin : start - begin + length]), length
-            elif memory is not None:
-                yield partial(_fill_edge, decode, length, start, begin, end, memory), length
             else:
-                yield partial(self._scatter, decode, length, start, wanted, out), length
+                yield partial(self._scatter, decode, index, wanted, out.__setitem__), length
+
+    def pieces(
+        self, offset: tuple[int, ...], lengths: tuple[int, ...], most: int
+    ) -> Iterator[tuple[int, Array, Iterator[tuple[Callable[[], None], int]]]]:
+        """Cut the box at `offset` where blocks end, so that none is decoded twice. Yields runs of the box's elements in
+        row-major order: where each begins, an array for it, and the calls that fill it, as of `jobs`. A run has about
+        `most` elements, or those of one block.
+        """
+        import numpy as np
+
+        wanted = Selection.of(self.shape, offset, lengths)
+        blocks: list[tuple[int, int]] = []  # each with the place of its first element in the run
+        at = count = 0
+        left = [] if wanted is None else self._expected(wanted)
+        for index in left:
+            assert wanted is not None
+            blocks.append((index, count))
+            count += wanted.count(*self._reach(index, wanted))
+            if count >= most or index == left[-1]:
+                piece = np.empty(count, unsigned(self.itemsize))
+                yield at, piece, self._filling(blocks, wanted, piece)
+                at, count, blocks = at + count, 0, []
+
+    def _filling(
+        self, blocks: list[tuple[int, int]], wanted: Selection, out: Array
+    ) -> Iterator[tuple[Callable[[], None], int]]:
+        for index, at in blocks:
+            decode, put = self.blocks.decoder(index), _appending(out[at:])
+            yield partial(self._scatter, decode, index, wanted, put), self.blocks.size_of(index)
+
+    def _expected(self, wanted: Selection) -> list[int]:
+        """The blocks that hold a wanted element; they are announced."""
+        size = self.blocks.block_size
+        runs: list[tuple[int, int]] = []
+        for start, stop in wanted.near(size // self.itemsize):
+            first = (self.origin + start * self.itemsize) // size
+            if runs and first <= runs[-1][1]:
+                first = runs.pop()[0]
+            runs.append((first, -(-(self.origin + stop * self.itemsize) // size)))
+        self.blocks.expect(*runs)
+        return [*itertools.chain.from_iterable(itertools.starmap(range, runs))]
+
+    def _reach(self, index: int, wanted: Selection) -> tuple[int, int]:
+        """The elements of a block, as far as the wanted ones reach."""
+        start = index * self.blocks.block_size - self.origin
+        last = (start + self.blocks.size_of(index)) // self.itemsize
+        return max(wanted.start, start // self.itemsize), min(wanted.stop, last)
 
     def _scatter(
-        self, decode: Callable[[memoryview], None], length: int, start: int, wanted: Selection, out: Array
+        self,
+        decode: Callable[[memoryview], None],
+        index: int,
+        wanted: Selection,
+        put: Callable[[Slices, Array], None],
     ) -> None:
+        """Decode a block, and put what is wanted of it where it belongs in an array of the box."""
         import numpy as np
 
         scratch = scratches.take()
-        data = scratch.take(0, length)
+        data = scratch.take(0, self.blocks.size_of(index))
         decode(data)
-        first = max(wanted.start, (start - self.origin) // self.itemsize)
-        last = min(wanted.stop, (start + length - self.origin) // self.itemsize)
-        elements = np.frombuffer(data, "u1")[self.origin + first * self.itemsize - start :]
+        first, last = self._reach(index, wanted)
+        elements = np.frombuffer(data, "u1")[self.origin + first * self.itemsize - index * self.blocks.block_size :]
         elements = elements[: (last - first) * self.itemsize].view(unsigned(self.itemsize))
         for part, shape, source, target in wanted.moves(first, last):
-            out[target] = elements[part].reshape(shape)[source]
+            put(target, elements[part].reshape(shape)[source])
         scratches.give(scratch)
+
+
+def _appending(out: Array) -> Callable[[Slices, Array], None]:
+    """What puts elements one after another, wherever they belong."""
+    at = 0
+
+    def put(_: Slices, elements: Array) -> None:
+        nonlocal at
+        out[at : at + elements.size].reshape(elements.shape)[...] = elements
+        at += elements.size
+
+    return put
 
 
 def itemsize_of(item: TensorItem) -> int:
@@ -207,18 +305,6 @@ def itemsize_of(item: TensorItem) -> int:
 def unsigned(itemsize: int) -> str:
     """NumPy's name for elements of so many bytes, which are only moved."""
     return "c16" if itemsize == 16 else f"u{itemsize}"
-
-
-def _fill_edge(
-    decode: Callable[[memoryview], None], length: int, start: int, begin: int, end: int, memory: memoryview
-) -> None:
-    """Decode a block of which only a part is wanted."""
-    scratch = scratches.take()
-    data = scratch.take(0, length)
-    decode(data)
-    first, last = max(begin, start), min(end, start + length)
-    memory[first - begin : last - begin] = data[first - start : last - start]
-    scratches.give(scratch)
 
 
 # -- what torch.save wrote ---------------------------------------------------------------------------
@@ -304,6 +390,8 @@ def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Eleme
     """The elements of the plain tensor that a stream holds; row-major ones are read where they stand. Raises as
     `find_framed`.
     """
+    if isinstance(blocks, BareBlocks) and blocks.crcs is not None and (start := _start_in_frame(blocks, dtype, shape)):
+        return Elements(blocks, start, ITEMSIZES[dtype], shape)
     stream = StreamReader(blocks)
     found = find_framed(stream, blocks.size, dtype, shape)
     itemsize = found.tensor.itemsize
@@ -314,3 +402,17 @@ def framed_elements(blocks: Blocks, dtype: str, shape: tuple[int, ...]) -> Eleme
     data = bytearray(found.tensor.extent)
     stream.readinto_at(found.start, data)
     return strided_elements(FileSlice(io.BytesIO(), 0, len(data), data), itemsize, shape, found.tensor.strides)
+
+
+def _start_in_frame(blocks: BareBlocks, dtype: str, shape: tuple[int, ...]) -> int:
+    """Where the elements stand in the frame that streamxf writes; 0 if there are none, or in another frame. What says
+    so is compared whole with what belongs there, so it can be believed without the block that it is in.
+    """
+    size = elements_size(dtype, shape) if dtype in ITEMSIZES else 0
+    if not size:
+        return 0
+    before, after = prefix_of(dtype, shape), suffix_of(dtype, shape, 0)
+    head = bytearray(len(before))
+    if blocks.size == len(before) + size + len(after):
+        blocks.range(0, len(head))(memoryview(head))
+    return len(before) if head == before else 0

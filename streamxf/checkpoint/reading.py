@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import repeat
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -22,11 +23,12 @@ Ints = tuple[int, ...]
 
 
 class Box(NamedTuple):
-    """A part of a tensor; offset and lengths are in elements."""
+    """A part of a tensor; offset and lengths are in elements, `steps` as of a `Selection`."""
 
     item: TensorItem
     offset: Ints
     lengths: Ints
+    steps: Ints = ()
 
     @property
     def size(self) -> int:
@@ -110,7 +112,7 @@ class BoxReader(abc.ABC):
             part = out[cuts]
             place = {"file": self.label(chunk.place.file), "item": box.item.name}
             with located(**place):
-                jobs = self.elements(box.item, chunk).jobs(inside, lengths, part)
+                jobs = self.elements(box.item, chunk).jobs(inside, lengths, part, box.steps)
                 yield from ((partial(_run_located, place, job), size) for job, size in jobs)
             if not left and not whole:
                 break
@@ -162,8 +164,10 @@ def empty_array(item: TensorItem, lengths: Ints) -> Array:
 def check_box(box: Box) -> None:
     shape = box.item.shape
     inside = len(shape) == len(box.offset) == len(box.lengths)
-    places = zip(box.offset, box.lengths, shape, strict=False)
-    if not inside or any(at < 0 or length < 0 or at + length > size for at, length, size in places):
+    places = zip(box.offset, box.lengths, box.steps or repeat(1), shape, strict=False)
+    if not inside or any(
+        at < 0 or length < 0 or at + max(0, (length - 1) * step + 1) > size for at, length, step, size in places
+    ):
         raise ParameterError(
             f"the box of {box.lengths} at {box.offset} is not inside the tensor, which has the shape {shape}",
             item=box.item.name,
@@ -193,9 +197,12 @@ def cut(shape: Ints, most: int) -> Iterator[tuple[Ints, Ints]]:
 
 def shared_part(box: Box, chunk: Chunk) -> tuple[Ints, Ints, Ints] | None:
     """What a box and a chunk share, if anything: its offset in the chunk, its lengths, and its offset in the box."""
-    starts = tuple(map(max, box.offset, chunk.offset))
-    stops = tuple(map(min, map(int.__add__, box.offset, box.lengths), map(int.__add__, chunk.offset, chunk.shape)))
-    lengths = tuple(map(int.__sub__, stops, starts))
+    steps = box.steps or (1,) * len(box.lengths)
+    before = tuple(map(int.__sub__, box.offset, chunk.offset))
+    starts = tuple(max(0, -(at // step)) for at, step in zip(before, steps, strict=True))
+    places = zip(before, steps, box.lengths, chunk.shape, strict=True)
+    lengths = tuple(min(n, (size - at - 1) // step + 1) for at, step, n, size in places)
+    lengths = tuple(map(int.__sub__, lengths, starts))
     if any(length <= 0 for length in lengths):
         return None
-    return tuple(map(int.__sub__, starts, chunk.offset)), lengths, tuple(map(int.__sub__, starts, box.offset))
+    return tuple(at + start * step for at, start, step in zip(before, starts, steps, strict=True)), lengths, starts

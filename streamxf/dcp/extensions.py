@@ -24,7 +24,7 @@ from streamxf.format.items import ITEMSIZES, elements_size
 from streamxf.format.limits import MAX_CODECS, MAX_NDIM
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.registry import CodecRegistry
-from streamxf.storage.reading import FileSlice
+from streamxf.storage.reading import FileSlice, Span
 from streamxf.stream.container import BlockReader, read_header, stream_info
 from streamxf.stream.encoder import ContainerEncoder, StreamWriter
 from streamxf.stream.reader import BareBlocks, Blocks, StreamReader
@@ -289,8 +289,8 @@ class _Framed(Blocks):
         self._prefix = prefix
         self._suffix = suffix
 
-    def expect(self, first: int, stop: int) -> None:
-        self._blocks.expect(first, min(stop, self._blocks.count))
+    def expect(self, *runs: Span) -> None:
+        self._blocks.expect(*((first, min(stop, self._blocks.count)) for first, stop in runs))
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         start = index * self.block_size - len(self._prefix)

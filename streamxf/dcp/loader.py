@@ -7,7 +7,7 @@ target:
   or what is wanted of them is copied there.
 - Where it is a tensor on a GPU, of the stored dtype and without gaps, blocks are decoded into pinned memory and copied
   from there, while others are decoded.
-- Any other target (of another dtype, say) is filled by `copy_`, from pieces of a few mebibytes, in the
+- Any other target (of another dtype, say) is filled by `copy_`, from pieces of a few blocks, in the
   calling thread and in the order of the items.
 - What only torch can make, a tensor of some subclass, is loaded whole and copied in one go.
 """
@@ -32,10 +32,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, Read
 from streamxf.budget import held_bytes
 from streamxf.buffers import scratches
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, unsigned
+from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, boxes_of_run
 from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
-from streamxf.checkpoint.reading import cut
 from streamxf.checkpoint.staging import DeviceMemory, Staging
 from streamxf.dcp.targets import Target
 from streamxf.engine import Pipeline, worker_count
@@ -277,12 +276,9 @@ class Loader:
         if memory is not None and (in_runs or not isinstance(memory, DeviceMemory)):
             self._fill(filling(commit), elements.jobs(offset, lengths, memory), self._together)
             return
-        most = max(1, PIECE_BYTES // dtype.itemsize) if target.plain else tensor.numel()
-        for at, size in cut(lengths, most):
-            piece = np.empty(size, unsigned(dtype.itemsize))
-            into = tensor[tuple(slice(begin, begin + length) for begin, length in zip(at, size, strict=True))]
-            jobs = elements.jobs(tuple(map(int.__add__, offset, at)), size, piece)
-            self._fill(filling(partial(_copy_into, into, piece, dtype)), jobs)
+        most = PIECE_BYTES // dtype.itemsize if target.plain else tensor.numel()
+        for at, piece, jobs in elements.pieces(offset, lengths, most):
+            self._fill(filling(partial(_copy_into, tensor, at, piece, dtype)), jobs)
         self._fill(filling(commit), ())
 
     def _commit(self, request: ReadItem, tensor: torch.Tensor) -> None:
@@ -420,10 +416,9 @@ def _announce(file: FetchedFile, entries: list[_Entry]) -> None:
             continue
         last, at, size = wanted, wanted.place.at, wanted.place.size
         if size <= 2 * _END or (request is not None and stored_bytes(request, wanted) == size):
-            file.expect(at, at + size, soon=False)
-        else:
-            file.expect(at, at + _END, soon=False)
-            file.expect(at + size - _END, at + size, soon=False)
+            file.expect((at, at + size), soon=False)
+        elif wanted.place.crcs is None:
+            file.expect((at, at + _END), (at + size - _END, at + size), soon=False)
 
 
 def _read_ahead(file: StoredFile, entries: list[_Entry], number: int) -> int:
@@ -439,9 +434,12 @@ def _read_ahead(file: StoredFile, entries: list[_Entry], number: int) -> int:
     return stop
 
 
-def _copy_into(target: torch.Tensor, array: Array, dtype: torch.dtype) -> None:
-    flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
-    target.copy_(flat.view(dtype).view(array.shape))
+def _copy_into(target: torch.Tensor, at: int, array: Array, dtype: torch.dtype) -> None:
+    """Copy a run of a target's elements, row-major, that begins at `at`."""
+    flat = torch.from_numpy(array.view(np.uint8)).view(dtype)
+    for start, box in boxes_of_run(target.shape, at, at + array.size):
+        part = target[tuple(slice(*span) for span in box)]
+        part.copy_(flat[start - at :][: part.numel()].view(part.shape))
 
 
 def check_size(target: torch.Tensor, wanted: Any) -> None:

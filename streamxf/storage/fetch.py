@@ -1,5 +1,5 @@
 """Requests to a file system of fsspec's that works asynchronously, several at a time and repeated where that may help;
-and `FetchedFile`, which fetches ahead what is announced.
+and `FetchedFile`, which fetches ahead what is announced, neighbours at once, from there or from a user's storage.
 
 The clients below fsspec repeat requests by themselves, with back-off. What reaches us has outlasted that: a server that
 was overloaded for longer, or an answer that ended early. A few more attempts cost seconds, and a failed save costs all
@@ -108,7 +108,48 @@ _REQUESTS = 16
 _STALE = 256  # reads after which a range whose rest nobody wants, as it seems, is dropped
 _GAP = 128 * 1024  # bytes between two announced parts that are fetched along: another request would take longer
 
-_Span = tuple[int, int]
+Span = tuple[int, int]
+Request = Callable[[int, int], "Future[bytes]"]
+"""Begins to fetch the bytes from one position to another."""
+
+
+def requests_to(filesystem: Any, path: str) -> Request:
+    """How parts of a file are asked for."""
+
+    def request(start: int, stop: int) -> Future[bytes]:
+        async def fetch() -> bytes:
+            return _exactly(stop - start, await filesystem._cat_file(path, start=start, end=stop), path)
+
+        return begun(filesystem, fetch)
+
+    return request
+
+
+def requests_in_threads(read: Callable[[int, int], bytes], path: str) -> Request:
+    """The same where reading waits for the answer: each request has a thread."""
+
+    def request(start: int, stop: int) -> Future[bytes]:
+        answer: Future[bytes] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(_exactly(stop - start, read(start, stop), path))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        try:
+            threading.Thread(target=ask, name="streamxf_fetch", daemon=True).start()
+        except RuntimeError:  # the system's limit on threads
+            ask()
+        return answer
+
+    return request
+
+
+def _exactly(size: int, data: bytes, path: str) -> bytes:
+    if len(data) != size:
+        raise OSError(errno.EIO, f"{size} bytes were asked for, {len(data)} came", path)
+    return data
 
 
 class FetchedFile:
@@ -120,28 +161,27 @@ class FetchedFile:
 
     parallel = True
 
-    def __init__(self, filesystem: Any, path: str, size: int) -> None:
-        self._filesystem = filesystem
-        self._path = path
+    def __init__(self, request: Request, size: int) -> None:
+        self._request = request
         self._size = size
         self._lock = threading.Lock()
-        self._announced: deque[list[_Span]] = deque()  # parts that one request will fetch
+        self._announced: deque[list[Span]] = deque()  # parts that one request will fetch
         self._ranges: list[_Range] = []
         self._reads = 0
 
-    def expect(self, start: int, stop: int, *, soon: bool = True) -> None:
-        """Announce that the bytes from `start` to `stop` will be read: before all else that was announced, or after."""
+    def expect(self, *spans: Span, soon: bool = True) -> None:
+        """Announce that bytes will be read, in this order: before all else that was announced, or after."""
         with self._lock:
             known = [*self._announced, *(each.unread for each in self._ranges)]
-            spans = [(start, min(stop, self._size))]
+            left = [(start, min(stop, self._size)) for start, stop in spans]
             for first, last in ((group[0][0], group[-1][1]) for group in known):
-                spans = [part for span in spans for part in _without(span, first, last)]
+                left = [part for span in left for part in _without(span, first, last)]
             if soon:
-                groups: deque[list[_Span]] = deque()
-                _add(groups, spans)
+                groups: deque[list[Span]] = deque()
+                _add(groups, left)
                 self._announced.extendleft(reversed(groups))
             else:
-                _add(self._announced, spans)
+                _add(self._announced, left)
             self._begin_next()
 
     def read_into(self, position: int, out: memoryview) -> int:
@@ -168,15 +208,6 @@ class FetchedFile:
                 each.data.cancel()
             self._ranges.clear()
 
-    def _request(self, start: int, stop: int) -> Future[bytes]:
-        async def fetch() -> bytes:
-            data: bytes = await self._filesystem._cat_file(self._path, start=start, end=stop)
-            if len(data) != stop - start:
-                raise OSError(errno.EIO, f"{stop - start} bytes were asked for, {len(data)} came", self._path)
-            return data
-
-        return begun(self._filesystem, fetch)
-
     # -- with the lock held ------------------------------------------------------------------------------
 
     def _begin_next(self) -> None:
@@ -187,7 +218,7 @@ class FetchedFile:
             begun_now = self._begin(self._announced.popleft())
             held += begun_now.stop - begun_now.start
 
-    def _begin(self, spans: list[_Span]) -> _Range:
+    def _begin(self, spans: list[Span]) -> _Range:
         start, stop = spans[0][0], spans[-1][1]
         made = _Range(start, stop, self._request(start, stop), spans, self._reads)
         self._ranges.append(made)
@@ -217,14 +248,14 @@ class _Range:
     start: int
     stop: int
     data: Future[bytes]
-    unread: list[_Span]
+    unread: list[Span]
     used: int
 
     def read(self, start: int, stop: int) -> None:
         self.unread = [part for span in self.unread for part in _without(span, start, stop)]
 
 
-def _add(groups: deque[list[_Span]], spans: list[_Span]) -> None:
+def _add(groups: deque[list[Span]], spans: list[Span]) -> None:
     """Append spans, each to what is fetched along with those before it if they are near."""
     for start, stop in spans:
         while start < stop:
@@ -238,6 +269,6 @@ def _add(groups: deque[list[_Span]], spans: list[_Span]) -> None:
             start = end
 
 
-def _without(span: _Span, start: int, stop: int) -> list[_Span]:
+def _without(span: Span, start: int, stop: int) -> list[Span]:
     """What is left of a span."""
     return [(a, b) for a, b in ((span[0], min(span[1], start)), (max(span[0], stop), span[1])) if a < b]

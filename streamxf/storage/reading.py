@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from streamxf.buffers import Scratch
 from streamxf.errors import ContainerError
 from streamxf.storage.fetch import FetchedFile
+from streamxf.storage.fetch import Span as Span
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -54,8 +55,10 @@ class PositionalFile(Protocol):
     def read_into(self, position: int, out: memoryview) -> int:
         """Fill `out` with what stands from `position`; return less than its size at the end of the file only."""
 
-    def expect(self, start: int, stop: int) -> None:
-        """Take note that the bytes from `start` to `stop` will be read next: a file far away is better asked early."""
+    def expect(self, *spans: Span) -> None:
+        """Take note that these bytes will be read next, each from a first one to before a last one: a file far away is
+        better asked early.
+        """
 
 
 class _LocalFile:
@@ -74,7 +77,7 @@ class _LocalFile:
             done += count
         return done
 
-    def expect(self, start: int, stop: int) -> None:
+    def expect(self, *spans: Span) -> None:
         """The kernel reads ahead by itself."""
 
 
@@ -99,7 +102,7 @@ class _Positioned:
                 done += count
         return done
 
-    def expect(self, start: int, stop: int) -> None:
+    def expect(self, *spans: Span) -> None:
         """It is read in order, and may fetch ahead by itself."""
 
     def _read_some(self, out: memoryview) -> int:
@@ -156,10 +159,10 @@ class FileSlice:
     def slice(self, start: int, stop: int) -> FileSlice:
         return FileSlice(self._access, self._offset + start, stop - start)
 
-    def expect(self, start: int, stop: int) -> None:
+    def expect(self, *spans: Span) -> None:
         """Take note that these bytes will be read next."""
         if self.whole is None:
-            self._access.expect(self._offset + start, self._offset + stop)
+            self._access.expect(*((self._offset + start, self._offset + stop) for start, stop in spans))
 
     def read_at(self, position: int, size: int) -> bytes:
         """Exactly `size` bytes from `position` of the slice; raises ContainerError if the slice or the file ends
@@ -210,8 +213,8 @@ class _Observed:
         self._add = add
         self.parallel = access.parallel
 
-    def expect(self, start: int, stop: int) -> None:
-        self._access.expect(start, stop)
+    def expect(self, *spans: Span) -> None:
+        self._access.expect(*spans)
 
 
 class Timed(_Observed):
@@ -292,28 +295,20 @@ def size_of(raw: IO[bytes]) -> int | None:
 
 
 class RangedFile(io.RawIOBase):
-    """A file whose bytes `read` gives, from one position to another. Several threads may read it by position."""
-
-    parallel = True
+    """A file whose bytes `read` gives, from one position to another."""
 
     def __init__(self, read: Callable[[int, int], bytes | memoryview], size: int) -> None:
         self._read = read
         self._size = size
         self._at = 0
 
-    def read_into(self, position: int, out: memoryview) -> int:
-        stop = min(position + len(out), self._size)
-        data = self._read(position, stop) if position < stop else b""
+    def readinto(self, buffer: Buffer, /) -> int:
+        out = memoryview(buffer).cast("B")
+        stop = min(self._at + len(out), self._size)
+        data = self._read(self._at, stop) if self._at < stop else b""
         out[: len(data)] = data  # a ValueError if there is more than was asked for
+        self._at += len(data)
         return len(data)
-
-    def expect(self, start: int, stop: int) -> None:
-        """Nothing is fetched ahead."""
-
-    def readinto(self, out: Buffer, /) -> int:
-        count = self.read_into(self._at, memoryview(out).cast("B"))
-        self._at += count
-        return count
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         self._at = max(0, offset + (0, self._at, self._size)[whence])

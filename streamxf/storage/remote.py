@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from streamxf.errors import ParameterError
-from streamxf.storage.fetch import FetchedFile, answers, begun, is_asynchronous, made
+from streamxf.storage.fetch import FetchedFile, answers, begun, is_asynchronous, made, requests_to
 from streamxf.storage.files import check_component, draft_of, noted
 from streamxf.storage.multipart import PendingUpload, creating, multipart_of, pending_uploads, put_over, stamp_of
 from streamxf.storage.reading import StoredFile, access_to, size_of
@@ -135,7 +135,7 @@ class RemoteStorage(Storage):
             if not is_asynchronous(self.filesystem):
                 yield StoredFile(self.label(name), size, raw, access_to(raw))
                 return
-            with closing(FetchedFile(self.filesystem, self.path_of(name), size)) as fetched:
+            with closing(FetchedFile(requests_to(self.filesystem, self.path_of(name)), size)) as fetched:
                 yield StoredFile(self.label(name), size, raw, fetched, fetched)
 
     def read(self, path: str, start: int, stop: int) -> bytes:

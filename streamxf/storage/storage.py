@@ -19,6 +19,7 @@ from typing import IO, Any, ClassVar, Literal, NamedTuple
 from streamxf.errors import AbortedError, ForeignError, MetadataError, ParameterError, UnsupportedError, redacted
 from streamxf.storage.checked import checked
 from streamxf.storage.disk import Mount, Volume
+from streamxf.storage.fetch import FetchedFile, requests_in_threads
 from streamxf.storage.files import DEEPEST, MOST, check_component, components
 from streamxf.storage.multipart import ABSENT, PendingUpload, ReplacedMeanwhile
 from streamxf.storage.reading import RangedFile, StoredFile
@@ -302,8 +303,9 @@ class Storage(ABC):
 
     def sized(self, name: str, size: int) -> StoredFile:
         """The same of a file that has been listed with its size."""
-        access = RangedFile(partial(self.read, name), size)
-        return StoredFile(self.label(name), size, io.BufferedReader(access), access)
+        read, label = partial(self.read, name), self.label(name)
+        fetched = FetchedFile(requests_in_threads(read, label), size)
+        return StoredFile(label, size, io.BufferedReader(RangedFile(read, size)), fetched, fetched)
 
     def _no_size(self, name: str) -> UnsupportedError:
         return UnsupportedError("the file has no known size", file=self.label(name))

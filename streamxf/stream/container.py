@@ -19,7 +19,7 @@ from streamxf.format.limits import FOOTER_BYTES, HEADER_FIXED_BYTES
 from streamxf.keys.envelope import DataKey
 from streamxf.registry import CodecRegistry, Provider
 from streamxf.report import Meter
-from streamxf.storage.reading import FileSlice
+from streamxf.storage.reading import FileSlice, Span
 from streamxf.storage.storage import Check
 from streamxf.stream.reader import Blocks
 
@@ -105,8 +105,8 @@ class BlockReader(Blocks):
     def stored_size_of(self, index: int) -> int:
         return self._table.ends[index] - self._begin_of(index)
 
-    def expect(self, first: int, stop: int) -> None:
-        self._source.expect(self._begin_of(first), self._table.ends[stop - 1])
+    def expect(self, *runs: Span) -> None:
+        self._source.expect(*((self._begin_of(first), self._table.ends[stop - 1]) for first, stop in runs))
 
     def decode(self, index: int, out: memoryview | None) -> None:
         """Decode block `index` into `out`, which has exactly its size, or into nothing to check whether it is intact.

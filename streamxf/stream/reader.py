@@ -23,7 +23,7 @@ from streamxf.format.header import Header
 from streamxf.format.limits import MAX_KEY_LINE
 from streamxf.format.plain import SEAL_END_BYTES
 from streamxf.report import Meter
-from streamxf.storage.reading import FileSlice, ForkLock
+from streamxf.storage.reading import FileSlice, ForkLock, Span
 
 _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them
 _READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size
@@ -40,8 +40,8 @@ class Blocks(ABC):
     def size_of(self, index: int) -> int:
         return min(self.block_size, self.size - index * self.block_size)
 
-    def expect(self, first: int, stop: int) -> None:  # noqa: B027 - not all can begin to fetch
-        """Take note that the blocks from `first` to `stop` will be read next."""
+    def expect(self, *runs: Span) -> None:  # noqa: B027 - not all can begin to fetch
+        """Take note that these blocks will be read next, each from a first one to before a last one."""
 
     @abstractmethod
     def decoder(self, index: int) -> Callable[[memoryview], None]:
@@ -56,8 +56,9 @@ class BareBlocks(Blocks):
         self._source = source
         self.crcs = crcs
 
-    def expect(self, first: int, stop: int) -> None:
-        self._source.expect(first * self.block_size, min(self.size, stop * self.block_size))
+    def expect(self, *runs: Span) -> None:
+        size = self.block_size
+        self._source.expect(*((first * size, min(self.size, stop * size)) for first, stop in runs))
 
     def stored_size_of(self, index: int) -> int:
         return self.size_of(index)
@@ -238,7 +239,7 @@ class StreamReader(CheckedReader):
             self._copy_part(out, start, first)
             return
         pipeline: Pipeline[None] = Pipeline()
-        self._blocks.expect(first, last + 1)
+        self._blocks.expect((first, last + 1))
         try:
             for index in range(first, last + 1):
                 begin = index * self._block_size

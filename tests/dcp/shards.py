@@ -52,17 +52,18 @@ class Planner(DefaultSavePlanner):
 
 
 def save_shards(
-    path: Path,
+    path: Any,
     states: Sequence[dict[str, Any]],
-    chain: Callable[[], list[Any]] = list,
+    chain: Callable[[], Any] = list,
     *,
     use_collectives: bool = True,
     first: int = 0,
+    **options: Any,
 ) -> list[str]:
     """Save one state for each rank, from the `first` on; returns the ids of the save, or those of the ranks."""
     writers, planners, plans = [], [], []
     for rank, state in enumerate(states, first):
-        writer = streamxf.FileSystemWriter(path, _extensions=chain(), sync_files=False)
+        writer = streamxf.FileSystemWriter(path, _extensions=chain(), sync_files=False, **options)
         coordinates = rank == 0 or not use_collectives
         writer.set_up_storage_writer(coordinates, rank=rank, use_collectives=use_collectives)
         planner = Planner()

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamxf.storage import fetch
-from streamxf.storage.fetch import FetchedFile
+from streamxf.storage.fetch import FetchedFile, requests_to
 from tests.polling import SECONDS, WatchedLock
 
 DATA = random.Random(5).randbytes(40_000)
@@ -67,7 +67,7 @@ def read(file: FetchedFile, start: int, stop: int) -> bytes:
 
 
 def file_in(store: Store) -> FetchedFile:
-    return FetchedFile(store, "file", len(DATA))
+    return FetchedFile(requests_to(store, "file"), len(DATA))
 
 
 places = st.integers(0, len(DATA) + 100)
@@ -83,16 +83,16 @@ def test_bytes_are_those_of_the_file(steps: list[tuple[str, tuple[int, int]]]) -
         if what == "read":
             assert read(file, start, stop) == DATA[start:stop]
         else:
-            file.expect(start, stop, soon=what == "soon")
+            file.expect((start, stop), soon=what == "soon")
     file.close()
 
 
 def test_what_was_announced_is_fetched_once(store: Store) -> None:
     file = file_in(store)
     for start in range(0, 20_000, 700):
-        file.expect(start, start + 700, soon=False)
-    file.expect(0, 700)
-    file.expect(5000, 7000)
+        file.expect((start, start + 700), soon=False)
+    file.expect((0, 700))
+    file.expect((5000, 7000))
     for start in range(0, 20_000, 500):
         assert read(file, start, start + 500) == DATA[start : start + 500]
     asked = sorted(store.asked)
@@ -102,7 +102,7 @@ def test_what_was_announced_is_fetched_once(store: Store) -> None:
 
 def test_threads(store: Store) -> None:
     file = file_in(store)
-    file.expect(0, len(DATA), soon=False)
+    file.expect((0, len(DATA)), soon=False)
     places = list(range(0, len(DATA), 300))
     with ThreadPoolExecutor(8) as pool:
         for start, data in zip(places, pool.map(lambda at: read(file, at, at + 300), places), strict=True):
@@ -126,15 +126,15 @@ class Watched(FetchedFile):
 
 
 def test_the_lock_is_held(store: Store) -> None:
-    file = Watched(store, "file", len(DATA))
-    file.expect(0, 3000)
-    file.expect(5000, 6000, soon=False)
+    file = Watched(requests_to(store, "file"), len(DATA))
+    file.expect((0, 3000))
+    file.expect((5000, 6000), soon=False)
     assert read(file, 0, 7000) == DATA[:7000]
 
 
 def test_what_is_given_up_is_not_fetched_for_reads_that_come_later(store: Store) -> None:
     file = file_in(store)
-    file.expect(0, len(DATA))
+    file.expect((0, len(DATA)))
     file.close()
     store.asked.clear()
     for at in (0, 20_000):
@@ -146,7 +146,7 @@ def test_nothing_is_begun_while_all_is_given_up(store: Store) -> None:
     """It would be fetched for nobody."""
     file, lock = file_in(store), WatchedLock(threading.Lock())
     file._lock = lock  # type: ignore[assignment]
-    other = threading.Thread(target=lambda: (file.expect(5000, 6000), lock.asked.set()), daemon=True)
+    other = threading.Thread(target=lambda: (file.expect((5000, 6000)), lock.asked.set()), daemon=True)
 
     class Cancelled:
         def cancel(self) -> None:
@@ -177,7 +177,7 @@ def test_requests_whose_answers_nobody_wants_any_more_are_cancelled() -> None:
 
 def test_what_is_held_is_bounded(store: Store) -> None:
     file = file_in(store)
-    file.expect(0, len(DATA), soon=False)
+    file.expect((0, len(DATA)), soon=False)
     assert read(file, 0, 10) == DATA[:10]
     assert sum(stop - start for start, stop in store.asked) <= 4000
 
@@ -185,13 +185,13 @@ def test_what_is_held_is_bounded(store: Store) -> None:
 def test_parts_that_nobody_reads_do_not_stop_what_is_fetched_ahead(store: Store) -> None:
     file = file_in(store)
     for start in range(0, 4000, 1000):
-        file.expect(start, start + 1000, soon=False)
-    file.expect(10_000, len(DATA), soon=False)
+        file.expect((start, start + 1000), soon=False)
+    file.expect((10_000, len(DATA)), soon=False)
     for _ in range(2):
         for start in range(10_000, len(DATA), 100):
             read(file, start, start + 100)
     store.asked.clear()
-    file.expect(4000, 5000)
+    file.expect((4000, 5000))
     assert store.asked or read(file, 4000, 4010) == DATA[4000:4010]
     assert store.asked[0] == (4000, 5000)
 

@@ -227,10 +227,9 @@ def test_blocks_are_announced_by_their_bytes(monkeypatch: pytest.MonkeyPatch) ->
     source = FileSlice(io.BytesIO(encode(DATA, [streamxf.ZStandard()])), len(prefix_of()))
     blocks = BlockReader(source, read_header(source), None)
     announced: list[tuple[int, int]] = []
-    monkeypatch.setattr(FileSlice, "expect", lambda self, *span: announced.append(span))
-    blocks.expect(0, 1)
-    blocks.expect(1, 3)
-    blocks.expect(3, blocks.count)
+    monkeypatch.setattr(FileSlice, "expect", lambda self, *spans: announced.extend(spans))
+    blocks.expect((0, 1))
+    blocks.expect((1, 3), (3, blocks.count))
     sizes = [blocks.stored_size_of(number) for number in range(blocks.count)]
     begin = blocks.header.size
     ends = [begin + sum(sizes[:number]) for number in range(blocks.count + 1)]

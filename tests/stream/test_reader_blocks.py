@@ -32,7 +32,7 @@ class Blocks:
     def size_of(self, index: int) -> int:
         return min(4, self.size - 4 * index)
 
-    def expect(self, first: int, stop: int) -> None: ...
+    def expect(self, *runs: tuple[int, int]) -> None: ...
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         def decode(out: memoryview) -> None:

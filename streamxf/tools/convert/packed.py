@@ -89,7 +89,7 @@ class _Pieces:
                 break
         return done
 
-    def expect(self, start: int, stop: int) -> None:
+    def expect(self, *spans: tuple[int, int]) -> None:
         """What is between the gaps is small."""
 
 

@@ -113,7 +113,7 @@ class GuardedAccess(Counted):
 def pieces_of(source: FileSlice) -> Iterator[bytes]:
     """A part of a file, piece by piece and in order, which workers read where several threads can."""
     pipeline: Pipeline[bytes] = Pipeline()
-    source.expect(0, source.length)
+    source.expect((0, source.length))
     try:
         for at in range(0, source.length, _STEP):
             read = partial(source.read_at, at, min(_STEP, source.length - at))
@@ -170,7 +170,7 @@ def _check_each(
     *,
     decodes: bool = False,
 ) -> None:
-    blocks.expect(0, blocks.count)
+    blocks.expect((0, blocks.count))
     small = blocks.count == 1 and max(source.length, blocks.size) <= _CHECK_HERE
     for index in range(blocks.count):
         try:

@@ -132,7 +132,7 @@ def test_pieces_that_nobody_wants_any_more_are_waited_for(monkeypatch: pytest.Mo
     class Source:
         length, parallel = 5 * reading._STEP, True
 
-        def expect(self, start: int, stop: int) -> None: ...
+        def expect(self, *spans: tuple[int, int]) -> None: ...
 
         def read_at(self, at: int, size: int) -> bytes:
             if at:
