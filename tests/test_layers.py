@@ -259,7 +259,7 @@ LINES = {
     "checkpoint": 4_301,
     "cli": 2_871,
     "codecs": 1_638,
-    "dcp": 4_492,
+    "dcp": 4_505,
     "format": 3_122,
     "formats": 944,
     "integrations": 805,

@@ -15,6 +15,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -27,7 +28,7 @@ from streamxf.dcp.once.plan import Assignment
 from streamxf.errors import AbortedError
 from streamxf.torch_private import default_store
 
-PATIENCE = 7.0
+PATIENCE = 6.0
 """Seconds in which all ranks have to begin to read, and to connect; and after which one without a sign of life is
 dead."""
 _PULSE = 1.0
@@ -127,10 +128,22 @@ class Meeting:
         """Begin to watch, and connect with the others, unless an earlier load has left the connections."""
         self._watching.start()
         if self._group is None:
-            own, patience = _store(f"made/{self._name}"), timedelta(seconds=PATIENCE)
+            # where a rank dies meanwhile, gloo may wait for several times as long as it was given
+            made: Future[Any] = Future()
+            threading.Thread(target=self._make_group, args=(made,), name="streamxf-connect", daemon=True).start()
+            while not made.done():
+                self.check()
+                wait([made], _MOMENT)
             with _connected():
-                self._group = dist.ProcessGroupGloo(own, self._rank, self._size, patience)
+                self._group = made.result()
         self.check()
+
+    def _make_group(self, made: Future[Any]) -> None:
+        own, patience = _store(f"made/{self._name}"), timedelta(seconds=PATIENCE)
+        try:
+            made.set_result(dist.ProcessGroupGloo(own, self._rank, self._size, patience))
+        except BaseException as error:  # which is raised where it is waited for
+            made.set_exception(error)
 
     def begin(self, data: torch.Tensor, rank: int, tag: int, *, send: bool) -> Callable[[], None]:
         """Begin to send bytes to a rank, or to receive them; returned is what waits for it. Both raise ConnectionError

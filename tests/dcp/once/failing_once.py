@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import random
-import signal
-import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +16,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf.dcp.once import meeting, plan, transfer
+from streamxf.dcp.once import meeting, transfer
 from streamxf.storage.reading import _LocalFile
 from tests.altered import flip
 from tests.dcp.helpers import KEY, OTHER_KEY, full_chain
-from tests.dcp.process_groups import join_group
 
 from .once_ranks import blank, same, values
 
@@ -56,6 +50,19 @@ class Failing(dcp.DefaultLoadPlanner):
 
 def fail() -> None:
     raise ValueError("on purpose")
+
+
+def slow_at_first(original: Any) -> Any:
+    """As gloo is where a rank dies that it was about to connect with."""
+    calls = []
+
+    def make(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 1:
+            time.sleep(20)
+        return original(*args)
+
+    return make
 
 
 def broken(original: Any) -> Any:
@@ -109,9 +116,10 @@ def raising(folder: Path) -> Any:
         attempt(method, who, planner=Failing(method if rank == who else "", fail))
     attempt("read", 1, patch.object(_LocalFile, "read_into", broken(_LocalFile.read_into)))
     unconnected = patch.dict(meeting._kept, clear=True)
-    attempt(
-        "connect", 2, unconnected, patch.object(meeting.Meeting, "connect", side_effect=ConnectionError("no route"))
-    )
+    no_route = patch.object(meeting.Meeting, "connect", side_effect=ConnectionError("no route"))
+    attempt("connect", 2, unconnected, no_route)
+    with patch.object(dist, "ProcessGroupGloo", slow_at_first(dist.ProcessGroupGloo)) if rank == 0 else nullcontext():
+        attempt("slow connections", 2, unconnected, no_route)
     attempt("message", 0, patch.object(transfer, "crc32c", SimpleNamespace(crc32c=lambda data: 7)))
     attempt(
         "silent",
@@ -147,38 +155,3 @@ def other_terms(folder: Path) -> Any:
         except CheckpointException as error:
             found[name] = sorted({f"{type(each).__name__}: {each}" for each, _ in error.failures.values()})
     return found
-
-
-def doomed(rank: int, count: int, folder: str, seed: int) -> None:
-    """One rank is killed at some moment of a load that takes a few seconds."""
-    join_group(rank, count, str(Path(folder) / "meeting"))
-    path, state = Path(folder) / "checkpoint", values()
-    dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, _extensions=full_chain(), thread_count=2))
-    chosen = random.Random(seed)
-    victim, delay = chosen.randrange(count), chosen.uniform(0, 3)
-    original = _LocalFile.read_into
-
-    def read_into(self: Any, position: int, out: memoryview) -> int:
-        time.sleep(0.02)
-        return original(self, position, out)
-
-    def die() -> None:
-        time.sleep(delay)
-        (Path(folder) / "died").write_text(str(time.monotonic()))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    dist.barrier()
-    with patch.object(_LocalFile, "read_into", read_into), patch.multiple(plan, UNIT=1 << 16, ROUND=1 << 18):
-        if rank == victim:
-            threading.Thread(target=die, daemon=True).start()
-        try:
-            for _ in range(100):  # until it dies
-                failed = failures(path, state)
-                if failed["failures"]:
-                    break
-            text = str(failed["failures"])
-        except BaseException as error:  # what a collective of DCP's ends in
-            text = f"{type(error).__name__}: {error}"
-    report = {"text": text, "ended": time.monotonic()}
-    (Path(folder) / f"report {rank}.json").write_text(json.dumps(report))
-    os._exit(0)  # nobody can take the group down any more
