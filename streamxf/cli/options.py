@@ -127,6 +127,11 @@ PATH = argument(
     "FSSPEC_S3_ENDPOINT_URL).",
     callback=existing,
 )
+PATHS = argument(
+    "PATH...",
+    "A checkpoint's folder or file, or its URL, as for other commands; of several, there is one report.",
+    callback=lambda paths: [*map(existing, paths)],
+)
 RUN = argument("RUN", "A training run's folder, with a folder for each checkpoint, or its URL.", callback=existing)
 TARGET = argument("TARGET", "The new checkpoint's folder, or its URL.")
 ONLY = value("PATTERN", "Only items whose names match, such as '*.weight'; repeatable.")

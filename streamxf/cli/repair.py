@@ -13,13 +13,13 @@ from streamxf.errors import ParameterError
 
 
 def verify(
-    path: str = options.PATH,
+    paths: list[str] = options.PATHS,
     *,
     access: options.Group,
     expect_save_id: list[str] | None = options.SAVE_IDS,
     out: show.Output,
 ) -> int:
-    """Read every byte of a checkpoint or file, and report damage.
+    """Read every byte of checkpoints or files, and report damage.
 
     A file that streamxf.open wrote is checked like a checkpoint. Of a torch.save file, the checksums of its records are
     compared; a .safetensors file has none, so only its header is checked. A Hugging Face folder is checked shard by
@@ -30,15 +30,16 @@ def verify(
     Examples:
     streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key
     streamxf verify weights.pt.sxf
+    streamxf verify run-7/step-* run-8/step-*
     """
     with out.progress("Verifying") as bar:
-        report = streamxf.verify(path, **access, expect_save_id=expect_save_id, progress=bar)
+        report = streamxf.verify(paths, **access, expect_save_id=expect_save_id, progress=bar)
     return out.report(
-        lambda: {"path": path, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)},
+        lambda: {"paths": paths, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)},
         str(report),
         report.ok,
         access["max_expansion"],
-        path,
+        *paths,
     )
 
 

@@ -43,6 +43,10 @@ class LocalStorage(Storage, raises_only_known=True):
         self.folder = folder
         self._close: Callable[[], Any] | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process may have another working directory, and does not hold the folder."""
+        return LocalStorage, (os.path.abspath(self.path), self._location)
+
     @property
     def place(self) -> str | int:
         """The descriptor while it is held, or else the path."""

@@ -150,7 +150,7 @@ CASES = [
     Case("pack  code.pt  new  --chain  zstd", 1, "tests.cli.world.Code"),
     # options and commands
     Case("nosuch", 2, "no such command 'nosuch'"),
-    Case("verify", 2, "missing argument 'PATH'"),
+    Case("verify", 2, "missing argument 'PATH...'"),
     Case("verify  plain  --nosuch", 2, "no such option"),
     Case("verify  plain  --require  nothing", 2, "nothing"),
     Case("verify  plain  --expect-save-id  0123", 2, "0123"),

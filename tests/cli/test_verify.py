@@ -85,3 +85,17 @@ def test_a_key_as_an_argument_is_refused_and_not_shown(run: Run, encrypted: Path
     done = run("verify", encrypted, "--key", f"{prefix}{secret}")
     assert done.code == 2
     assert secret not in done.out + done.err
+
+
+def test_several_paths_have_one_report(run: Run, plain: Path, tmp_path: Path):
+    other = tmp_path / "other"
+    save({"weight": torch.ones(10), "step": 7}, storage_writer=StockWriter(other))
+    done = run("verify", plain, other, "--json")
+    assert (done.code, done.json["paths"], done.json["files"]) == (0, [str(plain), str(other)], 2)
+    flip_bit(plain)
+    done = run("verify", plain, other)
+    assert done.code == 1
+    assert f"damaged: {plain}/" in done.out
+    gone = run("verify", plain, tmp_path / "gone")
+    assert gone.code == 2
+    assert "there is no file or folder" in gone.err

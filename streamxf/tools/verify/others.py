@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from functools import reduce
 from typing import Any
@@ -18,37 +18,47 @@ from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
+from streamxf.progress import Share
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.storage import Storage
 from streamxf.stream.container import read_header
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.reader import BareBlocks, StreamReader
-from streamxf.tools.verify.reading import Outcome, Verification, check_along_heads, check_blocks, note, pieces_of
+from streamxf.tools.fleet import Fleet, SentTerms
+from streamxf.tools.verify.reading import (
+    AnyCheck,
+    Outcome,
+    Verification,
+    check_along_heads,
+    check_blocks,
+    note,
+    pieces_of,
+)
 from streamxf.tools.verify.report import Findings, Notes
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.wording import many, some
 
-_Check = Callable[[StoredFile, Findings], None]
+_CheckOf = Callable[[StoredFile, Access, Findings], None]
+Checks = Generator[list[AnyCheck], None, None]
+"""Yields checks that have to be made, by whoever calls, before it goes on."""
 
 
-def check_file(call: Verification) -> None:
+def check_file(call: Verification) -> Checks:
     """Check a file of any format; raises UnsupportedError, NoCheckpointError, and as `_check_plain`."""
     storage = call.storage
     with storage.open() as file:
         found = format_of(file, storage.name)
-    if found is Format.PLAIN:
-        _check(call, storage, storage.name, lambda file, findings: _check_plain(file, call.access, findings))
-        return
-    _refuse_keys(call)
+    if found is not Format.PLAIN:
+        _refuse_keys(call)
     if found is None:
         raise no_checkpoint(
             storage, "neither as one of streamxf.open, nor as a .safetensors file, nor as one of torch.save"
         )
-    _check(call, storage, storage.name, _check_torch if found is Format.TORCH else _check_safetensors)
+    yield [FormatCheck(call, storage, storage.name, _CHECKS[found])]
 
 
-def check_folder(call: Verification, layout: huggingface.HubLayout) -> None:
+def check_folder(call: Verification, layout: huggingface.HubLayout) -> Checks:
     """Check a Hugging Face folder: each shard by itself and then, if all are intact, whether index and shards fit each
     other. Raises as `check_file`.
     """
@@ -59,9 +69,8 @@ def check_folder(call: Verification, layout: huggingface.HubLayout) -> None:
     except (errors.ContainerError, errors.MetadataError) as error:
         findings.damage(error)
         shards = tuple(sorted(name for name in storage.names() if name.endswith(layout.suffix)))
-    for shard in shards:
-        check = _check_torch if layout.suffix == huggingface.BIN else _check_safetensors
-        _check(call, storage.child(shard), shard, check)
+    check = _check_torch if layout.suffix == huggingface.BIN else _check_safetensors
+    yield [FormatCheck(call, storage.child(shard), shard, check) for shard in shards]
     if away := huggingface.links_out(storage, filter(None, (layout.index, *shards))):
         findings.unchecked.append(f"whether files belong here that are links out of the folder: {some(away)}")
     if not any(each.damaged for each in call.found):
@@ -71,16 +80,38 @@ def check_folder(call: Verification, layout: huggingface.HubLayout) -> None:
             findings.damage(error, error.item)
 
 
-def _check(call: Verification, storage: Storage, name: str, check: _Check) -> None:
-    findings = call.findings(name)
-    try:
-        with call.open(name, storage) as file:
-            findings.files, findings.bytes_read = 1, file.size
-            check(file, findings)
-    except FileNotFoundError:
-        findings.damage(errors.ContainerError("the index names this file, which is missing"))
-    except (OSError, errors.ForeignError) as error:
-        findings.damage(error)
+class FormatCheck(AnyCheck):
+    """A check of the file that `storage` is, by what its format allows."""
+
+    def __init__(self, call: Verification, storage: Storage, name: str, check: _CheckOf) -> None:
+        self.findings = call.findings(name)
+        self._call, self._storage, self._check = call, storage, check
+
+    def run(self) -> None:
+        findings = self.findings
+        try:
+            with self._call.open(findings.file, self._storage) as file:
+                findings.files, findings.bytes_read = 1, file.size
+                self._check(file, self._call.access, findings)
+        except FileNotFoundError:
+            findings.damage(errors.ContainerError("the index names this file, which is missing"))
+        except (OSError, errors.ForeignError) as error:
+            findings.damage(error)
+
+    def submit(self, fleet: Fleet) -> None:
+        terms = fleet.terms(self._call.access)
+        fleet.submit(Findings, self._take, _check_there, self._storage, terms, self.findings.file, self._check)
+
+    def _take(self, found: Findings | errors.StreamxfError) -> None:
+        self.taken(found)
+        Share.announced(self._call.progress, self.findings.bytes_read).finish()
+
+
+def _check_there(storage: Storage, terms: SentTerms, name: str, check: _CheckOf) -> Findings:
+    """A worker's task; raises as `check` and `SentTerms.open`."""
+    made = FormatCheck(Verification(storage, terms.open(), None), storage, name, check)
+    made.run()
+    return made.findings
 
 
 def _refuse_keys(call: Verification) -> None:
@@ -124,7 +155,7 @@ def _check_plain(file: StoredFile, access: Access, findings: Findings) -> None:
         pipeline.cancel()
 
 
-def _check_safetensors(file: StoredFile, findings: Findings) -> None:
+def _check_safetensors(file: StoredFile, access: Access, findings: Findings) -> None:
     """Check each rule of the header, and that every byte can be read. Raises OSError and StreamxfError if it cannot be
     read, or has a dtype that torch does not know.
     """
@@ -139,7 +170,7 @@ def _check_safetensors(file: StoredFile, findings: Findings) -> None:
         findings.unchecked.append(f"the bytes of {many(len(shard.items), 'tensor')}: the format has no checksums")
 
 
-def _check_torch(file: StoredFile, findings: Findings) -> None:
+def _check_torch(file: StoredFile, access: Access, findings: Findings) -> None:
     """Check directory and pickle, and the CRC-32 of every record; raises as `_check_safetensors`."""
     items: Mapping[str, Item] = {}
     unsupported: errors.UnsupportedError | None = None
@@ -173,6 +204,9 @@ def _check_torch(file: StoredFile, findings: Findings) -> None:
             )
             for name in [*_inside(items, begin, begin + size)] or [None]:
                 findings.damage(wrong, name)
+
+
+_CHECKS = {Format.PLAIN: _check_plain, Format.TORCH: _check_torch, Format.SAFETENSORS: _check_safetensors}
 
 
 def _crc32_of(file: StoredFile, begin: int, size: int) -> int:

@@ -5,10 +5,12 @@ every block is checked, whatever is wrong with the others.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 from streamxf import errors
@@ -23,13 +25,14 @@ from streamxf.errors import is_damage, shorten
 from streamxf.format.bare import alignment
 from streamxf.format.container import Block, ContainerParser
 from streamxf.format.header import Header, Kind
-from streamxf.format.items import Place, TensorItem
+from streamxf.format.items import ObjectItem, Place, TensorItem
 from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import Counted, FileSlice, PositionalFile, StoredFile
 from streamxf.storage.storage import Storage
 from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.reader import BareBlocks, MemoryBlocks, StreamReader
+from streamxf.tools.fleet import Fleet, SentTerms
 from streamxf.tools.scan import Found, Scan, walk
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes
 from streamxf.torchsave.objects import check_records, find_framed, load_framed
@@ -38,6 +41,7 @@ from streamxf.wording import many, some
 _STEP = 2**20
 _REMOTE_STEP = 8 * 2**20  # bytes that fsspec fetches at a time; by itself it would hold up to 100 MiB for each file
 _CHECK_HERE = 128 * 1024  # bytes of a stream that is checked sooner than a worker is told to
+_RUN = 256 * 2**20  # stored bytes of items that are checked together, and given to a worker of an executor
 _WHOLE = -2  # the scratch memory's place for a decoded block; the other places are -1 and up
 
 
@@ -77,16 +81,19 @@ class Verification:
             raise
 
     @contextmanager
-    def open(self, label: str, storage: Storage | None = None, share: Share | None = None) -> Iterator[StoredFile]:
+    def open(
+        self, label: str, storage: Storage | None = None, share: Share | None = None, held: int | None = None
+    ) -> Iterator[StoredFile]:
         """Open the file `label` of the folder, or what `storage` is, which has that name in errors; what is read counts
-        for `share`, by default a new one.
+        for `share`, by default a new one. Of what the storage has of the file, `held` bytes are to be read.
         """
         with ExitStack() as stack:
             with self.noting_unread():
                 place, name = (self.storage, label) if storage is None else (storage, "")
                 file = stack.enter_context(place.open(name, step=_REMOTE_STEP))
             share = share or Share.announced(self.progress, file.size)
-            access = GuardedAccess(self, file.access, held_bytes(file.raw, file.size), share)
+            held = held_bytes(file.raw, file.size) if held is None else held
+            access = GuardedAccess(self, file.access, held, share)
             yield StoredFile(label, file.size, file.raw, access)
         share.finish()
 
@@ -213,30 +220,66 @@ def check_along_heads(source: FileSlice, header: Header, coder: StreamCoder | No
         notes.error(cause, index)
 
 
-class FileCheck:
-    """A check of one data file of about `size` bytes. `opener` opens its items, which come in the order of their
-    places; what no metadata describes is scanned.
+class AnyCheck(ABC):
+    """A check of a file, whose results go to `findings`; `failed` is what ended it in a worker of an executor."""
+
+    findings: Findings
+    failed: errors.StreamxfError | None = None
+
+    @abstractmethod
+    def run(self) -> None:
+        """Make the check, here."""
+
+    @abstractmethod
+    def submit(self, fleet: Fleet) -> None:
+        """Have a fleet make it."""
+
+    def taken(self, found: Findings | errors.StreamxfError) -> None:
+        """Take what a worker found."""
+        if isinstance(found, errors.StreamxfError):
+            self.failed = self.failed or found
+        else:
+            self.findings.add(found)
+
+
+class ItemRun(NamedTuple):
+    """Items of a data file that are checked together, in the order of their places: number `begin` to `end`. What
+    stands before them ends at `at`, and `held` is their share of the bytes that the storage has.
+    """
+
+    begin: int
+    end: int
+    at: int
+    held: int
+    last: bool
+
+
+class FileCheck(AnyCheck):
+    """A check of one data file of about `size` bytes. `metadata` says what is known of its items, which come in the
+    order of their places; what no metadata describes is scanned.
     """
 
     def __init__(
-        self, call: Verification, name: str, size: int, opener: ItemOpener | None = None, items: Sequence[ItemPart] = ()
+        self, call: Verification, name: str, size: int, metadata: Metadata | None = None, items: Sequence[ItemPart] = ()
     ) -> None:
         self.findings = call.findings(name)
         self._call = call
-        self._opener = opener or ItemOpener(Metadata("", None, {}, None), call.access, sees_index=False)
-        self._described = opener is not None
+        self._metadata = metadata
+        known = metadata or Metadata("", None, {}, None)
+        self._opener = ItemOpener(known, call.access, sees_index=metadata is not None)
         self._items = items
+        self._size = size
         self._share = Share.announced(call.progress, size)
         self._pipeline: Pipeline[Outcome] = Pipeline()
 
-    def run(self) -> None:
-        """Make the check; damage goes to the findings."""
+    def run(self, only: ItemRun | None = None) -> None:
+        """Make the check, or that of one run; damage goes to the findings."""
         findings = self.findings
         try:
-            with self._call.open(findings.file, share=self._share) as file:
+            with self._call.open(findings.file, share=self._share, held=only.held if only else None) as file:
                 findings.files = 1
                 try:
-                    self._check(file) if self._described else self._scan(file)
+                    self._scan(file) if self._metadata is None else self._check(file, only)
                 finally:
                     self._pipeline.cancel()
         except FileNotFoundError:
@@ -247,31 +290,71 @@ class FileCheck:
                 self._lose_all("the file cannot be read")
         self._share.finish()
 
+    def submit(self, fleet: Fleet) -> None:
+        """Have a fleet make it, run by run if it has several and can be opened here."""
+        name, runs = self.findings.file, list[ItemRun | None]([None])
+        if self._metadata is not None and self._size >= 2 * _RUN:
+            with suppress(errors.StreamxfError, OSError), self._call.open(name, share=Share(None, 0)) as file:
+                runs = [*self._runs(held_bytes(file.raw, file.size))]
+        metadata = self._metadata and _of_file(self._metadata, name)
+        for run in runs:
+            items = [*map(_alone, self._items[run.begin : run.end] if run else self._items)]
+            args = self._call.storage, fleet.terms(self._call.access), name, metadata, items, run
+            fleet.submit(Findings, partial(self._take, run), _check_there, *args)
+        self._items = ()
+
+    def _take(self, run: ItemRun | None, found: Findings | errors.StreamxfError) -> None:
+        self.taken(found)
+        if run is None or run.last:
+            self._share.finish()
+        else:
+            self._share.advance(_RUN)
+
+    def _runs(self, held: int) -> Iterator[ItemRun]:
+        """The runs of a file of which `held` bytes are stored: no more than these explain, whatever the metadata says
+        of sizes.
+        """
+        places = [wanted.place for wanted in self._items]
+        most = max(1, held // _RUN)
+        length = max(_RUN, max((place.at + place.size for place in places), default=0) // most)
+        begins, ats, at = [0], [0], 0
+        for number, place in enumerate(places):
+            if place.at >= ats[-1] + length and number:
+                begins.append(number)
+                ats.append(at)
+            if place.at >= at or not place.size:
+                at = max(at, place.at + place.size)
+        for number, (begin, end) in enumerate(pairwise([*begins, len(places)])):
+            yield ItemRun(begin, end, ats[number], held // len(begins), end == len(places))
+
     def _lose_all(self, text: str) -> None:
         self.findings.items += len(self._items)
         items = some(shorten(wanted.item.name) for wanted in self._items)
         lost = f", and with it {many(len(self._items), 'item')}: {items}" if self._items else ""
         self.findings.damage(errors.MetadataError(f"{text}{lost}"))
 
-    def _check(self, file: StoredFile) -> None:
+    def _check(self, file: StoredFile, only: ItemRun | None) -> None:
         facts = self._opener.metadata.files.get(self.findings.file)
-        if facts is not None and facts.size != file.size:
+        if facts is not None and facts.size != file.size and not (only and only.begin):
             text = f"the file has {file.size} bytes, the metadata says {facts.size}: it was truncated or appended to"
             self.findings.damage(errors.ContainerError(text))
-        later = [
-            (wanted, notes)
-            for wanted in self._in_place(file.size)
-            if (notes := self._check_stored(file, wanted)) is not None
-        ]
-        note(self._pipeline.results())
-        for wanted, notes in later:
-            if not notes.damaged:
-                self._check_content(file, wanted, notes)
+        for run in [only] if only is not None else self._runs(held_bytes(file.raw, file.size)):
+            self._opener.budget = self._call.access.budget(run.held)
+            items = self._items if only is not None else self._items[run.begin : run.end]
+            later = [
+                (wanted, notes)
+                for wanted in self._in_place(items, run, file.size)
+                if (notes := self._check_stored(file, wanted)) is not None
+            ]
+            note(self._pipeline.results())
+            for wanted, notes in later:
+                if not notes.damaged:
+                    self._check_content(file, wanted, notes)
 
-    def _in_place(self, size: int) -> Iterator[ItemPart]:
+    def _in_place(self, items: Sequence[ItemPart], run: ItemRun, size: int) -> Iterator[ItemPart]:
         """Those of the items that can be checked; what lies between them is noted."""
-        at = 0
-        for wanted in self._items:
+        at = run.at
+        for wanted in items:
             place = wanted.place
             if place.size and place.at < at:
                 # otherwise little metadata could have the same bytes read without end
@@ -289,7 +372,7 @@ class FileCheck:
             self.findings.items += 1
             self.findings.bytes_read += min(place.size, size - place.at)
             yield wanted
-        if at < size:
+        if run.last and at < size:
             text = f"{size - at} bytes follow the last item, and nothing accounts for them: they were appended"
             self.findings.damage(errors.ContainerError(text))
 
@@ -342,7 +425,7 @@ class FileCheck:
         refuses the table: no codec is looked up then.
         """
         findings = self.findings
-        if header.keyed and not (self._described and len(self._call.access.keys)):  # the metadata had wrapped keys
+        if header.keyed and (self._metadata is None or not len(self._call.access.keys)):  # it has the wrapped keys
             findings.skipped[KEYED] += 1
             return None
         try:
@@ -410,3 +493,30 @@ class FileCheck:
                 text = f"bytes {found.at} to {found.at + found.size} are not a container"
                 findings.damage(errors.ContainerError(text))
         note(self._pipeline.results())
+
+
+def _check_there(
+    storage: Storage, terms: SentTerms, name: str, metadata: Metadata | None, items: list[ItemPart], run: ItemRun | None
+) -> Findings:
+    """A worker's task: check a data file, or a run of its items; raises as `SentTerms.open`."""
+    check = FileCheck(Verification(storage, terms.open(), None), name, 0, metadata, items)
+    check.run(run)
+    if run is not None and run.begin:
+        check.findings.files = 0  # the first run has counted it
+    return check.findings
+
+
+def _of_file(metadata: Metadata, name: str) -> Metadata:
+    """What a metadata file says of one data file, besides its items."""
+    index = metadata.index
+    if index is not None:
+        index = replace(index, items={}, files={name: index.files[name]}, packages={}, extra={}, run=None)
+    return replace(metadata, items={}, index=index)
+
+
+def _alone(wanted: ItemPart) -> ItemPart:
+    """The same, without what is said of other chunks, nor of more than its stream."""
+    item = wanted.item
+    if wanted.chunk is None or not isinstance(item, TensorItem):
+        return ItemPart(ObjectItem(item.name, wanted.place))
+    return ItemPart(TensorItem(item.name, item.dtype, item.shape, (wanted.chunk,)), wanted.chunk)

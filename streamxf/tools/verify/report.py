@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -39,6 +39,8 @@ class VerifyReport:
         keys open it.
     leftovers : tuple of str
         Files of other saves in the folder. They do no harm, and `clean` removes them.
+    finished_here : str
+        What an `executor` did not do, so that this process did it, and why; empty if there was nothing.
     """
 
     save_ids: tuple[str, ...]
@@ -51,6 +53,7 @@ class VerifyReport:
     unlisted: int
     unchecked: tuple[str, ...]
     leftovers: tuple[str, ...]
+    finished_here: str = ""
 
     advice: ClassVar[str] = "restore what is damaged from another copy, or save the rest with `streamxf salvage`"
 
@@ -77,6 +80,7 @@ class VerifyReport:
             *([skipped] if skipped and not self.ok else []),
             *listed("left over", self.leftovers),
             *resumable(self.leftovers),
+            *([f"finished in this process: {printable(self.finished_here)}"] if self.finished_here else []),
             *([] if self.ok else [f"next: {self.advice}"]),
         ]
         return "\n".join(lines)
@@ -93,25 +97,40 @@ KEYED = ("encrypted item", "seals, tags and content of {}, which need a key")
 UNBOUND = ("item", "whether {} not bound to their places were exchanged")
 WITHOUT_CRC = ("item", "the bytes of {} saved without any checksum")
 TRANSFORMED = ("item", "the bytes of {} that passed a stream transform, except that they decode")
+_SKIPPED = (UNBOUND, KEYED, TRANSFORMED, WITHOUT_CRC)
+_COUNTS = ("files", "items", "blocks", "bytes_read", "unlisted")
 
 
+@dataclass
 class Findings:
     """What is found in one file. `skipped` counts the things that each check was skipped for; `missing` and `refused`
     are the errors of items whose codec is not installed, and that no key opens; `opened` counts those that one does.
     """
 
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.files = self.items = self.blocks = self.bytes_read = self.unlisted = self.opened = 0
-        self.damaged: list[Damage] = []
-        self.unchecked: list[str] = []
-        self.skipped: Counter[tuple[str, str]] = Counter()
-        self.missing: list[StreamxfError] = []
-        self.refused: list[StreamxfError] = []
+    file: str
+    files: int = 0
+    items: int = 0
+    blocks: int = 0
+    bytes_read: int = 0
+    unlisted: int = 0
+    opened: int = 0
+    damaged: list[Damage] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    skipped: Counter[tuple[str, str]] = field(default_factory=Counter)
+    missing: list[StreamxfError] = field(default_factory=list)
+    refused: list[StreamxfError] = field(default_factory=list)
 
     def damage(self, error: Exception, item: str | None = None, offset: tuple[int, ...] | None = None) -> None:
         """Note what is wrong with the file, or with an item of it."""
         Notes(self, item, offset).error(error)
+
+    def add(self, found: Findings) -> None:
+        """Add what was found in the next part of the file."""
+        known = [*self.damaged, *found.damaged]
+        for name in (*_COUNTS, "opened", "unchecked", "skipped", "missing", "refused"):
+            setattr(self, name, getattr(self, name) + getattr(found, name))
+        self.damaged = known[:MAX_DAMAGED]
+        self.unlisted += len(known) - len(self.damaged)
 
 
 @dataclass
@@ -169,10 +188,9 @@ def report_of(
     for each in found:
         skipped.update(each.skipped)
     unchecked = [text for each in found for text in each.unchecked]
-    unchecked += [text.format(many(count, noun)) for (noun, text), count in skipped.items() if count]
-    counts = ("files", "items", "blocks", "bytes_read", "unlisted")
+    unchecked += [each[1].format(many(skipped[each], each[0])) for each in _SKIPPED if skipped[each]]
     return kind(
-        **{name: sum(getattr(each, name) for each in found) for name in counts},
+        **{name: sum(getattr(each, name) for each in found) for name in _COUNTS},
         save_ids=tuple(save_ids),
         seconds=perf_counter() - begin,
         damaged=tuple(damage for each in found for damage in each.damaged),

@@ -5,8 +5,12 @@ metadata, and the files that this names, or those that are there without it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from contextlib import suppress
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from time import perf_counter
 from typing import Any
@@ -16,7 +20,7 @@ from streamxf.budget import MAX_EXPANSION
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access, Codecs, Require, SaveIds
 from streamxf.checkpoint.metadata import Metadata, read_metadata, unfinished
-from streamxf.checkpoint.opening import ItemOpener, ItemPart, streams_of
+from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.engine import side_by_side
 from streamxf.errors import located
 from streamxf.format.limits import TRAILER_BYTES
@@ -30,8 +34,9 @@ from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress, Share
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
+from streamxf.tools.fleet import Fleet
 from streamxf.tools.verify.others import check_file, check_folder
-from streamxf.tools.verify.reading import FileCheck, Verification, pieces_of
+from streamxf.tools.verify.reading import AnyCheck, FileCheck, Verification, pieces_of
 from streamxf.tools.verify.report import FileReport, Findings, VerifyReport, report_of, together
 from streamxf.wording import many, some
 
@@ -43,7 +48,7 @@ _AT_ONCE = 4  # files that fsspec reads: each by one thread, which waits for eac
 
 
 def verify(
-    path: Location,
+    path: Location | Iterable[Location],
     *,
     keys: KeysLike = None,
     trust: TrustLike = None,
@@ -54,6 +59,7 @@ def verify(
     storage_options: Mapping[str, Any] | None = None,
     max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> VerifyReport:
     """Read every byte of a checkpoint, and report which items and blocks are damaged.
 
@@ -67,10 +73,15 @@ def verify(
     its tensors have no checksums; of a Hugging Face folder the index and each shard. In a folder with several of these,
     such as a Trainer's checkpoint or a run, each is checked according to its format.
 
+    With `executor`, its workers read the data files, some 256 MiB of items at a time. The report is the same. What the
+    executor does not do, since a worker was killed, say, this process does, and the report says so. Workers of other
+    hosts need the same packages, and reach `path` as it is given here.
+
     Parameters
     ----------
-    path : path, str or Storage
-        The checkpoint's folder or file, or its URL.
+    path : path, str or Storage, or several
+        The checkpoint's folder or file, or its URL. Of several, there is one report, in which files have their whole
+        paths; those without a checkpoint are in `unchecked`.
     keys : Key, bytes, location, several of them or a KeyRing, optional
         To decrypt. Without them all checks are made that need no key: sizes, digests, structure and the CRC of each
         block, which find accidents, but not deliberate changes.
@@ -87,6 +98,10 @@ def verify(
         stream transforms; 256 MiB is always allowed. More is reported as damage.
     progress : Progress, optional
         Receives the bytes of the data files as they are read, from any thread.
+    executor : concurrent.futures.Executor, optional
+        What its workers receive has to be picklable: a `Storage` of your own, and `codecs`. Keys are sent to those of a
+        ProcessPoolExecutor and a ThreadPoolExecutor alone. Other executors may have workers on other hosts, which open
+        the keys themselves: `keys` are locations then, such as ``file:/run/secrets/checkpoint.key``.
 
     Raises
     ------
@@ -99,10 +114,11 @@ def verify(
     UnknownCodecError, CodecNotAllowedError, DuplicateCodecError
         If a codec is not installed, and no damage was found without it.
     ParameterError
-        If an argument is invalid.
+        If an argument is invalid, or cannot be sent to the workers of `executor`.
     OSError, ForeignError
         If the storage cannot be listed. A file that cannot be read is reported as damage.
     """
+    keys = tuple(keys) if isinstance(keys, Iterator) else keys
     access = Access.of(
         keys,
         trust=trust,
@@ -113,47 +129,106 @@ def verify(
         max_expansion=max_expansion,
     )
     named = require is not None or expect_save_id is not None
-    storage = open_storage(path, storage_options)
-    parts: list[str] = []
-    links: list[str] = []
-    with suppress(FileNotFoundError):  # of which `verify_at` says more
-        parts = [] if named else parts_of(storage, links=links)
-    if parts in ([], [""]) and not links:
-        return verify_at(storage, access, progress, only_dcp=named)
-    inner = (link.removeprefix(f"{storage.label().rstrip('/')}/") for link in links)
-    unchecked = [f"{link}: a link to a folder, which is not followed" for link in inner]
-    return _verify_parts(storage, parts, unchecked, access, progress)
+    paths = [path] if isinstance(path, str | os.PathLike | Storage) else [*path]
+    if not paths:
+        raise errors.ParameterError("path= is empty: there is nothing to verify")
+    storages = [open_storage(each, storage_options) for each in paths]
+    fleet = None if executor is None else Fleet(executor, storages, access, keys)
+    places, unchecked = _places(storages, named)
+    if [*places] == [""] and not unchecked:
+        if fleet is None:
+            return verify_at(storages[0], access, progress, only_dcp=named)
+        reports: list[VerifyReport] = []
+        with fleet:
+            steps = _steps(Verification(storages[0], access, progress), named)
+            _hand_out(fleet, steps, lambda made: reports.append(made()))
+        return replace(reports[0], finished_here=fleet.lost)
+    with located(file=storages[0].label() if len(storages) == 1 else None):
+        return _verify_parts(places, unchecked, access, progress, named, fleet)
+
+
+def _places(storages: Sequence[Storage], named: bool) -> tuple[dict[str, Storage], list[str]]:
+    """All checkpoints and files in several places, and what is not looked into. Of one place, they have their paths in
+    it; it is not searched if it is a checkpoint that is `named`.
+    """
+    places: dict[str, Storage] = {}
+    unchecked: list[str] = []
+    several = len(storages) > 1
+    for storage in storages:
+        label = storage.label().rstrip("/")
+        parts: list[str] = []
+        links: list[str] = []
+        with suppress(*(OSError, errors.ForeignError, errors.UnsupportedError) if several else (FileNotFoundError,)):
+            parts = [] if named else parts_of(storage, links=links)  # whoever checks it says more of what fails here
+        for part in parts or ([] if links else [""]):
+            path = "/".join(filter(None, (label if several else "", part)))
+            places[path] = storage.child(part) if part else storage
+        inner = links if several else [link.removeprefix(f"{label}/") for link in links]
+        unchecked += [f"{link}: a link to a folder, which is not followed" for link in inner]
+    return places, unchecked
+
+
+def _hand_out(fleet: Fleet, steps: _Steps, take: Callable[[Callable[[], VerifyReport]], object]) -> None:
+    """Begin with a place; `take` is given what makes its report, when all checks were made."""
+    checks = next(steps)
+    for check in checks:
+        check.submit(fleet)
+    fleet.then(partial(take, partial(_report, steps, checks)))
 
 
 def _verify_parts(
-    storage: Storage, parts: list[str], unchecked: list[str], access: Access, progress: Progress | None
+    places: Mapping[str, Storage],
+    unchecked: list[str],
+    access: Access,
+    progress: Progress | None,
+    only_dcp: bool,
+    fleet: Fleet | None,
 ) -> VerifyReport:
     """Check each checkpoint and file in a folder. With keys, those that streamxf encrypts have to be encrypted; what
     has another format is checked as without, and listed, unless nothing else is there.
     """
-    begin, reports, strangers = perf_counter(), {}, []
+    begin = perf_counter()
+    strangers: set[str] = set()
     folders: set[str] = set()
-    places = {part: storage.child(part) if part else storage for part in parts}
-    keyed = [part for part, place in places.items() if _may_be_encrypted(place)]
-    for part, place in places.items():
-        unkeyed = bool(keyed) and part not in keyed and access.require is not None
-        strangers += [part or "the folder's own files"] if unkeyed else []
-        how = Access.of(max_expansion=access.objects.max_expansion) if unkeyed else access
+    found: dict[str, VerifyReport | str] = {}
+    keyed = [] if access.require is None else [part for part, place in places.items() if _may_be_encrypted(place)]
+
+    @contextmanager
+    def noting(part: str) -> Iterator[None]:
         try:
-            if place.is_folder():  # which raises FileNotFoundError for what is listed and not there
-                folders.add(part)
-            reports[part] = verify_at(place, how, progress, only_dcp=False)
+            yield
         except (errors.NoCheckpointError, errors.UnsupportedError) as error:
-            unchecked.append(f"{part}: {error.message}")
+            found[part] = f"{part}: {error.message}"
         except (OSError, errors.ForeignError) as error:
-            findings = Findings(place.name)
+            findings = Findings(places[part].name)
             findings.damage(error)
-            reports[part] = report_of([findings], begin, kind=FileReport)
+            found[part] = report_of([findings], begin, kind=FileReport)
+
+    def take(part: str, report: Callable[[], VerifyReport]) -> None:
+        with noting(part):
+            found[part] = report()
+
+    with fleet or nullcontext():
+        for part, place in places.items():
+            how = access
+            if keyed and part not in keyed:
+                strangers.add(part)
+                how = Access.of(max_expansion=access.objects.max_expansion)
+            with noting(part):
+                if place.is_folder():  # which raises FileNotFoundError for what is listed and not there
+                    folders.add(part)
+                if fleet is None:
+                    found[part] = verify_at(place, how, progress, only_dcp=only_dcp)
+                else:
+                    _hand_out(fleet, _steps(Verification(place, how, progress), only_dcp), partial(take, part))
+    reports = {part: report for part in places if isinstance(report := found[part], VerifyReport)}
+    unchecked += [text for part in places if isinstance(text := found[part], str)]
     if not reports:
-        raise errors.NoCheckpointError("; ".join(unchecked), file=storage.label())
-    if strangers:
-        unchecked.append(f"who wrote {some(strangers)}, which cannot be encrypted")
-    return together(reports, unchecked, perf_counter() - begin, folders)
+        raise errors.NoCheckpointError("; ".join(unchecked))
+    if unkeyed := [part or "the folder's own files" for part in reports if part in strangers]:
+        unchecked.append(f"who wrote {some(unkeyed)}, which cannot be encrypted")
+    report = together(reports, unchecked, perf_counter() - begin, folders)
+    return report if fleet is None else replace(report, finished_here=fleet.lost)
 
 
 def _may_be_encrypted(place: Storage) -> bool:
@@ -175,7 +250,38 @@ def verify_at(
     `part`, a number and how many there are, only this part of a checkpoint's data files is read. If it `raises`, so
     does a file that cannot be read for a reason that says nothing of its contents, such as a server out of reach.
     """
-    call, begin = Verification(storage, access, progress), perf_counter()
+    call = Verification(storage, access, progress)
+    steps = _steps(call, only_dcp, part)
+    checks = next(steps)
+    try:
+        # in a folder workers read, all from one file
+        side_by_side([each.run for each in checks], 1 if storage.near else min(_AT_ONCE, len(checks)), call.failures)
+    except BaseException as error:
+        steps.throw(error)
+    report = _report(steps, checks)
+    if raises and call.unread:
+        raise call.unread[0]
+    return report
+
+
+_Steps = Generator[Sequence[AnyCheck], None, VerifyReport]
+"""Yields the checks of a place once, and returns its report, when they have been made."""
+
+
+def _report(steps: _Steps, checks: Iterable[AnyCheck]) -> VerifyReport:
+    try:
+        for each in checks:
+            if each.failed is not None:
+                steps.throw(each.failed)
+        next(steps)
+    except StopIteration as end:
+        report: VerifyReport = end.value
+        return report
+    raise AssertionError
+
+
+def _steps(call: Verification, only_dcp: bool, part: tuple[int, int] = (0, 1)) -> _Steps:
+    storage, begin = call.storage, perf_counter()
     layout: huggingface.HubLayout | None = None
     try:
         is_folder = storage.is_folder()
@@ -184,23 +290,16 @@ def verify_at(
     except FileNotFoundError:
         raise errors.NoCheckpointError("there is no checkpoint, and no file or folder", file=storage.label()) from None
     if is_folder and layout is None:
-        report = _check_checkpoint(call, begin, part)
-    elif only_dcp:
+        return (yield from _check_checkpoint(call, begin, part))
+    if only_dcp:
         raise errors.ParameterError("require and expect_save_id are for checkpoints of DCP, and this is not one")
-    else:
-        with located(file=storage.label()):
-            if layout is not None:
-                check_folder(call, layout)
-            else:
-                check_file(call)
-        _note_missing(call)
-        report = report_of(call.found, begin, kind=FileReport)
-    if raises and call.unread:
-        raise call.unread[0]
-    return report
+    with located(file=storage.label()):
+        yield from check_file(call) if layout is None else check_folder(call, layout)
+    _note_missing(call)
+    return report_of(call.found, begin, kind=FileReport)
 
 
-def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -> VerifyReport:
+def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -> _Steps:
     listed = call.storage.names()
     names = metadata_among(listed)
     data = {name for name in listed if name.endswith(".distcp")}
@@ -225,9 +324,7 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
     if len(known) < len(names) or not names or foreign:
         for name in sorted(data - checks.keys()):
             checks[name] = FileCheck(call, name, listed[name] or 0)
-    own = [check.run for check in [*checks.values()][part[0] :: part[1]]]
-    # in a folder workers read, all from one file
-    side_by_side(own, 1 if call.storage.near else min(_AT_ONCE, len(own)), call.failures)
+    yield [*checks.values()][part[0] :: part[1]]
     last, used = call.findings(GLOBAL), {*names, *checks}
     beside = sorted(name for name in listed if name not in used and made_by_saves(name))
     save_ids = [metadata.index.save_id for metadata in known if metadata.index is not None]
@@ -309,7 +406,6 @@ def _plan(
     files: dict[str, list[ItemPart]] = {path: [] for path in metadata.files}  # also of those that hold none
     for wanted in chain.from_iterable(map(streams_of, metadata.items.values())):
         files.setdefault(wanted.place.file, []).append(wanted)
-    opener = ItemOpener(metadata, call.access, budget=call.access.budget(call.storage.held_by(files, listed)))
     for path, items in files.items():
         if path in checks:  # read once: otherwise little metadata could have the same bytes read without end
             text = f"other metadata places items in {path!r:.120}, too; these were not checked"
@@ -319,7 +415,7 @@ def _plan(
         if size is None:
             size = facts.size if facts is not None else max(each.place.at + each.place.size for each in items)
         items.sort(key=lambda wanted: wanted.place[1:3])
-        checks[path] = FileCheck(call, path, size, opener, items)
+        checks[path] = FileCheck(call, path, size, metadata, items)
 
 
 def _note_missing(call: Verification) -> None:

@@ -1,0 +1,166 @@
+"""`Fleet`: a tool's tasks on any executor of `concurrent.futures`, and their results in the order of the tasks.
+
+A task is a function of a module with arguments that can be pickled, and may be repeated: what an executor loses, such
+as the tasks of a worker that was killed, is done in this process. A result is used once its types were checked.
+
+Keys are sent to threads of this process, and to children that multiprocessing starts, as `Uncopied` says. Any other
+executor may have workers anywhere: these get the locations of keys, and open them there.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import is_dataclass, replace
+from multiprocessing.reduction import ForkingPickler
+from types import TracebackType, UnionType
+from typing import Any, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
+
+from streamxf.checkpoint.access import Access
+from streamxf.errors import ParameterError, StreamxfError, shorten, text_of
+from streamxf.keys import KeyRing, KeysLike
+from streamxf.keys.location import several
+from streamxf.storage.storage import Storage
+from streamxf.wording import many
+
+_MOST = 1024  # tasks that are handed out at a time; some describe a hundred thousand items
+
+
+class SentTerms(NamedTuple):
+    """How workers read: with the keys of `access`, or with those of a ring that is made of `named`."""
+
+    access: Access
+    named: tuple[Any, Any, bool] | None = None
+
+    def open(self) -> Access:
+        """The same in a worker; raises as `KeyRing`."""
+        if self.named is None:
+            return self.access
+        keys, trust, allow_unsigned = self.named
+        return replace(self.access, keys=KeyRing(keys, trust=trust, allow_unsigned=allow_unsigned))
+
+
+class Fleet:
+    """Hands tasks to `executor`; a context manager, which waits for all results. Left by an exception, it cancels what
+    has not begun.
+
+    Workers read `storages` with `access`, which was made of `keys`. Raises ParameterError if something cannot be sent
+    to them, or a key must not be.
+    """
+
+    def __init__(self, executor: Executor, storages: list[Storage], access: Access, keys: KeysLike) -> None:
+        if not isinstance(executor, Executor):
+            raise ParameterError(f"executor= takes an executor of concurrent.futures, not {type(executor).__name__}")
+        self._executor = executor
+        self._flying: deque[tuple[Future[Any], Any, Callable[[Any], object], Callable[..., Any], Any]] = deque()
+        self._lost: list[str] = []
+        self._access, self._terms = access, SentTerms(access)
+        near = isinstance(executor, ThreadPoolExecutor | ProcessPoolExecutor)
+        if not near and not all(key.portable for key in access.keys):
+            named = _named(keys), access.keys.trust or None, access.keys.allow_unsigned
+            self._terms = SentTerms(replace(access, keys=KeyRing()), named)
+        sent: list[tuple[str, Any]] = [("path", each) for each in storages]
+        sent += [("keys", access.keys if near else None), ("codecs", self._terms)]
+        for name, value in sent if not isinstance(executor, ThreadPoolExecutor) else ():
+            try:
+                (ForkingPickler if near else pickle).dumps(value)
+            except Exception as error:  # of any class
+                text = f"{name}= cannot be sent to the workers of executor=, since it cannot be pickled"
+                raise ParameterError(f"{text}: {type(error).__name__}: {text_of(error)}") from None
+
+    def terms(self, access: Access) -> SentTerms:
+        """What workers get of `access`: that of this fleet, or one without keys."""
+        return self._terms if access is self._access else SentTerms(access)
+
+    def submit(self, kind: Any, take: Callable[[Any], object], call: Callable[..., Any], *args: Any) -> None:
+        """Have ``call(*args)`` made. `take` gets the result, of the type `kind`, or the StreamxfError that was raised;
+        in the order in which calls were submitted, now or later.
+        """
+        try:
+            future = self._executor.submit(_made, call, args)
+        except Exception as error:  # it was shut down, or is broken
+            future = Future()
+            future.set_exception(error)
+        self._flying.append((future, kind, take, call, args))
+        while len(self._flying) > _MOST or (self._flying and self._flying[0][0].done()):
+            self._take()
+
+    def then(self, call: Callable[[], object]) -> None:
+        """Make a call once all results so far were taken."""
+        future: Future[Any] = Future()
+        future.set_result(None)
+        self._flying.append((future, None, lambda _: call(), call, ()))
+
+    def _take(self) -> None:
+        future, kind, take, call, args = self._flying.popleft()
+        try:
+            result = future.result()
+            if not isinstance(result, StreamxfError) and not fits(result, kind):
+                raise TypeError("what a worker returned is not the task's result")
+        except Exception as error:  # the executor's own: an error of the task's is its result
+            self._lost.append(f"{type(error).__name__}: {text_of(error)}".removesuffix(": "))
+            result = _made(call, args)
+        take(result)
+
+    @property
+    def lost(self) -> str:
+        """Says how many tasks this process did, and why; empty if there were none."""
+        return f"{many(len(self._lost), 'task')}: {shorten(self._lost[0], 300)}" if self._lost else ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            while kind is None and self._flying:
+                self._take()
+        finally:
+            for future, *_ in self._flying:
+                future.cancel()
+            self._flying.clear()
+
+
+def _named(keys: KeysLike) -> tuple[Any, ...]:
+    """Keys that can be sent anywhere: locations, and those that hold nothing secret."""
+    found = () if isinstance(keys, KeyRing) else several(keys, "keys", lambda key: key)
+    if not found or not all(isinstance(key, str | os.PathLike) or getattr(key, "portable", False) for key in found):
+        raise ParameterError(
+            "keys= has a key in memory, which is not sent to workers that may be on other hosts. Name it by a location "
+            "that each of them can open: 'file:/run/secrets/checkpoint.key', 'env:CHECKPOINT_KEY', 'aws-kms:ARN'"
+        )
+    return found
+
+
+def _made(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """What a worker does: make the call, and return its result or its StreamxfError."""
+    try:
+        return call(*args)
+    except StreamxfError as error:
+        return error
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether data is of a type such as ``list[tuple[str, int | None]]``, or a dataclass: of exactly these classes, and
+    without integers below 0. Errors are of a class or one derived from it.
+    """
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, UnionType):
+        return any(fits(value, each) for each in inner)
+    if isinstance(value, Exception):
+        return isinstance(value, origin)
+    found: type = type(value)
+    if found is not (type(None) if origin is None else origin):
+        return False
+    if is_dataclass(value):
+        return all(fits(getattr(value, name), each) for name, each in get_type_hints(origin).items())
+    if isinstance(value, dict):
+        inner = inner if len(inner) == 2 else (*inner, int)
+        return all(fits(key, inner[0]) and fits(each, inner[1]) for key, each in value.items())
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return len(value) == len(inner) and all(map(fits, value, inner))
+    return all(fits(each, inner[0]) for each in value) if inner else origin is not int or value >= 0

@@ -1,0 +1,75 @@
+"""``verify(executor=)`` on clusters of this machine: Dask, and MPI. Each needs its package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import streamxf
+from streamxf.errors import ParameterError
+from streamxf.keys.file import write_key
+from tests.altered import flip
+from tests.dcp.helpers import KEY, data_files, full_chain, save
+
+STATE = {f"w{number:02}": torch.randn(200, 300) for number in range(12)}
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    save(STATE, tmp_path / "checkpoint", full_chain(), thread_count=3)
+    flip(data_files(tmp_path / "checkpoint")[1])
+    write_key(tmp_path / "key", KEY)
+    return tmp_path / "checkpoint"
+
+
+def test_dask(damaged: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    alone = streamxf.verify(damaged, keys=KEY)
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+        client.get_executor() as executor,
+    ):
+        with pytest.raises(ParameterError, match="key in memory"):
+            streamxf.verify(damaged, keys=KEY, executor=executor)
+        report = streamxf.verify(damaged, keys=f"file:{damaged.parent / 'key'}", executor=executor)
+        assert not report.ok
+        assert replace(report, seconds=0) == replace(alone, seconds=0)
+
+
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+SCRIPT = """
+import sys
+from mpi4py.futures import MPIPoolExecutor
+import streamxf
+
+if __name__ == "__main__":
+    with MPIPoolExecutor() as executor:
+        assert executor.num_workers == 2
+        print(streamxf.verify(sys.argv[1], keys=sys.argv[2], executor=executor))
+"""
+
+
+def test_mpi(damaged: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
+    if shutil.which("mpiexec") is None:
+        pytest.skip("there is no mpiexec")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    mpi = ["mpiexec", "-n", "3", sys.executable, "-m", "mpi4py.futures"]
+    command = [*mpi, tmp_path / "script.py", damaged, f"file:{tmp_path / 'key'}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | OPEN_MPI)
+    assert done.returncode == 0, done.stderr
+    first, _, *rest = done.stdout.splitlines()  # the second line has the time
+    wanted, _, *others = str(streamxf.verify(damaged, keys=KEY)).splitlines()
+    assert [first, *rest] == [wanted, *others]
