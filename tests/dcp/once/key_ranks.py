@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
-from streamxf import Encrypt, PrivateKey, SigningKey
+from streamxf import Encrypt, PrivateKey, SigningKey, ZStandard
 from tests.dcp.helpers import KEY, full_chain, rewrite_index
 
 from .once_ranks import LAYOUTS, Changing, blank, counted, matrices, same, spread, values
@@ -140,4 +140,20 @@ def signed(folder: Path) -> Any:
         options: dict[str, Any] = of_rank_1 if rank == 1 else {"keys": private, "trust": signer.verify_key}
         target = blank(state)
         found[name] = [refusal(path, target, **options), same(target, state)]
+    return found
+
+
+def managed(folder: Path) -> Any:
+    """Every rank can encrypt and sign, and rank 0 alone decrypt."""
+    rank, state, target = dist.get_rank(), values(), blank(values())
+    private = PrivateKey(bytes(range(2, 34)), "hpke-x25519")
+    chain = [ZStandard(), Encrypt(private.public, signer=SigningKey(bytes(range(3, 35))))]
+    keys, found = private if rank == 0 else None, dict[str, Any]()
+    with streamxf.CheckpointManager(folder / "run", chain, keys=keys, reader={"read": "once"}) as manager:
+        manager.save(3, state)
+        found["manager"] = [manager.resume(target), same(target, state)]
+    target = blank(state)
+    with streamxf.install(chain, keys=keys, reader={"read": "once"}):
+        dcp.load(target, checkpoint_id=manager.path(3))
+        found["install"] = same(target, state)
     return found

@@ -72,3 +72,8 @@ def test_ranks_that_read_for_others_trust_the_same(tmp_path: Path) -> None:
         for errors, _ in found.values():
             assert len(errors) == 1
             assert errors[0].startswith("ParameterError: ranks that read for each other need the same terms")
+
+
+def test_a_job_of_which_one_rank_can_decrypt(tmp_path: Path) -> None:
+    for report in run_ranks(3, tmp_path, "managed", module=MODULE):
+        assert report["managed"] == {"manager": [3, []], "install": []}
