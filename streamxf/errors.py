@@ -174,7 +174,7 @@ class UnsupportedError(StreamxfError):
     """This combination of writer, reader, format and extensions cannot work."""
 
 
-NOT_DAMAGE = (KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, IdentityError)
+NOT_DAMAGE = (KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, IdentityError, ReplacedError)
 """Key and policy errors; they do not imply damage."""
 
 DAMAGE = (AuthenticationError, CodecError, ContainerError, DescriptorError, IdentityError, MetadataError)

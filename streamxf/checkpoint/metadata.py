@@ -196,7 +196,7 @@ def _read_once(storage: Storage, name: str, access: Access, listing: bool, size:
             raise
         if isinstance(made.items, ItemTable):  # it reads from the file for as long as it is used
             made.items.parts.on_error.append(partial(_check_same, storage, name, file))
-            finalize(made.items, stack.pop_all().close)
+            finalize(made.items.parts, stack.pop_all().close)
         return _renamed(made, access.renaming)
 
 
@@ -208,11 +208,12 @@ def _check_same(storage: Storage, name: str, file: StoredFile, error: Exception)
         error.locate(file=label)
     if getattr(error, "errno", None) == errno.ESTALE:
         raise errors.ReplacedError(text, file=label) from error
-    storage.forget_listings()
-    with storage.open(name) as now:
-        end = min(file.size, TRAILER_BYTES)
-        if now.size != file.size or now.read(now.size - end, end) != file.read(file.size - end, end):
-            raise errors.ReplacedError(text, file=label) from error
+    same, end = True, min(file.size, TRAILER_BYTES)
+    with suppress(errors.StreamxfError, OSError), storage.open(name) as now:  # where that fails, `error` is the news
+        storage.forget_listings()
+        same = now.size == file.size and now.read(now.size - end, end) == file.read(file.size - end, end)
+    if not same:
+        raise errors.ReplacedError(text, file=label) from error
 
 
 def _renamed(metadata: Metadata, renaming: Renaming | None) -> Metadata:

@@ -31,7 +31,7 @@ from streamxf.checkpoint.datafile import FileRecord, SavedFile
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, members_of, plain_members
 from streamxf.checkpoint.sources import dtype_name
-from streamxf.errors import MetadataError, UnsupportedError, redacted
+from streamxf.errors import UnsupportedError, redacted
 from streamxf.format.chunks import StoredChunks
 from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, TensorItem, is_path
@@ -165,19 +165,19 @@ class StoredMetadata(Metadata):
     version: Any = cached_property(lambda self: _DCP_VERSION if self._found else None)
 
     @classmethod
-    def of(cls, found: stored_metadata.Metadata | Exception) -> Self:
+    def of(cls, found: stored_metadata.Metadata | BaseException) -> Self:
         """What was read; or the reason why it cannot be, which is raised where any part is used. DCP takes an exception
         of ``read_metadata`` for a missing file, logs it and looks for rank-local metadata: the reason would be lost.
         """
         made = cls.__new__(cls)
-        vars(made).update({FOUND: found} if isinstance(found, Exception) else {FOUND: found, **_extra(found)})
+        vars(made).update({FOUND: found} if isinstance(found, BaseException) else {FOUND: found, **_extra(found)})
         return made
 
     @cached_property
     def _found(self) -> stored_metadata.Metadata:
         """What is stored. Of a save it is read as for a listing: without keys, so nothing of it is authenticated."""
-        found: stored_metadata.Metadata | Exception | None = vars(self).get(FOUND)
-        if isinstance(found, Exception):
+        found: stored_metadata.Metadata | BaseException | None = vars(self).get(FOUND)
+        if isinstance(found, BaseException):
             raise found
         if found is not None:
             return found
@@ -231,7 +231,7 @@ class StoredMetadata(Metadata):
 
     def __repr__(self) -> str:  # which raises nothing: tracebacks may show it
         found = vars(self).get(FOUND)
-        return f"<metadata that cannot be used: {found}>" if isinstance(found, Exception) else "<stored metadata>"
+        return f"<metadata that cannot be used: {found}>" if isinstance(found, BaseException) else "<stored metadata>"
 
 
 def _extra(found: stored_metadata.Metadata) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class LazyTensor(TensorStorageMetadata):
     @classmethod
     def of(cls, item: TensorItem) -> Self:
         made = cls.__new__(cls)
-        made.size, made.item, made._dtype = torch.Size(item.shape), item, torch_dtype(item.dtype, item.name)
+        made.size, made.item, made._dtype = torch.Size(item.shape), item, _torch_dtype(item.dtype, item.name)
         return made
 
     @cached_property
@@ -285,10 +285,10 @@ def _storage_data(items: Mapping[str, Item]) -> dict[MetadataIndex, StorageInfo]
     return stored
 
 
-def torch_dtype(name: str, item: str | None = None) -> torch.dtype:
+def _torch_dtype(name: str, item: str | None = None) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise MetadataError(f"this torch has no dtype {name}; a newer one may have it", item=item)
+        raise UnsupportedError(f"this torch has no dtype {name}; a newer one may have it", item=item)
     return dtype
 
 

@@ -27,10 +27,10 @@ from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Names, Require, SaveIds
 from streamxf.checkpoint.metadata import no_metadata, read_metadata
 from streamxf.checkpoint.opening import ItemOpener
-from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here
+from streamxf.dcp.base import ProgressLike, StorageMixin, errors_reach_all_ranks, progress_on, rank_here, sendable
 from streamxf.dcp.extensions import Registry
 from streamxf.dcp.loader import Loader
-from streamxf.dcp.metadata import FOUND, StoredMetadata, torch_dtype
+from streamxf.dcp.metadata import FOUND, StoredMetadata
 from streamxf.dcp.once import reading as once
 from streamxf.dcp.once.transfer import Transfer
 from streamxf.dcp.targets import check_filled, empty_text, left_out
@@ -150,9 +150,7 @@ class ChainReaderMixin(StorageMixin):
             self.save_id = found.index.save_id if found.index is not None else None
             content = StoredMetadata.of(found)
             if found.index is not None and isinstance(found.index.items, ItemTable):  # what it has is read later
-                parts = found.index.items.parts
-                parts.on_error.append(partial(note_damage, storage, self.save_id, _RESTORE))
-                _ = [*map(torch_dtype, parts.rules.dtypes)]
+                found.index.items.parts.on_error.append(partial(_explain, storage, self.save_id, path))
             if not isinstance(found.items, ItemTable):
                 _ = content.state_dict_metadata  # or it would fail somewhere else
             content.storage_meta = StorageMeta(self.path, load_id=self.load_id, modules=[*found.modules])
@@ -165,7 +163,7 @@ class ChainReaderMixin(StorageMixin):
         except Exception as error:  # which says nothing about the checkpoint
             known = known_error(error, path)
             known.add_note(f"while {path!r} was read")
-            return StoredMetadata.of(known)
+            return StoredMetadata.of(sendable(known))
         if self.save_id is not None:
             content.storage_meta.save_id = self.save_id
         return content
@@ -329,6 +327,15 @@ NOTES = ".streamxf"
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _RESTORE = "next: restore this file from a copy; if there is none, see `streamxf salvage --without-metadata`"
 _VERIFY = "next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest"
+
+
+def _explain(storage: Storage, save_id: str | None, path: str, error: Exception) -> None:
+    """What is added to an error of an index that is read while a planner asks, which must reach all ranks, too."""
+    if not isinstance(error, StreamxfError):
+        error.add_note(f"while {path!r} was read")
+    note_damage(storage, save_id, _RESTORE, error)
+    if (made := sendable(error)) is not error:
+        raise made from error
 
 
 def note_damage(storage: Storage, save_id: str | None, advice: str, error: BaseException) -> None:

@@ -43,10 +43,8 @@ class StoredChunks(Sequence[Chunk]):
                 for part, begin, end in found
                 for chunk in self._parts.some_chunks(part, begin, end, islice(spans, end - begin))
             )
-        if len(made) > 1 and self._parts.rules.coded:
-            numbers = [(part[col.FILE][begin:end], part[col.NUMBER][begin:end]) for part, begin, end in found]
-            with self._parts.explained(self._name):
-                self._parts.check_numbers(numbers)
+        with self._parts.explained(self._name):
+            self._parts.compare(self._name, made)
         return made
 
     def check(self) -> tuple[Boxes, list[IndexPart]]:
@@ -54,9 +52,11 @@ class StoredChunks(Sequence[Chunk]):
         parts = self._parts.fetch(self._number, self._places.start, self._places.stop)
         boxes = self._boxes(self._places, parts)
         with self._parts.explained(self._name):
-            (check_tiles if self._parts.rules.rank is None else check_apart)(self.shape, boxes, self._parts.work)
-            if not boxes.rise():
-                fields.bad("two chunks have the same offset, or they do not rise")
+            if (self._number, self._row) not in self._parts.tiled:
+                (check_tiles if self._parts.rules.rank is None else check_apart)(self.shape, boxes, self._parts.work)
+                if not boxes.rise():
+                    fields.bad("two chunks have the same offset, or they do not rise")
+                self._parts.tiled.add((self._number, self._row))
         return boxes, parts
 
     def spans(self) -> list[Box]:
@@ -80,7 +80,10 @@ class StoredChunks(Sequence[Chunk]):
         part = self._part(place)
         at = part.chunks_at[self._row] + key - part.begin
         offset, shape = map(tuple, self._box(place, key - part.begin))
-        return self._parts.some_chunks(part, at, at + 1, [(offset, shape)])[0]
+        made = self._parts.some_chunks(part, at, at + 1, [(offset, shape)])
+        with self._parts.explained(self._name):
+            self._parts.compare(self._name, made)
+        return made[0]
 
     def __eq__(self, other: object) -> bool:
         return self._all == (other._all if isinstance(other, StoredChunks) else other)

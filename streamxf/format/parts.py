@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import pairwise, repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from streamxf.budget import Steps
 from streamxf.errors import MetadataError, StreamxfError, located
@@ -29,6 +29,7 @@ SHOWN = 200  # characters of a name, in errors
 _REMEMBERED = 2**27  # bytes of parts, decompressed
 _AT_ONCE = 2**23  # bytes of parts, as they are stored, that are read in one request
 _KEYS = re.compile(rb'\{"path":\["[ !#-\[\]-~]*"(?:,"[ !#-\[\]-~]*")*\]\}')  # a path as most are, without escapes
+_TWICE = "two items, or chunks, have one writer and number"
 _TEXTS = frozenset({"path", "properties"})
 
 
@@ -83,14 +84,20 @@ class ItemParts:
         self._read = read
         self.on_error: list[Callable[[Exception], None]] = []  # they add to an error, or raise what explains it
         self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
-        self._most = max(1, _REMEMBERED // max((part.raw for band in bands for part in band.parts), default=1))
+        self._most = max(1, _REMEMBERED // max([1, *(part.raw for band in bands for part in band.parts)]))
         self._alike: tuple[tuple[int, range] | None, Boxes | None] = None, None  # what was asked for, and its answer
         self._heads: dict[int, IndexPart] = {}
+        self._files = files
+        self._owners: dict[tuple[bytes, int | None], tuple[str, Any]] = {}  # the chunks that were given away
+        self.tiled: set[tuple[int, int]] = set()  # band and row of items whose chunks were checked as a whole
         self._lately = 0.0  # how far behind the begin of its band the last part that was asked for is
         without = col.CRCS if rules.coded else col.NUMBER
         columns = [column for column in col.ITEM_COLUMNS if column is not without]
         self._first = [column for column in columns if rules.hashed or column is not col.SHA256]
         self._further = [column for column in self._first if column not in (col.MORE_ENDS, col.MORE)]
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self  # other threads may be at work on it
 
     @cached_property
     def work(self) -> Steps:
@@ -236,6 +243,13 @@ class ItemParts:
         made = zip(spans, map(Place._make, places), framed, strict=True)
         return [Chunk(offset, shape, place, framed) for (offset, shape), place, framed in made]
 
+    def compare(self, name: str, chunks: Iterable[Chunk]) -> None:
+        """Check that no other chunk that somebody was given has the writer and number of one of an item's."""
+        for chunk in chunks if self.rules.coded else ():
+            key, owner = (self._files[chunk.place.file].writer, chunk.place.number), (name, chunk.offset)
+            if self._owners.setdefault(key, owner) != owner:
+                fields.bad(_TWICE)
+
     def check_numbers(self, found: Sequence[tuple[Array, Array]]) -> None:
         """Check that no two chunks, given by files and numbers, have one writer and number."""
         import numpy
@@ -259,7 +273,7 @@ class ItemParts:
             order = numpy.lexsort((numbers, writers))
             distinct = not ((numpy.diff(writers[order]) == 0) & (numpy.diff(numbers[order]) == 0)).any()
         if not distinct:
-            fields.bad("two items, or chunks, have one writer and number")
+            fields.bad(_TWICE)
 
 
 def _crcs(part: IndexPart, begin: int, end: int) -> Iterator[bytes]:

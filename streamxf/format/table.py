@@ -22,6 +22,7 @@ class ItemTable(Mapping[str, Item]):
     def __init__(self, parts: ItemParts) -> None:
         self.parts = parts
         self._lasts = [band.last for band in parts.bands]
+        self._recent: tuple[str, Item] | None = None  # who asks for chunks one by one gets one item, which keeps them
 
     def __len__(self) -> int:
         return sum(band.rows for band in self.parts.bands)
@@ -34,10 +35,14 @@ class ItemTable(Mapping[str, Item]):
         return isinstance(name, str) and self._find(name) is not None
 
     def __getitem__(self, name: str) -> Item:
+        if (recent := self._recent) is not None and recent[0] == name:
+            return recent[1]
         if (found := self._find(name)) is None:
             raise KeyError(name)
         with collector_paused():
-            return self._item(name, *found)
+            made = self._item(name, *found)
+        self._recent = name, made
+        return made
 
     def whole(self) -> dict[str, Item]:
         """All items, read and checked at once, and compared with each other."""
@@ -60,7 +65,7 @@ class ItemTable(Mapping[str, Item]):
                 for part in parts:
                     slabs.add(part)
                     if self.parts.rules.coded:
-                        numbers.append((part[col.FILE], part[col.NUMBER]))
+                        numbers.append((part[col.FILE].copy(), part[col.NUMBER].copy()))
             first = self.parts.part(number, 0)
             for row in range(first.rows) if paths else ():
                 self.parts.more(number, row)

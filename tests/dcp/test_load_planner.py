@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +30,7 @@ from streamxf.checkpoint import metadata as stored
 from streamxf.checkpoint.opening import ItemPart
 from streamxf.dcp.metadata import StoredMetadata
 from streamxf.dcp.reader import NOTES
-from streamxf.errors import MetadataError
+from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
 from streamxf.format.table import ItemTable
@@ -240,6 +241,45 @@ def test_a_part_that_is_damaged_is_told_as_other_metadata_is(
     (told,) = error.__notes__
     assert told.startswith("next: restore this file")
     assert [note.name[:7] for note in (tmp_path / "run" / NOTES).iterdir()] == ["damage-"]
+
+
+class StoreError(ConnectionError):
+    """Cannot be pickled and read again, so that it would leave the other ranks waiting."""
+
+    def __init__(self, answer: str, status: int) -> None:
+        super().__init__(f"{answer} {status}")
+
+
+@pytest.mark.parametrize("planner", [streamxf.LoadPlanner, DefaultLoadPlanner])
+def test_an_error_of_a_storage_reaches_all_ranks_while_a_planner_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planner: Any
+) -> None:
+    monkeypatch.setattr("streamxf.format.index._SMALL", 0)
+    save({"a": torch.zeros(8, 2)}, tmp_path)
+
+    def fail(at: int, size: int) -> bytes:
+        raise StoreError("the store answered", 503)
+
+    reader: Any = streamxf.FileSystemReader(tmp_path, keys=KEY)
+    content = reader.read_metadata()
+    content._found.items.parts._read = fail
+    with pytest.raises(ConnectionError) as caught:
+        planned(planner(), {"a": torch.zeros(8, 2)}, content)
+    arrived = pickle.loads(pickle.dumps(caught.value))
+    assert "StoreError: the store answered 503" in str(arrived)
+    assert caught.value.__notes__ == [f"while {str(tmp_path / '.metadata')!r} was read"]
+
+
+def test_a_dtype_that_this_torch_lacks_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save({"a": torch.zeros(8, 2)}, tmp_path / "step-1")
+    (tmp_path / NOTES).mkdir()
+    monkeypatch.delattr(torch, "float32")
+    for small in (0, 2**20):
+        monkeypatch.setattr("streamxf.format.index._SMALL", small)
+        content = streamxf.FileSystemReader(tmp_path / "step-1", keys=KEY).read_metadata()
+        with pytest.raises(UnsupportedError, match="this torch has no dtype float32"):
+            _ = content.state_dict_metadata
+    assert not [*(tmp_path / NOTES).iterdir()]
 
 
 def test_what_is_wanted_is_compared_without_a_look_at_other_chunks() -> None:

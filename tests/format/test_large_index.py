@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
+import json
 import os
 import random
 import signal
@@ -11,16 +13,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import torch
+import zstandard
 
+import streamxf
 from streamxf.errors import MetadataError
 from streamxf.format import parts as module
 from streamxf.format.index import File, Index
 from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.format.table import ItemTable
-from tests.forge import MetadataParts, pack_columns, unpack_columns
+from tests.dcp.helpers import KEY, save
+from tests.forge import MetadataParts, frame_of, pack_columns, unpack_columns
 
 PATH = f"__0_0_{'0' * 32}.distcp"
 NAMES = "abcdefgh"
@@ -161,3 +169,48 @@ def test_what_is_malformed_is_told_by_who_knows_where_it_is() -> None:
         _ = item.path
     assert caught.value.item == "a"
     assert caught.value.__notes__ == ["told"]
+
+
+def test_a_root_whose_parts_have_no_bytes_is_malformed() -> None:
+    root, parts = packed(made_of("a"))
+    content = json.loads(zstandard.ZstdDecompressor().decompress(root))
+    for entry in content["items"][0]["parts"]:
+        entry["raw"] = 0
+    with pytest.raises(MetadataError, match="another size"):
+        read(frame_of(json.dumps(content).encode("ascii")), parts).check()
+
+
+def test_two_items_of_one_container_are_refused_by_whoever_reads_both() -> None:
+    made = made_of("ab")
+    made["b"] = replace(made["a"], name="b")
+    table = read(*packed(made))
+    one, other = table["a"], table["b"]
+    assert isinstance(one, TensorItem)
+    assert isinstance(other, TensorItem)
+    assert one.chunks[3] == one.chunks[3]
+    assert other.chunks[4].place.number == 4
+    for ask in (lambda: other.chunks[3], lambda: tuple(other.chunks)):
+        with pytest.raises(MetadataError, match="two items, or chunks, have one writer and number") as caught:
+            ask()
+        assert caught.value.item == "b"
+
+
+def test_what_is_checked_costs_nothing_more_the_next_time() -> None:
+    table = read(*packed(made_of("ab")))
+    for _ in range(3):
+        for name in "ab":  # each time another object
+            item = table[name]
+            assert isinstance(item, TensorItem)
+            item.chunks.spans()
+        with patch("streamxf.format.chunks.check_tiles", side_effect=AssertionError):
+            assert len(table["a"].chunks) == len(tuple(table["a"].chunks))
+
+
+def test_an_item_keeps_the_file_open_that_it_is_read_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamxf.format.index._SMALL", 0)
+    save({"a": torch.zeros(3), "b": torch.ones(3)}, tmp_path)
+    found = streamxf.Checkpoint(tmp_path, keys=KEY).stored
+    item = found["b"]
+    del found
+    gc.collect()
+    assert [chunk.shape for chunk in item.chunks] == [(3,)]
