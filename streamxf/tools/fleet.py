@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import is_dataclass, replace
 from multiprocessing.reduction import ForkingPickler
-from types import TracebackType, UnionType
+from types import UnionType
 from typing import Any, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
 from streamxf.checkpoint.access import Access
@@ -95,7 +95,7 @@ class Fleet:
         self._flying.append((future, None, lambda _: call(), call, ()))
 
     def _take(self) -> None:
-        future, kind, take, call, args = self._flying.popleft()
+        future, kind, take, call, args = self._flying[0]  # where an interrupt of the wait finds it, too
         try:
             result = future.result()
             if not isinstance(result, StreamxfError) and not fits(result, kind):
@@ -103,6 +103,7 @@ class Fleet:
         except Exception as error:  # the executor's own: an error of the task's is its result
             self._lost.append(f"{type(error).__name__}: {text_of(error)}".removesuffix(": "))
             result = _made(call, args)
+        self._flying.popleft()
         take(result)
 
     @property
@@ -113,9 +114,7 @@ class Fleet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *rest: object) -> None:
         try:
             while kind is None and self._flying:
                 self._take()

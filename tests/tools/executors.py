@@ -84,14 +84,19 @@ class Altering(Elsewhere):
         return self.change(super().made(call, args))
 
 
+class Interrupted(Future[Any]):
+    def result(self, timeout: float | None = None) -> Any:
+        raise KeyboardInterrupt
+
+
 class Silent(Executor):
-    """Begins nothing; `futures` are those that it gave."""
+    """Begins nothing, and who waits for it is interrupted; `futures` are those that it gave."""
 
     def __init__(self) -> None:
         self.futures: list[Future[Any]] = []
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.futures.append(Future())
+        self.futures.append(Interrupted())
         return self.futures[-1]
 
 
