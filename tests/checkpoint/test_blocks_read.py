@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
@@ -24,6 +25,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 import streamxf
 from streamxf import Checkpoint, Checksum, Encrypt, FloatZip, Key, ZStandard
+from streamxf.errors import ContainerError
 from streamxf.format.items import TensorItem
 from streamxf.storage import fetch
 from streamxf.storage.reading import READ_WHOLE, StoredFile
@@ -260,3 +262,17 @@ def test_a_rank_reads_the_blocks_of_its_part(
     assert same(state["w"].to_local(), tensor[part].to(dtype))
     with Checkpoint(store, keys=keys) as aside:
         check_read(store, counts, aside, mask)
+
+
+def test_a_frame_that_is_not_as_it_was_written_is_not_believed() -> None:
+    """What is before the elements is read without the rest of its MiB, and decides where they are."""
+    tensor = torch.arange(3 * MIB, dtype=torch.int32).reshape(3, -1)
+    store = save("plain", 16, tensor, [((0, 0), (3, MIB))])
+    ((path, (data, _)),) = [file for file in store.files.items() if file[0].endswith(".distcp")]
+    elements = data.index(bytes(tensor[:1, :64].numpy()))
+    for at in range(0, elements, 7):
+        changed = bytearray(data)
+        changed[at] ^= 1
+        store.files[path] = bytes(changed), 0
+        with Checkpoint(store) as checkpoint, pytest.raises(ContainerError):
+            checkpoint["w"][2, 100:200]

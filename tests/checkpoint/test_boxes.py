@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,9 +16,10 @@ from streamxf.checkpoint.elements import Ranges, Selection, boxes_of_run, contig
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 
 
-def elements(shape: tuple[int, ...], box: Ranges) -> list[int]:
+def elements(shape: tuple[int, ...], box: Ranges, steps: tuple[int, ...] = ()) -> list[int]:
     strides = contiguous_strides(shape)
-    places = itertools.product(*[range(begin, end) for begin, end in box])
+    rows = zip(box, steps or (1,) * len(shape), strict=True)
+    places = itertools.product(*[range(begin, end, step) for (begin, end), step in rows])
     return [sum(at * stride for at, stride in zip(place, strides, strict=True)) for place in places]
 
 
@@ -32,8 +34,10 @@ def runs(draw: st.DrawFn) -> tuple[tuple[int, ...], int, int]:
 def wanted(draw: st.DrawFn) -> Selection:
     shape = draw(shapes)
     offsets = [draw(st.integers(0, size - 1)) for size in shape]
-    lengths = [draw(st.integers(1, size - at)) for size, at in zip(shape, offsets, strict=True)]
-    made = Selection.of(shape, offsets, lengths)
+    steps = draw(st.one_of(st.just(()), st.tuples(*[st.integers(1, 4)] * len(shape))))
+    rows = [range(at, size, step) for at, size, step in zip(offsets, shape, steps or (1,) * len(shape), strict=True)]
+    lengths = [draw(st.integers(1, len(row))) for row in rows]
+    made = Selection.of(shape, offsets, lengths, steps)
     assert made is not None
     return made
 
@@ -54,17 +58,51 @@ def test_a_run_is_split_into_boxes_in_order(run: tuple[tuple[int, ...], int, int
 @given(wanted(), st.data())
 def test_the_parts_of_runs_are_what_is_wanted(box: Selection, data: st.DataObject) -> None:
     """However the run is cut, each wanted element comes once, and nothing else."""
-    right = elements(box.shape, box.box)
+    right = elements(box.shape, box.box, box.steps)
     assert (box.start, box.stop) == (right[0], right[-1] + 1)
     assert box.is_run == (right == list(range(box.start, box.stop)))
+    assert box.count(0, math.prod(box.shape)) == len(right)
     cuts = sorted(data.draw(st.lists(st.integers(box.start, box.stop), max_size=4)))
     found: list[int] = []
     for start, stop in itertools.pairwise([box.start, *cuts, box.stop]):
         for first, outer, inner in box.parts(start, stop):
             assert elements(box.shape, outer)[0] == first
             assert set(elements(box.shape, inner)) <= set(elements(box.shape, outer))
-            found += elements(box.shape, inner)
+            found += elements(box.shape, inner, box.steps)
+
     assert sorted(found) == right
+
+
+@given(wanted(), st.data())
+def test_moves_fill_an_array_of_the_box(box: Selection, data: st.DataObject) -> None:
+    """In row-major order, as indexing would."""
+    whole = np.arange(math.prod(box.shape))
+    index = tuple(slice(*span, step) for span, step in zip(box.box, box.steps or (1,) * len(box.box), strict=True))
+    right = whole.reshape(box.shape)[index]
+    filled, flat = np.full_like(right, -1), list[int]()
+    cuts = sorted(data.draw(st.lists(st.integers(box.start, box.stop), max_size=4)))
+    for start, stop in itertools.pairwise([box.start, *cuts, box.stop]):
+        for part, shape, source, target in box.moves(start, stop):
+            filled[target] = whole[start:stop][part].reshape(shape)[source]
+            flat += whole[start:stop][part].reshape(shape)[source].reshape(-1).tolist()
+    assert np.array_equal(filled, right)
+    assert flat == right.reshape(-1).tolist()
+
+
+@given(wanted(), st.integers(0, 30))
+def test_near_elements_are_in_one_run(box: Selection, gap: int) -> None:
+    right = elements(box.shape, box.box, box.steps)
+    runs = [[right[0]]]
+    for before, after in itertools.pairwise(right):
+        if after - before > gap:
+            runs.append([])
+        runs[-1].append(after)
+    found = [*box.near(gap)]
+    assert [place for start, stop in found for place in right if start <= place < stop] == right
+    assert all(start in right and stop - 1 in right for start, stop in found)
+    # runs may be cut where it is not needed, and never hold a wide gap
+    for start, stop in found:
+        assert any(run[0] <= start and stop - 1 <= run[-1] for run in runs)
 
 
 @pytest.mark.parametrize(

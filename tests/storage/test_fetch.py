@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamxf.storage import fetch
-from streamxf.storage.fetch import FetchedFile, requests_to
+from streamxf.storage.fetch import FetchedFile, requests_in_threads, requests_to
 from tests.polling import SECONDS, WatchedLock
 
 DATA = random.Random(5).randbytes(40_000)
@@ -215,3 +215,63 @@ def test_answers_that_stay_short_are_an_error(store: Store) -> None:
     store.failures = [10] * 8
     with pytest.raises(OSError, match="100 bytes were asked for, 10 came"):
         read(file_in(store), 100, 200)
+
+
+# -- storages that wait for their answers ------------------------------------------------------------------
+
+
+def waiting_file(asked: list[tuple[int, int]], data: bytes = DATA) -> FetchedFile:
+    def ask(start: int, stop: int) -> bytes:
+        asked.append((start, stop))
+        return data[start:stop]
+
+    return FetchedFile(requests_in_threads(ask, "file"), len(DATA))
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_neighbours_are_one_request_of_a_user_s_storage(monkeypatch: pytest.MonkeyPatch, threads: bool) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    if not threads:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+    asked: list[tuple[int, int]] = []
+    file = waiting_file(asked)
+    file.expect((0, 400), (400, 700), (740, 900), (2000, 2100))
+    assert [read(file, *span) for span in [(0, 400), (740, 900), (400, 700), (2000, 2100), (5000, 5100)]] == [
+        DATA[0:400],
+        DATA[740:900],
+        DATA[400:700],
+        DATA[2000:2100],
+        DATA[5000:5100],
+    ]
+    assert sorted(asked) == [(0, 900), (2000, 2100), (5000, 5100)]
+
+
+def test_requests_of_a_user_s_storage_are_under_way_at_once() -> None:
+    both = threading.Barrier(2)
+
+    def ask(start: int, stop: int) -> bytes:
+        both.wait(SECONDS)
+        return DATA[start:stop]
+
+    file = FetchedFile(requests_in_threads(ask, "file"), len(DATA))
+    file.expect((0, 100), (5000, 5100))
+    assert read(file, 0, 100) == DATA[:100]
+    assert read(file, 5000, 5100) == DATA[5000:5100]
+
+
+@pytest.mark.parametrize("size", [100, 0])
+def test_a_user_s_storage_that_answers_with_less_is_an_error(size: int) -> None:
+    with pytest.raises(OSError, match="bytes were asked for"):
+        read(waiting_file([], DATA[:size]), 0, 200)
+
+
+def test_what_a_user_s_storage_raises_reaches_whoever_reads() -> None:
+    def ask(start: int, stop: int) -> bytes:
+        raise ConnectionError("gone")
+
+    file = FetchedFile(requests_in_threads(ask, "file"), len(DATA))
+    file.expect((0, 100))
+    with pytest.raises(ConnectionError, match="gone"):
+        read(file, 0, 100)
