@@ -9,7 +9,7 @@ from functools import partial
 import streamxf
 from streamxf.cli import options, show, units
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.errors import ParameterError
+from streamxf.errors import ParameterError, redacted
 
 
 def verify(
@@ -34,8 +34,9 @@ def verify(
     """
     with out.progress("Verifying") as bar:
         report = streamxf.verify(paths, **access, expect_save_id=expect_save_id, progress=bar)
+    shown = [*map(redacted, paths)]
     return out.report(
-        lambda: {"paths": paths, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)},
+        lambda: {"paths": shown, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)},
         str(report),
         report.ok,
         access["max_expansion"],
