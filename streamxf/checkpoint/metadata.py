@@ -142,6 +142,11 @@ class Metadata:
     def files(self) -> Mapping[str, File]:
         return self.index.files if self.index is not None else {}
 
+    @property
+    def keyless(self) -> bool:
+        """Whether it is encrypted, and was read without keys."""
+        return bool(self.wrapped) and not self.authenticated
+
     def named(self) -> Iterable[str]:
         """The paths of its data files."""
         if self.index is not None:

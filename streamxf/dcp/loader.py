@@ -133,7 +133,7 @@ class Loader:
         """The chunks without elements of each tensor that is read whole: DCP never asks for them, and they may be
         damaged. Without keys that is up to the ranks that have some.
         """
-        if self._metadata.wrapped and not self._metadata.authenticated:
+        if self._metadata.keyless:
             return
         items, state = self._metadata.items, getattr(self._planner, "state_dict", None)
         read: dict[str, int] = dict.fromkeys(state, 0) if isinstance(state, Mapping) else {}

@@ -216,7 +216,7 @@ def _files(checkpoint: Checkpoint) -> tuple[dict[str, int], list[str], tuple[str
 
 def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]:
     files = checkpoint.metadata
-    if any(metadata.index is not None and not metadata.authenticated for metadata in files):
+    if any(metadata.keyless for metadata in files):
         yield "It is encrypted, and no key was given: what its metadata says here is not authenticated."
     if signed and not len(checkpoint.access.keys):
         yield "The signatures were not checked."

@@ -59,13 +59,8 @@ class Facts(NamedTuple):
             doubt = "the metadata is a single rank's, or of another writer"
         trust, renaming = sorted(key.id for key in access.trust), access.renaming
         terms = f"require={access.require!r}, trust={trust}, allow_unsigned={access.keys.allow_unsigned}"
-        names, keyless = f"rename={renaming.given if renaming else None}", is_keyless(metadata)
+        names, keyless = f"rename={renaming.given if renaming else None}", metadata.keyless
         return cls(secrets.token_hex(16), socket.gethostname(), terms, names, doubt, metadata.digest, keyless)
-
-
-def is_keyless(metadata: Metadata) -> bool:
-    """Whether metadata is encrypted, and was read without keys."""
-    return bool(metadata.wrapped) and not metadata.authenticated
 
 
 def locked(metadata: Metadata, reason: str) -> KeyMissingError:
@@ -155,7 +150,7 @@ def _shares(
 
 def _size(part: ItemPart, opener: ItemOpener, storage: Storage) -> int:
     """How many bytes an object has, which the metadata does not say."""
-    if is_keyless(opener.metadata):
+    if opener.metadata.keyless:
         raise locked(opener.metadata, "the coordinator needs keys, too, where there are objects")
     with located(file=storage.label(part.place.file), item=part.item.name), storage.open(part.place.file) as file:
         return opener.open(file, part).size

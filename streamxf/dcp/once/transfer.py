@@ -211,11 +211,8 @@ class Transfer:
             if sink.missing:
                 raise MetadataError("a part of the tensor is missing", item=sink.request.storage_index.fqn)
             if sink.request.type is LoadItemType.BYTE_IO:
-                data, place = (
-                    sink.target.tensor.numpy().tobytes(),
-                    part_of(self._loader.opener.metadata, sink.request).place,
-                )
-                self._loader.load_object(sink.request, data, place.size)
+                size = part_of(self._loader.opener.metadata, sink.request).place.size
+                self._loader.load_object(sink.request, sink.target.tensor.numpy().tobytes(), size)
                 continue
             self._loader.meter.item(sink.target.tensor.numel() * sink.dtype.itemsize, 0)
             self._planner.commit_tensor(sink.request, sink.target.tensor)
