@@ -10,11 +10,12 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Union, cast
 
 from streamxf.buffers import Scratch, flat_view
+from streamxf.cached import cached_property
 from streamxf.codec import BlockInfo, Codec, StreamInfo, WholeDecoder
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.errors import AuthenticationError, ChainError, CodecError, DescriptorError, ParameterError, StreamxfError

@@ -7,9 +7,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 
+from streamxf.cached import cached_property
 from streamxf.codec import Codec
 from streamxf.descriptor import ENCRYPT, RAW, Descriptor, check_name
 from streamxf.errors import CodecNotAllowedError, DuplicateCodecError, UnknownCodecError

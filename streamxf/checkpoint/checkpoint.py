@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from streamxf.budget import MAX_EXPANSION, Budget
+from streamxf.cached import cached_property
 from streamxf.checkpoint.access import Access, Codecs, Names, Require, SaveIds
 from streamxf.checkpoint.elements import Array, Elements, itemsize_of, unsigned
 from streamxf.checkpoint.metadata import Metadata, merged, metadata_files, no_file, read_metadata

@@ -8,11 +8,11 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import count
 from typing import Any, Literal, Self
 
 from streamxf.buffers import Writable
+from streamxf.cached import cached_property
 from streamxf.chain import DEFAULT_CHAIN, Chain, ChainLike
 from streamxf.checkpoint.sources import Content
 from streamxf.codecs.encrypt import Encrypt

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy, deepcopy
 from copyreg import __newobj__  # type: ignore[attr-defined]
 from dataclasses import fields
-from functools import cache, cached_property
+from functools import cache
 from itertools import chain
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.buffers import collector_paused
+from streamxf.cached import cached_property
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.datafile import FileRecord, SavedFile

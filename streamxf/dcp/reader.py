@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from time import perf_counter
 from typing import Any, Literal, Self
 
@@ -22,6 +22,7 @@ from torch.futures import Future
 
 from streamxf.budget import MAX_EXPANSION
 from streamxf.buffers import collector_paused
+from streamxf.cached import cached_property
 from streamxf.chain import Chain
 from streamxf.checkpoint import metadata as stored_metadata
 from streamxf.checkpoint.access import Access, Names, Require, SaveIds

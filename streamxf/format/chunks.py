@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from itertools import islice
 from operator import add, lt, sub
 from typing import Any
 
 from streamxf.buffers import collector_paused
+from streamxf.cached import cached_property
 from streamxf.errors import MetadataError
 from streamxf.format import columns as col
 from streamxf.format import fields

@@ -11,12 +11,12 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
 import zstandard
 
+from streamxf.cached import cached_property
 from streamxf.codecs import zstd
 from streamxf.errors import CodecError, MetadataError
 from streamxf.format import limits

@@ -11,11 +11,11 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple, Self
 
 from streamxf.budget import Steps
+from streamxf.cached import cached_property
 from streamxf.errors import MetadataError, StreamxfError, located
 from streamxf.format import columns as col
 from streamxf.format import fields, limits

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
-from functools import cached_property
 from typing import Any
 
 from streamxf.budget import Budget
+from streamxf.cached import cached_property
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, itemsize_of, strided_elements
 from streamxf.checkpoint.reading import BoxReader

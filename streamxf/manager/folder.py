@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
+from streamxf.cached import cached_property
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata, read_metadata
 from streamxf.checkpoint.publish import made_by_writers
@@ -21,20 +22,6 @@ from streamxf.storage.storage import Entries, Storage, StorageEntry
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-
-class _Once(Generic[T]):
-    """`cached_property` without the lock that all folders would share before Python 3.12, and wait for."""
-
-    def __init__(self, make: Callable[[Any], T]) -> None:
-        self._make = make
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, folder: Folder, owner: type) -> T:
-        folder.__dict__[self._name] = made = self._make(folder)
-        return made
 
 
 class Folder:
@@ -66,7 +53,7 @@ class Folder:
         counts = not doubt or self.authority.has_published(getattr(said, "save_id", None), self.place.name)
         return said, "" if counts else doubt
 
-    @_Once
+    @cached_property
     def saving(self) -> Saving | None:
         """The save that was begun there. What a framework writes counts once it is committed; what a manager saved says
         so itself, whatever is put beside it.
@@ -143,7 +130,7 @@ class Folder:
             return Record(self.name, written, kind="unfinished", run=run)
         return None
 
-    @_Once
+    @cached_property
     def by_framework(self) -> bool:
         """Whether its commit record says what it is, and not DCP's metadata. A manager's own metadata does so itself,
         whatever is put beside it, and so does what keys verify beside what they do not.
@@ -152,11 +139,11 @@ class Folder:
             return COMMIT in self.top
         return not self._published.verified or (self._published.kind != "own" and self._commit.verified)
 
-    @_Once
+    @cached_property
     def _commit(self) -> Record:
         return self._committed(COMMIT)
 
-    @_Once
+    @cached_property
     def _published(self) -> Record:
         """What DCP's metadata says."""
         ours = [path for path in self.top if path in self.metadata or made_by_saves(path)]

@@ -9,7 +9,6 @@ import random
 import struct
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from streamxf.buffers import flat_view
+from streamxf.cached import cached_property
 from streamxf.codec import BlockInfo, Codec, StreamInfo, parameter_fields
 from streamxf.descriptor import ENCRYPT, Descriptor
 from streamxf.format.container import stage_limit

@@ -15,12 +15,13 @@ import sys
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, ClassVar
 
 from streamxf.budget import ELEMENT
 from streamxf.buffers import collector_paused
+from streamxf.cached import cached_property
 from streamxf.errors import ParameterError
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.calls import BYTES_IO, CALLS, KINDS, NUMPY, OUTLINED, StorageRef, find_storage, scalar

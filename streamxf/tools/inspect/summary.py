@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from heapq import nlargest
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from streamxf.cached import cached_property
 from streamxf.format.items import ITEMSIZES, Item, ObjectItem, TensorItem
 from streamxf.formats.contents import Contents, Format
 from streamxf.registry import short_name

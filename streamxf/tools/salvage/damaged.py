@@ -9,13 +9,13 @@ import io
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import chain
 
 import numpy as np
 
 from streamxf import errors
 from streamxf.budget import Budget
+from streamxf.cached import cached_property
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access
 from streamxf.checkpoint.checkpoint import Checkpoint, as_torch
 from streamxf.checkpoint.elements import Array, Elements, unsigned
