@@ -102,7 +102,7 @@ def finish(folder: Path, name: str, ranks: int, items: int, rounds: int) -> Cost
 def plan(folder: Path, name: str, ranks: int, items: int, rounds: int) -> Costs:
     """Plan a load of what one rank saved; AssertionError if it would read something else."""
     path = folder / ("stock" if name == STOCK_PLAN else "streamxf")
-    state = {item: _Part.of(ranks // 2, ranks) for item in _names(items)}
+    state = {item: Part.of(ranks // 2, ranks) for item in names_of(items)}
 
     def act() -> None:
         reader: Any = (dcp if name == STOCK_PLAN else streamxf).FileSystemReader(path)
@@ -118,7 +118,7 @@ def plan(folder: Path, name: str, ranks: int, items: int, rounds: int) -> Costs:
     return measured(lambda: act, rounds)
 
 
-class _Part(torch.Tensor):
+class Part(torch.Tensor):
     """A tensor of which this rank has the rows of one shard; DCP asks it for them."""
 
     offset: int
@@ -133,7 +133,7 @@ class _Part(torch.Tensor):
         return [ChunkStorageMetadata(torch.Size([self.offset, 0]), torch.Size([ROWS, COLUMNS]))]
 
 
-def _names(items: int) -> list[str]:
+def names_of(items: int) -> list[str]:
     return [f"model.layers.{number // 8}.part.{number % 8}.weight" for number in range(items)]
 
 
@@ -142,7 +142,7 @@ def _one_rank(path: Path, ranks: int, items: int) -> tuple[Any, list[WriteResult
     data = torch.empty(ROWS, COLUMNS).normal_(0, 0.02, generator=torch.Generator().manual_seed(1)).bfloat16()
     writer: Any = streamxf.FileSystemWriter(path, sync_files=False, chain=[streamxf.FloatZip()])
     planner = Planner()
-    planner.set_up_planner(dict.fromkeys(_names(items), Shard(data, 0, ranks)), writer.storage_meta(), True)
+    planner.set_up_planner(dict.fromkeys(names_of(items), Shard(data, 0, ranks)), writer.storage_meta(), True)
     writer.set_up_storage_writer(True, rank=0, use_collectives=True)
     (made,) = writer.prepare_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
     return writer, writer.write_data(made, planner).wait()
@@ -173,7 +173,7 @@ def _metadata(ranks: int, items: int) -> Metadata:
     """What the planner of the coordinator makes of all plans."""
     whole, part = torch.Size([ranks * ROWS, COLUMNS]), torch.Size([ROWS, COLUMNS])
     entries: dict[str, Any] = {}
-    for name in _names(items):
+    for name in names_of(items):
         chunks = [ChunkStorageMetadata(torch.Size([rank * ROWS, 0]), part) for rank in range(ranks)]
         entries[name] = TensorStorageMetadata(TensorProperties(torch.bfloat16), whole, chunks)
     return Metadata(entries, {name: (name,) for name in entries})

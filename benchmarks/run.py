@@ -33,7 +33,7 @@ NAMES = (
     "manager",
     "granite",
 )
-UNPUBLISHED = ("gpu",)  # run by its name alone
+UNPUBLISHED = ("gpu", "scaling")  # run by their names alone, the second in a smoke run, too
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
             folder if options.smoke else _cache(),
         )
         results = options.results or (folder / "results" if options.smoke else RESULTS)
-        for name in options.names or NAMES:
+        for name in options.names or (*NAMES, *UNPUBLISHED[options.smoke :][: options.smoke]):
             _run(name, settings, results)
     return 0
 

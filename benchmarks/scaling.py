@@ -1,0 +1,209 @@
+"""What a save and a load by very many ranks cost the coordinator, and one rank. Linux only.
+
+All ranks are simulated in one process: plans and results are made as each rank would, written to a file as pickles, as
+they cross ranks, and read from there when the coordinator would receive them. One rank's files and results stand for
+those of all others.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadPlan
+
+import streamxf
+from benchmarks.child import in_child, in_fork
+from benchmarks.costs import need_proc, peak_added
+from benchmarks.harness import MIB, Settings, progress
+from benchmarks.many_ranks import Part, names_of
+from benchmarks.result import Result, Row, Table
+from benchmarks.simulated import COLUMNS, ROWS, Planner, Shard, sent
+
+STOCK, TORCHS = "stock DCP", "torch's planners"
+SIZES = {STOCK: (256, 1024), TORCHS: (256, 1024)}
+ITEMS = 1000
+SMOKE_SIZES, SMOKE_ITEMS = (4, 8), 10
+
+Phases = dict[str, Row]
+"""Costs by step, as a table has them."""
+
+
+def run(settings: Settings) -> Result:
+    """Measure."""
+    need_proc()
+    tables = []
+    for side, sizes in SIZES.items():
+        rows: list[Row] = []
+        for ranks in settings.pick(sizes, SMOKE_SIZES):
+            progress(f"scaling: {side}; {ranks:,} ranks")
+            arguments = {"side": side, "ranks": ranks, "items": settings.pick(ITEMS, SMOKE_ITEMS)}
+            with TemporaryDirectory(dir=settings.folder) as folder:
+                found: Phases = in_child("benchmarks.scaling", "child", folder=folder, **arguments)
+            rows += [{"ranks": ranks, "step": step, **costs} for step, costs in found.items()]
+        tables.append(Table(rows, side, digits=2))
+    note = (
+        f"Each rank has a shard of {ITEMS:,} tensors, and the chain is `[FloatZip()]`. Steps of rank 0 are those that "
+        "it does for all ranks. To receive is to unpickle, and to send is to pickle; MB are of these pickles, or of "
+        "`.metadata`. *Added* is the peak over the memory in use before the step, and *held* over that before the "
+        "first step."
+    )
+    return Result("scaling", "Scaling", note, tables)
+
+
+# -- in the child ----------------------------------------------------------------------------------------------------
+
+
+def child(folder: str, side: str, ranks: int, items: int) -> Phases:
+    """Save, and load what was saved; each in a process of its own."""
+    for public in streamxf.__all__:  # which are imported when they are looked at
+        getattr(streamxf, public)
+    path = Path(folder) / "checkpoint"
+    path.mkdir()
+    return {
+        **{f"save, {step}": costs for step, costs in in_fork(save, path, side, ranks, items).items()},
+        **{f"load, {step}": costs for step, costs in in_fork(load, path, side, ranks, items).items()},
+    }
+
+
+class _Meter:
+    """Takes the costs of steps, one after the other."""
+
+    def __init__(self) -> None:
+        self.phases: Phases = {}
+        self._before = _resident()
+
+    def step(self, name: str, action: Callable[[], Any], size: Callable[[Any], Any] = lambda _: "") -> Any:
+        """Do a step; `size` gives the MB that it was about, by its outcome."""
+        found: list[Any] = []
+        begin, before = time.process_time(), _resident()
+        added = peak_added(lambda: found.append(action()))
+        costs: Row = {"CPU seconds": time.process_time() - begin, "MiB added": added / MIB}
+        held = (before + added - self._before) / MIB
+        self.phases[name] = {**costs, "MiB held": held, "MB": size(found[0]), "requests": ""}
+        return found[0]
+
+    def receive(self, name: str, file: Path, count: int) -> list[Any]:
+        with file.open("rb") as raw:
+            size = file.stat().st_size / 1e6
+            found: list[Any] = self.step(name, lambda: [pickle.load(raw) for _ in range(count)], lambda _: size)
+        return found
+
+    def send(self, name: str, values: list[Any]) -> None:
+        """Pickle values, all of them before the first is sent, as torch does."""
+        self.step(name, lambda: [pickle.dumps(value) for value in values], lambda found: sum(map(len, found)) / 1e6)
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _dump(file: Path, values: Iterable[Any]) -> None:
+    with file.open("wb") as raw:
+        for value in values:
+            raw.write(pickle.dumps(value))
+
+
+def save(path: Path, side: str, ranks: int, items: int) -> Phases:
+    """What DCP does for a save at rank 0."""
+    module: Any = dcp if side == STOCK else streamxf
+    data = torch.empty(ROWS, COLUMNS).normal_(0, 0.02, generator=torch.Generator().manual_seed(1)).bfloat16()
+    writer, file = module.FileSystemWriter(path, sync_files=False), path.parent / "pickles"
+
+    def planned(rank: int) -> tuple[Any, Any]:
+        planner: Any = Planner()
+        planner.set_up_planner(dict.fromkeys(names_of(items), Shard(data, rank, ranks)), None, not rank)
+        return planner, writer.prepare_local_plan(planner.create_local_plan())
+
+    meter = _Meter()
+    writer.set_up_storage_writer(True, rank=0, use_collectives=True)
+    planner, _ = meter.step("one rank: its plan", lambda: planned(0))
+    _dump(file, (planned(rank)[1] for rank in range(ranks)))
+    plans = meter.receive("rank 0: plans received", file, ranks)
+    plans, metadata = meter.step("rank 0: planner's global plan", partial(planner.create_global_plan, plans))
+    plans = meter.step("rank 0: writer's global plan", partial(writer.prepare_global_plan, plans))
+    meter.send("rank 0: plans sent", plans)
+    final = planner.finish_plan(sent(plans[0]))
+    del plans
+    own = meter.step("one rank: written, and its results", lambda: writer.write_data(final, planner).wait())
+    _dump(file, _results(path, own, ranks))
+    results = meter.receive("rank 0: results received", file, ranks)
+    finish = partial(writer.finish, metadata, results)
+    meter.step("rank 0: finish", finish, lambda _: (path / ".metadata").stat().st_size / 1e6)
+    meter.send("rank 0: metadata sent", [metadata])
+    return meter.phases
+
+
+def _results(path: Path, own: Any, ranks: int) -> Iterator[Any]:
+    """What all ranks report, as if each had written what one of them did."""
+    draw = np.random.default_rng(1)
+    for rank in range(ranks):
+        offset, name = torch.Size([rank * ROWS, 0]), f"__{rank}_0_{os.urandom(16).hex()}.distcp"
+        less, made = draw.integers(0, 64, len(own)), []
+        for result in own if rank else ():
+            stored = result.storage_data
+            if isinstance(stored, tuple):
+                chunk, record = stored
+                if record is not None:
+                    os.link(path / record.path, path / name)
+                    record = replace(record, path=name, writer_id=bytes.fromhex(name[-39:-7]))
+                # sizes as different as those of weights that are compressed
+                place = chunk.place._replace(file=name, size=chunk.place.size - int(less[len(made)]))
+                stored = chunk._replace(offset=tuple(offset), place=place), record
+            else:
+                stored = replace(stored, relative_path=name)
+            made.append(replace(result, index=MetadataIndex(result.index.fqn, offset, rank), storage_data=stored))
+        yield made if rank else own
+
+
+def load(path: Path, side: str, ranks: int, items: int) -> Phases:
+    """What DCP does for a load at one rank, and for all at rank 0."""
+    requests, real = 0, os.preadv
+
+    def counted(*arguments: Any) -> int:
+        nonlocal requests
+        requests += 1
+        return real(*arguments)
+
+    os.preadv = counted
+    reader: Any = (dcp if side == STOCK else streamxf).FileSystemReader(path)
+    planner: Any = dcp.DefaultLoadPlanner()
+    state = {name: Part.of(ranks // 2, ranks) for name in names_of(items)}
+
+    def planned() -> Any:
+        metadata = reader.read_metadata()
+        planner.set_up_planner(dict(state), metadata, False)
+        reader.set_up_storage_reader(metadata, True)
+        return reader.prepare_local_plan(planner.create_local_plan())
+
+    meter, file = _Meter(), path.parent / "pickles"
+    plan = meter.step("one rank: metadata and plan", planned)
+    if side != STOCK:
+        meter.phases["one rank: metadata and plan"] |= {"requests": requests}
+    _dump(file, (_moved(plan, rank) for rank in range(ranks)))
+    plans = meter.receive("rank 0: plans received", file, ranks)
+    plans = meter.step("rank 0: global plan", lambda: reader.prepare_global_plan(planner.create_global_plan(plans)))
+    meter.send("rank 0: plans sent", plans)
+    return meter.phases
+
+
+def _moved(plan: LoadPlan, rank: int) -> LoadPlan:
+    """The plan of another rank."""
+    offset, made = torch.Size([rank * ROWS, 0]), []
+    for item in plan.items:
+        target, source = (
+            MetadataIndex(index.fqn, offset, index.index) for index in (item.dest_index, item.storage_index)
+        )
+        made.append(replace(item, dest_index=target, storage_index=source))
+    return replace(plan, items=made)
