@@ -126,17 +126,12 @@ def needed_of(checkpoint: Checkpoint, name: str, mask: Any) -> dict[tuple[str, i
 def may_be_read(
     checkpoint: Checkpoint, item: TensorItem, needed: dict[tuple[str, int], int], mask: Any
 ) -> dict[str, Any]:
-    """By file, the bytes that a read may touch: the blocks, gaps between them that no request is worth, and what says
-    where blocks are.
+    """By file, the bytes that a read may touch: the blocks, what says where they are, and gaps between these that no
+    request is worth.
     """
     allowed = {file: np.zeros(size or 0, bool) for file, size in checkpoint.storage.names().items()}
     for (file, start), size in needed.items():
         allowed[file][start : start + size] = True
-    for marked in allowed.values():
-        edges = np.flatnonzero(np.diff(marked.astype("i1"), prepend=0, append=0)).reshape(-1, 2)
-        for (_, end), (begin, _) in itertools.pairwise(edges):
-            if begin - end <= fetch._GAP:
-                marked[end:begin] = True
     for chunk in item.chunks:
         place = chunk.place
         if any(place.at <= start < place.at + place.size for file, start in needed if file == place.file):
@@ -147,6 +142,11 @@ def may_be_read(
             allowed[place.file][place.at + max(0, place.size - tail) : place.at + place.size] = True
         elif 0 in chunk.shape and mask.all():  # nothing else would look at it
             allowed[place.file][place.at : place.at + place.size] = True
+    for marked in allowed.values():
+        edges = np.flatnonzero(np.diff(marked.astype("i1"), prepend=0, append=0)).reshape(-1, 2)
+        for (_, end), (begin, _) in itertools.pairwise(edges):
+            if begin - end <= fetch._GAP:
+                marked[end:begin] = True
     return allowed
 
 
