@@ -54,13 +54,14 @@ def check_expansion(times: object) -> int:
 
 class Budget:
     """The rest of one call's limit for a checkpoint whose storage holds `stored` bytes, as far as is known yet. `times`
-    is the caller's `max_expansion`; raises ParameterError unless it is a whole number from 1.
+    is the caller's `max_expansion`; raises ParameterError unless it is a whole number from 1. `asked` are the bytes
+    that were taken, and those that were refused.
     """
 
     def __init__(self, times: int, stored: int) -> None:
         self.times = check_expansion(times)
         self._stored = stored
-        self._spent = 0
+        self._spent = self.asked = 0
         self._known: set[Hashable] = set()
 
     def add(self, stored: int) -> None:
@@ -74,6 +75,7 @@ class Budget:
         """Take `size` bytes for `what`, which begins a sentence; `file` and `item` are where. Raises PolicyError if
         that is too much, and takes nothing then.
         """
+        self.asked += size
         if self._spent + size > most(self._stored, self.times):
             besides = f" besides the {size_text(self._spent)} before it" if self._spent else ""
             raise PolicyError(

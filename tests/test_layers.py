@@ -265,20 +265,20 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_817,
-    "checkpoint": 4_308,
+    ".": 2_819,
+    "checkpoint": 4_343,
     "cli": 2_878,
     "codecs": 1_638,
     "dcp": 4_504,
     "format": 3_144,
-    "formats": 944,
+    "formats": 958,
     "integrations": 805,
     "keys": 2_114,
     "manager": 4_035,
     "storage": 3_269,
     "stream": 1_341,
     "testing": 893,
-    "tools": 8_364,
+    "tools": 8_492,
     "torchsave": 1_862,
     "tuning": 690,
 }

@@ -242,6 +242,15 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
                     raise ContainerError(f"the file cannot be mapped; it was cut just now: {error}") from None
             return as_numpy(array, item) if self.framework == "numpy" else as_torch(array, item.dtype)
 
+    def part(self, tensors: Mapping[str, TensorItem]) -> Callable[[Access], Checkpoint]:
+        files = {place.file: self._of_file[place.file] for item in tensors.values() for place in item.places}
+        metadata = {each.name: each.of_files(files) for each in files.values()}
+        stored = {
+            name: TensorItem(item.name, item.dtype, item.shape, tuple(item.chunks)) for name, item in tensors.items()
+        }
+        of_file = {file: metadata[each.name] for file, each in files.items()}
+        return partial(_part_of, self.storage, stored, of_file, self.budget.renewed())
+
     def label(self, file: str) -> str:
         return self.storage.label(file)
 
@@ -370,6 +379,15 @@ class ObjectHandle:
         not allowed, StreamxfError if it is damaged or was altered.
         """
         return self._reader.load_object(self.name)
+
+
+def _part_of(
+    storage: Storage, stored: Mapping[str, Item], of_file: dict[str, Metadata], budget: Budget, access: Access
+) -> Checkpoint:
+    made = Checkpoint.__new__(Checkpoint)
+    made._open(storage, access, (), "numpy")
+    made.stored, made._of_file, made.budget = stored, of_file, budget
+    return made
 
 
 def _read(storage: Storage, access: Access, rank: int | None = None, *, listing: bool = False) -> list[Metadata]:

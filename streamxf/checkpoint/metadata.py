@@ -153,6 +153,14 @@ class Metadata:
             return self.index.files
         return {place.file for item in self.items.values() for place in item.places}
 
+    def of_files(self, names: Iterable[str]) -> Metadata:
+        """What it says of these data files, besides their items."""
+        index = self.index
+        if index is not None:
+            files = {name: index.files[name] for name in names if name in index.files}
+            index = replace(index, items={}, files=files, packages={}, extra={}, run=None)
+        return replace(self, items={}, index=index)
+
     def data_key(self, wrapped: bytes, keys: KeyRing) -> DataKey:
         """The data key of the process that wrote a file, `File.key` of which is `wrapped`. Raises KeyMissingError,
         WrongKeyError, KeyServiceError if it cannot be unwrapped.

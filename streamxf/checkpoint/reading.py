@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from streamxf.budget import Budget
+from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, itemsize_of, unsigned
 from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
@@ -39,9 +40,11 @@ class BoxReader(abc.ABC):
     """A checkpoint whose tensors can be read box by box; a context manager, which closes its files.
 
     - `stored`: by name, in the order of the checkpoint's own metadata.
+    - `access`: how it is read.
     """
 
     stored: Mapping[str, Item]
+    access: Access
 
     @property
     @abc.abstractmethod
@@ -56,6 +59,12 @@ class BoxReader(abc.ABC):
 
     @abc.abstractmethod
     def load_object(self, name: str) -> Any: ...
+
+    @abc.abstractmethod
+    def part(self, tensors: Mapping[str, TensorItem]) -> Callable[[Access], BoxReader]:
+        """What opens a reader of these tensors alone, under the names that they have here, with a budget as large; in
+        another process, too, if the storage can be pickled.
+        """
 
     @abc.abstractmethod
     def close(self) -> None: ...

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 from streamxf.budget import Budget
@@ -146,7 +147,8 @@ class FileReader(BoxReader):
     """A checkpoint of files that need no decoding: safetensors, a Hugging Face folder, torch.save.
 
     `storage` is the folder, or the only file; `shards`, by a file's name in `Place`, are the contents of each file.
-    `access` decides how objects are unpickled, and `open_file` opens a file that is not stored as it is.
+    `access` decides how objects are unpickled, and `open_file` opens a file that is not stored as it is. `budget` is by
+    default that of `access` for these files.
     """
 
     def __init__(
@@ -156,19 +158,23 @@ class FileReader(BoxReader):
         shards: Mapping[str, Shard],
         access: Access,
         open_file: OpenFile | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.storage = storage
         self.contents = contents
         self.shards = shards
         self.stored: Mapping[str, Item] = contents.items
-        self._access = access
+        self.access = access
+        self._open_file = open_file
         self._files = OpenFiles(open_file or (lambda name: self._place(name).open()), near=storage.near)
         self._loaded: tuple[str, Any] | None = None
         self._named: dict[int, Mapping[str, Any]] = {}
+        if budget is not None:
+            self.budget = budget
 
     @cached_property
     def budget(self) -> Budget:
-        return self._access.budget(
+        return self.access.budget(
             sum(self._place(name).held("", self.contents.files.get(name)) for name in self.shards)
         )
 
@@ -195,7 +201,7 @@ class FileReader(BoxReader):
         with located(file=self.label(file), item=name):
             if self._loaded is None or self._loaded[0] != file:
                 opened = self._files[file]
-                self._loaded, self._named = (file, self._access.objects.load(opened.read(), opened.size)), {}
+                self._loaded, self._named = (file, self.access.objects.load(opened.read(), opened.size)), {}
             value = self._loaded[1]
             for step in item.path or ():
                 if not isinstance(step, int) and step not in value:  # its key is no string
@@ -208,6 +214,14 @@ class FileReader(BoxReader):
         if id(value) not in self._named:
             self._named[id(value)] = {str(key): each for key, each in value.items()}
         return self._named[id(value)]
+
+    def part(self, tensors: Mapping[str, TensorItem]) -> Callable[[Access], FileReader]:
+        contents = replace(self.contents, items=tensors, files={}, notes=())
+        strides = {each.file: self.shards[each.file].strides for item in tensors.values() for each in item.places}
+        names = {item.name for item in tensors.values()}
+        shards = {file: Shard({}, {name: of[name] for name in of.keys() & names}) for file, of in strides.items()}
+        how: Any = {"open_file": self._open_file, "budget": self.budget.renewed()}
+        return partial(type(self), self.storage, contents, shards, **how)
 
     def close(self) -> None:
         self._loaded, self._named = None, {}

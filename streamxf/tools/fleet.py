@@ -12,20 +12,29 @@ from __future__ import annotations
 import os
 import pickle
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import is_dataclass, replace
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from types import UnionType
 from typing import Any, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
 from streamxf.checkpoint.access import Access
-from streamxf.errors import ParameterError, StreamxfError, shorten, text_of
+from streamxf.checkpoint.reading import BoxReader
+from streamxf.errors import ParameterError, PolicyError, StreamxfError, shorten, text_of
+from streamxf.format.items import TensorItem
 from streamxf.keys import KeyRing, KeysLike
 from streamxf.keys.location import several
+from streamxf.progress import Progress, Share
 from streamxf.storage.storage import Storage
-from streamxf.wording import many
+from streamxf.wording import many, printable
 
+TASK_BYTES = 256 * 2**20
+"""Stored bytes of items that are a task together."""
+
+_TASK_ITEMS = 4096
 _MOST = 1024  # tasks that are handed out at a time; some describe a hundred thousand items
 
 
@@ -111,6 +120,11 @@ class Fleet:
         """Says how many tasks this process did, and why; empty if there were none."""
         return f"{many(len(self._lost), 'task')}: {shorten(self._lost[0], 300)}" if self._lost else ""
 
+    @property
+    def notes(self) -> list[str]:
+        """The same as remarks of a report."""
+        return [f"finished in this process: {printable(self.lost)}"] if self._lost else []
+
     def __enter__(self) -> Self:
         return self
 
@@ -145,11 +159,11 @@ def _made(call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 def fits(value: Any, kind: Any) -> bool:
     """Whether data is of a type such as ``list[tuple[str, int | None]]``, or a dataclass: of exactly these classes, and
-    without integers below 0. Errors are of a class or one derived from it.
+    without integers below 0, unless they may be numbers of any kind. Errors are of a class or one derived from it.
     """
     origin, inner = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, UnionType):
-        return any(fits(value, each) for each in inner)
+        return any(fits(value, each) for each in inner) or (type(value) is int and float in inner)
     if isinstance(value, Exception):
         return isinstance(value, origin)
     found: type = type(value)
@@ -163,3 +177,74 @@ def fits(value: Any, kind: Any) -> bool:
     if origin is tuple and inner[-1] is not Ellipsis:
         return len(value) == len(inner) and all(map(fits, value, inner))
     return all(fits(each, inner[0]) for each in value) if inner else origin is not int or value >= 0
+
+
+Tensors = Mapping[str, tuple[TensorItem, ...]]
+"""Some tensors by their names, as each of some checkpoints has them."""
+
+
+def by_tensors(
+    fleet: Fleet | None,
+    readers: Sequence[BoxReader],
+    tensors: Tensors,
+    kind: Any,
+    take: Callable[[Any], object],
+    progress: Progress | None,
+    call: Callable[..., Any],
+    *args: Any,
+) -> None:
+    """Make ``call(readers, tensors, progress, *args)``, or have a fleet make it for some tensors at a time; `take` gets
+    the results, of the type `kind`, in the order of the tensors. Raises as `call`, and `SentTerms.open`.
+    """
+    if progress is not None:
+        progress.expect(_size(tensors))
+    if fleet is None:
+        take(call(readers, tensors, progress, *args))
+        return
+
+    def done(part: Tensors, result: tuple[Any, list[int]] | StreamxfError) -> None:
+        try:
+            if isinstance(result, StreamxfError):
+                raise result
+            for reader, asked in zip(readers, result[1], strict=True):
+                reader.budget.spend(asked, "the tensors")
+        except PolicyError:  # what is too much for the limit of the whole is refused here, where it is known of which
+            take(call(readers, part, progress, *args))
+        else:
+            take(result[0])
+            Share(progress, _size(part)).finish()
+
+    terms = [fleet.terms(reader.access) for reader in readers]
+    with fleet:
+        for part in _cut(tensors):
+            opens = [
+                reader.part({name: items[at] for name, items in part.items()}) for at, reader in enumerate(readers)
+            ]
+            fleet.submit(tuple[kind, list[int]], partial(done, part), _there, opens, terms, call, args)
+
+
+def _there(
+    opens: Sequence[Callable[[Access], BoxReader]], terms: Sequence[SentTerms], call: Callable[..., Any], args: Any
+) -> tuple[Any, list[int]]:
+    """A worker's task: the call's result, and what was asked of the budgets."""
+    with ExitStack() as stack:
+        here = [stack.enter_context(each(how.open())) for each, how in zip(opens, terms, strict=True)]
+        tensors = {name: tuple(each.stored[name] for each in here) for name in here[0].stored}
+        return call(here, tensors, None, *args), [each.budget.asked for each in here]
+
+
+def _cut(tensors: Tensors) -> Iterator[Tensors]:
+    part, stored = dict[str, tuple[TensorItem, ...]](), 0
+    for name, items in tensors.items():
+        size = sum(item.stored_bytes for item in items)
+        if part and (stored + size > TASK_BYTES or len(part) == _TASK_ITEMS):
+            yield part
+            part, stored = {}, 0
+        part[name] = items
+        stored += size
+    if part:
+        yield part
+
+
+def _size(tensors: Tensors) -> int:
+    return sum(item.size for items in tensors.values() for item in items)

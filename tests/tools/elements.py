@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from streamxf.budget import Budget
+from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, unsigned
 from streamxf.checkpoint.reading import BoxReader
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem
@@ -50,6 +51,7 @@ class Memory(BoxReader):
         self.refused: dict[str, Exception] = {}
         self.stored: dict[str, Item] = {name: item_of(name, value) for name, value in state.items()}
         self.contents = Contents(path, Format.TORCH, self.stored, {})
+        self.access = Access()
 
     @property
     def budget(self) -> Budget:
@@ -72,6 +74,10 @@ class Memory(BoxReader):
         if name in self.refused:
             raise self.refused[name]
         return self._state[name]
+
+    def part(self, tensors: Mapping[str, TensorItem]) -> Callable[[Access], Memory]:
+        state = {name: self._state[item.name] for name, item in tensors.items()}
+        return lambda access: Memory(state)
 
     def close(self) -> None:
         """Nothing is open."""

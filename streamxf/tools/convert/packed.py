@@ -7,9 +7,10 @@ them, as in ``optimizer.pt/state.0.exp_avg``. A file without readable tensors is
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -36,21 +37,18 @@ Gaps = Sequence[tuple[int, int]]
 
 class PackedReader(FileReader):
     """Everything that is packed; the item `ITEM` is the `manifest` as an object, and that of `rest_of` a file's bytes
-    around its tensors, which are in its `gaps`.
+    around its tensors, which are in its `gaps`. The other arguments are `FileReader`'s.
     """
 
-    def __init__(
-        self,
-        tree: manifest.FileTree,
-        contents: Contents,
-        shards: Mapping[str, Shard],
-        gaps: Mapping[str, Gaps],
-        described: manifest.PackManifest,
-        max_expansion: int,
-    ) -> None:
-        super().__init__(tree.storage, contents, shards, Access.of(max_expansion=max_expansion))
-        self.manifest = described
+    def __init__(self, *files: Any, gaps: Mapping[str, Gaps], described: Any = None, **how: Any) -> None:
+        super().__init__(*files, **how)
+        self.manifest: manifest.PackManifest = described
         self._gaps = gaps
+
+    def part(self, tensors: Mapping[str, TensorItem]) -> Callable[[Access], PackedReader]:
+        gaps = {item.name: self._gaps[item.name] for item in tensors.values() if item.name in self._gaps}
+        made: Any = super().part(tensors)
+        return partial(made, gaps=gaps)
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
         if item.name not in self._gaps:
@@ -129,9 +127,9 @@ def open_packed(tree: manifest.FileTree, max_expansion: int = MAX_EXPANSION) -> 
             gaps[rest] = around
     items = {manifest.ITEM: ObjectItem(manifest.ITEM, Place("", 0, 0, ()), (manifest.ITEM,)), **packing.items, **rests}
     contents = Contents(storage.label(), kind, items, tree.files, notes=tuple(notes))
-    whole = PackedReader(
-        tree, contents, packing.shards, gaps, manifest.PackManifest(kind, packed, tree.left_out), max_expansion
-    )
+    described = manifest.PackManifest(kind, packed, tree.left_out)
+    access = Access.of(max_expansion=max_expansion)
+    whole = PackedReader(storage, contents, packing.shards, access, gaps=gaps, described=described)
     for rest, (place,) in ((rest, item.places) for rest, item in rests.items()):  # a file may be one hole
         whole.budget.spend_once(rest, place.size, "the file", file=whole.label(place.file))
     return whole

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamxf import errors
@@ -26,6 +27,7 @@ from streamxf.tools.convert.packed import PackedReader, open_packed
 from streamxf.tools.damage import Damage
 from streamxf.tools.diff.difference import Change, Difference, Distance, DistanceCounter
 from streamxf.tools.diff.objects import Incomparable, difference_of
+from streamxf.tools.fleet import Fleet, by_tensors
 from streamxf.tools.values.numbers import is_number
 from streamxf.wording import many, some
 
@@ -45,6 +47,7 @@ def diff(
     storage_options: Mapping[str, Any] | None = None,
     max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Difference:
     """Compare two checkpoints: which items differ, and by how much.
 
@@ -76,6 +79,8 @@ def diff(
         count by their stored bytes. Items beyond it, such as tensors whose strides repeat elements, are incomparable.
     progress : Progress, optional
         Receives the bytes of the compared tensors, of both checkpoints.
+    executor : concurrent.futures.Executor, optional
+        Its workers compare the tensors, as in `verify`.
 
     Raises
     ------
@@ -83,9 +88,11 @@ def diff(
         If one is not a checkpoint that streamxf can read, its metadata is damaged or needs another key, or none of its
         items can be read. A single unreadable item is incomparable, and the others are compared.
     """
+    keys = tuple(keys) if isinstance(keys, Iterator) else keys
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
     plain = Access.of(max_expansion=max_expansion)
     storages = [open_storage(path, storage_options) for path in (first, second)]
+    fleet = None if executor is None else Fleet(executor, storages, access, keys)
     sides: dict[int, BoxReader] = {}
     manifests: dict[int, PackManifest] = {}
     unknown: dict[int, str] = {}
@@ -104,7 +111,7 @@ def diff(
                 )
         files = len(manifests) == 2 and all(manifest.is_folder for manifest in manifests.values())
         comparison = Comparison(sides[0], sides[1], values, progress)
-        found = comparison.run((storages[0].label(), storages[1].label()), only, prefixes, files)
+        found = comparison.run((storages[0].label(), storages[1].label()), only, prefixes, files, fleet)
         left = [unknown.get(number, "") for number in (0, 1)]
         if not only and not any(prefixes):
             for number in {0, 1} - unknown.keys():
@@ -145,6 +152,23 @@ def _measurable(item: TensorItem, beside: TensorItem) -> bool:
     return item.shape == beside.shape and (item.dtype == beside.dtype or numbers)
 
 
+@dataclass
+class Compared:
+    """What came of some items. `read` says how many could be, and `reasons` why the first of the others could not."""
+
+    changed: list[Change] = field(default_factory=list)
+    incomparable: list[tuple[str, str]] = field(default_factory=list)
+    equal: int = 0
+    elements: int = 0
+    differing: int = 0
+    read: int = 0
+    reasons: list[errors.StreamxfError | OSError] = field(default_factory=list)
+
+    def add(self, other: Compared) -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
 class Comparison:
     """Compares two opened checkpoints, as `diff` does."""
 
@@ -155,13 +179,16 @@ class Comparison:
         self._known: set[int] | None = (
             set() if isinstance(first, FileReader) and isinstance(second, FileReader) else None
         )
-        self._changed: dict[str, Change] = {}
-        self._incomparable: dict[str, str] = {}
-        self._equal = self._elements = self._differing = 0
-        self._read = 0
-        self._reason: Exception | None = None  # why the first one could not be read
+        self.found = Compared()
 
-    def run(self, paths: tuple[str, str], only: Sequence[str], prefixes: tuple[str, str], files: bool) -> Difference:
+    def run(
+        self,
+        paths: tuple[str, str],
+        only: Sequence[str],
+        prefixes: tuple[str, str],
+        files: bool,
+        fleet: Fleet | None = None,
+    ) -> Difference:
         """Compare what `only` and `prefixes` choose; with `files`, also what `pack` keeps of files. If nothing could be
         read, and the caller can mend that or there is nothing else to tell, the first reason is raised.
         """
@@ -171,39 +198,39 @@ class Comparison:
         )
         if not one and not other and (only or any(prefixes)):
             raise errors.ParameterError("no item of either has such a name, so there is nothing to compare")
-        pairs: list[tuple[str, TensorItem, TensorItem]] = []
+        found, pairs = self.found, dict[str, tuple[TensorItem, ...]]()
         for name, item in one.items():
             beside = other.get(name)
             if beside is None:
                 continue
             if isinstance(item, TensorItem) and isinstance(beside, TensorItem) and _measurable(item, beside):
-                pairs.append((name, item, beside))
+                pairs[name] = item, beside
             elif isinstance(item, TensorItem) or isinstance(beside, TensorItem):
-                self._changed[name] = _change(name, item, beside)
+                found.changed.append(_change(name, item, beside))
             else:
                 self._objects(name, prefixes[0] + name, prefixes[1] + name)
-        if self._progress is not None:
-            self._progress.expect(sum(item.size + beside.size for _, item, beside in pairs))
-        for pair in pairs:
-            self._tensors(*pair)
+        sides = self._first, self._second
+        by_tensors(fleet, sides, pairs, Compared, found.add, self._progress, _compare, self._values)
         removed, added = (
             tuple(name for name in these if name not in those) for these, those in ((one, other), (other, one))
         )
-        nothing_else = not (removed or added or self._changed)
-        if self._reason is not None and not self._read and (nothing_else or isinstance(self._reason, _CALLERS)):
-            raise self._reason
-        changed = tuple(self._changed[name] for name in one if name in self._changed)
-        counts = self._equal, self._elements, self._differing
-        notes = tuple(_prefix_notes(removed, added))
-        return Difference(*paths, removed, added, changed, self._incomparable, *counts, notes)
+        nothing_else = not (removed or added or found.changed)
+        reason = next(iter(found.reasons), None)
+        if reason is not None and not found.read and (nothing_else or isinstance(reason, _CALLERS)):
+            raise reason
+        by_name = {change.name: change for change in found.changed}
+        changed = tuple(by_name[name] for name in one if name in by_name)
+        counts = found.equal, found.elements, found.differing
+        notes = (*_prefix_notes(removed, added), *(fleet.notes if fleet else ()))
+        return Difference(*paths, removed, added, changed, dict(found.incomparable), *counts, notes)
 
-    def _tensors(self, name: str, item: TensorItem, beside: TensorItem) -> None:
+    def tensors(self, name: str, item: TensorItem, beside: TensorItem) -> None:
         share = Share(self._progress, item.size + beside.size)
 
         def change() -> Change | None:
             distance = self._distance(item, beside, share)
-            self._elements += distance.elements
-            self._differing += distance.differing
+            self.found.elements += distance.elements
+            self.found.differing += distance.differing
             same = not distance.differing and item.dtype == beside.dtype
             return None if same else _change(name, item, beside, distance)
 
@@ -224,19 +251,19 @@ class Comparison:
         try:
             change = compare()
         except Incomparable as error:
-            self._incomparable[name] = str(error)
+            self.found.incomparable.append((name, str(error)))
         except Exception as error:  # a third-party codec, or an object's own code, may raise anything
-            self._incomparable[name] = _reason(error)
+            self.found.incomparable.append((name, _reason(error)))
             cause = error.cause if isinstance(error, _Unreadable) else error
-            if self._reason is None and isinstance(cause, errors.StreamxfError | OSError):
-                self._reason = cause
+            if not self.found.reasons and isinstance(cause, errors.StreamxfError | OSError):
+                self.found.reasons.append(cause)
             return
         else:
             if change is None:
-                self._equal += 1
+                self.found.equal += 1
             else:
-                self._changed[name] = change
-        self._read += 1
+                self.found.changed.append(change)
+        self.found.read += 1
 
     def _distance(self, item: TensorItem, beside: TensorItem, share: Share) -> Distance:
         widest = max(itemsize_of(item), itemsize_of(beside))  # both are cut alike
@@ -249,6 +276,15 @@ class Comparison:
                     return counter.result()
                 counter.add(part, counterpart)
                 share.advance(part.nbytes + counterpart.nbytes)
+
+
+def _compare(
+    sides: Sequence[BoxReader], pairs: Mapping[str, tuple[TensorItem, ...]], progress: Progress | None, values: bool
+) -> Compared:
+    comparison = Comparison(sides[0], sides[1], values, progress)
+    for name, pair in pairs.items():
+        comparison.tensors(name, *pair)
+    return comparison.found
 
 
 class _Unreadable(Exception):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from streamxf.budget import MAX_EXPANSION
@@ -19,6 +20,7 @@ from streamxf.storage.storage import Storage
 from streamxf.stream.container import BlockReader
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.plain import open as open_plain
+from streamxf.tools.fleet import Fleet
 from streamxf.tools.inspect.summary import Summary, TensorStatistics, names_of
 
 
@@ -33,6 +35,7 @@ def inspect(
     storage_options: Mapping[str, Any] | None = None,
     max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Summary:
     """Summarize a checkpoint: by dtype, by chain, item by item. Only metadata is read, unless `values` is set.
 
@@ -53,6 +56,8 @@ def inspect(
         As in `diff`; for `values` only.
     progress : Progress, optional
         Receives the size of the tensors as they are counted.
+    executor : concurrent.futures.Executor, optional
+        Its workers read the tensors, as in `verify`; for `values` only.
 
     Raises
     ------
@@ -60,14 +65,18 @@ def inspect(
         If the path is not a checkpoint that can be read, its metadata is damaged, or the keys do not fit; with `values`
         also if keys are missing, or a tensor cannot be read.
     """
+    keys = tuple(keys) if isinstance(keys, Iterator) else keys
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
-    with open_source(open_storage(path, storage_options), access, listing=not values) as source:
+    storage = open_storage(path, storage_options)
+    fleet = None if executor is None else Fleet(executor, [storage], access, keys)
+    with open_source(storage, access, listing=not values) as source:
         contents = contents_of(source)
         if not values:
             return Summary.of(contents)
         from streamxf.tools.values.statistics import statistics_of
 
-        return Summary.of(contents, TensorStatistics(statistics_of(source, progress)))
+        found = Summary.of(contents, TensorStatistics(statistics_of(source, progress, fleet)))
+        return replace(found, notes=(*found.notes, *fleet.notes)) if fleet else found
 
 
 _UNPROVED = "It is encrypted, and no key was given: what it says here is not authenticated."

@@ -8,7 +8,7 @@ of numbers below 1e-162 underflow to 0; parts with such numbers are computed in 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import tee
@@ -18,7 +18,8 @@ import numpy as np
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.engine import Pipeline
 from streamxf.format.items import TensorItem
-from streamxf.progress import Progress, Share
+from streamxf.progress import Progress
+from streamxf.tools.fleet import Fleet, Tensors, by_tensors
 from streamxf.tools.values.histogram import FineHistogram, Histogram
 from streamxf.tools.values.numbers import INTEGERS, Array, floats, has_codes, has_numbers, integers, numbers_by_code
 
@@ -228,15 +229,22 @@ _INLINE = 2**16  # bytes that are counted in the calling thread, because waking 
 _Part = tuple[str, Box, ValueCounter]  # what was counted in a box of the tensor of that name
 
 
-def statistics_of(reader: BoxReader, progress: Progress | None = None) -> dict[str, Statistics | None]:
-    """Read a checkpoint's tensors, and count their values. By name; None where the elements are not numbers. Raises
-    StreamxfError if a tensor cannot be read.
+def statistics_of(
+    reader: BoxReader, progress: Progress | None = None, fleet: Fleet | None = None
+) -> dict[str, Statistics | None]:
+    """Read a checkpoint's tensors, and count their values, or have a fleet do it. By name; None where the elements are
+    not numbers. Raises StreamxfError if a tensor cannot be read.
     """
     tensors = {name: item for name, item in reader.stored.items() if isinstance(item, TensorItem)}
     nothing = ValueCounter().result()  # what stays of tensors without elements
     found = {name: nothing if has_numbers(item.dtype) else None for name, item in tensors.items()}
-    counted = {name: item for name, item in tensors.items() if found[name] is not None}
-    share = Share.announced(progress, sum(item.size for item in counted.values()))
+    counted = {name: (item,) for name, item in tensors.items() if found[name] is not None}
+    by_tensors(fleet, [reader], counted, dict[str, Statistics], found.update, progress, _statistics)
+    return found
+
+
+def _statistics(readers: Sequence[BoxReader], counted: Tensors, progress: Progress | None) -> dict[str, Statistics]:
+    found: dict[str, Statistics] = {}
     whole: dict[str, ValueCounter] = {}
     pipeline: Pipeline[_Part] = Pipeline()
 
@@ -248,11 +256,12 @@ def statistics_of(reader: BoxReader, progress: Progress | None = None) -> dict[s
             if tuple(map(int.__add__, box.offset, box.lengths)) == box.item.shape:
                 # the last box; a counter takes several KiB, and there may be a million tensors
                 found[name] = whole.pop(name).result()
-            share.advance(box.size)
+            if progress is not None:
+                progress.advance(box.size)
 
-    named, wanted = tee((name, box) for name, item in counted.items() for box in boxes_of(item, BOX_BYTES))
+    named, wanted = tee((name, box) for name, (item,) in counted.items() for box in boxes_of(item, BOX_BYTES))
     try:
-        for (name, box), elements in zip(named, reader.read_boxes(box for _, box in wanted), strict=True):
+        for (name, box), elements in zip(named, readers[0].read_boxes(box for _, box in wanted), strict=True):
             count = partial(_counted, name, box, elements)
             take_in(pipeline.submit(count, box.size) if box.size >= _INLINE else pipeline.put(count(), 0))
         take_in(pipeline.results())

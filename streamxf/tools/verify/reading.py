@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from streamxf.storage.reading import Counted, FileSlice, PositionalFile, StoredF
 from streamxf.storage.storage import Storage
 from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.reader import BareBlocks, MemoryBlocks, StreamReader
-from streamxf.tools.fleet import Fleet, SentTerms
+from streamxf.tools.fleet import TASK_BYTES, Fleet, SentTerms
 from streamxf.tools.scan import Found, Scan, walk
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes
 from streamxf.torchsave.objects import check_records, find_framed, load_framed
@@ -41,7 +41,6 @@ from streamxf.wording import many, some
 _STEP = 2**20
 _REMOTE_STEP = 8 * 2**20  # bytes that fsspec fetches at a time; by itself it would hold up to 100 MiB for each file
 _CHECK_HERE = 128 * 1024  # bytes of a stream that is checked sooner than a worker is told to
-_RUN = 256 * 2**20  # stored bytes of items that are checked together, and given to a worker of an executor
 _WHOLE = -2  # the scratch memory's place for a decoded block; the other places are -1 and up
 
 
@@ -293,10 +292,10 @@ class FileCheck(AnyCheck):
     def submit(self, fleet: Fleet) -> None:
         """Have a fleet make it, run by run if it has several and can be opened here."""
         name, runs = self.findings.file, list[ItemRun | None]([None])
-        if self._metadata is not None and self._size >= 2 * _RUN:
+        if self._metadata is not None and self._size >= 2 * TASK_BYTES:
             with suppress(errors.StreamxfError, OSError), self._call.open(name, share=Share(None, 0)) as file:
                 runs = [*self._runs(held_bytes(file.raw, file.size))]
-        metadata = self._metadata and _of_file(self._metadata, name)
+        metadata = self._metadata and self._metadata.of_files([name])
         for run in runs:
             items = [*map(_alone, self._items[run.begin : run.end] if run else self._items)]
             args = self._call.storage, fleet.terms(self._call.access), name, metadata, items, run
@@ -308,15 +307,15 @@ class FileCheck(AnyCheck):
         if run is None or run.last:
             self._share.finish()
         else:
-            self._share.advance(_RUN)
+            self._share.advance(TASK_BYTES)
 
     def _runs(self, held: int) -> Iterator[ItemRun]:
         """The runs of a file of which `held` bytes are stored: no more than these explain, whatever the metadata says
         of sizes.
         """
         places = [wanted.place for wanted in self._items]
-        most = max(1, held // _RUN)
-        length = max(_RUN, max((place.at + place.size for place in places), default=0) // most)
+        most = max(1, held // TASK_BYTES)
+        length = max(TASK_BYTES, max((place.at + place.size for place in places), default=0) // most)
         begins, ats, at = [0], [0], 0
         for number, place in enumerate(places):
             if place.at >= ats[-1] + length and number:
@@ -504,14 +503,6 @@ def _check_there(
     if run is not None and run.begin:
         check.findings.files = 0  # the first run has counted it
     return check.findings
-
-
-def _of_file(metadata: Metadata, name: str) -> Metadata:
-    """What a metadata file says of one data file, besides its items."""
-    index = metadata.index
-    if index is not None:
-        index = replace(index, items={}, files={name: index.files[name]}, packages={}, extra={}, run=None)
-    return replace(metadata, items={}, index=index)
 
 
 def _alone(wanted: ItemPart) -> ItemPart:

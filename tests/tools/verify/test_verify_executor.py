@@ -42,7 +42,7 @@ STATE = {f"w{number:02}": torch.randn(200, 300) for number in range(12)} | {"ste
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_RUN", 2**17)
+    monkeypatch.setattr(reading, "TASK_BYTES", 2**17)
 
 
 @pytest.fixture
