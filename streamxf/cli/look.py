@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
@@ -15,7 +16,7 @@ import streamxf
 from streamxf.buffers import write_all
 from streamxf.cli import options, show
 from streamxf.cli.exits import FAILED, FINE
-from streamxf.errors import PolicyError, UnsupportedError, located
+from streamxf.errors import ParameterError, PolicyError, UnsupportedError, located
 from streamxf.format.items import TensorItem
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.storage.files import open_regular
@@ -202,28 +203,44 @@ def diff(
 
 
 _STEP = 16 * 2**20  # bytes: as many blocks as keep the workers busy
+_NUMBER = r"\s*(?:-?\d{1,18})?\s*"
+_INDEX = re.compile(rf"\s*\.\.\.\s*|\s*-?\d{{1,18}}\s*|{_NUMBER}:{_NUMBER}(?::(?!\s*-?0){_NUMBER})?", re.ASCII)
 
 
 def cat(
     path: str = options.argument(
-        "FILE",
-        "A file that streamxf.open wrote, or its URL; - is the standard input.",
+        "PATH",
+        "A file that streamxf.open wrote, - for the standard input, or with ITEM a checkpoint; or its URL.",
         callback=lambda path: path if path == "-" else options.existing(path),
     ),
+    item: str | None = options.argument(
+        "ITEM", "An item of a checkpoint of DCP, or a part of a tensor, as in 'w[10:20, :, 3]'.", None
+    ),
+    text: bool = options.flag("Write a tensor's elements as text, a line for each row, and not as bytes."),
     *,
     keys: options.Group,
 ) -> int:
-    """Decode a file that streamxf.open wrote, to the standard output.
+    """Decode a file that streamxf.open wrote, or an item of a checkpoint, to the standard output.
 
     Each block is checked before it is written. At a damaged block the command ends with exit code 1, and the output so
     far is intact.
 
+    Of a tensor, the elements are written, in row-major order; of a part of it, only the blocks that hold it are read.
+    Indices are those of Python, without steps backwards; quote them for the shell. An item whose own name ends in
+    brackets is found by it. An object is written as a file of torch.save.
+
     Examples:
     streamxf cat weights.pt.sxf --key file:team.key > weights.pt
     curl -s https://host/data.tar.sxf | streamxf cat - | tar -x
+    streamxf cat step-1000 'model.embed.weight[10:20, :8]' --text
     """
     from streamxf.keys import KeyRing
 
+    if item is not None:
+        with located(file=path), streamxf.Checkpoint(path, **keys) as checkpoint:
+            write_all(sys.stdout.buffer, memoryview(_item(checkpoint, item, text)))
+            sys.stdout.buffer.flush()
+        return FINE
     ring = KeyRing.of(**keys)
     buffer = bytearray(_STEP)
     with ExitStack() as stack, located(file=None if path == "-" else path):
@@ -234,6 +251,47 @@ def cat(
     return FINE
 
 
+def _item(checkpoint: streamxf.Checkpoint, wanted: str, text: bool) -> Any:
+    """What `cat` writes of an item, or of a part of one."""
+    import torch
+
+    from streamxf.checkpoint.checkpoint import ObjectHandle
+    from streamxf.stream.reader import read_all
+
+    whole = wanted in checkpoint
+    name, bracket, indices = (wanted, "", "...") if whole else wanted.removesuffix("]").rpartition("[")
+    if not whole and (name not in checkpoint or not wanted.endswith("]")):
+        raise ParameterError(f"no item is called {wanted!r:.200}; streamxf inspect --items lists the names of all")
+    handle = checkpoint[name]
+    if isinstance(handle, ObjectHandle):
+        if bracket or text:
+            raise ParameterError("this item is an object: leave --text and the part in brackets out", item=name)
+        blocks = checkpoint.blocks(checkpoint.stored[name])
+        checkpoint.budget.spend(blocks.size, "the object", item=name)
+        return read_all(blocks)
+    for part in indices.split(","):
+        if _INDEX.fullmatch(part) is None:
+            raise ParameterError(f"{part!r:.80} is no index: write 3, 10:20, 10:20:2, : or ..., with commas", item=name)
+    try:
+        made: Any = handle[tuple(map(_index, indices.split(",")))]
+    except IndexError as error:
+        raise ParameterError(f"[{indices}]: {error}; the tensor's shape is {list(handle.shape)}", item=name) from None
+    if not text:
+        return made.reshape(-1).view(torch.uint8).numpy()
+    rows = made.reshape(-1, made.shape[-1] if made.ndim else 1) if made.numel() else ()
+    try:
+        return "".join(f"{' '.join(map(str, row.tolist()))}\n" for row in rows).encode()
+    except RuntimeError as error:
+        raise UnsupportedError(f"torch has no text for {handle.dtype}: leave --text out", item=name) from error
+
+
+def _index(text: str) -> Any:
+    if text.strip() == "...":
+        return Ellipsis
+    numbers = [int(number) if number.strip() else None for number in text.split(":")]
+    return slice(*numbers) if len(numbers) > 1 else numbers[0]
+
+
 def _opened(path: str, stack: ExitStack) -> IO[bytes] | Any:
     if path == "-":
         stdin: Any = sys.stdin.buffer
@@ -242,7 +300,8 @@ def _opened(path: str, stack: ExitStack) -> IO[bytes] | Any:
     storage = open_storage(path)
     if storage.is_folder():
         raise UnsupportedError(
-            "this is a folder; cat decodes a file that streamxf.open wrote. unpack writes a checkpoint as a file",
+            "this is a folder; cat decodes a file that streamxf.open wrote, or of a checkpoint the item that you name. "
+            "unpack writes all of it as a file",
             file=path,
         )
     file = stack.enter_context(storage.open())

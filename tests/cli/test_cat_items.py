@@ -1,0 +1,132 @@
+"""``streamxf cat CHECKPOINT ITEM``: items, and parts of tensors, of which only the blocks that are needed are read."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import streamxf
+from streamxf import Checksum
+from streamxf.keys import write_key
+from tests.altered import flip
+from tests.cli.command import Run, runner
+from tests.dcp.helpers import KEY, data_files, full_chain, save
+
+STATE: dict[str, Any] = {
+    "w": torch.randn(40, 300, 5).bfloat16(),
+    "list[0]": torch.arange(6).view(2, 3),
+    "list[0][1]": torch.tensor(7),
+    "empty": torch.zeros(0, 3),
+    "packed": torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+    "options": {1, 2},
+}
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(capsys)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    save(STATE, tmp_path / "checkpoint", [Checksum()], block_size=1 << 16)
+    return tmp_path / "checkpoint"
+
+
+def piped(*arguments: object) -> tuple[int, bytes, str]:
+    done = subprocess.run([sys.executable, "-m", "streamxf.cli", "cat", *map(str, arguments)], capture_output=True)
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+def test_bytes_of_a_part(path: Path) -> None:
+    code, out, err = piped(path, "w[10:20, :, 3]")
+    assert (code, err) == (0, "")
+    assert out == STATE["w"][10:20, :, 3].contiguous().view(torch.uint8).numpy().tobytes()
+    assert piped(path, "w")[1] == STATE["w"].view(torch.uint8).numpy().tobytes()
+    assert piped(path, "empty") == (0, b"", "")
+
+
+def test_an_object_is_what_torch_saves(path: Path) -> None:
+    code, out, _ = piped(path, "options")
+    assert code == 0
+    assert torch.load(io.BytesIO(out), weights_only=True) == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("item", "wanted"),
+    [
+        ("w[1, -3:, :2]", STATE["w"][1, -3:, :2]),
+        ("w[ 5 : 40 : 7 ,..., 1]", STATE["w"][5:40:7, :, 1]),
+        ("w[...]", STATE["w"]),
+        ("w[-1, 0, 0]", STATE["w"][-1, 0, 0]),
+        ("w[40:]", STATE["w"][40:]),
+        ("list[0]", STATE["list[0]"]),
+        ("list[0][0]", STATE["list[0]"][0]),
+        ("list[0][1]", STATE["list[0][1]"]),
+        ("list[0][1, :]", STATE["list[0]"][1]),
+    ],
+)
+def test_text_and_names_in_brackets(run: Run, path: Path, item: str, wanted: torch.Tensor) -> None:
+    done = run("cat", path, item, "--text")
+    assert (done.code, done.err) == (0, "")
+    rows = wanted.reshape(-1, wanted.shape[-1] if wanted.ndim else 1) if wanted.numel() else []
+    assert done.out.splitlines() == [" ".join(map(str, row.tolist())) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["w[10:x]"], "'10:x' is no index: write 3, 10:20"),
+        (["w[]"], "'' is no index"),
+        (["w[1_0]"], "'1_0' is no index"),
+        (["w[٣]"], "is no index"),
+        (["w[99999999999999999999]"], "is no index"),
+        (["w[40]"], "[40]: index 40 is out of bounds for a dimension of 40; the tensor's shape is [40, 300, 5]"),
+        (["w[::0]"], "'::0' is no index"),
+        (["w[::-1]"], "a step backwards is not supported"),
+        (["w[0, 0, 0, 0]"], "4 indices for a tensor of 3 dimensions"),
+        (["w[..., ...]"], "at most one ellipsis"),
+        (["w[0"], "no item is called 'w[0'; streamxf inspect --items lists"),
+        (["w0]"], "no item is called"),
+        (["[0]"], "no item is called '[0]'"),
+        (["v"], "no item is called 'v'"),
+        (["options[0]"], "this item is an object"),
+        (["options", "--text"], "this item is an object"),
+        (["packed", "--text"], "leave --text out"),
+    ],
+)
+def test_what_cannot_be_shown(run: Run, path: Path, arguments: list[str], says: str) -> None:
+    done = run("cat", path, *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
+    assert str(path) in done.err
+
+
+def test_a_folder_without_an_item(run: Run, path: Path) -> None:
+    done = run("cat", path)
+    assert done.code == 2
+    assert "the item that you name" in done.err
+
+
+def test_only_blocks_that_hold_the_part_are_read(run: Run, path: Path) -> None:
+    with streamxf.Checkpoint(path) as checkpoint:
+        (place,) = checkpoint.stored["w"].places
+    flip(path / place.file, place.at + place.size - 1000)  # in the last of its two blocks
+    assert run("cat", path, "w[:5, 0]", "--text").code == 0
+    done = run("cat", path, "w[-1]", "--text")
+    assert (done.code, done.out) == (1, "")
+    assert "item w" in done.err
+
+
+def test_encrypted(run: Run, tmp_path: Path) -> None:
+    save({"w": torch.arange(4)}, tmp_path / "secret", full_chain())
+    write_key(tmp_path / "key", KEY)
+    assert run("cat", tmp_path / "secret", "w[1:3]", "--text").code == 2
+    done = run("cat", tmp_path / "secret", "w[1:3]", "--text", "--key", f"file:{tmp_path / 'key'}")
+    assert (done.code, done.out, len(data_files(tmp_path / "secret"))) == (0, "1 2\n", 1)
