@@ -85,26 +85,26 @@ class FormatCheck(AnyCheck):
 
     def __init__(self, call: Verification, storage: Storage, name: str, check: _CheckOf) -> None:
         self.findings = call.findings(name)
-        self._call, self._storage, self._check = call, storage, check
+        self.call, self._storage, self._check = call, storage, check
 
     def run(self) -> None:
         findings = self.findings
         try:
-            with self._call.open(findings.file, self._storage) as file:
+            with self.call.open(findings.file, self._storage) as file:
                 findings.files, findings.bytes_read = 1, file.size
-                self._check(file, self._call.access, findings)
+                self._check(file, self.call.access, findings)
         except FileNotFoundError:
             findings.damage(errors.ContainerError("the index names this file, which is missing"))
         except (OSError, errors.ForeignError) as error:
             findings.damage(error)
 
     def submit(self, fleet: Fleet) -> None:
-        terms = fleet.terms(self._call.access)
+        terms = fleet.terms(self.call.access)
         fleet.submit(Findings, self._take, _check_there, self._storage, terms, self.findings.file, self._check)
 
     def _take(self, found: Findings | errors.StreamxfError) -> None:
         self.taken(found)
-        Share.announced(self._call.progress, self.findings.bytes_read).finish()
+        Share.announced(self.call.progress, self.findings.bytes_read).finish()
 
 
 def _check_there(storage: Storage, terms: SentTerms, name: str, check: _CheckOf) -> Findings:

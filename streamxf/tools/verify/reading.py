@@ -220,10 +220,10 @@ def check_along_heads(source: FileSlice, header: Header, coder: StreamCoder | No
 
 
 class AnyCheck(ABC):
-    """A check of a file, whose results go to `findings`; `failed` is what ended it in a worker of an executor."""
+    """A check of a file, whose results go to `findings`, and what ends it in a worker to the failures of `call`."""
 
     findings: Findings
-    failed: errors.StreamxfError | None = None
+    call: Verification
 
     @abstractmethod
     def run(self) -> None:
@@ -236,7 +236,7 @@ class AnyCheck(ABC):
     def taken(self, found: Findings | errors.StreamxfError) -> None:
         """Take what a worker found."""
         if isinstance(found, errors.StreamxfError):
-            self.failed = self.failed or found
+            self.call.failures.append(found)
         else:
             self.findings.add(found)
 
@@ -262,7 +262,7 @@ class FileCheck(AnyCheck):
         self, call: Verification, name: str, size: int, metadata: Metadata | None = None, items: Sequence[ItemPart] = ()
     ) -> None:
         self.findings = call.findings(name)
-        self._call = call
+        self.call = call
         self._metadata = metadata
         known = metadata or Metadata("", None, {}, None)
         self._opener = ItemOpener(known, call.access, sees_index=metadata is not None)
@@ -275,7 +275,7 @@ class FileCheck(AnyCheck):
         """Make the check, or that of one run; damage goes to the findings."""
         findings = self.findings
         try:
-            with self._call.open(findings.file, share=self._share, held=only.held if only else None) as file:
+            with self.call.open(findings.file, share=self._share, held=only.held if only else None) as file:
                 findings.files = 1
                 try:
                     self._scan(file) if self._metadata is None else self._check(file, only)
@@ -293,12 +293,12 @@ class FileCheck(AnyCheck):
         """Have a fleet make it, run by run if it has several and can be opened here."""
         name, runs = self.findings.file, list[ItemRun | None]([None])
         if self._metadata is not None and self._size >= 2 * TASK_BYTES:
-            with suppress(errors.StreamxfError, OSError), self._call.open(name, share=Share(None, 0)) as file:
+            with suppress(errors.StreamxfError, OSError), self.call.open(name, share=Share(None, 0)) as file:
                 runs = [*self._runs(held_bytes(file.raw, file.size))]
         metadata = self._metadata and self._metadata.of_files([name])
         for run in runs:
             items = [*map(_alone, self._items[run.begin : run.end] if run else self._items)]
-            args = self._call.storage, fleet.terms(self._call.access), name, metadata, items, run
+            args = self.call.storage, fleet.terms(self.call.access), name, metadata, items, run
             fleet.submit(Findings, partial(self._take, run), _check_there, *args)
         self._items = ()
 
@@ -338,7 +338,7 @@ class FileCheck(AnyCheck):
             text = f"the file has {file.size} bytes, the metadata says {facts.size}: it was truncated or appended to"
             self.findings.damage(errors.ContainerError(text))
         for run in [only] if only is not None else self._runs(held_bytes(file.raw, file.size)):
-            self._opener.budget = self._call.access.budget(run.held)
+            self._opener.budget = self.call.access.budget(run.held)
             items = self._items if only is not None else self._items[run.begin : run.end]
             later = [
                 (wanted, notes)
@@ -424,11 +424,11 @@ class FileCheck(AnyCheck):
         refuses the table: no codec is looked up then.
         """
         findings = self.findings
-        if header.keyed and (self._metadata is None or not len(self._call.access.keys)):  # it has the wrapped keys
+        if header.keyed and (self._metadata is None or not len(self.call.access.keys)):  # it has the wrapped keys
             findings.skipped[KEYED] += 1
             return None
         try:
-            with self._call.lock:
+            with self.call.lock:
                 coder = self._opener.coder(header, place, check=check)
         except NOT_AT_HAND as error:
             findings.missing.append(error)
@@ -462,7 +462,7 @@ class FileCheck(AnyCheck):
             except errors.UnsupportedError:  # only torch can tell what it is
                 assert opener.budget is not None
                 opener.budget.renewed().spend(blocks.size, "the tensor, which torch has to load whole,")
-                load_framed(self._call.access.objects, stream, blocks.size, item, chunk)
+                load_framed(self.call.access.objects, stream, blocks.size, item, chunk)
         except NOT_AT_HAND as error:
             self.findings.missing.append(error)
         except (errors.StreamxfError, OSError) as error:

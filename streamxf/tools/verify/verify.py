@@ -136,13 +136,9 @@ def verify(
     fleet = None if executor is None else Fleet(executor, storages, access, keys)
     places, unchecked = _places(storages, named)
     if [*places] == [""] and not unchecked:
-        if fleet is None:
-            return verify_at(storages[0], access, progress, only_dcp=named)
-        reports: list[VerifyReport] = []
-        with fleet:
-            steps = _steps(Verification(storages[0], access, progress), named)
-            _hand_out(fleet, steps, lambda made: reports.append(made()))
-        return replace(reports[0], finished_here=fleet.lost)
+        with fleet or nullcontext():
+            report = _begin(Verification(storages[0], access, progress), named, fleet)
+        return replace(report(), finished_here=fleet.lost if fleet else "")
     with located(file=storages[0].label() if len(storages) == 1 else None):
         return _verify_parts(places, unchecked, access, progress, named, fleet)
 
@@ -166,14 +162,6 @@ def _places(storages: Sequence[Storage], named: bool) -> tuple[dict[str, Storage
         inner = links if several else [link.removeprefix(f"{label}/") for link in links]
         unchecked += [f"{link}: a link to a folder, which is not followed" for link in inner]
     return places, unchecked
-
-
-def _hand_out(fleet: Fleet, steps: _Steps, take: Callable[[Callable[[], VerifyReport]], object]) -> None:
-    """Begin with a place; `take` is given what makes its report, when all checks were made."""
-    checks = next(steps)
-    for check in checks:
-        check.submit(fleet)
-    fleet.then(partial(take, partial(_report, steps, checks)))
 
 
 def _verify_parts(
@@ -217,10 +205,8 @@ def _verify_parts(
             with noting(part):
                 if place.is_folder():  # which raises FileNotFoundError for what is listed and not there
                     folders.add(part)
-                if fleet is None:
-                    found[part] = verify_at(place, how, progress, only_dcp=only_dcp)
-                else:
-                    _hand_out(fleet, _steps(Verification(place, how, progress), only_dcp), partial(take, part))
+                made = _begin(Verification(place, how, progress), only_dcp, fleet)
+                fleet.then(partial(take, part, made)) if fleet else take(part, made)
     reports = {part: report for part in places if isinstance(report := found[part], VerifyReport)}
     unchecked += [text for part in places if isinstance(text := found[part], str)]
     if not reports:
@@ -251,14 +237,7 @@ def verify_at(
     does a file that cannot be read for a reason that says nothing of its contents, such as a server out of reach.
     """
     call = Verification(storage, access, progress)
-    steps = _steps(call, only_dcp, part)
-    checks = next(steps)
-    try:
-        # in a folder workers read, all from one file
-        side_by_side([each.run for each in checks], 1 if storage.near else min(_AT_ONCE, len(checks)), call.failures)
-    except BaseException as error:
-        steps.throw(error)
-    report = _report(steps, checks)
+    report = _begin(call, only_dcp, None, part)()
     if raises and call.unread:
         raise call.unread[0]
     return report
@@ -268,16 +247,31 @@ _Steps = Generator[Sequence[AnyCheck], None, VerifyReport]
 """Yields the checks of a place once, and returns its report, when they have been made."""
 
 
-def _report(steps: _Steps, checks: Iterable[AnyCheck]) -> VerifyReport:
+def _begin(
+    call: Verification, only_dcp: bool, fleet: Fleet | None, part: tuple[int, int] = (0, 1)
+) -> Callable[[], VerifyReport]:
+    """Make the checks of a place, or hand them out; returns what makes its report, when all of them were made."""
+    steps = _steps(call, only_dcp, part)
+    checks = next(steps)
     try:
-        for each in checks:
-            if each.failed is not None:
-                steps.throw(each.failed)
-        next(steps)
-    except StopIteration as end:
-        report: VerifyReport = end.value
-        return report
-    raise AssertionError
+        if fleet is not None:
+            for check in checks:
+                check.submit(fleet)
+        else:  # in a folder workers read, all from one file
+            threads = 1 if call.storage.near else min(_AT_ONCE, len(checks))
+            side_by_side([each.run for each in checks], threads, call.failures)
+    except BaseException as error:
+        steps.throw(error)
+
+    def report() -> VerifyReport:
+        try:
+            steps.throw(call.failures[0]) if call.failures else next(steps)
+        except StopIteration as end:
+            made: VerifyReport = end.value
+            return made
+        raise AssertionError
+
+    return report
 
 
 def _steps(call: Verification, only_dcp: bool, part: tuple[int, int] = (0, 1)) -> _Steps:
