@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -175,11 +175,15 @@ class Metadata:
         return bool(self.vouchers) and Vouchers.parse(self.vouchers).signed_by(trust, self.digest)
 
 
+Share = Callable[[StoredFile, bytes], None] | None
+
+
 def read_metadata(
-    storage: Storage, name: str, access: Access, *, listing: bool = False, size: int | None = None
+    storage: Storage, name: str, access: Access, *, listing: bool = False, size: int | None = None, share: Share = None
 ) -> Metadata:
     """Read a metadata file, or a slip. With `listing`, an encrypted one needs no keys, and nothing of it is
-    authenticated. `size` is what it has by a listing.
+    authenticated. `size` is what it has by a listing. `share` may have all but its end read by others, who know the
+    digest in its trailer, too.
 
     Raises FileNotFoundError; MetadataError if the file is damaged, hostile or inconsistent; AuthenticationError if it
     was altered; KeyMissingError, WrongKeyError, KeyServiceError if none of the keys opens it; PolicyError if it is
@@ -189,16 +193,16 @@ def read_metadata(
     """
     with errors.located(file=storage.label(name)):
         try:
-            return _read_once(storage, name, access, listing, size)
+            return _read_once(storage, name, access, listing, size, share)
         except errors.ReplacedError:  # what was read is of two versions
-            return _read_once(storage, name, access, listing, None)
+            return _read_once(storage, name, access, listing, None, share)
 
 
-def _read_once(storage: Storage, name: str, access: Access, listing: bool, size: int | None) -> Metadata:
+def _read_once(storage: Storage, name: str, access: Access, listing: bool, size: int | None, share: Share) -> Metadata:
     with ExitStack() as stack:
         file = stack.enter_context(storage.open(name)) if size is None else storage.sized(name, size)
         try:
-            sections = read_sections(file)
+            sections = read_sections(file, share)
             if sections is None:
                 return _renamed(_stock(file, name, access), access.renaming)
             made = metadata_in(sections, name, access, listing=listing)
@@ -237,7 +241,7 @@ def _renamed(metadata: Metadata, renaming: Renaming | None) -> Metadata:
     return replace(metadata, items=renamed(metadata.items, renaming.of(metadata.items)))
 
 
-def read_sections(file: StoredFile) -> Sections | None:
+def read_sections(file: StoredFile, share: Share = None) -> Sections | None:
     """Root and keys of a metadata file, which is still read from afterwards; None if it ends in no trailer. Raises
     MetadataError if it is damaged.
     """
@@ -249,6 +253,8 @@ def read_sections(file: StoredFile) -> Sections | None:
     trailer = Trailer.parse(tail, file.size)
     if trailer is None:
         return None
+    if share is not None and file.size > end:
+        share(file, trailer.digest)
     if trailer.size > end:
         tail = file.read(file.size - trailer.size, trailer.size - end) + tail
     return trailer.split(tail[-trailer.size :], read=file.read)

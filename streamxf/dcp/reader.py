@@ -9,11 +9,12 @@ import errno
 import re
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, Literal, Self
+from weakref import finalize
 
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -33,6 +34,7 @@ from streamxf.dcp.extensions import Registry
 from streamxf.dcp.loader import Loader
 from streamxf.dcp.metadata import FOUND, StoredMetadata
 from streamxf.dcp.once import reading as once
+from streamxf.dcp.once.host import share_on_host
 from streamxf.dcp.once.transfer import Transfer
 from streamxf.dcp.targets import check_filled, empty_text, left_out
 from streamxf.errors import (
@@ -114,6 +116,8 @@ class ChainReaderMixin(StorageMixin):
         self._access = access if require is not None else replace(access, require=None)
         self._read = read
         self._facts: once.Facts | None = None
+        self._sharing = ExitStack()
+        finalize(self, self._sharing.close)
         self._metadata = None
         self.report = None
         self.save_id = None
@@ -219,6 +223,7 @@ class ChainReaderMixin(StorageMixin):
         there, so that nobody resumes from it unseen.
         """
         self.report = None
+        self._sharing.close()  # all who load with this rank have planned
         used = self._used
         if used.rank is not None:
             check_filled(plan, planner, used.items)
@@ -247,8 +252,12 @@ class ChainReaderMixin(StorageMixin):
 
     def _read_metadata(self, name: str) -> stored_metadata.Metadata:
         """Where others may read for this rank, it needs no keys: what is encrypted it then gets from them, or not."""
-        keyless = self._read == "once" and not len(self._access.keys)
-        return read_metadata(self._storage, name, self._access, listing=keyless)
+        is_once, storage = self._read == "once", self._storage
+        keyless = is_once and not len(self._access.keys)
+        self._sharing.close()
+        # what is near is in the host's page cache
+        share = partial(share_on_host, self._sharing) if is_once and not storage.near else None
+        return read_metadata(storage, name, self._access, listing=keyless, share=share)
 
     @property
     def _used(self) -> stored_metadata.Metadata:
