@@ -1137,10 +1137,8 @@ static size_t put_packed(const u8 *in, size_t n, u8 base, u8 *out, u8 *work)
 HOT static void unpair(const u8 *RESTRICT in, size_t pairs, u8 base, u8 *RESTRICT out)
 {
     for (size_t j = 0; j < pairs; j++) {
-        u16 v = in[j];
-        v = (u16)((v | v << 4) & 0x0F0F);
-        out[2 * j] = (u8)(v + base);
-        out[2 * j + 1] = (u8)((v >> 8) + base);
+        u8 first = (u8)((in[j] & 15) + base), second = (u8)((in[j] >> 4) + base);
+        wr16(out + 2 * j, (u16)(first | second << 8)); /* in one, or loops become slow shuffles of bytes */
     }
 }
 
@@ -1811,9 +1809,8 @@ static inline u32 crc_shifted(u32 crc)
 }
 
 /* Three parts at a time: the instruction has a result after three cycles, and takes a new operand in each. */
-__attribute__((target("sse4.2"))) static u32 crc32c(const u8 *p, size_t size)
+__attribute__((target("sse4.2"))) static u32 crc_of(u64 crc, const u8 *p, size_t size)
 {
-    u64 crc = 0xFFFFFFFFu;
     for (; size >= 3 * CRC_PART; size -= 3 * CRC_PART, p += 3 * CRC_PART) {
         u64 second = 0, third = 0;
         for (size_t i = 0; i < CRC_PART; i += 8) {
@@ -1829,6 +1826,41 @@ __attribute__((target("sse4.2"))) static u32 crc32c(const u8 *p, size_t size)
     for (; size; size--)
         rest = __builtin_ia32_crc32qi(rest, *p++);
     return ~rest;
+}
+
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && !defined(STREAMXF_NO_FOLDS)
+#define FOLDS() (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq"))
+typedef long long Wide __attribute__((vector_size(64)));
+
+/* By multiplication without carries, in half of the time: Gopal et al., "Fast CRC Computation for Generic Polynomials
+ * Using PCLMULQDQ Instruction" (2009). Of each 16 bytes, the halves are multiplied by x^2079 and x^2015 modulo the
+ * polynomial (reflected, which takes a 33rd off), and added to the 16 bytes that follow 256 later: the CRC stays the
+ * same. `size` is at least 256. */
+__attribute__((target("avx512f,vpclmulqdq"))) static u32 crc_folded(const u8 *p, size_t size)
+{
+    const Wide by = {0xDCB17AA4, 0xB9E02B86, 0xDCB17AA4, 0xB9E02B86, 0xDCB17AA4, 0xB9E02B86, 0xDCB17AA4, 0xB9E02B86};
+    Wide sums[4], next;
+    u8 last[512];
+    memcpy(sums, p, sizeof sums);
+    sums[0][0] ^= 0xFFFFFFFF;
+    for (p += 256, size -= 256; size >= 256; p += 256, size -= 256)
+        for (int k = 0; k < 4; k++) {
+            memcpy(&next, p + 64 * k, 64);
+            sums[k] = __builtin_ia32_vpclmulqdq_v8di(sums[k], by, 0x00) ^
+                      __builtin_ia32_vpclmulqdq_v8di(sums[k], by, 0x11) ^ next;
+        }
+    memcpy(last, sums, sizeof sums);
+    memcpy(last + sizeof sums, p, size);
+    return crc_of(0, last, sizeof sums + size);
+}
+#else
+#define FOLDS() 0
+static u32 crc_folded(const u8 *p, size_t size) { return crc_of(0xFFFFFFFF, p, size); }
+#endif
+
+static u32 crc32c(const u8 *p, size_t size)
+{
+    return size >= 256 && FOLDS() ? crc_folded(p, size) : crc_of(0xFFFFFFFF, p, size);
 }
 #else
 #define HAS_CRC() 0

@@ -1,0 +1,148 @@
+"""FloatZip's kernel chooses loops by the processor; here it is compiled for each level of x86-64, and all must agree.
+More mutations: ``python -m tests.codecs.test_floatzip_variants 10000000``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+
+import crc32c
+import numpy as np
+import pytest
+
+from streamxf.codecs.floatzip import kernel
+from tests.codecs.test_floatzip_kernel import WIDTHS
+from tests.floatzip_blocks import FLOATS, floats, moments
+from tests.fuzz.target import corpus_of
+
+CC = shutil.which(os.environ.get("CC") or "cc")
+CPU = Path("/proc/cpuinfo")
+FEATURES = CPU.read_text().split() if CPU.exists() else []
+LEVELS = {"x86-64": "sse4_2", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"}
+FLAGS = "-std=c11 -O3 -fno-math-errno -shared -fPIC -DPy_LIMITED_API=0x030B0000"
+ALONE = "-DSTREAMXF_NO_CLONES -DSTREAMXF_NO_FOLDS"
+PART = 4096  # bytes; CRCs are computed over three of them at once
+
+if kernel.compiled is None or CC is None or not any(each in FEATURES for each in LEVELS.values()):
+    pytest.skip("the kernel was not built, or there is no compiler or no x86-64 here", allow_module_level=True)
+
+
+def build(level: str, folder: Path) -> ModuleType:
+    path = folder / f"{level}.so"
+    source = Path(kernel.__file__).with_name("_kernel.c")
+    include = f"-I{sysconfig.get_path('include')}"
+    subprocess.run(
+        [str(CC), *FLAGS.split(), f"-march={level}", include, str(source), "-o", str(path), "-lm"], check=True
+    )
+    spec = importlib.util.spec_from_file_location("_kernel", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def built(folder: Path) -> list[ModuleType]:
+    """The kernel that is in use, and one for each level that this processor has."""
+    return [kernel.compiled, *(build(level, folder) for level, feature in LEVELS.items() if feature in FEATURES)]
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory: pytest.TempPathFactory) -> list[ModuleType]:
+    return built(tmp_path_factory.mktemp("kernels"))
+
+
+def encoded(variant: ModuleType, block: bytes, width: int, row: int) -> bytes:
+    out = np.empty(variant.encode_bound(len(block)), np.uint8)
+    size = variant.encode(block, out, np.empty(variant.work_size(len(block)), np.uint8), width, row)
+    return out[: max(0, size)].tobytes()
+
+
+def decoded(variant: ModuleType, payload: bytes, size: int, *, checked: bool = False) -> bytes | None:
+    out = np.zeros(size, np.uint8)
+    good = variant.decode(payload, out, np.zeros(variant.work_size(size), np.uint8), checked)
+    return out.tobytes() if good else None
+
+
+def blocks() -> Iterator[tuple[bytes, int, int]]:
+    for seed, (dtype, size) in enumerate((dtype, size) for dtype in FLOATS for size in (3, 1000, 4099, 70_001)):
+        yield floats(dtype, size, seed=seed), WIDTHS[dtype], 0
+    for size in (1 << 18, 1 << 19):  # streams of two blocks are read at once
+        yield gaussian(size), 2, 0
+    yield moments(300, 64, seed=1), 4, 64
+
+
+def gaussian(size: int) -> bytes:
+    """Numbers of bfloat16."""
+    wide = np.random.default_rng(size).normal(0, 0.02, size).astype(np.float32)
+    return (wide.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+def mutants(variants: list[ModuleType], seed: int) -> Iterator[tuple[bytes, int]]:
+    """Payloads with a few bytes changed, without end; and the size that each declares."""
+    choose = random.Random(seed)
+    kept = [data for data in corpus_of("floatzip").values() if len(data) > 5 and data[0] >> 6 == 1]
+    made = [encoded(variants[0], *block) for block in blocks()]
+    payloads = [payload for payload in (*kept, *made) if payload]
+    small = [payload for payload in payloads if len(payload) < 5000]
+    while True:
+        payload = bytearray(choose.choice(payloads if choose.random() < 0.02 else small))
+        size = int.from_bytes(payload[1:5], "little")
+        for _ in range(choose.choice((1, 1, 1, 2, 8))):
+            at = choose.randrange(len(payload)) if choose.random() < 0.5 else choose.randrange(min(300, len(payload)))
+            payload[at] = choose.choice((payload[at] ^ 1 << choose.randrange(8), choose.randrange(256), 0, 255))
+        if choose.random() < 0.1:
+            del payload[choose.randrange(len(payload)) :]
+        yield bytes(payload), size if size <= 1 << 20 else 1000
+
+
+def check(variants: list[ModuleType], payload: bytes, size: int) -> bool:
+    """Whether a payload is decoded, by all alike."""
+    first, *others = (decoded(variant, payload, size) for variant in variants)
+    assert all(other == first for other in others), payload.hex()
+    return first is not None
+
+
+def test_all_encode_the_same_bytes(variants: list[ModuleType]) -> None:
+    for block, width, row in blocks():
+        first, *others = (encoded(variant, block, width, row) for variant in variants)
+        assert all(other == first for other in others)
+        assert not first or all(decoded(variant, first, len(block)) == block for variant in variants)
+
+
+def test_all_decode_mutants_alike(variants: list[ModuleType]) -> None:
+    results = [check(variants, *mutant) for mutant, _ in zip(mutants(variants, 1), range(3000), strict=False)]
+    assert 100 < sum(results) < 2900
+
+
+@pytest.mark.parametrize("size", [152, 390, 600, 3 * PART, 6 * PART + 2, 200_000])
+def test_all_compute_the_same_crc(variants: list[ModuleType], size: int) -> None:
+    for more in range(0, 400, 26):
+        block = floats("bfloat16", size + more, seed=more)
+        payload = encoded(variants[0], block, 2, 0)
+        crc = crc32c.crc32c(payload).to_bytes(4, "little")
+        for variant in variants:
+            assert decoded(variant, payload + crc, len(block), checked=True) == block
+            assert decoded(variant, payload + bytes([crc[0] ^ 1, *crc[1:]]), len(block), checked=True) is None
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        made = built(Path(folder))
+        for number, mutant in zip(count(1), mutants(made, int(sys.argv[2]) if len(sys.argv) > 2 else 2), strict=False):
+            check(made, *mutant)
+            if number % 100_000 == 0 or number == int(sys.argv[1]):
+                print(f"{number} mutants, {len(made)} kernels, no disagreement", flush=True)
+            if number == int(sys.argv[1]):
+                break
