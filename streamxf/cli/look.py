@@ -247,7 +247,6 @@ def cat(
         reader = stack.enter_context(streamxf.open(_opened(path, stack), keys=ring))
         while count := reader.readinto(buffer):
             sys.stdout.buffer.write(memoryview(buffer)[:count])
-        sys.stdout.buffer.flush()
     return FINE
 
 

@@ -165,6 +165,17 @@ def test_what_cannot_be_saved_and_loaded(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--runs", "1", "--bandwidth", "1GB/s"], "--bandwidth goes without --runs"),
+        (["--size", "1MB"], "--size goes with --runs"),
+    ],
+)
+def test_options_of_the_other_way_are_named(run: Run, tmp_path: Path, arguments: list[str], said: str) -> None:
+    assert said in run("tune", "--at", tmp_path, *arguments).err
+
+
 # -- what both are made of -------------------------------------------------------------------------
 
 

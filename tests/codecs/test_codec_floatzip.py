@@ -223,6 +223,14 @@ def test_up_to_4_kib_compressing_is_tried_without_a_sample() -> None:
     assert choose(noise, None) is None
 
 
+def test_floats_of_a_byte_are_not_taken_for_wider_ones() -> None:
+    wide = np.random.default_rng(4).normal(0, 1, MIB // 2).astype(np.float16).view("u1")
+    detected, known = choose(wide, None), choose(wide, "float8_e5m2")
+    assert detected is not None
+    assert detected.layout.width > 1
+    assert known is None or known.layout.width == 1
+
+
 def test_noise_grows_by_one_byte() -> None:
     noise = np.random.default_rng(1).bytes(MIB)
     for dtype in DTYPES:

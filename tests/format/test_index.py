@@ -502,6 +502,18 @@ def test_frames_that_are_refused() -> None:
         assert refusal_by_reference((packed, PARTS)) is not None
 
 
+@pytest.mark.parametrize("more", [0, -1])
+def test_a_part_has_a_greatest_size(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = of(TEXT)
+    sizes = {part["bytes"]: part["raw"] for band in json.loads(TEXT)["items"] for part in band["parts"]}
+    largest = max(sizes.values()) + more
+    monkeypatch.setattr(streamxf.format.index, "largest_part", lambda size: max(largest, 0))
+    if more:
+        assert "the size of a part" in (refusal(packed) or "")
+    else:
+        assert parse(packed).items
+
+
 def test_what_is_too_compressible_is_stored_less_compressed() -> None:
     """Readers take 256 times of what is stored of a part; many equal items, without numbers, are packed so."""
     index = parse(pack_index(BARE))

@@ -251,6 +251,16 @@ def test_salvage(tmp_path: Path, damaged: bool) -> None:
     assert len(recorder.steps) > 5
 
 
+def test_salvage_of_a_last_item_that_cannot_be_begun(tmp_path: Path) -> None:
+    save(make_state(), tmp_path, [FloatZip()])
+    with streamxf.Checkpoint(tmp_path) as checkpoint:
+        last = max(item.places[0].at for item in checkpoint.stored.values())
+    damage(tmp_path, last)
+    recorder = Recorder()
+    assert len(streamxf.load_intact(tmp_path, progress=recorder).damaged) == 1
+    assert recorder.done == recorder.expected == stored_size(tmp_path)
+
+
 def test_salvage_into_a_part(tmp_path: Path) -> None:
     save(make_state(), tmp_path, [FloatZip()])
     recorder = Recorder()

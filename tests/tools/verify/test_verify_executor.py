@@ -19,7 +19,7 @@ import streamxf
 from streamxf import Checksum
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemPart
-from streamxf.errors import KeyMissingError, ParameterError, PolicyError
+from streamxf.errors import KeyMissingError, ParameterError, PolicyError, StreamxfError
 from streamxf.format.items import ObjectItem, Place
 from streamxf.keys import KeyRing, PrivateKey
 from streamxf.keys.file import write_key
@@ -249,6 +249,8 @@ def test_types() -> None:
     assert fits({"a": 1.0}, dict[str, float])
     assert fits((1, 2, 3), tuple[int, ...])
     assert fits((), tuple[int, ...])
+    assert fits(KeyMissingError("none"), StreamxfError)
+    assert not fits(ValueError("none"), StreamxfError)
     for value in ([(1,)], [(1, 2)], [(-1, None)], [(True, None)], ((1, None),), [[1, None]]):
         assert not fits(value, list[tuple[int, str | None]]), value
     assert not fits({"a": 1}, dict[str, float])
