@@ -251,6 +251,13 @@ def test_objects_are_limited_to_what_is_safe(tmp_path: Path) -> None:
             assert checkpoint["time"].read() == timedelta(3)
 
 
+def test_a_tensor_is_no_object(tmp_path: Path) -> None:
+    save(small_state(), tmp_path)
+    with Checkpoint(tmp_path, keys=KEY) as checkpoint, pytest.raises(ParameterError, match="tensor") as caught:
+        checkpoint.load_object("half")
+    assert caught.value.item == "half"
+
+
 # -- whose it is, and where ------------------------------------------------------------------------
 
 

@@ -24,10 +24,13 @@ from hypothesis import strategies as st
 
 import streamxf
 from streamxf import Checkpoint, CheckpointWriter, Checksum, Encrypt, FloatZip, ZStandard
+from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.metadata import read_metadata
 from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, StreamxfError, UnsupportedError
 from streamxf.format.items import ITEMSIZES, ObjectItem, TensorItem
-from streamxf.format.limits import TRAILER_BYTES
+from streamxf.format.limits import TRAILER_BYTES, WRAPPED_KEY_BYTES
 from streamxf.format.trailer import Trailer
+from streamxf.storage.opening import open_storage
 from streamxf.torchsave.stock import read_stock
 from tests.dcp.helpers import KEY, assert_same, blank, data_files, raw_bytes
 from tests.progress.recorder import Recorder
@@ -487,6 +490,14 @@ def test_a_number_that_two_items_have_is_never_published(tmp_path: Path, monkeyp
 
 
 # -- what else -------------------------------------------------------------------------------------------------
+
+
+def test_one_process_has_one_data_key(tmp_path: Path) -> None:
+    """Which its metadata has: files name those of other processes."""
+    with CheckpointWriter(tmp_path, chain=[Encrypt(KEY)]) as writer:
+        writer["a"] = np.zeros(10)
+    found = read_metadata(open_storage(tmp_path), ".metadata", Access.of(KEY))
+    assert {file.key for file in found.files.values()} == {bytes(WRAPPED_KEY_BYTES)}
 
 
 def test_recipients_and_a_signer(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_what_cannot_be_saved_and_loaded(
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    ("arguments", "said"),
     [
         (["--runs", "1", "--bandwidth", "1GB/s"], "--bandwidth goes without --runs"),
         (["--size", "1MB"], "--size goes with --runs"),

@@ -231,6 +231,18 @@ def test_floats_of_a_byte_are_not_taken_for_wider_ones() -> None:
     assert known is None or known.layout.width == 1
 
 
+def test_whole_blocks_are_decoded_in_one_call_where_the_checksum_is_known() -> None:
+    class Own(streamxf.Checksum):
+        """Which may check otherwise."""
+
+    class OwnFloats(streamxf.FloatZip):
+        """Which may decode otherwise."""
+
+    assert all(streamxf.FloatZip().whole_decoder(checksum) for checksum in (None, streamxf.Checksum()))
+    assert not streamxf.FloatZip().whole_decoder(Own())
+    assert not OwnFloats().whole_decoder(None)
+
+
 def test_noise_grows_by_one_byte() -> None:
     noise = np.random.default_rng(1).bytes(MIB)
     for dtype in DTYPES:

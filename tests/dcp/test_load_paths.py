@@ -208,6 +208,23 @@ class Staging(DefaultLoadPlanner):
         self.found[read_item.dest_index.fqn] = tensor.clone()
 
 
+@pytest.mark.parametrize("inline", [0, load_module.INLINE_BYTES])
+@pytest.mark.parametrize("shape", [(1,), (2, 20), (21, 2), (20, 1), (20, 2, 1), ()])
+def test_a_target_of_another_shape_is_refused(
+    checkpoint: Path, shape: tuple[int, ...], inline: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_module, "INLINE_BYTES", inline)
+    quantized = torch.quantize_per_tensor(torch.ones(20, 2), 0.1, 0, torch.qint8)
+    for tensor in (torch.ones(20, 2), quantized):
+        save({"w": tensor}, checkpoint)
+        planner = Staging(torch.zeros(shape))
+        reader = streamxf.FileSystemReader(checkpoint, keys=KEY)
+        error = error_of(lambda: dcp.load({"w": torch.empty_like(tensor)}, storage_reader=reader, planner=planner))  # noqa: B023
+        assert isinstance(error, MetadataError)
+        assert f"the stored tensor has the shape (20, 2), the target {shape}" in str(error)
+        assert not planner.place.any()
+
+
 @pytest.mark.parametrize("place", ["contiguous", "strided", "cast"])
 @pytest.mark.parametrize("inline", [0, load_module.INLINE_BYTES])
 @pytest.mark.parametrize("count", [20, 700_000])

@@ -283,3 +283,14 @@ def test_what_the_file_of_a_tensor_raises_comes_as_it_is(error: BaseException) -
     with pytest.raises(type(error)) as caught:
         Objects().load_tensor(file, len(file.getvalue()), 1000)
     assert caught.value is error
+
+
+@pytest.mark.parametrize("error", [MemoryError(), BlockError("damaged")])
+def test_what_is_not_the_objects_fault_is_raised_as_it_is(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(Objects, "_made", failing)
+    with pytest.raises(type(error)) as caught:
+        Objects().load(saved(5), 100)
+    assert caught.value is error
