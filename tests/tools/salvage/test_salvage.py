@@ -230,13 +230,17 @@ def test_large_tensors_cast_and_transposed(checkpoint: Path) -> None:
 
 
 def test_what_the_state_dict_asks_for_otherwise(checkpoint: Path) -> None:
-    save({"a": torch.ones(3), "b": torch.ones(4), "c": torch.ones(5), "text": "x"}, checkpoint)
-    target = {"a": torch.zeros(4), "b": torch.zeros(4), "c": "no tensor", "text": "old", "new": torch.zeros(2)}
+    save({name: torch.ones(size) for name, size in zip("abcd", (3, 4, 5, 6), strict=True)} | {"text": "x"}, checkpoint)
+    target = {"a": torch.zeros(4), "b": torch.zeros(4), "c": "no tensor", "d": torch.zeros(2)}
+    target |= {"text": "old", "new": torch.zeros(2)}
     found = load_intact(checkpoint, target, keys=KEY)
     assert found.missing == ("new",)
-    assert set(found.lost) == {"a", "c"}
+    assert set(found.lost) == {"a", "c", "d"}
+    said = {entry.item: entry.message for entry in found.damaged}
+    assert "a tensor of shape (6,), the state dict one of (2,)" in said["d"]
     assert found.loaded == ("b", "text")
-    assert_same(target, {"a": torch.zeros(4), "b": torch.ones(4), "c": "no tensor", "text": "x", "new": torch.zeros(2)})
+    wanted = {"a": torch.zeros(4), "b": torch.ones(4), "c": "no tensor", "d": torch.zeros(2)}
+    assert_same(target, wanted | {"text": "x", "new": torch.zeros(2)})
 
 
 class Counter:
