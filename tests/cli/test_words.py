@@ -34,10 +34,17 @@ def test_reports_name_commands_too(run: Run, plain: Path):
 
 
 def test_what_is_salvaged_replaces_nothing(run: Run, plain: Path, tmp_path: Path):
-    assert run("salvage", plain, tmp_path / "rescued").code == 0
+    done = run("salvage", plain, tmp_path / "rescued")
+    assert (done.code, "nothing was written" in done.out) == (0, False)
     done = run("salvage", plain, tmp_path / "rescued")
     assert done.code == 2
     assert done.err.strip().endswith("name another target")
+
+
+def test_a_salvage_that_finds_nothing_says_so(run: Run, plain: Path, tmp_path: Path):
+    for data in plain.glob("*.distcp"):
+        data.write_bytes(b"")
+    assert f"nothing was written to {tmp_path / 'rescued'}" in run("salvage", plain, tmp_path / "rescued").out
 
 
 def test_diff_says_how_one_of_two_is_opened(run: Run, plain: Path, encrypted: Path, key_file: Path):

@@ -22,7 +22,7 @@ from streamxf import Checksum, Codec, ZStandard, engine
 from streamxf.chain import Chain, StreamCoder
 from streamxf.checkpoint import staging
 from streamxf.checkpoint.sources import SMALL, source_of
-from streamxf.checkpoint.staging import RING_BYTES, Copy, DeviceSource, Staging
+from streamxf.checkpoint.staging import RING_BYTES, Copy, DeviceMemory, DeviceSource, Ring, Staging
 from streamxf.engine import Pipeline
 from streamxf.errors import UnsupportedError
 from streamxf.storage.reading import FileSlice
@@ -207,6 +207,18 @@ def test_blocks_that_nobody_encodes_give_their_buffers_back() -> None:
     ring = source._ring(BLOCK)
     first, second = ring.take(), ring.take()
     assert first is not second
+
+
+def test_a_block_that_cannot_be_decoded_gives_its_buffer_back() -> None:
+    def fails(_: memoryview) -> None:
+        raise ValueError("damaged")
+
+    copies = LateCopies()
+    ring = Ring(lambda: copies.memory(BLOCK), 1)
+    memory = DeviceMemory(torch.zeros(BLOCK, dtype=torch.uint8), copies, lambda _: ring)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="damaged"):
+        memory.fill(fails, BLOCK, slice(0, BLOCK), 0)
+    assert ring.take(patient=False) is not None
 
 
 def test_all_saves_and_loads_share_what_is_pinned(checkpoint: Path, late: LateCopies) -> None:

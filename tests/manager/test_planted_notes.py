@@ -14,11 +14,13 @@ import torch.distributed.checkpoint as dcp
 import streamxf
 from streamxf import CheckpointManager, Retention
 from streamxf.checkpoint import notes
+from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import seal_note
 from streamxf.errors import ParameterError
 from streamxf.manager.latest import is_complete
-from streamxf.manager.listing import folder_mark, list_checkpoints
-from streamxf.manager.notes import COMMIT
+from streamxf.manager.listing import Run, folder_mark, list_checkpoints
+from streamxf.manager.notes import COMMIT, Authority
+from streamxf.manager.rows import RowCache
 from streamxf.storage.opening import open_storage
 
 from .runs import blank, complete, is_at, resumed, saved_run, state_at
@@ -70,6 +72,39 @@ def test_rows_of_any_form_stop_nothing(tmp_path: Path, row: object) -> None:
     with CheckpointManager(tmp_path) as manager:
         assert manager.resume(state) == 2
     assert is_at(state, 2)
+
+
+@pytest.mark.parametrize("harm", ["cut", "unfinished"])
+def test_only_rows_of_what_lasts_are_kept(tmp_path: Path, harm: str) -> None:
+    """What is not complete now may be so when it is looked at again."""
+    saved_run(tmp_path, 1, 2, 3)
+    metadata = tmp_path / "step-2" / ".metadata"
+    if harm == "cut":
+        metadata.write_bytes(metadata.read_bytes()[:-1])
+    else:
+        metadata.unlink()
+    old = time.time() - 60
+    for folder in tmp_path.glob("step-*"):
+        os.utime(folder, (old, old))  # one that has just changed may change again within the same moment
+    for file in (tmp_path / ".streamxf").glob("rows-*"):
+        file.unlink()
+    run = Run.at(tmp_path)
+    assert len(run.records()) == 3
+    assert [run._rows.known(f"step-{step}", looked=True) is not None for step in (1, 2, 3)] == [True, False, True]
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_rows_that_their_own_writer_would_not_believe_are_not_stored(tmp_path: Path, blind: bool) -> None:
+    """A private key opens what others wrote, and vouches for nothing."""
+    saved_run(tmp_path, 1)
+    (record,) = list_checkpoints(tmp_path)
+    for file in (tmp_path / ".streamxf").glob("rows-*"):
+        file.unlink()
+    keys = streamxf.PrivateKey.generate() if blind else None
+    rows = RowCache(open_storage(tmp_path), Authority(Access.of(keys)))
+    rows.note(record.name, "mark", record)
+    rows.save([record.name])
+    assert len([*(tmp_path / ".streamxf").glob("rows-*")]) == (not blind)
 
 
 @pytest.mark.parametrize("names", [["step-2"], ["step-3"], ["step-1", "step-2", "step-3"]], ids=",".join)
