@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf import Checksum
+from streamxf import Checksum, Encrypt, Key
 from streamxf.budget import Budget
 from streamxf.errors import BlockError, KeyMissingError, ParameterError, PolicyError
 from streamxf.keys.location import format_key
@@ -172,6 +173,36 @@ def test_tasks_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert max(waiting) == 3
 
 
+# -- many checkpoints, each by one worker ----------------------------------------------------------------------------
+
+
+def test_many_checkpoints_and_files_are_rekeyed_by_an_executor(tmp_path: Path, processes: Executor) -> None:
+    new, paths = Key.generate(), [tmp_path / f"step-{number}" for number in range(3)]
+    for path in paths:
+        save({"w": torch.arange(9)}, path, full_chain())
+    with streamxf.open(tmp_path / "a.sxf", "wb", chain=[Encrypt(KEY)]) as file:
+        file.write(b"abc")
+    paths.append(tmp_path / "a.sxf")
+    change = partial(streamxf.rekey, keys=KEY, recipients=new)
+    assert [*processes.map(change, paths)] == [(".metadata",)] * 3 + [("a.sxf",)]
+    assert [*processes.map(change, paths)] == [()] * 4  # repeated
+    for path in paths[:3]:
+        assert streamxf.verify(path, keys=new).ok
+    with streamxf.open(tmp_path / "a.sxf", keys=new) as file:
+        assert file.read() == b"abc"
+
+
+def test_many_checkpoints_are_converted_by_an_executor(tmp_path: Path, processes: Executor) -> None:
+    paths = [tmp_path / f"step-{number}" for number in range(3)]
+    for path in paths:
+        save({"w": torch.arange(9)}, path, full_chain())
+    targets = [tmp_path / f"copy-{number}" for number in range(3)]
+    copy = partial(streamxf.transcode, chain="zstd", keys=KEY)
+    assert [made.items for made in processes.map(copy, paths, targets)] == [1, 1, 1]
+    for path, target in zip(paths, targets, strict=True):
+        assert streamxf.diff(path, target, keys=KEY, encrypted=(True, False)).same
+
+
 # -- the limit of the whole ----------------------------------------------------------------------------------------
 
 
@@ -297,7 +328,7 @@ def test_a_key_that_a_worker_does_not_have(encrypted: Path, later: Path, monkeyp
 
 
 def test_a_wrong_key(encrypted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTHER", format_key(streamxf.Key.generate()))
+    monkeypatch.setenv("OTHER", format_key(Key.generate()))
     with pytest.raises(KeyMissingError) as one:
         values(encrypted, keys="env:OTHER")
     with pytest.raises(KeyMissingError) as there:
