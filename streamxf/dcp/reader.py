@@ -316,7 +316,7 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
         True shows a bar while data is read, on rank 0 and where stderr is a terminal; it needs the extra ``cli``. A
         `Progress` receives the stored bytes that this process reads, from any thread; its exceptions fail the load.
     read : {"each", "once"}
-        With ``"once"``, what several ranks need of tensors is read and decoded by one of them, which sends it to the
+        With ``"once"``, what several ranks need is read by one of them, and tensors decoded, which sends it to the
         others, also to ranks without keys. Give it on every rank. Ranks that cannot do this together, or have little in
         common, read as with ``"each"``, and `report` has the reason.
 

@@ -48,7 +48,7 @@ class Need:
 @dataclass(eq=False, slots=True)
 class SharedChunk:
     """A chunk of a tensor, at `offset` in that, of which several ranks need some part; or an object's bytes, which have
-    no `dtype`.
+    no `dtype`: as they are `stored`, unless a rank without keys needs them.
     """
 
     name: str
@@ -56,6 +56,7 @@ class SharedChunk:
     shape: Ints
     dtype: str
     needs: tuple[Need, ...]
+    stored: bool = False
 
     @property
     def count(self) -> int:

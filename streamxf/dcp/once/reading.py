@@ -117,23 +117,26 @@ def _shares(
             part = part_of(opener.metadata, request)
             key, box = box_of(request)
             asked.append((rank, key, stored_bytes(request, part)))
-            known = bool(keyless) if part.chunk is None else getattr(part.item, "dtype", "") in ITEMSIZES
+            known = part.chunk is None or getattr(part.item, "dtype", "") in ITEMSIZES
             if known and all(text[0] != "!" for text in part.place.descriptors):
                 wanted.setdefault(key, (part, {}))[1].setdefault(box, {})[rank] = None
     shards: dict[Any, tuple[SharedChunk, ItemPart]] = {}
     for key, (part, boxes) in wanted.items():
         ranks = {rank for each in boxes.values() for rank in each}
-        if part.chunk is None and ranks & keyless:
-            size = _size(part, opener, storage)
-            if (whole := Selection.of((size,), (0,), (size,))) is not None:
-                shards[key] = SharedChunk(key[0], key[1], (size,), "", (Need(whole, (*sorted(ranks),)),)), part
-        elif part.chunk is not None and (len(ranks) > 1 or ranks & keyless):
-            shape, needs = part.chunk.shape, list[Need]()
-            for box, own in boxes.items():
-                if selection := Selection.of(shape, [a for a, _ in box], [b - a for a, b in box]):
-                    needs.append(Need(selection, (*own,)))
-            if len(needs) == len(boxes):  # or one is not inside of the chunk, which the read says
-                shards[key] = SharedChunk(key[0], key[1], shape, getattr(part.item, "dtype", ""), (*needs,)), part
+        if len(ranks) == 1 and not ranks & keyless:
+            continue
+        as_stored = part.chunk is None and not ranks & keyless
+        if part.chunk is None:
+            size = part.place.size if as_stored else _size(part, opener, storage)
+            boxes = {((0, size),): dict.fromkeys(sorted(ranks))}
+        shape = (size,) if part.chunk is None else part.chunk.shape
+        needs = list[Need]()
+        for box, own in boxes.items():
+            if selection := Selection.of(shape, [a for a, _ in box], [b - a for a, b in box]):
+                needs.append(Need(selection, (*own,)))
+        if len(needs) == len(boxes):  # or one is not inside of the chunk, which the read says
+            dtype = getattr(part.item, "dtype", "")
+            shards[key] = SharedChunk(key[0], key[1], shape, dtype, (*needs,), as_stored), part
     alone = [0.0] * len(plans)
     for rank, key, stored in asked:
         if rank in keyless and key not in shards:

@@ -33,8 +33,9 @@ from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, UnsupportedError, located
 from streamxf.format.items import TensorItem
 from streamxf.progress import Progress
-from streamxf.storage.reading import OpenFiles
+from streamxf.storage.reading import READ_WHOLE, FileSlice, OpenFiles, Span
 from streamxf.storage.storage import Storage
+from streamxf.stream.reader import BareBlocks, read_all
 
 _ALIGNED = 16  # bytes; where what belongs to a part may begin in a message
 
@@ -46,6 +47,7 @@ class _Sink:
     - `array`: the target's memory, if elements may be put there.
     - `memory`: the same as bytes, if what is wanted of the chunk is one run in both.
     - `missing`: elements that are not there yet.
+    - `is_stored`: whether they are an object's bytes as they are stored.
     """
 
     request: ReadItem
@@ -55,6 +57,7 @@ class _Sink:
     array: Array | None
     memory: Array | None
     missing: int
+    is_stored: bool
 
     def put(self, where: Slices, elements: Array) -> None:
         self.missing -= elements.size
@@ -211,12 +214,21 @@ class Transfer:
             if sink.missing:
                 raise MetadataError("a part of the tensor is missing", item=sink.request.storage_index.fqn)
             if sink.request.type is LoadItemType.BYTE_IO:
-                size = part_of(self._loader.opener.metadata, sink.request).place.size
-                self._loader.load_object(sink.request, sink.target.tensor.numpy().tobytes(), size)
+                self._load_object(sink, storage)
                 continue
             self._loader.meter.item(sink.target.tensor.numel() * sink.dtype.itemsize, 0)
             self._planner.commit_tensor(sink.request, sink.target.tensor)
         self._loader.meter.cell.stored_bytes += stored
+
+    def _load_object(self, sink: _Sink, storage: Storage) -> None:
+        data, loader = sink.target.tensor.numpy(), self._loader
+        wanted = part_of(loader.opener.metadata, sink.request)
+        with located(file=storage.label(wanted.place.file), item=wanted.item.name, doing="reading"):
+            found = data.tobytes()
+            if sink.is_stored:
+                source = FileSlice(None, 0, len(data), whole=data.data)
+                found = read_all(loader.opener.open_source(source, wanted, loader.meter), loader.meter)
+            loader.load_object(sink.request, found, wanted.place.size)
 
     def _stored(self, part: ChunkRun) -> int:
         return self._wanted[part.shard].place.size * (part.stop - part.start) // part.shard.count
@@ -228,27 +240,37 @@ class Transfer:
 
     def _decode(self, work: _Round, files: OpenFiles) -> _Round:
         """Have workers read and decode what this rank owns in a round."""
-        for unit in work.units:
-            for part in unit.parts if unit.owner == self._rank else ():
-                shard, count = part.shard, part.stop - part.start
-                if self._opened is None or self._opened[0] is not shard:
-                    self._opened = (shard, *self._open(shard, files))
-                _, name, elements = self._opened
-                sinks = [sink for need in shard.needs_of(self._rank) for sink in self._sinks[need]]
-                found = [(out, sink) for sink in sinks if (out := sink.run(part.start, part.stop)) is not None]
-                out, _ = work.decoded[part] = found[0] if found else (work.take(part.size), None)
-                with located(file=name, item=shard.name, doing="reading"):
-                    for job, size in elements.jobs((part.start,), (count,), out.view(unsigned(shard.itemsize))):
-                        self._pipeline.submit(partial(_run, name, shard.name, job), size)
+        own = [part for unit in work.units if unit.owner == self._rank for part in unit.parts]
+        small: dict[str, list[Span]] = {}
+        for place in (self._wanted[part.shard].place for part in own):
+            if place.size <= READ_WHOLE:
+                small.setdefault(place.file, []).append((place.at, place.at + place.size))
+        for part in own:
+            shard, count = part.shard, part.stop - part.start
+            if self._opened is None or self._opened[0] is not shard:
+                self._opened = (shard, *self._open(shard, files, small))
+            _, name, elements = self._opened
+            sinks = [sink for need in shard.needs_of(self._rank) for sink in self._sinks[need]]
+            found = [(out, sink) for sink in sinks if (out := sink.run(part.start, part.stop)) is not None]
+            out, _ = work.decoded[part] = found[0] if found else (work.take(part.size), None)
+            with located(file=name, item=shard.name, doing="reading"):
+                for job, size in elements.jobs((part.start,), (count,), out.view(unsigned(shard.itemsize))):
+                    self._pipeline.submit(partial(_run, name, shard.name, job), size)
         return work
 
-    def _open(self, shard: SharedChunk, files: OpenFiles) -> tuple[str, Elements]:
-        """The elements of a chunk, in a row."""
+    def _open(self, shard: SharedChunk, files: OpenFiles, small: dict[str, list[Span]]) -> tuple[str, Elements]:
+        """The elements of a chunk, in a row. `small` has the small items that are read next, by their files."""
         wanted, before = self._wanted[shard], self._opened
         if before is not None and self._wanted[before[0]].place.file != wanted.place.file:
             self._drain()  # another file may be closed for this one
         file = files[wanted.place.file]
+        if file.fetched is not None:
+            file.fetched.expect(*small.pop(wanted.place.file, ()), soon=False)
         with located(file=file.name, item=shard.name, doing="reading"):
+            if shard.stored:
+                return file.name, Elements(
+                    BareBlocks(self._loader.opener.source(file, wanted.place)), 0, 1, shard.shape
+                )
             blocks = self._loader.opener.open(file, wanted, self._loader.meter)
             if wanted.chunk is None:
                 if blocks.size != shard.count:
@@ -348,7 +370,7 @@ def _sink(request: ReadItem, target: Target, shard: SharedChunk, need: Need) -> 
     if array is not None and array.flags.c_contiguous and need.selection.is_run:
         flat = array.reshape(-1).view(np.uint8)
     count = math.prod(stop - start for start, stop in need.selection.box)
-    return _Sink(request, target, dtype, need.selection, array, flat, count)
+    return _Sink(request, target, dtype, need.selection, array, flat, count, shard.stored)
 
 
 def _run(file: str, item: str, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that read the metadata of a large index from an object store. Every function runs in a process of its own."""
+"""Ranks that load from an object store. Every function runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,7 +29,7 @@ from streamxf.format import bands, index
 from streamxf.storage.storage import StorageEntry
 from tests.dcp.helpers import KEY, full_chain
 
-from .once_ranks import same
+from .once_ranks import blank, same
 
 
 class Far(Storage):
@@ -37,6 +38,7 @@ class Far(Storage):
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder).lstrip("/"))
         self.read_bytes: list[int] = []  # of each request for metadata
+        self.requests = 0  # for data
 
     def info(self, path: str = "") -> StorageEntry:
         place = Path("/", self.path_of(path))
@@ -51,6 +53,8 @@ class Far(Storage):
             data = file.read(stop - start)
         if path == ".metadata":
             self.read_bytes.append(len(data))
+        else:
+            self.requests += 1
         return data
 
 
@@ -160,4 +164,30 @@ def deserted(folder: Path) -> Any:
         attempt("lies", bytes)
     except CheckpointException as error:
         found["lies"] = {str(rank): f"{type(each).__name__}: {each}" for rank, (each, _) in error.failures.items()}
+    return found
+
+
+def small_items(folder: Path) -> Any:
+    """What all ranks together cost of requests and stored bytes; and objects that not all ranks may unpickle."""
+    wanted: dict[str, Any] = {f"tensor {number}": torch.full((100,), number) for number in range(200)}
+    wanted |= {f"object {number}": f"{number}" * 100 for number in range(50)}
+    wanted |= {"a class": Fraction(7, 3), "large": "x" * 3_000_000}
+    path, found = folder / "small", dict[str, Any]()
+    dcp.save(wanted, storage_writer=streamxf.FileSystemWriter(path, _extensions=full_chain()))
+    size = sum(file.stat().st_size for file in path.glob("*.distcp"))
+    options: dict[str, Any] = {"keys": KEY, "safe_globals": [Fraction]}
+    for read in ("each", "once"):
+        target, store = blank(wanted), Far(path)
+        reader = streamxf.FileSystemReader(store, read=read, **options)  # type: ignore[arg-type]
+        dcp.load(target, storage_reader=reader)
+        assert reader.report is not None
+        cost = torch.tensor([store.requests, reader.report.stored_bytes])
+        dist.all_reduce(cost)
+        found[read] = [same(target, wanted), reader.report.read, cost[0].item(), cost[1].item() / size]
+    if dist.get_rank() == 1:
+        options["safe_globals"] = []
+    try:
+        dcp.load(blank(wanted), storage_reader=streamxf.FileSystemReader(path, read="once", **options))
+    except CheckpointException as error:
+        found["refused"] = {str(rank): f"{type(each).__name__}: {each}" for rank, (each, _) in error.failures.items()}
     return found

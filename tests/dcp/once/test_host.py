@@ -1,4 +1,4 @@
-"""Metadata in an object store is read by one rank of each host."""
+"""In an object store, metadata is read by one rank of each host, and small items in few requests."""
 
 from __future__ import annotations
 
@@ -59,3 +59,17 @@ def test_nobody_waits_long_for_the_rank_that_reads(tmp_path: Path) -> None:
             assert (found["wrong"], found["read"]) == ([], "once"), name
             assert found["requests"] > 1, name  # each has read by itself
             assert found["seconds"] < (12 if name == "falls silent" else 6), name
+
+
+def test_objects_and_small_tensors_are_read_once_and_unpickled_by_each_ranks_own_rules(tmp_path: Path) -> None:
+    for report in run_ranks(3, tmp_path, "small_items", module=MODULE):
+        found = report["small_items"]
+        wrong, how, requests, ratio = found["each"]
+        assert (wrong, how) == ([], "each")
+        assert ratio > 2.9
+        wrong, how, at_most, ratio = found["once"]
+        assert (wrong, how) == ([], "once")
+        assert at_most <= requests
+        assert ratio < 1.05
+        assert found["refused"].keys() == {"0", "1", "2"}
+        assert all(error.startswith("PolicyError: ") for error in found["refused"].values())
