@@ -238,3 +238,22 @@ def test_frames_have_pairs_of_blocks(size: int) -> None:
     blocks = blocks_of(frame)
     assert len(blocks) == -(-size // (64 * KIB if size < 256 * KIB else 128 * KIB))
     assert [content[0] & 3 for kind, _, content in blocks if kind == COMPRESSED][:2] == [2, 3][: len(blocks)]
+
+
+@pytest.mark.parametrize("half", [64 * KIB, 128 * KIB])
+@pytest.mark.parametrize("long", [7, 40, 3000])
+def test_long_codes_that_follow_each_other(half: int, long: int) -> None:
+    """Of short codes, more are read at once than would be safe for the longest."""
+    choose = random.Random(long)
+    data = bytearray(choose.choices(range(8), k=2 * half))
+    for _ in range(2 * half // (8 * long)):
+        at = choose.randrange(len(data) - long)
+        data[at : at + long] = choose.choices(range(8, 256), k=long)
+    for end in (half // 4, half, 2 * half):  # of streams
+        data[end - long : end] = choose.choices(range(8, 256), k=long)
+    frame = compressed(bytes(data))
+    assert len(frame) < 6 * len(data) // 8
+    assert by_zstd(frame, len(data)) == data == by_kernel(frame, len(data))
+    for at in choose.sample(range(9, len(frame)), 100):
+        altered = frame[:at] + bytes([frame[at] ^ 1 << choose.randrange(8)]) + frame[at + 1 :]
+        assert by_kernel(altered, len(data)) in (None, by_zstd(altered, len(data)))

@@ -713,18 +713,23 @@ static int read_rest(Stream *stream)
     return stream->left == 0;
 }
 
-/* Several streams are read at once, five symbols of each between two loads: a symbol has to wait for the length of the
+/* Several streams are read at once, FEW symbols of each between two loads: a symbol has to wait for the length of the
  * one before it, but not for other streams. `bits` are the 8 bytes at `ip`, shifted left by as many bits as were used:
  * the next ones are at the top. The lowest bit that is set is no data but a mark, so that the zeros below it count the
- * bits that were used. After a load these are at most 8, five symbols later at most 8 + 5 * MAX_BITS = 63: the mark
- * never gets lost, and a load never moves `ip` by more than 7 bytes. */
+ * bits that were used. After a load these are at most 8, FEW symbols later at most 8 + FEW * MAX_BITS = 63: the mark
+ * never gets lost, and a load never moves `ip` by more than 7 bytes.
+ *
+ * MANY symbols of 6 bits on average nearly always leave the mark where it is, too. If one of them needed it or what is
+ * below it, nothing is left of `bits`; then the pass counts for nothing, and FEW are read from where it began. */
 typedef struct {
     const u8 *ip;
     u64 bits;
 } Window;
 
 #define SYMBOL(t, k, n, at) { u16 e = (t)[b##k >> (64 - MAX_BITS)]; b##k <<= e & 63; (at)[n] = (u8)(e >> 8); }
-#define LOAD(k) { int z = __builtin_ctzll(b##k); i##k -= z >> 3; b##k = (rd64(i##k) | 1) << (z & 7); }
+#define LOAD(k) { int z = __builtin_ctzll(b##k); i##k -= z >> 3; w[k].bits = b##k = (rd64(i##k) | 1) << (z & 7); }
+
+enum { FEW = 5, MANY = 7 };
 
 HOT static void read_four(Window *w, const Stream *s, long passes)
 {
@@ -737,20 +742,19 @@ HOT static void read_four(Window *w, const Stream *s, long passes)
         ALL(0) ALL(1) ALL(2) ALL(3) ALL(4)
 #undef ALL
         LOAD(0) LOAD(1) LOAD(2) LOAD(3)
-        o0 += 5, o1 += 5, o2 += 5, o3 += 5;
+        o0 += FEW, o1 += FEW, o2 += FEW, o3 += FEW;
     }
     w[0].ip = i0, w[1].ip = i1, w[2].ip = i2, w[3].ip = i3;
-    w[0].bits = b0, w[1].bits = b1, w[2].bits = b2, w[3].bits = b3;
 }
 
-enum { FETCH = 128 /* two lines of the cache */ };
+enum { FETCH = 256, LINE = 64 /* bytes of a line of the cache */ };
 
 /* The streams of two blocks, each of which gives `part` symbols, right after the ones before it. That is a constant,
  * so that one register suffices for all the places that symbols go to. Reading codes needs no memory beyond the caches,
  * and writing elements later needs little else; so what is at `target` comes to the cache meanwhile, FETCH bytes for
- * each pass, or none if `step` is 0. */
-static inline __attribute__((always_inline)) void read_eight(Window *w, const Stream *s, long passes,
-                                                             const u8 *target, size_t step, const size_t part)
+ * each pass, or none if `step` is 0. Returns how many passes count. */
+static inline __attribute__((always_inline)) long read_eight(Window *w, const Stream *s, long passes, const u8 *target,
+                                                             size_t step, const size_t part, const int symbols)
 {
     const u16 *t = s[0].entries, *u = s[4].entries;
     const u8 *i0 = w[0].ip, *i1 = w[1].ip, *i2 = w[2].ip, *i3 = w[3].ip;
@@ -758,33 +762,40 @@ static inline __attribute__((always_inline)) void read_eight(Window *w, const St
     u64 b0 = w[0].bits, b1 = w[1].bits, b2 = w[2].bits, b3 = w[3].bits;
     u64 b4 = w[4].bits, b5 = w[5].bits, b6 = w[6].bits, b7 = w[7].bits;
     u8 *o = s[0].out;
-    for (; passes > 0; passes--) {
+    long left = passes;
+    for (; left > 0; left--) {
 #define ALL(n) \
         SYMBOL(t, 0, n, o) SYMBOL(t, 1, n, o + part) SYMBOL(t, 2, n, o + 2 * part) SYMBOL(t, 3, n, o + 3 * part) \
         SYMBOL(u, 4, n, o + 4 * part) SYMBOL(u, 5, n, o + 5 * part) SYMBOL(u, 6, n, o + 6 * part) \
         SYMBOL(u, 7, n, o + 7 * part)
         ALL(0) ALL(1) ALL(2) ALL(3) ALL(4)
+        if (symbols == MANY) {
+            ALL(5) ALL(6)
+            if (!b0 || !b1 || !b2 || !b3 || !b4 || !b5 || !b6 || !b7)
+                break;
+        }
 #undef ALL
         LOAD(0) LOAD(1) LOAD(2) LOAD(3) LOAD(4) LOAD(5) LOAD(6) LOAD(7)
-        o += 5;
-        __builtin_prefetch(target, 0, 2);
-        __builtin_prefetch(target + FETCH / 2, 0, 2);
+        o += symbols;
+        for (int at = 0; at < FETCH; at += LINE)
+            __builtin_prefetch(target + at, 0, 2);
         target += step;
     }
     w[0].ip = i0, w[1].ip = i1, w[2].ip = i2, w[3].ip = i3, w[4].ip = i4, w[5].ip = i5, w[6].ip = i6, w[7].ip = i7;
-    w[0].bits = b0, w[1].bits = b1, w[2].bits = b2, w[3].bits = b3;
-    w[4].bits = b4, w[5].bits = b5, w[6].bits = b6, w[7].bits = b7;
+    return passes - left;
 }
 #undef SYMBOL
 #undef LOAD
 
-HOT static void read_whole(Window *w, const Stream *s, long passes, const u8 *target, size_t step)
+HOT static long read_whole(Window *w, const Stream *s, long passes, const u8 *target, size_t step, int symbols)
 {
-    read_eight(w, s, passes, target, step, BLOCK / 4);
+    return symbols == MANY ? read_eight(w, s, passes, target, step, BLOCK / 4, MANY)
+                           : read_eight(w, s, passes, target, step, BLOCK / 4, FEW);
 }
-HOT static void read_halves(Window *w, const Stream *s, long passes, const u8 *target, size_t step)
+HOT static long read_halves(Window *w, const Stream *s, long passes, const u8 *target, size_t step, int symbols)
 {
-    read_eight(w, s, passes, target, step, BLOCK / 8);
+    return symbols == MANY ? read_eight(w, s, passes, target, step, BLOCK / 8, MANY)
+                           : read_eight(w, s, passes, target, step, BLOCK / 8, FEW);
 }
 
 /* What the reading of frames needs beside their buffers. */
@@ -804,35 +815,39 @@ static int read_waiting(Reader *reader)
     Stream *s = reader->waiting;
     Window w[8];
     int count = reader->count, fast = count > 0;
+    long bits = 0, all = 0;
     reader->count = 0;
     for (int k = 0; k < count; k++)
-        fast &= s[k].left >= 128;
+        fast &= s[k].left >= 128, bits += s[k].left, all += s[k].end - s[k].out;
     if (fast) {
         for (int k = 0; k < count; k++) {
             /* the end mark and what is above it are used already: 1 to 8 bits */
             w[k].ip = s[k].start + s[k].left / 8 - 7;
             w[k].bits = (rd64(w[k].ip) | 1) << (8 - s[k].left % 8);
         }
-        for (;;) { /* each pass takes at most 7 bytes of a stream and gives 5 symbols */
-            long passes = BLOCK;
+        const int usual = count == 8 && bits <= 6 * all ? MANY : FEW;
+        for (int symbols = usual;;) { /* each pass takes at most 7 bytes of a stream */
+            long passes = symbols == usual ? BLOCK : 1, done;
             for (int k = 0; k < count; k++) {
-                long most = (s[k].end - s[k].out) / 5, room = (w[k].ip - s[k].start) / 7;
+                long most = (s[k].end - s[k].out) / symbols, room = (w[k].ip - s[k].start) / 7;
                 most = most < room ? most : room;
                 passes = passes < most ? passes : most;
             }
             if (!passes)
                 break;
             if (count == 4)
-                read_four(w, s, passes);
+                read_four(w, s, done = passes);
             else {
                 long fetches = (reader->target_end - reader->target) / FETCH;
                 size_t step = fetches ? FETCH : 0;
                 passes = fetches && fetches < passes ? fetches : passes;
-                (s[1].out - s[0].out == BLOCK / 4 ? read_whole : read_halves)(w, s, passes, reader->target, step);
-                reader->target += step * (size_t)passes;
+                done = (s[1].out - s[0].out == BLOCK / 4 ? read_whole : read_halves)(w, s, passes, reader->target,
+                                                                                     step, symbols);
+                reader->target += step * (size_t)done;
             }
             for (int k = 0; k < count; k++)
-                s[k].out += 5 * passes;
+                s[k].out += symbols * done;
+            symbols = done < passes ? FEW : usual;
         }
         for (int k = 0; k < count; k++)
             s[k].left = (long)(w[k].ip - s[k].start) * 8 + 64 - __builtin_ctzll(w[k].bits);
