@@ -198,8 +198,9 @@ class Maker(pickle.Unpickler):
         return self._find_storage(reference) if self._find_storage is not None else None
 
 
-# Numbers, tuples and lists of them: opcodes that make one thing at most, and neither hash nor name anything.
-_NUMBERS = re.compile(rb"\x80\x02(?:[N)\](tea\x85-\x89]|[Kq].|M..|J.{4}|G.{8}){,2048}\.", re.DOTALL)
+# Numbers, tuples and lists of them: opcodes that make one thing at most, and neither hash nor name anything. C's
+# unpickler lets nothing be appended to whatever there is.
+_NUMBERS = re.compile(rb"\x80\x02(?:[N)\]tea\x85-\x89]|\((?!e)|[Kq].|M..|J.{4}|G.{8}){,2048}\.", re.DOTALL)
 
 
 def numbers_in(pickled: bytes) -> tuple[Any] | None:

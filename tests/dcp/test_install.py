@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -532,6 +532,16 @@ def test_threads(tmp_path: Path) -> None:
         [*threads.map(installs, range(8))]
     assert streamxf.installed() is None
     assert chain_of(tmp_path) == "none"
+
+
+def test_who_undoes_one_waits_for_who_makes_one() -> None:
+    installation = streamxf.install()
+    with ThreadPoolExecutor(1) as threads:
+        with installing._lock:
+            undone = threads.submit(installation.uninstall)
+            assert not wait([undone], 0.2).done
+        undone.result(60)
+    assert streamxf.installed() is None
 
 
 def test_undone_within_the_block() -> None:

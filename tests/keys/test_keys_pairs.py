@@ -146,3 +146,15 @@ def test_equality_and_hashes():
     assert len({key, PrivateKey(SECRET), key.public, PrivateKey(SECRET).public}) == 2
     assert SigningKey(SECRET).verify_key == SigningKey(SECRET).verify_key
     assert hash(SigningKey(SECRET)) == hash(SigningKey(SECRET))
+
+
+# the y of all points of order 1, 2, 4 and 8, with either sign, and those that can be spelled otherwise
+PRIME = 2**255 - 19
+ORDER_8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
+
+
+@pytest.mark.parametrize("sign", [0, 2**255])
+@pytest.mark.parametrize("y", [0, 1, PRIME - 1, ORDER_8, PRIME - ORDER_8, PRIME, PRIME + 1])
+def test_points_of_low_order_verify_nothing(y: int, sign: int) -> None:
+    with pytest.raises(ParameterError, match="low order"):
+        VerifyKey((y + sign).to_bytes(32, "little"))

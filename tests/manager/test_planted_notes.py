@@ -16,12 +16,14 @@ from streamxf import CheckpointManager, Retention
 from streamxf.checkpoint import notes
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import seal_note
-from streamxf.errors import ParameterError
+from streamxf.errors import MetadataError, ParameterError
+from streamxf.manager.folder import Folder
 from streamxf.manager.latest import is_complete
 from streamxf.manager.listing import Run, folder_mark, list_checkpoints
 from streamxf.manager.notes import COMMIT, Authority
 from streamxf.manager.rows import RowCache
 from streamxf.storage.opening import open_storage
+from streamxf.storage.removal import files_of
 
 from .runs import blank, complete, is_at, resumed, saved_run, state_at
 
@@ -60,6 +62,16 @@ def test_a_supplement_that_cannot_be_believed_leaves_metrics_unknown(
             manager.save(step, state_at(step), metrics={"loss": 0.5})
         manager.wait()
     assert "step-1" in complete(tmp_path)
+
+
+@pytest.mark.parametrize("planted", [b"", b"garbage", seal_note({"save_id": "0" * 32})])
+def test_a_commit_record_that_cannot_be_read_is_none(tmp_path: Path, planted: bytes) -> None:
+    (tmp_path / "step-1").mkdir()
+    (tmp_path / "step-1" / ".streamxf-commit").write_bytes(planted)
+    run = open_storage(tmp_path)
+    folder = Folder("step-1", run.child("step-1"), files_of(run, "step-1"), Authority(Access()))
+    with pytest.raises(MetadataError, match="the commit record cannot be read"):
+        folder.committed()
 
 
 @pytest.mark.parametrize("row", ['{"a":1,"b":2}', "[1e999,1e999,1e999,[],null]", '["x",null,null,[1],[1,2,3,4]]', 7])

@@ -16,7 +16,8 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from streamxf.errors import MetadataError, PolicyError
+from streamxf.errors import MetadataError, PolicyError, UnsupportedError
+from streamxf.torchsave import writing
 from streamxf.torchsave.archive import NotSavedByTorch
 from streamxf.torchsave.check import Check, Maker, numbers_in
 from streamxf.torchsave.objects import Objects
@@ -74,6 +75,7 @@ OTHER = st.sampled_from([*NO_NUMBER, b".", b"K", b"G"])
 @given(st.lists(OPCODES, max_size=14), st.lists(OTHER, max_size=1), st.integers(0, 14))
 @example([b"(", b"]", b"K\x07", b"a", b"t"], [], 0)
 @example([b"N"], [b"."], 0)
+@example([b"N", b"(", b"e"], [], 0)
 def test_what_needs_no_check_is_what_a_check_lets_pass(opcodes: list[bytes], other: list[bytes], at: int) -> None:
     opcodes[at:at] = other
     data = b"\x80\x02" + b"".join(opcodes) + b"."
@@ -240,3 +242,9 @@ def test_c_reads_in_a_pickle_what_was_checked(data: bytes) -> None:
     with suppress(RecursionError, pickle.PicklingError, TypeError, AttributeError):  # something stands for a value
         shown = pickled(made)
         assert b"streamxf" in shown or shown == pickled(again)
+
+
+def test_a_file_has_a_greatest_size() -> None:
+    with pytest.raises(UnsupportedError, match="the limit is"):
+        writing.archive(b"", [2**47, 2**47], None)
+    assert writing.archive(b"", [2**47], None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
@@ -249,3 +251,19 @@ def test_providers_are_read_with_care(text):
     assert Provider.parse(text) is None
     assert providers_in([text, None, 3, "a.b=name==1.0"]) == [Provider("a.b", "name==1.0")]
     assert providers_in(None) == []
+
+
+@dataclass(frozen=True)
+class Switched(streamxf.ZStandard):
+    """Has parameters of all types."""
+
+    name: ClassVar[str] = "acme.switched"
+    on: bool = True
+    off: bool = False
+    word: str = "a"
+
+
+def test_parameters_of_each_type_are_text_in_descriptors() -> None:
+    assert str(Switched(4, on=False, off=True, word="b").descriptor()) == (
+        "acme.switched/1?off=true&on=false&word=b#level=4"
+    )

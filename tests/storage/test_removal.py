@@ -427,6 +427,8 @@ def test_on_a_server_with_links(tmp_path: Path) -> None:
     assert set(files_of(storage, "step-1")) == set(FILES)
     with pytest.raises(OSError, match="link"):
         remove_tree(storage, "step-2", FILES, [])
+    with pytest.raises(OSError, match="this is a link"):
+        storage.child("step-2").remove_all()
     assert remove_tree(storage, "step-1", FILES, ["more/.metadata"]) == ["more"]
     assert below(victim) == {*FILES, "extra"}
 

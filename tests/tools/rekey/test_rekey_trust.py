@@ -22,6 +22,8 @@ from streamxf.errors import (
 from streamxf.format.trailer import pack
 from streamxf.keys import KeyRing
 from streamxf.keys.envelope import Entry, Envelope, Vouchers
+from streamxf.storage.local import LocalStorage
+from streamxf.storage.multipart import ReplacedMeanwhile
 from streamxf.storage.opening import open_storage
 from streamxf.tools.rekey import Recipients
 from streamxf.tools.rekey.holders import MetadataFile
@@ -233,6 +235,17 @@ def test_metadata_that_was_replaced_before_it_is_read_again_is_left_alone(
     with refused(MetadataError, "replaced meanwhile", "__0.metadata"):
         streamxf.rekey(local, keys=KEY, recipients=OTHER_KEY)
     assert (local / "__0.metadata").read_bytes() == other
+
+
+def test_metadata_that_the_store_says_was_replaced_is_left_alone(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(*_: Any, **__: Any) -> None:
+        raise ReplacedMeanwhile
+
+    before = (local / "__0.metadata").read_bytes()
+    monkeypatch.setattr(LocalStorage, "put", put)
+    with refused(MetadataError, "replaced meanwhile", "__0.metadata"):
+        streamxf.rekey(local, keys=KEY, recipients=OTHER_KEY)
+    assert (local / "__0.metadata").read_bytes() == before
 
 
 def test_data_keys_are_unwrapped_once_though_files_are_read_twice(checkpoint: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import resource
 import struct
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from streamxf.format.limits import BLOCK_HEAD_BYTES
 from streamxf.storage.reading import FileSlice, access_to
 from streamxf.tools import scan as scanning
 from streamxf.tools.salvage import rebuild
+from streamxf.tools.salvage.damaged import memory_for
 from streamxf.tools.scan import Found, Scan
 from tests.dcp.helpers import KEY, assert_same, data_files, full_chain, refused, rewrite_index, save, sections_of
 from tests.forge import BOUND, PUBLISHED, Parts, crc_of, identity_of, with_crc
@@ -210,3 +212,9 @@ def test_lost_parts_of_tensors_that_are_said_to_be_huge(checkpoint: Path) -> Non
         assert found.partial == ()
         assert found.lost == ("w",)
         assert load_intact(checkpoint, partial=partial).lost == ("w",)
+
+
+@pytest.mark.parametrize("shape", [(2**50,), (2**40, 2**22), (-1,)])
+def test_a_tensor_for_which_there_is_no_room_says_its_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(MetadataError, match=re.escape(f"float32 and shape {shape}")):
+        memory_for(shape, "float32")
