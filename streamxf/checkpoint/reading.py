@@ -19,6 +19,7 @@ from streamxf.errors import MetadataError, ParameterError, UnsupportedError, loc
 from streamxf.format.items import ITEMSIZES, Chunk, Item, TensorItem
 
 BOX_BYTES = 16 * 2**20
+_ARRAY_BYTES = 1024  # that an array counts for besides its elements: a checkpoint may have a million small tensors
 
 Ints = tuple[int, ...]
 
@@ -78,7 +79,7 @@ class BoxReader(abc.ABC):
         """
         pipeline: Pipeline[None] = Pipeline()
         waiting: deque[tuple[Array, int]] = deque()  # each with the number of the last job that fills it
-        submitted = 0
+        submitted = held = 0
         try:
             for box in boxes:
                 check_box(box)
@@ -90,7 +91,9 @@ class BoxReader(abc.ABC):
                         pipeline.submit(job, size)
                         submitted += 1
                 waiting.append((array, submitted))
-                while len(waiting) > 1 and sum(each.nbytes for each, _ in waiting) > 2 * BOX_BYTES:
+                held += array.nbytes + _ARRAY_BYTES
+                while len(waiting) > 1 and held > 2 * BOX_BYTES:
+                    held -= waiting[0][0].nbytes + _ARRAY_BYTES
                     yield _first(pipeline, waiting, submitted)
             while waiting:
                 yield _first(pipeline, waiting, submitted)

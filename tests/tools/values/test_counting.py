@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf import engine
+from streamxf.checkpoint.reading import Box, boxes_of
 from streamxf.errors import BlockError
 from streamxf.tools.values import statistics
 from streamxf.tools.values.statistics import Statistics, ValueCounter
@@ -95,3 +97,19 @@ def test_what_is_in_flight_is_bounded():
     budget.reset_peak()
     statistics.statistics_of(source)
     assert 0 < budget.peak_bytes <= engine.MAX_BYTES_IN_FLIGHT
+
+
+def test_small_tensors_are_not_read_far_ahead(monkeypatch: pytest.MonkeyPatch):
+    """An array takes memory besides its elements."""
+    monkeypatch.setattr("streamxf.checkpoint.reading.BOX_BYTES", 4096)
+    source, taken = Memory({str(number): torch.tensor(number) for number in range(100)}), 0
+
+    def boxes() -> Iterator[Box]:
+        nonlocal taken
+        for item in source.stored.values():
+            taken += 1
+            yield from boxes_of(item)  # type: ignore[arg-type]
+
+    for number, array in enumerate(source.read_boxes(boxes())):
+        assert array == number
+        assert taken <= number + 9
