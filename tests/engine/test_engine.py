@@ -279,6 +279,19 @@ def test_an_interrupt_of_cancel_is_raised_when_nothing_runs(monkeypatch):
     assert len(pipeline) == 0
 
 
+def test_an_interrupt_while_there_is_no_room_cancels_what_is_in_flight(own_engine, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    pipeline: Pipeline[None] = Pipeline()
+    pipeline.submit(lambda: None, 1)
+    monkeypatch.setattr(own_engine.budget, "take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.submit(lambda: None, 1)
+    assert not [*pipeline.results()]
+    wait_until(lambda: not own_engine.budget.jobs)
+
+
 def test_a_stream_may_be_dropped_within_one_of_its_own_jobs(own_engine):
     """The garbage collector runs in whatever thread happens to allocate, so also in a worker."""
     finished = threading.Event()
