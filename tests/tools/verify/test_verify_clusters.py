@@ -42,6 +42,15 @@ def test_dask(damaged: Path) -> None:
         report = streamxf.verify(damaged, keys=f"file:{damaged.parent / 'key'}", executor=executor)
         assert not report.ok
         assert replace(report, seconds=0) == replace(alone, seconds=0)
+        save(STATE | {"w03": STATE["w03"] + 1}, damaged.parent / "other", full_chain(), thread_count=3)
+        for first, second in ((damaged, damaged.parent / "other"), (damaged.parent / "other", damaged)):
+            found = streamxf.diff(first, second, keys=f"file:{damaged.parent / 'key'}", executor=executor)
+            assert found == streamxf.diff(first, second, keys=KEY)
+            assert "w03" in {change.name for change in found.changed} | found.incomparable.keys()
+        values = streamxf.inspect(
+            damaged.parent / "other", values=True, keys=f"file:{damaged.parent / 'key'}", executor=executor
+        )
+        assert values == streamxf.inspect(damaged.parent / "other", values=True, keys=KEY)
 
 
 OPEN_MPI = {
