@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import publish, run, throttled
+from benchmarks import publish, read_once, run, throttled
 from benchmarks.child import in_child
 from benchmarks.data.gaussian import gaussian_matrices
 from benchmarks.data.quantized import E4M3, E5M2, fp8, mxfp4, nvfp4
@@ -215,6 +215,17 @@ def test_saves_and_loads_of_all_sides_are_paced(pacing_library):
         for name, phases in rounds.items():
             assert set(phases) == {"save", "load"}
             assert (stored[name] < 0.8 * MIB) == (name != STOCK.name)
+
+
+@pytest.mark.slow
+def test_replicas_are_loaded_from_paced_storage(pacing_library):
+    """Of 4 ranks, each reads all of it at a quarter of the speed, or a quarter of it."""
+    arguments = {"library": str(pacing_library), "mib": 16, "size": 4, "rounds": 1}
+    found = in_child("benchmarks.read_once", "child", preload=pacing_library, **arguments)
+    assert list(found) == [side.name for side in read_once.SIDES]
+    stock, *others = (found[side.name]["load"][0] for side in read_once.SIDES)
+    assert stock >= (16 - read_once.CACHE_MIB / read_once.RANKS) * MIB * read_once.RANKS / read_once.SPEED
+    assert all(seconds > 0 for seconds in others)
 
 
 def test_a_side_that_gets_round_the_device_is_found_out(pacing_library):
