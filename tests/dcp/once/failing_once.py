@@ -65,10 +65,14 @@ def slow_at_first(original: Any) -> Any:
     return make
 
 
-def broken(original: Any) -> Any:
+def no_input() -> None:
+    raise OSError(5, "Input/output error")
+
+
+def broken(original: Any, act: Callable[[], None] = no_input) -> Any:
     def read_into(self: Any, position: int, out: memoryview) -> int:
         if str(self._file.name).endswith(".distcp"):
-            raise OSError(5, "Input/output error")
+            act()
         return int(original(self, position, out))
 
     return read_into

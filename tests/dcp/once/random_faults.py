@@ -31,13 +31,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.dcp.once import meeting, plan
+from streamxf.storage.reading import _LocalFile
 from tests.dcp.helpers import KEY, full_chain
 from tests.dcp.process_groups import TIMEOUT, start_ranks
 
+from .failing_once import Failing, broken
 from .once_ranks import blank, same
 
 RANKS = 4
-KINDS = ("killed at a line", "killed at a time", "raised at a line", "raised in finish_plan")
+METHODS = {"finish_plan": 1, "resolve_tensor": 9, "commit_tensor": 9, "read_into": 3}  # how often they are called
+KINDS = ("killed at a line", "killed at a time", "raised at a line", *(f"raised in {name}" for name in METHODS))
 STORES = ("a file", "of the launcher", "of rank 0")
 _OWN = str(Path(streamxf.__file__).parent / "dcp")
 _WORDS = "on purpose"
@@ -56,7 +59,7 @@ class Fault:
     def __init__(self, seed: int) -> None:
         drawn = random.Random(seed)
         self.seed = seed
-        self.kind = drawn.choices(KINDS, (8, 4, 8, 1))[0]
+        self.kind = drawn.choices(KINDS, (8, 4, 8, 1, 2, 2, 3))[0]
         self.store = drawn.choice(STORES)
         self.victim = drawn.randrange(RANKS)
         self.connected = drawn.random() < 0.5  # by an earlier load
@@ -67,17 +70,6 @@ class Fault:
         size = "small units" if self.small else "few units"
         known = "connected before" if self.connected else "not connected"
         return f"{self.seed}: rank {self.victim} {self.kind} at {self.point:.4f}, store {self.store}, {size}, {known}"
-
-
-class Planner(dcp.DefaultLoadPlanner):
-    def __init__(self, fails: bool) -> None:
-        super().__init__()
-        self._fails = fails
-
-    def finish_plan(self, new_plan: Any) -> Any:
-        if self._fails:
-            raise ValueError(_WORDS)
-        return super().finish_plan(new_plan)
 
 
 @contextmanager
@@ -179,9 +171,16 @@ def _loads(rank: int, fault: Fault, folder: Path, path: Path, report: dict[str, 
                 timer = threading.Timer(fault.point * duration, happens, ["a time"])
                 timer.daemon = True
                 timer.start()
-            elif is_victim:
-                (folder / "happened").write_text(f"{time.monotonic()} finish_plan")
-            report["wrong"] = load(Planner(is_victim and fault.kind.endswith("finish_plan")), *faults)
+            method, calls = fault.kind.removeprefix("raised in ") if is_victim else "", [0]
+
+            def called() -> None:
+                calls[0] += 1
+                if calls[0] > int(fault.point * METHODS[method]):
+                    happens(method)
+
+            if method == "read_into":
+                faults.append(patch.object(_LocalFile, "read_into", broken(_LocalFile.read_into, called)))
+            report["wrong"] = load(Failing(method, called), *faults)
         except CheckpointException as error:
             report["failures"] = {number: f"{type(e).__name__}: {e}" for number, (e, _) in error.failures.items()}
         except BaseException as error:  # what a collective of DCP's ends in

@@ -62,7 +62,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("seed", [0, 2, 3, 4, 27, 44, 50])  # of each kind, and with each store
+@pytest.mark.parametrize("seed", [0, 2, 3, 6, 8, 26, 27, 44])  # of each kind, and with each store
 def test_all_others_end_soon_after_a_fault_at_some_point(tmp_path: Path, saved: Path, seed: int) -> None:
     text, _, problems = random_faults.outcome(seed, saved, tmp_path)
     assert not problems, text
