@@ -20,7 +20,6 @@ from contextlib import ExitStack, suppress
 from streamxf.storage.reading import PositionalFile, Span, StoredFile
 
 _PATIENCE = 6.0  # seconds in which an answer has to go on
-_KEPT = 32  # answers, of at most 8 MiB each, or the root
 _REQUEST = struct.Struct("<32sQQ")  # digest, position, size
 
 
@@ -39,50 +38,48 @@ class _SharedFile:
     def __init__(self, direct: PositionalFile, size: int, digest: bytes) -> None:
         self._direct, self._size, self._digest = direct, size, digest
         self.parallel = direct.parallel
-        self._pid = os.getpid()
+        self._pid = 0  # with which it is shared: a fork has none of the threads, and must not use the sockets
         self._lock = threading.Lock()
         self._asked: socket.socket | None = None
-        self._served: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
         self._found: dict[tuple[int, int], bytes] = {}
         who = f"{os.getuid()} {socket.gethostname()} ".encode() + digest
         name = b"\0streamxf-" + hashlib.sha256(who).hexdigest().encode()
         for _ in range(3):  # another may come or go meanwhile
             made = socket.socket(socket.AF_UNIX)
+            self._sockets.append(made)
             with suppress(OSError):
                 made.bind(name)
                 made.listen(128)
-                return self._serve(made, self._accept)
+                self._start(self._accept, made)
+                break
             made.settimeout(_PATIENCE)
             with suppress(OSError):
                 made.connect(name)
                 self._asked = made
-                return
-            made.close()
+                break
+        else:
+            return
+        self._pid = os.getpid()
 
     def expect(self, *spans: Span) -> None:
         """It is not known who will read them."""
 
     def read_into(self, position: int, out: memoryview) -> int:
-        if self._pid == os.getpid():  # a fork has none of the threads, and must not use the sockets
-            if self._asked is not None and self._ask(position, out):
-                return len(out)
-            if self._served:
-                data = self._read(position, len(out))
-                out[: len(data)] = data
-                return len(data)
-        return self._direct.read_into(position, out)
-
-    def _ask(self, position: int, out: memoryview) -> bool:
+        if self._pid != os.getpid():
+            return self._direct.read_into(position, out)
+        if self._asked is None:
+            data = self._read(position, len(out))
+            out[: len(data)] = data
+            return len(data)
         with self._lock:
-            asked, self._asked = self._asked, None  # late answers must not pass for others
-            if asked is not None:
-                with suppress(OSError):
-                    asked.sendall(_REQUEST.pack(self._digest, position, len(out)))
-                    if _is_own(asked) and _filled(asked, out):
-                        self._asked = asked
-                        return True
-                asked.close()
-            return False
+            pid, self._pid = self._pid, 0  # until the answer is there: a late one must not pass for another
+            with suppress(OSError):
+                self._asked.sendall(_REQUEST.pack(self._digest, position, len(out)))
+                if pid and _is_own(self._asked) and _filled(self._asked, out):
+                    self._pid = pid
+                    return len(out)
+        return self._direct.read_into(position, out)
 
     def _read(self, position: int, size: int) -> bytes:
         """Read for all who ask, once."""
@@ -90,18 +87,17 @@ class _SharedFile:
             if (position, size) not in self._found:
                 data = bytearray(size)
                 self._found[position, size] = bytes(data[: self._direct.read_into(position, memoryview(data))])
-            for old in [*self._found][:-_KEPT]:
-                del self._found[old]
             return self._found[position, size]
 
-    def _serve(self, made: socket.socket, how: Callable[[socket.socket], None]) -> None:
-        self._served.append(made)
+    def _start(self, how: Callable[[socket.socket], None], made: socket.socket) -> None:
         threading.Thread(target=how, args=(made,), name="streamxf-host", daemon=True).start()
 
     def _accept(self, listening: socket.socket) -> None:
         with suppress(OSError):  # it was closed
             while True:
-                self._serve(listening.accept()[0], self._answer)
+                asking, _ = listening.accept()
+                self._sockets.append(asking)
+                self._start(self._answer, asking)
 
     def _answer(self, asking: socket.socket) -> None:
         request = memoryview(bytearray(_REQUEST.size))
@@ -114,11 +110,11 @@ class _SharedFile:
                 asking.sendall(data)
 
     def close(self) -> None:
-        opened, self._served, asked, self._asked = self._served, [], self._asked, None
-        for each in opened if asked is None else [asked]:
-            with suppress(OSError):  # it is closed already
+        """Read directly from now on."""
+        self._pid = 0
+        while self._sockets:
+            with self._sockets.pop() as each, suppress(OSError):  # it is closed already
                 each.shutdown(socket.SHUT_RDWR)  # for forks, too; it wakes who waits
-            each.close()
         self._found.clear()
 
 

@@ -157,12 +157,11 @@ def _runs(shard: SharedChunk, unit: int, keyless: Collection[int]) -> Iterator[t
     able = [rank for need in shard.needs for rank in need.ranks if rank not in keyless]
     for start in range(0, shard.count, step):
         stop = min(shard.count, start + step)
-        near = [need.ranks for need in shard.needs if need.selection.count(start, stop)]
-        ranks = near[0] if len(near) == 1 else tuple(sorted(set().union(*near)))
-        if keyless and able and all(rank in keyless for rank in ranks):
-            ranks = tuple(sorted({*ranks, min(able)}))
-        if near:
-            yield ChunkRun(shard, start, stop), ranks
+        found = [need.ranks for need in shard.needs if need.selection.count(start, stop)]
+        if found and able and all(rank in keyless for ranks in found for rank in ranks):
+            found.append((min(able),))
+        if found:
+            yield ChunkRun(shard, start, stop), found[0] if len(found) == 1 else tuple(sorted(set().union(*found)))
 
 
 def _groups(sizes: Mapping[Ranks, float]) -> dict[int, int]:

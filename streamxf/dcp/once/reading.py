@@ -165,38 +165,31 @@ def read_once(
     """Read this rank's share, if the plan carries one and all ranks of the group are there; else why not. Raises what
     went wrong on any of them, and KeyMissingError if this one cannot do without.
     """
-    found = _read_once(plan, facts, loader, planner, storage, progress)
-    if isinstance(found, str) and facts.keyless and plan.items:
-        raise locked(loader.opener.metadata, found)
-    return found
-
-
-def _read_once(
-    plan: LoadPlan, facts: Facts, loader: Loader, planner: LoadPlanner, storage: Storage, progress: Progress | None
-) -> Transfer | str:
     share = vars(plan).pop(CARRIED, None)
     if isinstance(share, str):
-        return share
-    if not isinstance(share, Assignment) or share.tokens[share.ranks.index(share.rank)] != facts.token:
+        reason = share
+    elif isinstance(share, Assignment) and share.tokens[share.ranks.index(share.rank)] == facts.token:
+        meeting, transfer = Meeting(share), Transfer(share, loader, planner)
+        doubt, failure = "", None
+        try:
+            doubt = transfer.prepare(plan.items)
+        except BaseException as error:
+            failure = error
+        if not (reason := meeting.decide(doubt, failure)):
+            try:
+                meeting.connect()
+                transfer.run(storage, meeting, progress)
+                meeting.finish()
+            except BaseException as error:
+                first = meeting.fail(error)
+                if first is error:
+                    raise
+                raise first from None
+            return transfer
+    else:
         reason = "rank 0 has read='each'" if isinstance(share, Facts) else "finish_plan has replaced a plan"
         if not facts.doubt:
             announce(facts.token, reason)  # others may have a share in this load
-        return reason
-    meeting, transfer = Meeting(share), Transfer(share, loader, planner)
-    doubt, failure = "", None
-    try:
-        doubt = transfer.prepare(plan.items)
-    except BaseException as error:
-        failure = error
-    if reason := meeting.decide(doubt, failure):
-        return reason
-    try:
-        meeting.connect()
-        transfer.run(storage, meeting, progress)
-        meeting.finish()
-    except BaseException as error:
-        first = meeting.fail(error)
-        if first is error:
-            raise
-        raise first from None
-    return transfer
+    if facts.keyless and plan.items:
+        raise locked(loader.opener.metadata, reason)
+    return reason
