@@ -63,12 +63,13 @@ def uploads_begun(options: dict[str, Any]) -> list[Any]:
 def test_a_save_that_fails_leaves_no_object_and_no_upload(endpoint: str) -> None:
     url = "s3://checkpoints/fails"
     options = {**storage(endpoint), "default_block_size": 5 * 2**20}  # the smallest part that S3 takes
-    old = {str(number): torch.randn(800_000) for number in range(6)}
+    old = {str(number): torch.randn(800_000) for number in range(24)}  # more than may be in flight
     save_to(url, old, options)
 
     def act(number: int) -> None:
-        if number == 6:
+        if number == 24:
             wait_until(lambda: uploads_begun(options))  # the request is made by a thread of fsspec's
+        if number >= 6 and uploads_begun(options):
             raise ValueError("in the middle")
 
     error = error_of(
