@@ -269,7 +269,7 @@ LINES = {
     "checkpoint": 4_352,
     "cli": 2_936,
     "codecs": 1_638,
-    "dcp": 4_662,
+    "dcp": 4_722,
     "format": 3_144,
     "formats": 958,
     "integrations": 805,

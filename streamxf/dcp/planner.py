@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.nn import Parameter
 
 from streamxf.checkpoint import metadata as stored_metadata
+from streamxf.dcp.columns import ReadItems
 from streamxf.dcp.metadata import FOUND, LazyTensor, torch_chunks
 from streamxf.format.items import Item, TensorItem
 from streamxf.torch_private import create_chunk_list
@@ -44,7 +45,8 @@ class LoadPlanner(DefaultLoadPlanner):
             plan = super().create_local_plan()
         finally:
             self.metadata = whole
-        return replace(plan, items=[near.numbered(item) for item in plan.items])
+        items: Any = ReadItems([near.numbered(item) for item in plan.items])
+        return replace(plan, items=items)
 
     def _look_for_shard(self, items: Mapping[str, Item]) -> None:
         """Look for this rank's shard of one tensor before any names are asked for: a part of a large index that has it

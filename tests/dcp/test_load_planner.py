@@ -28,6 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import streamxf
 from streamxf.checkpoint import metadata as stored
 from streamxf.checkpoint.opening import ItemPart
+from streamxf.dcp.columns import ReadItems
 from streamxf.dcp.metadata import StoredMetadata
 from streamxf.dcp.reader import NOTES
 from streamxf.errors import MetadataError, UnsupportedError
@@ -459,3 +460,25 @@ def test_shards_load_whole_and_only_what_is_needed_is_read(tmp_path: Path) -> No
         assert {item.storage_index.index for item in plan.items} == {2, 3}
         assert torch.equal(state["w"].to_local(), whole[16:32])
         assert "chunks" not in vars(content.state_dict_metadata["w"])
+
+
+# -- from rank to rank ---------------------------------------------------------------------------------------------
+
+
+def test_what_a_rank_reads_is_sent_as_it_is() -> None:
+    """Of other ranks nobody makes the objects, which for very many ranks take minutes and gigabytes."""
+    plan = planned(streamxf.LoadPlanner(), {"x": torch.ones(3)}, content_of([tensor("x", (3,), [((0,), (3,))])]))
+    again = pickle.loads(pickle.dumps(plan))
+    further = pickle.loads(pickle.dumps(again))
+    assert "_items" not in vars(again.items)
+    for found in (plan, again, further):
+        assert len(found.items) == 1
+        assert [*found.items] == [found.items[0]] == [plan.items[0]]
+    assert [*pickle.loads(pickle.dumps(ReadItems([])))] == []
+
+
+def test_a_request_that_was_changed_is_sent_as_it_was_changed() -> None:
+    plan = planned(streamxf.LoadPlanner(), {"x": torch.ones(3)}, content_of([tensor("x", (3,), [((0,), (3,))])]))
+    arrived = pickle.loads(pickle.dumps(plan))
+    object.__setattr__(arrived.items[0], "lengths", torch.Size([2]))
+    assert pickle.loads(pickle.dumps(arrived)).items[0].lengths == torch.Size([2])
