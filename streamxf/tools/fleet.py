@@ -202,11 +202,11 @@ def by_tensors(
         take(call(readers, tensors, progress, *args))
         return
 
-    def done(part: Tensors, result: tuple[Any, list[int]] | StreamxfError) -> None:
+    def done(part: Tensors, result: tuple[Any, ...] | StreamxfError) -> None:
         try:
             if isinstance(result, StreamxfError):
                 raise result
-            for reader, asked in zip(readers, result[1], strict=True):
+            for reader, asked in zip(readers, result[1:], strict=True):
                 reader.budget.spend(asked, "the tensors")
         except PolicyError:  # what is too much for the limit of the whole is refused here, where it is known of which
             take(call(readers, part, progress, *args))
@@ -215,22 +215,23 @@ def by_tensors(
             Share(progress, _size(part)).finish()
 
     terms = [fleet.terms(reader.access) for reader in readers]
+    results: Any = tuple.__class_getitem__((kind, *[int] * len(readers)))
     with fleet:
         for part in _cut(tensors):
             opens = [
                 reader.part({name: items[at] for name, items in part.items()}) for at, reader in enumerate(readers)
             ]
-            fleet.submit(tuple[kind, list[int]], partial(done, part), _there, opens, terms, call, args)
+            fleet.submit(results, partial(done, part), _there, opens, terms, call, args)
 
 
 def _there(
     opens: Sequence[Callable[[Access], BoxReader]], terms: Sequence[SentTerms], call: Callable[..., Any], args: Any
-) -> tuple[Any, list[int]]:
-    """A worker's task: the call's result, and what was asked of the budgets."""
+) -> tuple[Any, ...]:
+    """A worker's task: the call's result, and what was asked of each budget."""
     with ExitStack() as stack:
         here = [stack.enter_context(each(how.open())) for each, how in zip(opens, terms, strict=True)]
         tensors = {name: tuple(each.stored[name] for each in here) for name in here[0].stored}
-        return call(here, tensors, None, *args), [each.budget.asked for each in here]
+        return call(here, tensors, None, *args), *(each.budget.asked for each in here)
 
 
 def _cut(tensors: Tensors) -> Iterator[Tensors]:

@@ -281,9 +281,11 @@ def test_exceptions_that_cannot_be_pickled(encrypted: Path, later: Path, process
 
 FORGED: dict[str, Callable[[Any], Any]] = {
     "nothing": lambda _: None,
-    "another count of budgets": lambda found: (found[0], "many"),
-    "less than nothing": lambda found: (found[0], [-5]),
-    "other results": lambda found: ({"w00": 5}, found[1]),
+    "more budgets": lambda found: (*found, 5),
+    "fewer budgets": lambda found: found[:-1],
+    "a budget of text": lambda found: (*found[:-1], "many"),
+    "less than nothing": lambda found: (*found[:-1], -5),
+    "other results": lambda found: ({"w00": 5}, *found[1:]),
 }
 
 
