@@ -175,7 +175,7 @@ class Metadata:
         return bool(self.vouchers) and Vouchers.parse(self.vouchers).signed_by(trust, self.digest)
 
 
-Share = Callable[[StoredFile, bytes], None] | None
+Share = Callable[[StoredFile, bytes], object] | None
 
 
 def read_metadata(

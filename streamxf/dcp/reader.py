@@ -34,7 +34,7 @@ from streamxf.dcp.extensions import Registry
 from streamxf.dcp.loader import Loader
 from streamxf.dcp.metadata import FOUND, StoredMetadata
 from streamxf.dcp.once import reading as once
-from streamxf.dcp.once.host import share_on_host
+from streamxf.dcp.once.host import SharedFile
 from streamxf.dcp.once.transfer import Transfer
 from streamxf.dcp.targets import check_filled, empty_text, left_out
 from streamxf.errors import (
@@ -256,7 +256,7 @@ class ChainReaderMixin(StorageMixin):
         keyless = is_once and not len(self._access.keys)
         self._sharing.close()
         # what is near is in the host's page cache
-        share = partial(share_on_host, self._sharing) if is_once and not storage.near else None
+        share = partial(SharedFile, self._sharing) if is_once and not storage.near else None
         return read_metadata(storage, name, self._access, listing=keyless, share=share)
 
     @property

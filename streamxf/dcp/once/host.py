@@ -17,50 +17,46 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
-from streamxf.storage.reading import PositionalFile, Span, StoredFile
+from streamxf.storage.reading import Span, StoredFile
 
 _PATIENCE = 6.0  # seconds in which an answer has to go on
 _REQUEST = struct.Struct("<32sQQ")  # digest, position, size
 
 
-def share_on_host(until: ExitStack, file: StoredFile, digest: bytes) -> None:
-    """Read `file` with other processes of this user that have seen the digest of its trailer, `until` that is closed.
-    Only Linux has sockets that nothing remains of when a process is killed.
+class SharedFile:
+    """What `file` is read through from now on: directly, or by the process that serves it, which may be this one. It is
+    shared with processes of this user that have seen the digest of its trailer, `until` that is closed. Only Linux has
+    sockets that nothing remains of when a process is killed.
     """
-    if sys.platform == "linux":
-        file.access = made = _SharedFile(file.access, file.size, digest)
-        until.callback(made.close)
 
-
-class _SharedFile:
-    """A file, read directly or by the process that serves it, which may be this one."""
-
-    def __init__(self, direct: PositionalFile, size: int, digest: bytes) -> None:
-        self._direct, self._size, self._digest = direct, size, digest
-        self.parallel = direct.parallel
+    def __init__(self, until: ExitStack, file: StoredFile, digest: bytes) -> None:
+        self._direct, self._size, self._digest = file.access, file.size, digest
+        self.parallel = self._direct.parallel
+        file.access = self
+        until.callback(self.close)
         self._pid = 0  # with which it is shared: a fork has none of the threads, and must not use the sockets
         self._lock = threading.Lock()
         self._asked: socket.socket | None = None
         self._sockets: list[socket.socket] = []
         self._found: dict[tuple[int, int], bytes] = {}
+        if sys.platform != "linux":
+            return
         who = f"{os.getuid()} {socket.gethostname()} ".encode() + digest
         name = b"\0streamxf-" + hashlib.sha256(who).hexdigest().encode()
         for _ in range(3):  # another may come or go meanwhile
             made = socket.socket(socket.AF_UNIX)
             self._sockets.append(made)
-            with suppress(OSError):
+            with suppress(OSError, RuntimeError):  # the last at the system's limit on threads
                 made.bind(name)
                 made.listen(128)
                 self._start(self._accept, made)
-                break
+                self._pid = os.getpid()
+                return
             made.settimeout(_PATIENCE)
             with suppress(OSError):
                 made.connect(name)
-                self._asked = made
-                break
-        else:
-            return
-        self._pid = os.getpid()
+                self._asked, self._pid = made, os.getpid()
+                return
 
     def expect(self, *spans: Span) -> None:
         """It is not known who will read them."""
@@ -93,7 +89,7 @@ class _SharedFile:
         threading.Thread(target=how, args=(made,), name="streamxf-host", daemon=True).start()
 
     def _accept(self, listening: socket.socket) -> None:
-        with suppress(OSError):  # it was closed
+        with suppress(OSError, RuntimeError):  # it was closed; or as above
             while True:
                 asking, _ = listening.accept()
                 self._sockets.append(asking)
