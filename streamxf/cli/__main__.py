@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ NEEDED = ("rich", "typer")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, by default of the process's own arguments; returns its exit status."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # which NumPy would start, and no command needs
     environment.ignored = True  # commands have chains of their own, and compare them with torch's own writer
     absent = [name for name in NEEDED if find_spec(name) is None]
     if absent:
