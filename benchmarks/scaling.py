@@ -1,8 +1,7 @@
 """What a save and a load by very many ranks cost the coordinator, and one rank. Linux only.
 
-All ranks are simulated in one process: plans and results are made as each rank would, written to a file as pickles, as
-they cross ranks, and read from there when the coordinator would receive them. One rank's files and results stand for
-those of all others.
+All ranks are simulated in one process. What they send goes through a file, as pickles; one rank's files and results
+stand for those of all others.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,8 +37,7 @@ MOST_DIFFERENT = 64  # plans of a load, which nobody compares; others are the sa
 ITEMS = 1000
 SMOKE_SIZES, SMOKE_ITEMS = (4, 8), 10
 
-Phases = dict[str, Row]
-"""Costs by step, as a table has them."""
+Phases = dict[str, Row]  # costs by step
 
 
 def run(settings: Settings) -> Result:
@@ -57,8 +56,7 @@ def run(settings: Settings) -> Result:
     note = (
         f"Each rank has a shard of {ITEMS:,} tensors, and the chain is `[FloatZip()]`. Steps of rank 0 are those that "
         "it does for all ranks. To receive is to unpickle, and to send is to pickle; MB are of these pickles, or of "
-        "`.metadata`. *Added* is the peak over the memory in use before the step, and *held* over that before the "
-        "first step."
+        "`.metadata`. *Added* is the peak over what was in use before the step, and *held* over that before the first."
     )
     return Result("scaling", "Scaling", note, tables)
 
@@ -90,16 +88,15 @@ class _Meter:
         found: list[Any] = []
         begin, before = time.process_time(), _resident()
         added = peak_added(lambda: found.append(action()))
-        costs: Row = {"CPU seconds": time.process_time() - begin, "MiB added": added / MIB}
-        held = (before + added - self._before) / MIB
-        self.phases[name] = {**costs, "MiB held": held, "MB": size(found[0]), "requests": ""}
+        cpu, held = time.process_time() - begin, before + added - self._before
+        costs: Row = {"CPU seconds": cpu, "MiB added": added / MIB, "MiB held": held / MIB}
+        self.phases[name] = {**costs, "MB": size(found[0]), "requests": ""}
         return found[0]
 
-    def receive(self, name: str, file: Path, count: int) -> list[Any]:
+    def receive(self, name: str, file: Path, ranks: int) -> list[Any]:
         with file.open("rb") as raw:
-            size = file.stat().st_size / 1e6
-            found: list[Any] = self.step(name, lambda: [pickle.load(raw) for _ in range(count)], lambda _: size)
-        return found
+            received = partial(self.step, name, lambda: [pickle.load(raw) for _ in range(ranks)])
+            return list(received(lambda _: file.stat().st_size / 1e6))
 
     def send(self, name: str, values: list[Any]) -> None:
         """Pickle values, all of them before the first is sent, as torch does."""
@@ -147,7 +144,7 @@ def save(path: Path, side: str, ranks: int, items: int) -> Phases:
 
 
 def _results(path: Path, own: Any, ranks: int) -> Iterator[Any]:
-    """What all ranks report, as if each had written what one of them did."""
+    """What all ranks report, as if each had written what one of them did, in fewer bytes by some."""
     draw = np.random.default_rng(1)
     for rank in range(ranks):
         offset, name = torch.Size([rank * ROWS, 0]), f"__{rank}_0_{os.urandom(16).hex()}.distcp"
@@ -159,7 +156,6 @@ def _results(path: Path, own: Any, ranks: int) -> Iterator[Any]:
                 if record is not None:
                     os.link(path / record.path, path / name)
                     record = replace(record, path=name, writer_id=bytes.fromhex(name[-39:-7]))
-                # sizes as different as those of weights that are compressed
                 place = chunk.place._replace(file=name, size=chunk.place.size - int(less[len(made)]))
                 stored = chunk._replace(offset=tuple(offset), place=place), record
             else:
@@ -170,14 +166,8 @@ def _results(path: Path, own: Any, ranks: int) -> Iterator[Any]:
 
 def load(path: Path, side: str, ranks: int, items: int) -> Phases:
     """What DCP does for a load at one rank, and for all at rank 0."""
-    requests, real = 0, os.preadv
-
-    def counted(*arguments: Any) -> int:
-        nonlocal requests
-        requests += 1
-        return real(*arguments)
-
-    os.preadv = counted
+    requests, real = count(), os.preadv
+    os.preadv = lambda *arguments: (real(*arguments), next(requests))[0]
     reader: Any = (dcp if side == STOCK else streamxf).FileSystemReader(path)
     planner: Any = streamxf.LoadPlanner() if side == OURS else dcp.DefaultLoadPlanner()
     state = {name: Part.of(ranks // 2, ranks) for name in names_of(items)}
@@ -191,7 +181,7 @@ def load(path: Path, side: str, ranks: int, items: int) -> Phases:
     meter, file = _Meter(), path.parent / "pickles"
     plan = meter.step("one rank: metadata and plan", planned)
     if side != STOCK:
-        meter.phases["one rank: metadata and plan"] |= {"requests": requests}
+        meter.phases["one rank: metadata and plan"] |= {"requests": next(requests)}
     some = [_moved(plan, rank) for rank in range(min(ranks, MOST_DIFFERENT))]
     _dump(file, (some[rank % len(some)] for rank in range(ranks)))
     plans = meter.receive("rank 0: plans received", file, ranks)
@@ -204,8 +194,6 @@ def _moved(plan: LoadPlan, rank: int) -> LoadPlan:
     """The plan of another rank."""
     offset, made = torch.Size([rank * ROWS, 0]), []
     for item in plan.items:
-        target, source = (
-            MetadataIndex(index.fqn, offset, index.index) for index in (item.dest_index, item.storage_index)
-        )
-        made.append(replace(item, dest_index=target, storage_index=source))
+        one, two = (MetadataIndex(index.fqn, offset, index.index) for index in (item.dest_index, item.storage_index))
+        made.append(replace(item, dest_index=one, storage_index=two))
     return replace(plan, items=made if isinstance(plan.items, list) else type(plan.items)(made))
