@@ -424,8 +424,8 @@ def _announce(file: FetchedFile, entries: list[_Entry]) -> None:
 def _read_ahead(file: StoredFile, entries: list[_Entry], number: int) -> int:
     """Read small items that follow each other at once; return where what was read ends."""
     start = stop = entries[number][1].place.at
-    for _, wanted in entries[number:]:
-        at, size = wanted.place.at, wanted.place.size
+    for index in range(number, len(entries)):
+        at, size = (place := entries[index][1].place).at, place.size
         if at > stop or size > READ_WHOLE or at + size > min(start + _AHEAD, file.size):
             break
         stop = max(stop, at + size)
