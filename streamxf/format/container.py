@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import crc32c
 
+from streamxf.codecs.checksum import crc32c_of
 from streamxf.errors import BlockError, ContainerError
 from streamxf.format import limits
 from streamxf.format.header import Header, header_size
@@ -36,7 +37,7 @@ def stage_limit(block_size: int) -> int:
 def pack_head(header_digest: bytes, index: int, last: bool, payload: memoryview) -> bytes:
     word = (LAST if last else 0) | len(payload)
     covered = crc32c.crc32c(header_digest[:16] + _WORDS.pack(index, word))
-    return _WORDS.pack(word, crc32c.crc32c(payload, covered))
+    return _WORDS.pack(word, crc32c_of(payload, covered))
 
 
 def parse_head(data: bytes, index: int, limit: int) -> tuple[bool, int]:

@@ -21,6 +21,7 @@ import crc32c
 import numpy as np
 import pytest
 
+from streamxf.codecs.checksum import crc32c_of
 from streamxf.codecs.floatzip import kernel
 from tests.codecs.test_floatzip_kernel import WIDTHS
 from tests.floatzip_blocks import FLOATS, floats, moments
@@ -135,6 +136,15 @@ def test_all_compute_the_same_crc(variants: list[ModuleType], size: int) -> None
         for variant in variants:
             assert decoded(variant, payload + crc, len(block), checked=True) == block
             assert decoded(variant, payload + bytes([crc[0] ^ 1, *crc[1:]]), len(block), checked=True) is None
+
+
+def test_the_crc_of_anything_after_anything() -> None:
+    data = random.Random(3).randbytes(70_000)
+    for size in (*range(1100), 12_288, 65_537, 69_999):
+        part = np.frombuffer(data[:size], np.uint8).copy()  # in memory of its own, which a sanitizer watches
+        before = crc32c.crc32c(data[-size % 7 :])
+        assert kernel.crc32c(part.data, before) in (None, crc32c.crc32c(part, before))
+        assert crc32c_of(part.data, before) == crc32c.crc32c(part, before)
 
 
 if __name__ == "__main__":

@@ -86,3 +86,8 @@ def decode_into(payload: memoryview, out: memoryview, *, checked: bool = False) 
         return False
     with borrowed(_Work) as work:
         return compiled.decode(payload, out, work.of(compiled.work_size(len(out))), checked)
+
+
+def crc32c(data: memoryview, crc: int) -> int | None:
+    """The CRC-32C of what `crc` is that of, and of `data` behind it; None where the kernel would not be faster."""
+    return None if compiled is None else compiled.crc32c(data, crc)
