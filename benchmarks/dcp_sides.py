@@ -14,12 +14,14 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._extension import ZStandard as StockZStandard
 
 import streamxf
-from benchmarks.harness import Phases, Rounds, alternate, timed
+from benchmarks.harness import Phases, Rounds, Settings, alternate, timed
+from streamxf import torch_private
 
 State = dict[str, torch.Tensor]
 
 KEY = streamxf.Key(bytes(range(32)))  # data without value, so that runs are alike
 BLOCK_SIZE = 2**20
+PHASES = ("save", "load")
 
 
 class Side(Protocol):
@@ -44,19 +46,25 @@ class DcpSide:
     extensions: Callable[[], Sequence[Any]]  # made anew for each save
     keyed: bool = False  # the reader needs the key
     block_size: int = BLOCK_SIZE  # streamxf's writer only
+    storage: dict[str, Any] | None = None  # of the file system whose URLs are paths; else paths are local
 
     def writer(self, path: Path, threads: int) -> Any:
         """The writer, for one save."""
         options: Any = {"thread_count": threads, "_extensions": list(self.extensions())}
-        if self.stock:
-            return dcp.FileSystemWriter(path, **options)
-        return streamxf.FileSystemWriter(path, **options, block_size=self.block_size)
+        if not self.stock:
+            options["block_size"] = self.block_size
+        if self.storage is None:
+            return (dcp if self.stock else streamxf).FileSystemWriter(path, **options)
+        # torch would sync all file systems of the machine, since an object has no file to sync
+        options |= {"sync_files": False, **self.storage}
+        return (torch_private if self.stock else streamxf).FsspecWriter(path, **options)
 
     def reader(self, path: Path) -> Any:
         """The reader, for one load."""
-        if self.stock:
-            return dcp.FileSystemReader(path)
-        return streamxf.FileSystemReader(path, keys=KEY if self.keyed else None)
+        options: Any = {"keys": KEY} if self.keyed else {}
+        if self.storage is None:
+            return (dcp if self.stock else streamxf).FileSystemReader(path, **options)
+        return (torch_private if self.stock else streamxf).FsspecReader(path, **options, **self.storage)
 
     def save(self, state: State, path: Path, threads: int) -> None:
         dcp.save(state, storage_writer=self.writer(path, threads))
@@ -79,7 +87,7 @@ FULL = DcpSide("streamxf, FloatZip + Checksum + Encrypt", False, full_chain, key
 @dataclass
 class Run:
     """One side with a state to save and tensors to load into; the same tensors for all sides, so that a load never pays
-    for the first touch of its target. `label` names the side's folder among others.
+    for the first touch of its target.
     """
 
     side: Side
@@ -87,12 +95,11 @@ class Run:
     target: State
     folder: Path
     threads: int
-    label: str = ""
     wait: Callable[[], None] = lambda: None  # until a device has done all that it was given
 
     @property
     def path(self) -> Path:
-        return self.folder / f"{self.side.name}-{self.threads}{self.label}".replace(" ", "-").replace(",", "")
+        return self.folder / f"{self.side.name}-{self.threads}".replace(" ", "-").replace(",", "")
 
     def save(self) -> float:
         """Seconds of a save into an empty folder."""
@@ -125,15 +132,24 @@ class Run:
 
 
 def compare(
-    sides: Sequence[Side], state: State, folder: Path, threads: int, rounds: int, label: str
+    sides: Sequence[Side], state: State, settings: Settings, threads: int, label: str
 ) -> tuple[Rounds, dict[str, float]]:
     """Rounds of saves and loads by all sides, and what share of its size each stores of the state."""
-    target = empty_target(state)
+    folder, target = settings.folder / "compared", empty_target(state)
     runs = {side.name: Run(side, state, target, folder, threads) for side in sides}
-    found = alternate({name: run.save_and_load for name, run in runs.items()}, rounds, label)
+    found = alternate({name: run.save_and_load for name, run in runs.items()}, settings.rounds, label)
     stored = {name: run.stored_bytes() / raw_bytes(state) for name, run in runs.items()}
     shutil.rmtree(folder)
     return found, stored
+
+
+def saved_bytes(side: Side, state: State, folder: Path, threads: int) -> int:
+    """Bytes of all files that a side stores of a state."""
+    run = Run(side, state, {}, folder, threads)
+    run.save()
+    size = run.stored_bytes()
+    shutil.rmtree(folder)
+    return size
 
 
 def empty_target(state: Mapping[str, torch.Tensor]) -> State:

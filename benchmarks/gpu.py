@@ -15,7 +15,8 @@ import torch
 
 from benchmarks.child import in_child
 from benchmarks.costs import peak_added
-from benchmarks.dcp_sides import FLOATZIP, FULL, STOCK, DcpSide, Run, State, empty_target
+from benchmarks.data.gaussian import gaussian_matrices
+from benchmarks.dcp_sides import FLOATZIP, FULL, PHASES, STOCK, DcpSide, Run, State, empty_target
 from benchmarks.harness import MIB, Settings, alternate, progress
 from benchmarks.result import Result, Row, Spread, Table, ratios
 from streamxf.engine import usable_cpus
@@ -68,9 +69,8 @@ def _run(side: DcpSide, state: State, folder: Path) -> Run:
 
 
 def _state(mib: int, size: int) -> State:
-    torch.manual_seed(size)
-    count = max(1, mib // size)
-    return {f"w{n}": (torch.randn(size * MIB // 2, device=DEVICE) * 0.02).bfloat16() for n in range(count)}
+    state = gaussian_matrices(mib, size, torch.bfloat16)
+    return {name: tensor.to(DEVICE) for name, tensor in state.items()}
 
 
 def _warm(folder: Path, mib: int) -> None:
@@ -92,7 +92,7 @@ def _times(rounds: int, mib: int, sizes: tuple[int, ...], folders: dict[str, Pat
             found = alternate(sides, rounds, f"gpu: {size} MiB, {place}", warm=False)
             for name, phases in found.items():
                 row: Row = {"tensors": f"{size} MiB", "on": place, "side": name}
-                for phase in ("save", "load"):
+                for phase in PHASES:
                     row[f"{phase}, s"] = Spread.of(phases[phase])
                     row[f"{phase}, of stock"] = ratios(phases[phase], found[STOCK.name][phase])
                 rows.append(row)

@@ -1,12 +1,13 @@
 """Saves and loads on an S3 server: SeaweedFS on loopback, as it is and with a proxy before it that limits bandwidth.
 
-Server and proxy are those of the tests.
+Server and proxy are those of the tests, and files are in memory. Linux only.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,71 +15,38 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 
-import streamxf
 from benchmarks.child import in_child
 from benchmarks.costs import need_proc, peak_added
 from benchmarks.data.gaussian import gaussian_matrices
-from benchmarks.dcp_sides import FULL, KEY, STOCK, Run, State, empty_target, full_chain, raw_bytes
+from benchmarks.dcp_sides import FULL, PHASES, STOCK, Run, State, empty_target, raw_bytes
 from benchmarks.harness import MIB, Phases, Rounds, Settings, alternate, progress
-from benchmarks.result import Result, Row, Spread, Table, goal_row, ratios
-from streamxf import torch_private
+from benchmarks.result import Result, Row, Spread, Table, goal_row, ratios, ratios_by, seconds_by
 from tests.dcp.s3_server import client_of, serving, storage
 from tests.objectstore.control import Proxy, proxied
 
-PHASES = ("save", "load")
+SIDES = {side.name: side for side in (STOCK, FULL)}
 THREADS = 2
 TENSOR_MIB = 24
 RATE = 100e6
 DIRECT, LIMITED = "loopback", f"{RATE / 1e6:g} MB/s"
 GOALS = {DIRECT: {"save": 0.5, "load": 0.4}, LIMITED: {"save": 0.7, "load": 0.7}}
-MEMORY = Path("/dev/shm")
-
-
-@dataclass(frozen=True)
-class StoreSide:
-    """s3fs with or without the chain; a `benchmarks.dcp_sides.Side` whose paths are URLs."""
-
-    chain: bool
-    endpoint: str
-
-    @property
-    def name(self) -> str:
-        return FULL.name if self.chain else STOCK.name
-
-    def save(self, state: State, path: Any, threads: int) -> None:
-        # torch would sync all file systems of the machine, since an object has no file to sync
-        options = {"thread_count": threads, "sync_files": False, **storage(self.endpoint)}
-        ours: Any = {"_extensions": full_chain(), **options}
-        writer: Any = streamxf.FsspecWriter(path, **ours) if self.chain else torch_private.FsspecWriter(path, **options)
-        dcp.save(state, storage_writer=writer)
-
-    def load(self, target: State, path: Any, threads: int) -> None:
-        options: Any = storage(self.endpoint)
-        reader: Any = (
-            streamxf.FsspecReader(path, keys=KEY, **options)
-            if self.chain
-            else torch_private.FsspecReader(path, **options)
-        )
-        dcp.load(target, storage_reader=reader)
 
 
 def run(settings: Settings) -> Result:
     """Measure; OSError if there is no folder in memory."""
-    if not MEMORY.is_dir():
-        raise OSError(f"this benchmark has its server write to {MEMORY}, which this system does not have")
     need_proc()
     mib = settings.pick(settings.mib, 16)
     size = settings.pick(TENSOR_MIB, 1)
     rounds = min(settings.rounds, 3)
-    with TemporaryDirectory(dir=MEMORY) as folder, serving(Path(folder), 1024) as server, proxied(server) as proxy:
+    with TemporaryDirectory(dir="/dev/shm") as folder, serving(Path(folder), 1024) as server, proxied(server) as proxy:
         arguments = {"server": server, "mib": mib, "size": size}
         measured = in_child("benchmarks.objects", "child", proxy=proxy.url, rounds=rounds, **arguments)
-        added = {}
-        for number, side in enumerate(sides(server)):
-            progress(f"objects: memory, {side.name}")
-            added[side.name] = in_child("benchmarks.objects", "memory_child", number=number, **arguments)
+        added: list[Row] = []
+        for name in SIDES:
+            progress(f"objects: memory, {name}")
+            of_side = in_child("benchmarks.objects", "memory_child", name=name, **arguments)
+            added.append({"side": name} | {phase: Spread.of([of_side[phase] / MIB]) for phase in PHASES})
     found: dict[str, Rounds] = measured["rounds"]
     stock, full = STOCK.name, FULL.name
     goals = [
@@ -90,7 +58,7 @@ def run(settings: Settings) -> Result:
         Table(goals, "Goals"),
         *(Table(_rows(found, phase, measured["stored"]), f"Seconds of {phase}s") for phase in PHASES),
         Table(_request_rows(measured["requests"]), "Requests of one save and one load", digits=0),
-        Table(_memory_rows(added), "MiB that a save and a load add", digits=0),
+        Table(added, "MiB that a save and a load add", digits=0),
     ]
     note = (
         f"About {mib} MiB of bf16 Gaussian weights in matrices of {size} MiB, `thread_count={THREADS}`, medians "
@@ -102,9 +70,20 @@ def run(settings: Settings) -> Result:
     return Result("objects", "Object storage", note, tables)
 
 
-def sides(endpoint: str) -> list[StoreSide]:
-    """First without the chain, then with it."""
-    return [StoreSide(chain, endpoint) for chain in (False, True)]
+def _rows(found: dict[str, Rounds], phase: str, stored: dict[str, float]) -> list[Row]:
+    rows = [{"side": name, "stored": stored[name], **seconds_by(found, name, phase)} for name in SIDES]
+    ratio = stored[FULL.name] / stored[STOCK.name]
+    against = ratios_by(found, FULL.name, STOCK.name, phase)
+    return [*rows, {"side": f"the latter, against {STOCK.name}", "stored": ratio, **against}]
+
+
+def _request_rows(requests: dict[str, dict[str, dict[str, int]]]) -> list[Row]:
+    operations = sorted({each for phases in requests.values() for counts in phases.values() for each in counts})
+    return [
+        {"side": name, "": phase} | {each: counts.get(each, 0) for each in operations}
+        for name, phases in requests.items()
+        for phase, counts in phases.items()
+    ]
 
 
 # -- in the child ----------------------------------------------------------------------------------------------------
@@ -114,7 +93,7 @@ def sides(endpoint: str) -> list[StoreSide]:
 class StoreRun(Run):
     """A side on a server; each save has a bucket of its own, because only whole buckets give their memory back.
 
-    With a proxy, `requests` has those of the last save and load.
+    With a proxy, which is then what the side knows as the server, `requests` has those of the last save and load.
     """
 
     server: str = ""  # its URL, without a proxy
@@ -129,7 +108,7 @@ class StoreRun(Run):
 
     @property
     def _bucket(self) -> str:
-        return f"{self.label}-{self._saves}"
+        return f"{self.folder}-{self._saves}"
 
     def save(self) -> float:
         self._saves += 1
@@ -141,7 +120,7 @@ class StoreRun(Run):
     def save_and_load(self) -> Phases:
         """Seconds of both; AssertionError if bytes passed the proxy by."""
         try:
-            return {phase: self._counted(phase) for phase in PHASES}
+            return {"save": self._counted("save", self.save), "load": self._counted("load", self.load)}
         finally:
             self.remove()
 
@@ -149,11 +128,11 @@ class StoreRun(Run):
         with closing(client_of(self.server)) as client:
             client.delete_bucket(Bucket=self._bucket)
 
-    def _counted(self, phase: str) -> float:
+    def _counted(self, phase: str, action: Callable[[], float]) -> float:
         if self.proxy is None:
-            return self.save() if phase == "save" else self.load()
+            return action()
         self.proxy.forget()
-        seconds = self.save() if phase == "save" else self.load()
+        seconds = action()
         seen = self.proxy.requests()
         self.requests[phase] = Counter(request.operation for request in seen)
         with closing(client_of(self.server)) as client:
@@ -169,67 +148,34 @@ def child(server: str, proxy: str, mib: int, size: float, rounds: int) -> dict[s
     proxy.
     """
     state = gaussian_matrices(mib, size, torch.bfloat16)
-    runs = _runs(server, state)
-    found = {DIRECT: alternate({run.side.name: run.save_and_load for run in runs}, rounds, "objects: loopback")}
+    target = empty_target(state)
     between = Proxy(proxy)
     between.pace(RATE)
-    limited = [
-        replace(run, side=replace(run.side, endpoint=proxy), label=f"{run.label}-limited", proxy=between, requests={})
-        for run in runs
-    ]
-    sides = {run.side.name: run.save_and_load for run in limited}
-    found[LIMITED] = alternate(sides, rounds, f"objects: {LIMITED}")
+    direct = {name: _run(name, server, state, target) for name in SIDES}
+    limited = {name: _run(name, server, state, target, between) for name in SIDES}
+    found = {}
+    for link, runs in ((DIRECT, direct), (LIMITED, limited)):
+        sides = {name: run.save_and_load for name, run in runs.items()}
+        found[link] = alternate(sides, rounds, f"objects: {link}")
     return {
         "rounds": found,
-        "stored": {run.side.name: run.stored / raw_bytes(state) for run in limited},
-        "requests": {run.side.name: run.requests for run in limited},
+        "stored": {name: run.stored / raw_bytes(state) for name, run in limited.items()},
+        "requests": {name: run.requests for name, run in limited.items()},
     }
 
 
-def memory_child(server: str, mib: int, size: float, number: int) -> dict[str, int]:
+def memory_child(server: str, mib: int, size: float, name: str) -> dict[str, int]:
     """The bytes that a save and a load of one of the sides add."""
-    small = _runs(server, {"small": torch.zeros(8)}, "small")[number]
-    small.save_and_load()  # imports and threads
-    run = _runs(server, gaussian_matrices(mib, size, torch.bfloat16), "memory")[number]
+    small = {"small": torch.zeros(8)}
+    _run(name, server, small, empty_target(small)).save_and_load()  # imports and threads
+    state = gaussian_matrices(mib, size, torch.bfloat16)
+    run = _run(name, server, state, empty_target(state))
     added = {"save": peak_added(run.save), "load": peak_added(run.load)}
     run.remove()
     return added
 
 
-def _runs(server: str, state: State, label: str = "run") -> list[StoreRun]:
-    target = empty_target(state)
-    folder = Path("unused")
-    return [
-        StoreRun(side, state, target, folder, THREADS, f"{label}{number}-{os.getpid()}", server=server)
-        for number, side in enumerate(sides(server))
-    ]
-
-
-# -- tables ---------------------------------------------------------------------------------------------------------
-
-
-def _rows(found: dict[str, Rounds], phase: str, stored: dict[str, float]) -> list[Row]:
-    rows: list[Row] = [
-        {"side": name, "stored": stored[name]}
-        | {link: Spread.of(rounds[name][phase]) for link, rounds in found.items()}
-        for name in (STOCK.name, FULL.name)
-    ]
-    against = {link: ratios(rounds[FULL.name][phase], rounds[STOCK.name][phase]) for link, rounds in found.items()}
-    ratio = stored[FULL.name] / stored[STOCK.name]
-    return [*rows, {"side": f"the latter, against {STOCK.name}", "stored": ratio, **against}]
-
-
-def _request_rows(requests: dict[str, dict[str, dict[str, int]]]) -> list[Row]:
-    operations = sorted({each for phases in requests.values() for counts in phases.values() for each in counts})
-    return [
-        {"side": name, "": phase} | {each: counts.get(each, 0) for each in operations}
-        for name, phases in requests.items()
-        for phase, counts in phases.items()
-    ]
-
-
-def _memory_rows(added: dict[str, dict[str, int]]) -> list[Row]:
-    return [
-        {"side": name} | {phase: Spread.of([size / MIB]) for phase, size in phases.items()}
-        for name, phases in added.items()
-    ]
+def _run(name: str, server: str, state: State, target: State, proxy: Proxy | None = None) -> StoreRun:
+    side = replace(SIDES[name], storage=storage(proxy.url if proxy else server))
+    buckets = Path(f"run-{os.urandom(8).hex()}")
+    return StoreRun(side, state, target, buckets, THREADS, server=server, proxy=proxy)

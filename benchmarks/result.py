@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Settings
+from benchmarks.harness import Rounds, Settings
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -18,6 +19,9 @@ Row = dict[str, Any]
 
 GOAL, MEASURED, REACHED = "goal", "measured median (lowest-highest)", "reached"
 """Columns of a table of goals."""
+
+WITH_GOAL = 3
+"""How many sizes of tensors a goal holds for; the last one is shown only."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,20 @@ def ratios(seconds: Sequence[float], against: Sequence[float]) -> Spread:
     return Spread.of([one / other for one, other in zip(seconds, against, strict=True)])
 
 
+def seconds_by(columns: Mapping[str, Rounds], side: str, phase: str) -> Row:
+    """One side's seconds in the columns of a table, such as sizes of tensors; empty where it was not measured."""
+    found = {column: rounds.get(side, {}).get(phase) for column, rounds in columns.items()}
+    return {column: Spread.of(seconds) if seconds else "" for column, seconds in found.items()}
+
+
+def ratios_by(columns: Mapping[str, Rounds], side: str, against: str, phase: str) -> Row:
+    """One side's seconds divided by another's, in the same way."""
+    found = {column: rounds.get(against, {}).get(phase) for column, rounds in columns.items()}
+    return {
+        column: ratios(columns[column][side][phase], seconds) if seconds else "" for column, seconds in found.items()
+    }
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows with the same columns, at least one; `title` is its heading, where a benchmark has several tables."""
@@ -96,9 +114,10 @@ def goal_row(what: str, against: str, measured: Spread, limit: float, *, at_leas
 
 
 def worst_row(what: str, against: str, by_size: dict[str, Spread], limit: float, *, at_least: bool = False) -> Row:
-    """The row of a goal that several sizes of tensors have to reach: of the one that is farthest from it, which the
-    column ``at`` names.
+    """The row of a goal that the first `WITH_GOAL` sizes of tensors have to reach: of the one that is farthest from it,
+    which the column ``at`` names.
     """
+    by_size = dict(islice(by_size.items(), WITH_GOAL))
     size = (min if at_least else max)(by_size, key=lambda size: by_size[size].median)
     return goal_row(what, against, by_size[size], limit, at_least=at_least) | {"at": size}
 

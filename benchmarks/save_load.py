@@ -5,15 +5,14 @@ from __future__ import annotations
 import torch
 
 from benchmarks.data.gaussian import gaussian_matrices, tensor_sizes
-from benchmarks.dcp_sides import FLOATZIP, FULL, STOCK, STOCK_ZSTD, compare
-from benchmarks.harness import Rounds, Settings
+from benchmarks.dcp_sides import FLOATZIP, FULL, PHASES, STOCK, STOCK_ZSTD, compare
+from benchmarks.harness import Settings
 from benchmarks.peers import PEERS
-from benchmarks.result import Result, Row, Spread, Table, ratios
+from benchmarks.result import Result, Spread, Table, ratios_by
 
 SIDES = (STOCK, STOCK_ZSTD, FLOATZIP, FULL, *PEERS)
 DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 THREADS = 2
-PHASES = ("save", "load")
 
 
 def run(settings: Settings) -> Result:
@@ -21,16 +20,21 @@ def run(settings: Settings) -> Result:
     mib = settings.pick(max(1, settings.mib // 2), 1)
     tables = []
     for dtype, short in DTYPES.items():
-        found = {}
+        found, shares = {}, []
         for size in tensor_sizes(settings):
-            state, label = gaussian_matrices(mib, size, dtype), f"save_load: {dtype}, {size:g} MiB"
-            found[f"{size:g} MiB"] = compare(
-                SIDES, state, settings.folder / "save_load", THREADS, settings.rounds, label
-            )
-        tables.append(Table(_rows(*next(iter(found.values()))), short))
-        rounds = {size: of for size, (of, _) in found.items()}
+            label = f"{size:g} MiB"
+            state = gaussian_matrices(mib, size, dtype)
+            found[label], stored = compare(SIDES, state, settings, THREADS, f"save_load: {short}, {label}")
+            shares.append(stored)
+        seconds = next(iter(found.values()))
+        rows = [
+            {"side": side, "size": share} | {f"{phase}, s": Spread.of(seconds[side][phase]) for phase in PHASES}
+            for side, share in shares[0].items()
+        ]
+        tables.append(Table(rows, short))
         for phase in PHASES:
-            tables.append(Table(_ratio_rows(rounds, phase), f"{short}: {phase}s against stock DCP by size of a tensor"))
+            rows = [{"side": side.name} | ratios_by(found, side.name, STOCK.name, phase) for side in SIDES[1:]]
+            tables.append(Table(rows, f"{short}: {phase}s against stock DCP by size of a tensor"))
     note = (
         f"About {mib} MiB of Gaussian weights in matrices of one size, seconds for those of "
         f"{tensor_sizes(settings)[0]:g} MiB; medians of {settings.rounds} rounds (lowest-highest). Ratios are those of "
@@ -41,18 +45,3 @@ def run(settings: Settings) -> Result:
         "usable CPU."
     )
     return Result("save_load", "Save and load, and the peers", note, tables)
-
-
-def _rows(rounds: Rounds, stored: dict[str, float]) -> list[Row]:
-    return [
-        {"side": side, "size": share} | {f"{phase}, s": Spread.of(rounds[side][phase]) for phase in PHASES}
-        for side, share in stored.items()
-    ]
-
-
-def _ratio_rows(rounds: dict[str, Rounds], phase: str) -> list[Row]:
-    return [
-        {"side": side.name} | {size: ratios(of[side.name][phase], of[STOCK.name][phase]) for size, of in rounds.items()}
-        for side in SIDES
-        if side is not STOCK
-    ]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from benchmarks.data.gaussian import gaussian_layers
+from benchmarks.data.gaussian import gaussian_matrices
 from benchmarks.data.minilm import minilm
 from benchmarks.data.quantized import E4M3, E5M2, fp8, mxfp4, nvfp4
 from benchmarks.data.training import MOMENTS, SMOKE, Training, training_state
-from benchmarks.dcp_sides import FLOATZIP, STOCK_ZSTD, Run, State, raw_bytes
+from benchmarks.dcp_sides import FLOATZIP, STOCK_ZSTD, State, raw_bytes, saved_bytes
 from benchmarks.harness import Settings, progress
 from benchmarks.kernels import encoded_bytes
 from benchmarks.peers import blosc2_compress, flat_bytes, zipnn_compress
@@ -72,7 +71,7 @@ def _cases(settings: Settings) -> Iterator[_Case]:
     """One after the other, so that only one is in memory."""
     mib = settings.pick(settings.mib, 2)
     for dtype, (short, goal) in DTYPES.items():
-        yield _Case(f"Gaussian, {short}", gaussian_layers(mib, dtype), goal)
+        yield _Case(f"Gaussian, {short}", gaussian_matrices(mib, mib / 8, dtype), goal)
     for dtype, (short, goal) in DTYPES.items():
         yield _Case(f"MiniLM, {short}", minilm(dtype, settings.pick(None, 40)), goal)
     weights = _matrices(settings)
@@ -101,7 +100,6 @@ def _near_entropy(label: str, state: State) -> _Case:
 
 def _sizes(settings: Settings, state: State) -> dict[str, float]:
     raw = raw_bytes(state)
-    folder = settings.folder / "sizes"
     sizes = {
         ENTROPY: plane_entropy(state),
         ZIPNN: sum(len(zipnn_compress(tensor, THREADS)) for tensor in state.values()) / raw,
@@ -109,10 +107,7 @@ def _sizes(settings: Settings, state: State) -> dict[str, float]:
         ALONE: encoded_bytes(state, [FloatZip()]) / raw,
     }
     for name, side in ((STOCK, STOCK_ZSTD), (OURS, FLOATZIP)):
-        checkpoint = Run(side, state, {}, folder, THREADS)
-        checkpoint.save()
-        sizes[name] = checkpoint.stored_bytes() / raw
-    shutil.rmtree(folder)
+        sizes[name] = saved_bytes(side, state, settings.folder / "sizes", THREADS) / raw
     return sizes
 
 

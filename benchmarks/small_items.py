@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import shutil
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,12 +16,10 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from benchmarks.data.gaussian import gaussian_items
-from benchmarks.dcp_sides import FLOATZIP, FULL, STOCK, Run, State, empty_target, full_chain
+from benchmarks.dcp_sides import FLOATZIP, FULL, STOCK, Run, empty_target
 from benchmarks.harness import Phases, Rounds, Settings, alternate
+from benchmarks.kernels import encoded_bytes
 from benchmarks.result import Result, Row, Spread, Table, goal_row, ratios
-from streamxf.buffers import Scratch
-from streamxf.chain import Chain, StreamCoder
-from streamxf.codec import StreamInfo
 
 OBJECTS, TENSORS, ITEM_BYTES, ITEMS = 6_600, 5_000, 4096, 100_000
 OBJECTS_GOAL, SAVE_GOAL, LOAD_GOAL, METADATA_GOAL, OVERHEAD_GOAL = 1.0, 0.8, 0.8, 1.0, 300
@@ -128,30 +125,18 @@ def made_up(count: int) -> dict[str, Any]:
 
 
 def _tensors(settings: Settings) -> tuple[Rounds, float]:
-    state = gaussian_items(settings.pick(TENSORS, 50), ITEM_BYTES)
+    state = gaussian_items(settings.pick(TENSORS, 50), ITEM_BYTES, torch.bfloat16)
     target = empty_target(state)
-    runs = {side.name: Run(side, state, target, settings.folder, 1, "-small") for side in (STOCK, FULL)}
 
     def save_and_load(each: Run) -> Phases:
         return {**_measured("save", each.save), **_measured("load", each.load)}
 
-    try:
-        rounds = alternate(
-            {name: partial(save_and_load, each) for name, each in runs.items()}, settings.rounds, "small items: tensors"
-        )
+    with TemporaryDirectory(dir=settings.folder) as folder:
+        runs = {side.name: Run(side, state, target, Path(folder), 1) for side in (STOCK, FULL)}
+        sides = {name: partial(save_and_load, each) for name, each in runs.items()}
+        rounds = alternate(sides, settings.rounds, "small items: tensors")
         stored = sum(file.stat().st_size for file in runs[FULL.name].path.glob("*.distcp"))
-    finally:
-        for each in runs.values():
-            shutil.rmtree(each.path, ignore_errors=True)
-    return rounds, (stored - _compressed(state)) / len(state)
-
-
-def _compressed(state: State) -> int:
-    """Bytes of what the first codec of the chain makes of all tensors."""
-    info = StreamInfo(2**20, bytes(32), bytes(32), dtype="bfloat16")
-    coder, scratch = StreamCoder(Chain(full_chain()[:1]), info), Scratch()
-    blocks = (memoryview(tensor.view(torch.uint8).numpy()) for tensor in state.values())
-    return sum(len(coder.encode(block, 0, True, scratch)) for block in blocks)
+    return rounds, (stored - encoded_bytes(state, [streamxf.FloatZip()])) / len(state)
 
 
 # -- metadata ----------------------------------------------------------------------------------------

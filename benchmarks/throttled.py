@@ -14,37 +14,34 @@ import torch
 
 from benchmarks.child import in_child
 from benchmarks.data.gaussian import gaussian_matrices, tensor_sizes
-from benchmarks.dcp_sides import FULL, STOCK, STOCK_ZSTD, Run, empty_target, raw_bytes
+from benchmarks.dcp_sides import FULL, PHASES, STOCK, STOCK_ZSTD, Run, empty_target, raw_bytes
 from benchmarks.harness import MIB, Phases, Rounds, Settings, alternate
-from benchmarks.result import Result, Row, Spread, Table, ratios, worst_row
+from benchmarks.result import WITH_GOAL, Result, Row, Table, ratios_by, seconds_by, worst_row
 
 SPEEDS = {"200 MB/s": 0.2e9, "1 GB/s": 1e9, "3 GB/s": 3e9}
 SIDES = (STOCK, STOCK_ZSTD, FULL)
-PHASES = ("save", "load")
 THREADS = 2
 CACHE_MIB = 32
 SIZE = 0.663  # of bf16 under the whole chain, as a share of stock's
 GOAL = round(1.05 * SIZE, 3)
-WITHOUT_GOAL = 3  # place among the sizes of tensors
 MEMORY = Path("/dev/shm")
 
-Measured = dict[str, dict[str, tuple[Rounds, dict[str, int]]]]
-"""By speed, then by size of a tensor: the rounds, and the bytes that each side stores."""
+BySpeed = dict[str, dict[str, Rounds]]
+"""By speed, then by size of a tensor; phases are ``save`` and ``load``, and the device's share of each."""
+SHARE = "of the device's time"
 
 
 def run(settings: Settings) -> Result:
     """Measure; OSError if there is no C compiler, or no folder in memory."""
-    if not MEMORY.is_dir():
-        raise OSError(f"this benchmark writes to {MEMORY}, a file system in memory, which this system does not have")
     mib = settings.pick(max(1, settings.mib // 2), 1)
     rounds = min(settings.rounds, 3)
     library = built(settings.folder)
-    measured: Measured = {speed: {} for speed in SPEEDS}
+    measured: BySpeed = {speed: {} for speed in SPEEDS}
     for size in tensor_sizes(settings):
         arguments = {"library": str(library), "mib": mib, "size": size, "rounds": rounds}
         found = in_child("benchmarks.throttled", "child", preload=library, **arguments)
-        for speed, of_speed in found.items():
-            measured[speed][f"{size:g} MiB"] = of_speed
+        for speed, seconds in found.items():
+            measured[speed][f"{size:g} MiB"] = seconds
     note = (
         f"About {mib} MiB of bf16 Gaussian weights in matrices of one size, `thread_count={THREADS}`, medians "
         f"(lowest-highest) of {rounds} rounds. Files are in memory, and a library in front of libc makes every side's "
@@ -53,13 +50,12 @@ def run(settings: Settings) -> Result:
         f"are fetched ahead by at most {CACHE_MIB} MiB. *Of the device's time* are seconds divided by the stored bytes "
         "over the speed: near 1 storage alone is the limit, and the ratio is that of the sizes, "
         f"{SIZE} for bf16; far above 1, the CPUs are. The goal is 5% above the ratio of the sizes, for the worst of "
-        f"the tensors but those of {list(measured['1 GB/s'])[WITHOUT_GOAL]}."
+        f"the tensors but those of {list(measured['1 GB/s'])[WITH_GOAL]}."
     )
     tables = [Table(_goals(measured), "Goals")]
+    tables += [Table(_rows(measured, phase), f"Seconds of {phase}s by size of a tensor") for phase in PHASES]
     for phase in PHASES:
-        tables.append(Table(_rows(measured, phase), f"Seconds of {phase}s by size of a tensor"))
-    for phase in PHASES:
-        tables.append(Table(_bound_rows(measured, phase), f"{phase.capitalize()}s, of the device's time"))
+        tables.append(Table(_side_rows(measured, f"{phase}, {SHARE}"), f"{phase.capitalize()}s, {SHARE}"))
     return Result("throttled", "Where storage is the limit", note, tables)
 
 
@@ -75,7 +71,7 @@ def built(folder: Path) -> Path:
 # -- in the child ----------------------------------------------------------------------------------------------------
 
 
-def child(library: str, mib: int, size: float, rounds: int) -> dict[str, tuple[Rounds, dict[str, int]]]:
+def child(library: str, mib: int, size: float, rounds: int) -> dict[str, Rounds]:
     """All sides at each speed, with the library between them and libc."""
     device = loaded(library)
     state = gaussian_matrices(mib, size, torch.bfloat16)
@@ -86,9 +82,8 @@ def child(library: str, mib: int, size: float, rounds: int) -> dict[str, tuple[R
         found = {}
         for speed, rate in SPEEDS.items():
             idle = partial(device.pace, bytes(folder), rate, CACHE_MIB * MIB)
-            sides = {name: partial(_paced, run, device, idle) for name, run in runs.items()}
-            seconds = alternate(sides, rounds, f"throttled: {speed}, {size:g} MiB")
-            found[speed] = seconds, {name: run.stored_bytes() for name, run in runs.items()}
+            sides = {name: partial(_paced, run, device, idle, rate) for name, run in runs.items()}
+            found[speed] = alternate(sides, rounds, f"throttled: {speed}, {size:g} MiB")
         return found
     finally:
         device.pace(bytes(folder), 0, 0)
@@ -103,9 +98,9 @@ def loaded(library: str) -> ctypes.CDLL:
     return device
 
 
-def _paced(run: Run, device: ctypes.CDLL, idle: partial[None]) -> Phases:
-    """Seconds of a save and a load, each with a device that has nothing to do when it begins; AssertionError if bytes
-    passed the device by.
+def _paced(run: Run, device: ctypes.CDLL, idle: partial[None], rate: float) -> Phases:
+    """Seconds of a save and a load, each with a device that has nothing to do when it begins, and both as multiples of
+    what the device takes for the stored bytes. AssertionError if bytes passed the device by.
     """
     idle()
     seconds = {"save": run.save()}
@@ -115,23 +110,19 @@ def _paced(run: Run, device: ctypes.CDLL, idle: partial[None]) -> Phases:
     seconds["load"] = run.load()
     if device.paced_read() < 0.5 * raw_bytes(run.state):
         raise AssertionError(f"{run.side.name} read {device.paced_read()} bytes slowly, which is not all of them")
-    return seconds
+    shares = {f"{phase}, {SHARE}": taken * rate / run.stored_bytes() for phase, taken in seconds.items()}
+    return {**seconds, **shares}
 
 
 # -- tables ---------------------------------------------------------------------------------------------------------
 
 
-def _ratio(measured: Measured, speed: str, size: str, phase: str) -> Spread:
-    rounds, _ = measured[speed][size]
-    return ratios(rounds[FULL.name][phase], rounds[STOCK.name][phase])
-
-
-def _goals(measured: Measured) -> list[Row]:
+def _goals(measured: BySpeed) -> list[Row]:
     return [
         worst_row(
             f"{phase}, FloatZip + Checksum + Encrypt, {speed}",
             STOCK.name,
-            {size: _ratio(measured, speed, size, phase) for size in list(by_size)[:WITHOUT_GOAL]},
+            ratios_by(by_size, FULL.name, STOCK.name, phase),
             GOAL,
         )
         for phase in PHASES
@@ -139,24 +130,19 @@ def _goals(measured: Measured) -> list[Row]:
     ]
 
 
-def _rows(measured: Measured, phase: str) -> list[Row]:
-    rows: list[Row] = []
-    for speed, by_size in measured.items():
-        for side in SIDES:
-            cells = {size: Spread.of(rounds[side.name][phase]) for size, (rounds, _) in by_size.items()}
-            rows.append({"storage": speed, "side": side.name, **cells})
-        ratio = {size: _ratio(measured, speed, size, phase) for size in by_size}
-        rows.append({"storage": speed, "side": f"{FULL.name}, against {STOCK.name}", **ratio})
-    return rows
-
-
-def _bound_rows(measured: Measured, phase: str) -> list[Row]:
+def _side_rows(measured: BySpeed, phase: str) -> list[Row]:
     return [
-        {"storage": speed, "side": side.name}
-        | {
-            size: Spread.of([seconds * SPEEDS[speed] / stored[side.name] for seconds in rounds[side.name][phase]])
-            for size, (rounds, stored) in by_size.items()
-        }
+        {"storage": speed, "side": side.name} | seconds_by(by_size, side.name, phase)
         for speed, by_size in measured.items()
         for side in SIDES
     ]
+
+
+def _rows(measured: BySpeed, phase: str) -> list[Row]:
+    """Of each speed the sides, and their ratio."""
+    rows: list[Row] = []
+    for speed, by_size in measured.items():
+        rows += _side_rows({speed: by_size}, phase)
+        ratio = ratios_by(by_size, FULL.name, STOCK.name, phase)
+        rows.append({"storage": speed, "side": f"{FULL.name}, against {STOCK.name}", **ratio})
+    return rows

@@ -3,79 +3,70 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import torch
 
 from benchmarks.data.gaussian import gaussian_matrices, tensor_sizes
-from benchmarks.dcp_sides import FULL, STOCK, STOCK_ZSTD, DcpSide, Run, State, empty_target, full_chain
-from benchmarks.harness import Rounds, Settings, alternate
+from benchmarks.dcp_sides import FULL, PHASES, STOCK, STOCK_ZSTD, DcpSide, Run, State, empty_target, full_chain
+from benchmarks.harness import Phases, Rounds, Settings, alternate
 from benchmarks.kernels import OneThread, kernels_alone, zipnn_one_thread
-from benchmarks.result import Result, Row, Spread, Table, ratios, worst_row
+from benchmarks.result import WITH_GOAL, Result, Row, Spread, Table, ratios_by, seconds_by, worst_row
 from streamxf import FloatZip
 from streamxf.engine import usable_cpus
 
 CHAIN = "FloatZip + Checksum + Encrypt"
-SAVE_GOALS = {1: 0.50, 2: 0.80}
+SAVE_GOALS = {1: 0.50, 2: 0.80}  # by threads
 LOAD_GOAL = 0.60
 ZSTD_GOALS = {"save": 0.30, "load": 0.20}
 ZIPNN_GOALS = {"compress": 5.0, "decompress": 4.0}
 KERNELS_GOAL = 1.25
-REALISTIC = 0  # place among the sizes of the one at which ZStandard is compared
-WITHOUT_GOAL = 3  # and of the one whose saves and loads are shown only
-KERNELS = "kernels"
+KERNELS, SUM = "kernels", "sum"
+AGAINST_KERNELS = "its kernels alone / CPUs"
 
-
-@dataclass(frozen=True)
-class Measured:
-    """Everything that was measured with tensors of one size, each by its sides."""
-
-    files: Rounds  # saves, loads, and the kernels of a save
-    zipnn: Rounds  # FloatZip and ZipNN, from memory to memory
+BySize = dict[str, Rounds]
+"""What was measured, by the size of the tensors, of which ZStandard's goals are for the first."""
 
 
 def run(settings: Settings) -> Result:
     """Measure."""
     mib = settings.pick(settings.mib, 1)
     part = min(mib, 256)
-    folder = settings.folder / "times"
-    measured: dict[str, Measured] = {}
-    for number, size in enumerate(tensor_sizes(settings)):
+    files: BySize = {}  # saves, loads, and the kernels of a save
+    memory: BySize = {}  # FloatZip and ZipNN, from memory to memory
+    for size in tensor_sizes(settings):
         label = f"{size:g} MiB"
         state = gaussian_matrices(mib, size, torch.bfloat16)
-        files = _files(state, folder, settings.rounds, label, zstd_threads=(1, 2) if number == REALISTIC else (1,))
-        shutil.rmtree(folder)
+        files[label] = _files(state, settings, label, zstd_threads=(1,) if files else (1, 2))
         small = dict(islice(state.items(), max(1, round(part / size))))
         del state
-        measured[label] = Measured(files, _in_memory(small, settings.rounds, label))
+        memory[label] = _in_memory(small, settings, label)
 
+    sizes = list(files)
     note = (
-        f"States of about {mib:,} MiB of bf16 Gaussian weights, in matrices of {', '.join(measured)} each. Ratios are "
+        f"States of about {mib:,} MiB of bf16 Gaussian weights, in matrices of {', '.join(sizes)} each. Ratios are "
         f"those of seconds within each of {settings.rounds} rounds; against ZipNN those of throughputs. A goal holds "
-        f"for the worst of the sizes but {list(measured)[WITHOUT_GOAL]}; against ZStandard it is that of "
-        f"{list(measured)[REALISTIC]}. Saves fsync their files; loads fill tensors that exist and find the files in "
-        "the page cache. `thread_count` (t) is that of both sides; torch's reader does not know it. Against ZipNN, "
-        f"with one thread each, {part} MiB go from memory to memory; FloatZip in blocks of 1 MiB, ZipNN a tensor at a "
-        "time. *Kernels alone* are the steps of the same save, run in one thread without a writer; their sum is "
-        f"divided by the {usable_cpus()} CPUs, though no disk syncs faster for that."
+        f"for the worst of the sizes but {sizes[WITH_GOAL]}; against ZStandard it is that of {sizes[0]}. Saves fsync "
+        "their files; loads fill tensors that exist and find the files in the page cache. `thread_count` (t) is that "
+        "of both sides; torch's reader does not know it. Against ZipNN, with one thread each, "
+        f"{part} MiB go from memory to memory; FloatZip in blocks of 1 MiB, ZipNN a tensor at a time. *Kernels alone* "
+        "are the steps of the same save, run in one thread without a writer; their sum is divided by the "
+        f"{usable_cpus()} CPUs, though no disk syncs faster for that."
     )
-    tables = [Table(_goals(measured), "Goals")]
-    for phase in ("save", "load"):
-        tables.append(Table(_ratio_rows(measured, phase), f"Ratios of {phase}s by size of a tensor"))
-    for phase in ("save", "load"):
-        tables.append(Table(_second_rows(measured, phase), f"Seconds of {phase}s by size of a tensor"))
-    tables.append(Table(_memory_rows(measured), "From memory to memory, ratios of throughputs"))
-    tables.append(Table(_kernel_rows(measured), "Seconds of the kernels of a save alone, in one thread"))
+    tables = [Table(_goals(files, memory), "Goals")]
+    tables += [Table(_ratio_rows(files, phase), f"Ratios of {phase}s by size of a tensor") for phase in PHASES]
+    tables += [Table(_second_rows(files, phase), f"Seconds of {phase}s by size of a tensor") for phase in PHASES]
+    tables.append(Table(_memory_rows(memory), "From memory to memory, ratios of throughputs"))
+    tables.append(Table(_kernel_rows(files), "Seconds of the kernels of a save alone, in one thread"))
     return Result("times", "Times", note, tables)
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------
 
 
-def _files(state: State, folder: Path, rounds: int, label: str, zstd_threads: tuple[int, ...]) -> Rounds:
-    target = empty_target(state)
+def _files(state: State, settings: Settings, label: str, zstd_threads: tuple[int, ...]) -> Rounds:
+    folder, target = settings.folder / "times", empty_target(state)
     sides = {}
     for threads in SAVE_GOALS:
         for side in (STOCK, FULL):
@@ -83,105 +74,93 @@ def _files(state: State, folder: Path, rounds: int, label: str, zstd_threads: tu
     for threads in zstd_threads:
         zstd = Run(STOCK_ZSTD, state, target, folder, threads)
         sides[_name(STOCK_ZSTD, threads)] = zstd.save_and_load if threads == 1 else zstd.save_only
-    sides[KERNELS] = lambda: kernels_alone(state, full_chain(), folder / KERNELS)
+    sides[KERNELS] = lambda: _kernels(state, folder / KERNELS)
     folder.mkdir()
-    return alternate(sides, rounds, f"times: {label}")
+    found = alternate(sides, settings.rounds, f"times: {label}")
+    shutil.rmtree(folder)
+    return found
 
 
-def _in_memory(state: State, rounds: int, label: str) -> Rounds:
+def _kernels(state: State, file: Path) -> Phases:
+    seconds = kernels_alone(state, full_chain(), file)
+    return {**seconds, SUM: sum(seconds.values())}
+
+
+def _in_memory(state: State, settings: Settings, label: str) -> Rounds:
     one_thread = OneThread(state, [FloatZip()])
-    zipnn = {"FloatZip": one_thread.compress_and_decompress, "ZipNN": lambda: zipnn_one_thread(state)}
-    return alternate(zipnn, rounds, f"times: ZipNN, {label}")
+    sides = {"FloatZip": one_thread.compress_and_decompress, "ZipNN": lambda: zipnn_one_thread(state)}
+    return alternate(sides, settings.rounds, f"times: ZipNN, {label}")
 
 
 def _name(side: DcpSide, threads: int) -> str:
     return f"{side.name}, t={threads}"
 
 
-# -- ratios ----------------------------------------------------------------------------------------------------------
+# -- ratios, by size ---------------------------------------------------------------------------------------------------
 
 
-def _against(files: Rounds, phase: str, threads: int, side: DcpSide) -> Spread | None:
-    """streamxf's seconds divided by another's; None where that was not measured."""
-    other = files.get(_name(side, threads), {}).get(phase)
-    return None if other is None else ratios(files[_name(FULL, threads)][phase], other)
+def _against(files: BySize, phase: str, threads: int, side: DcpSide) -> Row:
+    return ratios_by(files, _name(FULL, threads), _name(side, threads), phase)
 
 
-def _against_kernels(files: Rounds) -> Spread:
-    sums = [sum(parts) / usable_cpus() for parts in zip(*files[KERNELS].values(), strict=True)]
-    return ratios(files[_name(FULL, 1)]["save"], sums)
+def _against_kernels(files: BySize) -> dict[str, Spread]:
+    found = {}
+    for size, rounds in files.items():
+        pairs = zip(rounds[_name(FULL, 1)]["save"], rounds[KERNELS][SUM], strict=True)
+        found[size] = Spread.of([seconds * usable_cpus() / kernels for seconds, kernels in pairs])
+    return found
 
 
-def _against_zipnn(each: Measured, phase: str) -> Spread:
-    # seconds the other way round are the ratio of throughputs
-    return ratios(each.zipnn["ZipNN"][phase], each.zipnn["FloatZip"][phase])
+def _against_zipnn(memory: BySize, phase: str) -> Row:
+    return ratios_by(memory, "ZipNN", "FloatZip", phase)  # seconds the other way round are the ratio of throughputs
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _goals(measured: dict[str, Measured]) -> list[Row]:
-    with_goal = {size: each for place, (size, each) in enumerate(measured.items()) if place != WITHOUT_GOAL}
-    realistic = list(measured)[REALISTIC]
+def _goals(files: BySize, memory: BySize) -> list[Row]:
     rows = []
-    for phase in ("save", "load"):
+    for phase in PHASES:
         for threads, goal in SAVE_GOALS.items():
-            by_size = {size: _against(each.files, phase, threads, STOCK) for size, each in with_goal.items()}
-            rows.append(
-                worst_row(f"{phase}, {CHAIN}, t={threads}", STOCK.name, by_size, goal if phase == "save" else LOAD_GOAL)
-            )
+            by_size = _against(files, phase, threads, STOCK)
+            limit = goal if phase == "save" else LOAD_GOAL
+            rows.append(worst_row(f"{phase}, {CHAIN}, t={threads}", STOCK.name, by_size, limit))
     for phase, goal in ZSTD_GOALS.items():
         for threads in SAVE_GOALS:
-            if (ratio := _against(measured[realistic].files, phase, threads, STOCK_ZSTD)) is not None:
-                rows.append(worst_row(f"{phase}, {CHAIN}, t={threads}", STOCK_ZSTD.name, {realistic: ratio}, goal))
-    by_size = {size: _against_kernels(each.files) for size, each in with_goal.items()}
-    rows.append(worst_row(f"save, {CHAIN}, t=1", "its kernels alone / CPUs", by_size, KERNELS_GOAL))
+            size, ratio = next(iter(_against(files, phase, threads, STOCK_ZSTD).items()))
+            if ratio:
+                rows.append(worst_row(f"{phase}, {CHAIN}, t={threads}", STOCK_ZSTD.name, {size: ratio}, goal))
+    rows.append(worst_row(f"save, {CHAIN}, t=1", AGAINST_KERNELS, _against_kernels(files), KERNELS_GOAL))
     for phase, goal in ZIPNN_GOALS.items():
-        by_size = {size: _against_zipnn(each, phase) for size, each in with_goal.items()}
+        by_size = _against_zipnn(memory, phase)
         rows.append(worst_row(f"{phase}, FloatZip, throughput on one thread", "ZipNN", by_size, goal, at_least=True))
     return rows
 
 
-def _ratio_rows(measured: dict[str, Measured], phase: str) -> list[Row]:
-    rows = []
-    for side in (STOCK, STOCK_ZSTD):
-        for threads in SAVE_GOALS:
-            cells = {size: _against(each.files, phase, threads, side) for size, each in measured.items()}
-            if any(cells.values()):
-                texts = {size: "" if cell is None else cell for size, cell in cells.items()}
-                rows.append({"streamxf against": _name(side, threads), **texts})
+def _ratio_rows(files: BySize, phase: str) -> list[Row]:
+    found = {
+        _name(side, threads): _against(files, phase, threads, side)
+        for side in (STOCK, STOCK_ZSTD)
+        for threads in SAVE_GOALS
+    }
     if phase == "save":
-        by_size = {size: _against_kernels(each.files) for size, each in measured.items()}
-        rows.append({"streamxf against": "its kernels alone / CPUs, t=1", **by_size})
-    return rows
+        found[f"{AGAINST_KERNELS}, t=1"] = _against_kernels(files)
+    return [{"streamxf against": name, **cells} for name, cells in found.items() if any(cells.values())]
 
 
-def _second_rows(measured: dict[str, Measured], phase: str) -> list[Row]:
-    rows = []
-    for side in (STOCK, STOCK_ZSTD, FULL):
-        for threads in SAVE_GOALS:
-            name = _name(side, threads)
-            taken = {size: each.files.get(name, {}).get(phase) for size, each in measured.items()}
-            if any(taken.values()):
-                cells = {size: Spread.of(seconds) if seconds else "" for size, seconds in taken.items()}
-                rows.append({"side": name, **cells})
-    return rows
+def _second_rows(files: BySize, phase: str) -> list[Row]:
+    names = [_name(side, threads) for side in (STOCK, STOCK_ZSTD, FULL) for threads in SAVE_GOALS]
+    found = {name: seconds_by(files, name, phase) for name in names}
+    return [{"side": name, **cells} for name, cells in found.items() if any(cells.values())]
 
 
-def _memory_rows(measured: dict[str, Measured]) -> list[Row]:
+def _memory_rows(memory: BySize) -> list[Row]:
     return [
-        {"what": f"{phase}, FloatZip against ZipNN, one thread"}
-        | {size: _against_zipnn(each, phase) for size, each in measured.items()}
+        {"what": f"{phase}, FloatZip against ZipNN, one thread"} | _against_zipnn(memory, phase)
         for phase in ZIPNN_GOALS
     ]
 
 
-def _kernel_rows(measured: dict[str, Measured]) -> list[Row]:
-    kernels = {size: each.files[KERNELS] for size, each in measured.items()}
-    rows: list[Row] = [
-        {"kernel": name} | {size: Spread.of(seconds[name]) for size, seconds in kernels.items()}
-        for name in next(iter(kernels.values()))
-    ]
-    sums = {size: [sum(parts) for parts in zip(*seconds.values(), strict=True)] for size, seconds in kernels.items()}
-    rows.append({"kernel": "sum"} | {size: Spread.of(total) for size, total in sums.items()})
-    return rows
+def _kernel_rows(files: BySize) -> list[Row]:
+    kernels = next(iter(files.values()))[KERNELS]
+    return [{"kernel": name} | seconds_by(files, KERNELS, name) for name in kernels]

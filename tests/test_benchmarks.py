@@ -14,7 +14,7 @@ from benchmarks.child import in_child
 from benchmarks.data.gaussian import gaussian_matrices
 from benchmarks.data.quantized import E4M3, E5M2, fp8, mxfp4, nvfp4
 from benchmarks.data.training import SMOKE, training_state
-from benchmarks.dcp_sides import FULL, STOCK, Run, empty_target
+from benchmarks.dcp_sides import FULL, PHASES, STOCK, Run, empty_target
 from benchmarks.harness import MIB, Settings, alternate, timed
 from benchmarks.kernels import OneThread, encoded_bytes, kernels_alone, zipnn_one_thread
 from benchmarks.peers import PEERS
@@ -210,11 +210,12 @@ def test_saves_and_loads_of_all_sides_are_paced(pacing_library):
     arguments = {"library": str(pacing_library), "mib": 1, "size": 0.25, "rounds": 1}
     found = in_child("benchmarks.throttled", "child", preload=pacing_library, **arguments)
     assert list(found) == list(throttled.SPEEDS)
-    for rounds, stored in found.values():
-        assert list(rounds) == list(stored) == [side.name for side in throttled.SIDES]
+    for speed, rounds in found.items():
+        assert list(rounds) == [side.name for side in throttled.SIDES]
         for name, phases in rounds.items():
-            assert set(phases) == {"save", "load"}
-            assert (stored[name] < 0.8 * MIB) == (name != STOCK.name)
+            stored = throttled.SPEEDS[speed] * phases["save"][0] / phases[f"save, {throttled.SHARE}"][0]
+            assert set(phases) == {f"{phase}{share}" for phase in PHASES for share in ("", f", {throttled.SHARE}")}
+            assert (stored < 0.8 * MIB) == (name != STOCK.name)
 
 
 @pytest.mark.slow

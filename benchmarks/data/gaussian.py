@@ -14,17 +14,6 @@ TENSOR_MIB = (24, 4, 128, 0.5)
 """Sizes of tensors that stock DCP and streamxf are compared at, those that shards have in training first."""
 
 
-def gaussian_layers(mib: float, dtype: torch.dtype, layers: int = 8) -> State:
-    """Make layers of Gaussian weights, `mib` MiB together; rows have 1024 elements where they are long enough."""
-    generator = torch.Generator().manual_seed(1)
-    elements = int(mib * MIB) // dtype.itemsize // layers
-    shape = (elements // 1024, 1024) if elements >= 1024 else (elements,)
-    return {
-        f"layers.{number}.weight": torch.empty(shape).normal_(0, SCALE, generator=generator).to(dtype)
-        for number in range(layers)
-    }
-
-
 def tensor_sizes(settings: Settings) -> list[float]:
     """`TENSOR_MIB`, or very small ones in the same proportions."""
     return [settings.pick(mib, mib / 64) for mib in TENSOR_MIB]
@@ -47,7 +36,7 @@ def gaussian_matrices(mib: float, tensor_mib: float, dtype: torch.dtype) -> Stat
     }
 
 
-def gaussian_items(count: int, size: int, dtype: torch.dtype = torch.bfloat16) -> State:
+def gaussian_items(count: int, size: int, dtype: torch.dtype) -> State:
     """Make `count` tensors of `size` bytes, each with memory of its own."""
     generator = torch.Generator().manual_seed(1)
     values = torch.empty(count, size // dtype.itemsize).normal_(0, SCALE, generator=generator).to(dtype)
