@@ -33,6 +33,7 @@ LAYERS = [
     ["manager"],
     ["integrations"],
     ["cli"],
+    ["__main__"],
 ]
 # Where torch may be imported at the top of a module. Below it is imported by the functions that need it, if at all.
 WITH_TORCH = {
@@ -265,9 +266,9 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_819,
+    ".": 2_837,
     "checkpoint": 4_352,
-    "cli": 2_938,
+    "cli": 3_018,
     "codecs": 1_655,
     "dcp": 4_722,
     "format": 3_145,
@@ -278,7 +279,7 @@ LINES = {
     "storage": 3_269,
     "stream": 1_341,
     "testing": 893,
-    "tools": 8_492,
+    "tools": 8_487,
     "torchsave": 1_863,
     "tuning": 690,
 }

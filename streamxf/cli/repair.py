@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 
 import streamxf
-from streamxf.cli import options, show, units
+from streamxf.cli import options, ranks, show, units
 from streamxf.cli.exits import FAILED, FINE
 from streamxf.errors import ParameterError, redacted
 
@@ -31,9 +31,10 @@ def verify(
     streamxf verify /checkpoints/step-1000 --key file:/run/secrets/checkpoint.key
     streamxf verify weights.pt.sxf
     streamxf verify run-7/step-* run-8/step-*
+    torchrun --nproc-per-node 8 -m streamxf verify /checkpoints/step-1000
     """
-    with out.progress("Verifying") as bar:
-        report = streamxf.verify(paths, **access, expect_save_id=expect_save_id, progress=bar)
+    with ranks.executor() as executor, out.progress("Verifying") as bar:
+        report = streamxf.verify(paths, **access, expect_save_id=expect_save_id, progress=bar, executor=executor)
     shown = [*map(redacted, paths)]
     return out.report(
         lambda: {"paths": shown, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)},

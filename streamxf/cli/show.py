@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from streamxf.cli import ranks
 from streamxf.cli.exits import FAILED, FINE, with_options
 from streamxf.errors import ParameterError, redacted
 from streamxf.wording import printable
@@ -39,7 +40,7 @@ class Output:
 
     def progress(self, title: str) -> AbstractContextManager[Progress | None]:
         """A bar, which appears on a terminal after a second; nothing with --json."""
-        if self.json:
+        if self.json or ranks.silent:
             return nullcontext()
         from streamxf.progress import ProgressBar
 

@@ -17,7 +17,7 @@ from streamxf.errors import ParameterError
 from streamxf.keys.file import write_key
 from tests.altered import flip
 from tests.dcp.helpers import KEY, data_files, full_chain, save
-from tests.frameworks.killed import EXAMPLES, ROOT, environment, finished, two_ranks
+from tests.frameworks.killed import environment, two_ranks
 
 STATE = {f"w{number:02}": torch.randn(200, 300) for number in range(12)}
 
@@ -56,35 +56,43 @@ def test_dask(damaged: Path) -> None:
 
 COUNTING = """
 import sys
+from streamxf.cli import ranks
+from streamxf.cli.__main__ import main
 import torch.distributed as dist
-import streamxf
-import verify_ranks
 
 tasks = []
-made = verify_ranks.made
-verify_ranks.made = lambda call, args: (tasks.append(args), made(call, args))[1]
-dist.init_process_group("gloo")
-report = streamxf.verify(sys.argv[1], keys=sys.argv[2], executor=verify_ranks.Ranks())
-facts = f"{len(tasks)} of {report.files}, {len(report.damaged)}, {report.finished_here!r}"
-print(f"rank {dist.get_rank()}: {facts}\\n", end="")
-dist.destroy_process_group()
+done = ranks._done
+ranks._done = lambda call, args: (tasks.append(args), done(call, args))[1]
+ranks.together = ranks.silent = True
+share = ranks.Ranks.share
+
+def counted(self):
+    share(self)
+    print(f"rank {dist.get_rank()}: {len(tasks)}\\n", end="", file=sys.stderr)
+
+ranks.Ranks.share = counted
+main(["verify", *sys.argv[1:]])
 """
 
 
 @pytest.mark.slow
 def test_ranks_under_torchrun(damaged: Path, tmp_path: Path) -> None:
-    example = EXAMPLES / "verify_ranks.py"
-    done = subprocess.run(
-        two_ranks(example, damaged, f"file:{tmp_path / 'key'}"), capture_output=True, text=True, env=environment()
-    )
+    key = f"file:{tmp_path / 'key'}"
+    command = two_ranks("-m", "streamxf", "verify", damaged, "--key", key)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert done.returncode == 1, done.stderr
     first, _, *rest = done.stdout.splitlines()
     wanted, _, *others = str(streamxf.verify(damaged, keys=KEY)).splitlines()
     assert [first, *rest] == [wanted, *others]
     (tmp_path / "script.py").write_text(COUNTING)
-    command = two_ranks(tmp_path / "script.py", damaged, f"file:{tmp_path / 'key'}")
-    printed = finished(command, PYTHONPATH=os.pathsep.join(map(str, [EXAMPLES, ROOT])))
-    assert sorted(printed) == ["rank 0: 2 of 3, 1, ''", "rank 1: 1 of 3, 1, ''"]
+    counted = subprocess.run(
+        two_ranks(tmp_path / "script.py", damaged, "--key", key), capture_output=True, text=True, env=environment()
+    )
+    found = [line for line in counted.stderr.splitlines() if line.startswith("rank ")]
+    assert sorted(found) == ["rank 0: 2", "rank 1: 1"]
+    other = subprocess.run(two_ranks("-m", "streamxf", "inspect", damaged), capture_output=True, text=True)
+    assert other.stdout == ""
+    assert "do nothing else so" in other.stderr
 
 
 OPEN_MPI = {

@@ -1,0 +1,18 @@
+"""``python -m streamxf``; and ``torchrun -m streamxf verify``, where all ranks of a job work, and the first prints."""
+
+import os
+import sys
+
+from streamxf.cli import ranks
+from streamxf.cli.__main__ import main
+from streamxf.cli.exits import USAGE
+
+if __name__ == "__main__":
+    ranks.together = int(os.environ.get("WORLD_SIZE", 1)) > 1
+    ranks.silent = int(os.environ.get("RANK", 0)) > 0
+    if ranks.together and sys.argv[1:2] != ["verify"]:
+        print("streamxf: the ranks of a job verify together, and do nothing else so", file=sys.stderr)
+        sys.exit(USAGE)
+    if ranks.silent:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""``torchrun -m streamxf verify``: the ranks of a job as an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from streamxf.errors import UnsupportedError
+
+together = False
+"""Whether all ranks of a job run this command."""
+silent = False
+"""Whether another rank shows how it goes, and what comes of it."""
+
+
+@contextmanager
+def executor() -> Iterator[Ranks | None]:
+    """That of the ranks that run this command together; None where there is one."""
+    if not together:
+        yield None
+        return
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    try:
+        yield Ranks()
+    finally:
+        dist.destroy_process_group()
+
+
+class Ranks(ThreadPoolExecutor):
+    """All ranks make the same calls. Each does its share of the tasks, and all get the results. Calls are made in this
+    process, as those of threads are: nothing of them is sent, keys least of all.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self._tasks: list[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = []
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
+        future = _Shared(self)
+        self._tasks.append((future, call, args))
+        return future
+
+    def share(self) -> None:
+        """Do what has been submitted. Raises UnsupportedError if ranks have other tasks than this one."""
+        import torch.distributed as dist
+
+        tasks, self._tasks = self._tasks, []
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        own = [_done(call, args) for _, call, args in tasks[rank::ranks]]
+        found: list[Any] = [None] * ranks
+        dist.all_gather_object(found, (len(tasks), own))
+        if len({count for count, _ in found}) > 1:
+            raise UnsupportedError("the ranks do not see the same files: all of them need the storage's")
+        for number, (future, *_) in enumerate(tasks):
+            result, error = found[number % ranks][1][number // ranks]
+            future.set_exception(RuntimeError(error)) if error else future.set_result(result)
+
+
+class _Shared(Future[Any]):
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__()
+        self._ranks = ranks
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            self._ranks.share()
+        return super().result(timeout)
+
+
+def _done(call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, str]:
+    try:
+        return call(*args), ""
+    except Exception as error:  # then all ranks do the task themselves
+        return None, f"{type(error).__name__}: {error}"
