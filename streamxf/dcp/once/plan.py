@@ -16,6 +16,7 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from streamxf.checkpoint.elements import Selection
@@ -48,7 +49,7 @@ class Need:
 @dataclass(eq=False, slots=True)
 class SharedChunk:
     """A chunk of a tensor, at `offset` in that, of which several ranks need some part; or an object's bytes, which have
-    no `dtype`: as they are `stored`, unless a rank without keys needs them.
+    no `dtype`: as they are `stored`, unless a rank without keys needs them. `lead` bytes come first in its blocks.
     """
 
     name: str
@@ -57,6 +58,7 @@ class SharedChunk:
     dtype: str
     needs: tuple[Need, ...]
     stored: bool = False
+    lead: int = 0
 
     @property
     def count(self) -> int:
@@ -113,7 +115,7 @@ def assign(
     hosts: Sequence[str],
     tokens: Sequence[str],
     alone: Sequence[float],
-    block: int = 0,
+    block: int = 1,
     keyless: Collection[int] = (),
 ) -> dict[int, Assignment]:
     """Each rank's share, where it has one; none at all if too little is saved, unless some ranks are `keyless`. Raises
@@ -123,7 +125,7 @@ def assign(
     - `hosts`, `tokens`, `alone`: of each rank; the last are the stored bytes that it reads besides.
     - `block`: bytes; the size of blocks.
     """
-    unit = max(block, UNIT if len(hosts) <= _FEW else UNIT // 4)
+    unit = max(block, (UNIT if len(hosts) <= _FEW else UNIT // 4) // block * block)
     pieces: dict[Ranks, list[tuple[ChunkRun, float]]] = {}
     for shard, place in sorted(shards, key=lambda each: each[1][:2]):
         for part, ranks in _runs(shard, unit, keyless):
@@ -150,13 +152,13 @@ def assign(
 
 
 def _runs(shard: SharedChunk, unit: int, keyless: Collection[int]) -> Iterator[tuple[ChunkRun, Ranks]]:
-    """Cut a chunk; each run comes with the ranks that need something of it, and there are some. If all of them are
-    `keyless`, one that needs another part comes with them.
+    """Cut a chunk where blocks end; each run comes with the ranks that need something of it, and there are some. If all
+    of them are `keyless`, one that needs another part comes with them.
     """
     step = max(1, unit // shard.itemsize)
     able = [rank for need in shard.needs for rank in need.ranks if rank not in keyless]
-    for start in range(0, shard.count, step):
-        stop = min(shard.count, start + step)
+    first = step - shard.lead // shard.itemsize % step
+    for start, stop in pairwise((0, *range(first, shard.count, step), shard.count)):
         found = [need.ranks for need in shard.needs if need.selection.count(start, stop)]
         if found and able and all(rank in keyless for ranks in found for rank in ranks):
             found.append((min(able),))

@@ -25,6 +25,7 @@ from streamxf.keys.envelope import Envelope
 from streamxf.progress import Progress
 from streamxf.storage.storage import Storage
 from streamxf.torch_private import default_store
+from streamxf.torchsave.writing import prefix_of
 from streamxf.wording import some
 
 CARRIED = "streamxf_once"  # an attribute of plans: `Facts` on their way to the coordinator, a share or a reason back
@@ -136,13 +137,14 @@ def _shares(
                 needs.append(Need(selection, (*own,)))
         if len(needs) == len(boxes):  # or one is not inside of the chunk, which the read says
             dtype = getattr(part.item, "dtype", "")
-            shards[key] = SharedChunk(key[0], key[1], shape, dtype, (*needs,), as_stored), part
+            lead = len(prefix_of(dtype, shape)) if part.chunk is not None and part.chunk.framed else 0
+            shards[key] = SharedChunk(key[0], key[1], shape, dtype, (*needs,), as_stored, lead), part
     alone = [0.0] * len(plans)
     for rank, key, stored in asked:
         if rank in keyless and key not in shards:
             raise KeyMissingError(f"rank {rank} has no keys, and no other rank can read this for it", item=key[0])
         alone[rank] += stored if key not in shards else 0
-    block = 0
+    block = 1
     if shards:
         part = max((part for _, part in shards.values()), key=lambda part: part.place.size)
         with suppress(StreamxfError, OSError), storage.open(part.place.file) as file:  # whoever reads it is told

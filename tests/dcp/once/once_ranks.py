@@ -98,6 +98,18 @@ def replicated(folder: Path) -> Any:
     return found
 
 
+def unaligned(folder: Path) -> Any:
+    """Elements that stand behind a frame, so that no block begins with the first of them."""
+    state, path = values(), folder / "unaligned"
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, _extensions=[]))
+    target = blank(state)
+    with counted(path) as ratio, patch.object(plan, "UNIT", 1 << 20):
+        reader = loaded(path, target)
+        read = ratio()
+    assert reader.report is not None
+    return {"wrong": same(target, state), "read": reader.report.read, "ratio": read}
+
+
 def targets(folder: Path) -> Any:
     """Targets that nothing can be received in as it comes."""
     state, path = values(), folder / "targets"

@@ -27,6 +27,13 @@ def test_replicas_are_read_once_and_arrive_everywhere(tmp_path: Path) -> None:
         assert 2.99 < found["received"] < 3.01
 
 
+def test_blocks_are_read_by_one_rank_each_where_elements_stand_behind_a_frame(tmp_path: Path) -> None:
+    for report in run_ranks(2, tmp_path, "unaligned", module=MODULE):
+        found = report["unaligned"]
+        assert (found["wrong"], found["read"]) == ([], "once")
+        assert found["ratio"] < 1.05
+
+
 def test_targets_of_any_kind_are_filled(tmp_path: Path) -> None:
     for report in run_ranks(3, tmp_path, "targets", module=MODULE):
         assert report["targets"]["read"] == "once"

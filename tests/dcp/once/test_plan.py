@@ -206,3 +206,15 @@ def test_what_is_added_makes_the_lowest_equal(before: list[float], total: float)
     filled = [each for each, more in zip(after, added, strict=True) if more > 1e-6]
     assert not filled or max(filled) - min(filled) < 1e-3
     assert all(more > 0 or load >= max(filled, default=0) - 1e-3 for load, more in zip(before, added, strict=True))
+
+
+@pytest.mark.parametrize(("lead", "block"), [(0, 8), (8, 8), (20, 16), (4, 24), (100, 32), (4, 40)])
+def test_chunks_are_cut_where_blocks_end(lead: int, block: int):
+    needs = (Need(Selection((1000,), ((0, 1000),), 0, 1000), (0, 1)),)
+    chunk = SharedChunk("x", (0,), (1000,), "float32", needs, lead=lead)
+    with patch.multiple(plan, UNIT=32, ROUND=64, LEAST_SAVED=0):
+        shares = assign([(chunk, Place("a", 0, 4000, ()))], ["host"] * 2, ["t"] * 2, [0.0] * 2, block)
+    parts = sorted((part.start, part.stop) for unit in shares[0].units for part in unit.parts)
+    assert [parts[0][0], *(stop for _, stop in parts)] == [*(start for start, _ in parts), 1000]
+    assert all((lead + 4 * start) % block == 0 for start, _ in parts[1:])
+    assert {4 * (stop - start) for start, stop in parts[1:-1]} == {max(block, 32 // block * block)}
