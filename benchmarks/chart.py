@@ -15,14 +15,16 @@ _SVG = {"svg.fonttype": "none", "svg.hashsalt": "streamxf", "font.family": "sans
 """How to write an SVG whose text is text, and which is the same each time."""
 
 
-def panels(measures: Mapping[str, Mapping[str, Spread]], ours: Collection[str], *, dark: bool) -> Figure:
-    """A panel for each measure, by its heading, with a bar for each side, those of `ours` in colour."""
+def write_chart(path: Path, measures: Mapping[str, Mapping[str, Spread]], ours: Collection[str], *, dark: bool) -> None:
+    """Write a panel for each measure, by its heading, with a bar for each side, those of `ours` in colour.
+
+    The SVG has no date, so that equal charts are equal files.
+    """
     ink, grey, colour = ("0.9", "0.45", "#4db6ac") if dark else ("0.15", "0.72", "#00796b")
     with matplotlib.style.context(_SVG):
         figure = Figure(figsize=(9.0, 2.3), layout="constrained")
-        for axes, (measure, sides) in zip(
-            figure.subplots(1, len(measures), sharey=True), measures.items(), strict=True
-        ):
+        panels = figure.subplots(1, len(measures), sharey=True)
+        for axes, (measure, sides) in zip(panels, measures.items(), strict=True):
             medians = [spread.median for spread in sides.values()]
             colours = [colour if side in ours else grey for side in sides]
             drawn = axes.barh(list(sides), medians, 0.72, color=colours, xerr=_whiskers([*sides.values()]), ecolor=ink)
@@ -35,12 +37,6 @@ def panels(measures: Mapping[str, Mapping[str, Spread]], ours: Collection[str], 
             axes.patch.set_alpha(0)
         axes.invert_yaxis()
         figure.patch.set_alpha(0)
-    return figure
-
-
-def write_svg(figure: Figure, path: Path) -> None:
-    """Write a figure without a date, so that equal figures are equal files."""
-    with matplotlib.style.context(_SVG):
         figure.savefig(path, metadata={"Date": None})
 
 

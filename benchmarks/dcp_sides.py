@@ -46,6 +46,7 @@ class DcpSide:
     extensions: Callable[[], Sequence[Any]]  # made anew for each save
     keyed: bool = False  # the reader needs the key
     block_size: int = BLOCK_SIZE  # streamxf's writer only
+    read: str = "each"  # streamxf's reader only
     storage: dict[str, Any] | None = None  # of the file system whose URLs are paths; else paths are local
 
     def writer(self, path: Path, threads: int) -> Any:
@@ -61,7 +62,7 @@ class DcpSide:
 
     def reader(self, path: Path) -> Any:
         """The reader, for one load."""
-        options: Any = {"keys": KEY} if self.keyed else {}
+        options: Any = {} if self.stock else {"keys": KEY if self.keyed else None, "read": self.read}
         if self.storage is None:
             return (dcp if self.stock else streamxf).FileSystemReader(path, **options)
         return (torch_private if self.stock else streamxf).FsspecReader(path, **options, **self.storage)

@@ -109,25 +109,26 @@ def run(settings: Settings) -> Result:
 
 
 def _measure(settings: Settings, model: Granite, state: State, rounds: int) -> list[Row]:
-    folder = settings.folder / "granite"
-    target = empty_target(state)
-    runs = {(side.name, threads): Run(side, state, target, folder, threads) for threads in THREADS for side in SIDES}
-    sides = {f"{name}, {threads}": run.save_only for (name, threads), run in runs.items()}
+    """All writers with all numbers of threads, in turn."""
+    folder, target, rows = settings.folder / "granite", empty_target(state), []
+    runs = {threads: {side.name: Run(side, state, target, folder, threads) for side in SIDES} for threads in THREADS}
+    sides = {each.path.name: each.save_only for by_name in runs.values() for each in by_name.values()}
     seconds = alternate(sides, rounds, f"granite: {model.name}")
-    rows = []
-    for (name, threads), run in runs.items():
-        run.load()  # compares what the last save wrote
-        own, stock = seconds[f"{name}, {threads}"]["save"], seconds[f"{STOCK.name}, {threads}"]["save"]
-        rows.append(
-            {
-                "model shape": model.name,
-                "threads": threads,
-                "writer": name,
-                "stored, MB": round(run.stored_bytes() / 1e6),
-                "size": run.stored_bytes() / raw_bytes(state),
-                "save, s": Spread.of(own),
-                "ratio to stock": ratios(own, stock),
-            }
-        )
+    for threads, by_name in runs.items():
+        stock = seconds[by_name[STOCK.name].path.name]["save"]
+        for name, each in by_name.items():
+            each.load()  # compares what the last save wrote
+            own = seconds[each.path.name]["save"]
+            rows.append(
+                {
+                    "model shape": model.name,
+                    "threads": threads,
+                    "writer": name,
+                    "stored, MB": round(each.stored_bytes() / 1e6),
+                    "size": each.stored_bytes() / raw_bytes(state),
+                    "save, s": Spread.of(own),
+                    "ratio to stock": ratios(own, stock),
+                }
+            )
     shutil.rmtree(folder)
     return rows

@@ -27,35 +27,32 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 import streamxf
-from benchmarks.harness import Phases, Rounds, Settings, alternate, progress, timed
+from benchmarks.harness import Phases, Settings, alternate, progress, timed
 from benchmarks.result import Result, Row, Spread, Table, goal_row
 from streamxf.manager.agreement import Agreement
 from tests.dcp.process_groups import join_group, start_ranks
 from tests.dcp.s3_server import serving, storage
 
 RANKS = (1, 2, 4)
-STEPS = 1000
+STEPS, WARM = 1000, 50
+STEP = 0.003  # seconds without work for the CPU
+QUANTILES = {"median": 0.5, "99th percentile": 0.99, "longest": 1.0}
+OURS, WAITING = "should_save", "an all-reduce that waits"
+BLOCKED_GOAL = 1.0  # ms of all quantiles but the longest
+
 MANY = (1000, 10_000)
+LOST, MOST = "list, the cache lost", "forget all but ten"
+LIST, LATEST, DRY, ONE = STEADY = ("list", "latest", "forget, dry run", "forget one")
+LEFT = 10
+LOST_GOALS = {"local disk": 5.0, "S3": 60.0}
+SECONDS_GOAL, LINEAR_GOAL = 2.0, 11.0
+
 BESIDE = (10, 1200)
 SAVES = 30
-BLOCKED_GOAL, SECONDS_GOAL, LINEAR_GOAL = 1.0, 2.0, 11.0
-LOST_GOALS = {"local disk": 5.0, "S3": 60.0}
+ALONE, CALL, BEHIND = "dcp.save", "manager.save", "in the background"
 SAVE_GOAL = 10.0
 
-QUANTILES = {"median": 0.5, "99th percentile": 0.99, "longest": 1.0}
-
-STEP = 0.003
-WARM = 50
-OURS, WAITING = "should_save", "an all-reduce that waits"
-
-LIST, LATEST, DRY, ONE = "list", "latest", "forget, dry run", "forget one"
-STEADY = (LIST, LATEST, DRY, ONE)
-LOST, MOST = "list, the cache lost", "forget all but ten"
-LEFT = 10
-ALONE, CALL, BEHIND = "dcp.save", "manager.save", "in the background"
-BUCKET = "checkpoints"
 CHAIN = "floatzip+checksum"
-
 CACHE = ".streamxf"
 
 _APART = 60.0  # seconds
@@ -67,17 +64,15 @@ def run(settings: Settings) -> Result:
     """Measure."""
     rounds = min(settings.rounds, 5)
     goals: list[Row] = []
-    steps = _steps(settings, rounds, goals)
+    steps = [row for ranks in RANKS for row in _steps(settings, ranks, rounds, goals)]
     saved = settings.folder / "saved"
     counts, beside = settings.pick((MANY, BESIDE), ((12, 24), (2, 4)))
     save_run(saved, counts[-1])
+    local = Place("local disk", str(settings.folder))
     with TemporaryDirectory(dir=settings.folder) as folder, serving(Path(folder)) as server:
-        places = (
-            Place("local disk", str(settings.folder)),
-            Place("S3", f"s3://{BUCKET}", storage(server)),
-        )
+        places = (local, Place("S3", "s3://checkpoints", storage(server)))
         many = [row for place in places for row in _many(place, saved, counts, rounds, goals)]
-    added = _saves(settings, saved, beside, goals)
+    added = _saves(local, saved, beside, settings.pick(SAVES, 1), goals)
     shutil.rmtree(saved)
     count = counts[-1]
     note = (
@@ -107,25 +102,18 @@ def run(settings: Settings) -> Result:
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
-def _steps(settings: Settings, rounds: int, goals: list[Row]) -> list[Row]:
+def _steps(settings: Settings, ranks: int, rounds: int, goals: list[Row]) -> list[Row]:
+    found = []
+    for number in range(rounds):
+        progress(f"manager: {ranks} ranks, round {number + 1} of {rounds}")
+        found.append(blocked(ranks, settings.pick(STEPS, 10), settings.folder / f"steps-{ranks}-{number}"))
     rows: list[Row] = []
-    for ranks in RANKS:
-        found: list[dict[str, list[float]]] = []
-        for number in range(rounds):
-            progress(f"manager: {ranks} ranks, round {number + 1} of {rounds}")
-            folder = settings.folder / f"steps-{ranks}-{number}"
-            found.append(blocked(ranks, settings.pick(STEPS, 10), folder))
-        for name in (OURS, WAITING) if ranks > 1 else (OURS,):
-            cells = {
-                title: Spread.of([1000 * float(np.quantile(of[name], part)) for of in found])
-                for title, part in QUANTILES.items()
-            }
-            rows.append({"ranks": str(ranks), "": name, **cells})
-            if name == OURS:
-                what = f"ms that a step is blocked, {ranks} {'ranks' if ranks > 1 else 'rank'}"
-                goals.extend(
-                    goal_row(f"{what}, {title}", "", cells[title], BLOCKED_GOAL) for title in list(QUANTILES)[:2]
-                )
+    for name in found[0]:
+        of_rounds = np.quantile([steps[name] for steps in found], [*QUANTILES.values()], axis=1)
+        cells = {title: Spread.of(1000 * values) for title, values in zip(QUANTILES, of_rounds, strict=True)}
+        rows.append({"ranks": str(ranks), "": name, **cells})
+    what = f"ms that a step is blocked, {ranks} {'ranks' if ranks > 1 else 'rank'}"
+    goals += [goal_row(f"{what}, {title}", "", rows[0][title], BLOCKED_GOAL) for title in list(QUANTILES)[:2]]
     return rows
 
 
@@ -136,7 +124,7 @@ def blocked(ranks: int, steps: int, folder: Path) -> dict[str, list[float]]:
     while not context.join():
         """A rank that fails ends the others, and is raised here."""
     found = [json.loads((folder / f"rank {rank}").read_text()) for rank in range(ranks)]
-    return {name: [seconds for each in found for seconds in each[name]] for name in (OURS, WAITING)}
+    return {name: [seconds for each in found for seconds in each[name]] for name in found[0]}
 
 
 def _rank(rank: int, ranks: int, folder: str, steps: int) -> None:
@@ -155,9 +143,10 @@ def _rank(rank: int, ranks: int, folder: str, steps: int) -> None:
     schedule = streamxf.Schedule(steps=10**9, seconds=1e9)
     with streamxf.CheckpointManager(f"{folder}/run", save=schedule) as manager:
         found[OURS] = _measured(train, manager.should_save, steps)
-    agreement = Agreement()
-    found[WAITING] = _measured(train, lambda step: agreement.exchange(step, wait=True), steps)
-    agreement.close()
+    if ranks > 1:
+        agreement = Agreement()
+        found[WAITING] = _measured(train, lambda step: agreement.exchange(step, wait=True), steps)
+        agreement.close()
     Path(folder, f"rank {rank}").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
@@ -174,34 +163,6 @@ def _measured(train: Callable[[], None], ask: Callable[[int], object], steps: in
 
 
 # -- many checkpoints --------------------------------------------------------------------------------------------------
-
-
-def _many(place: Place, saved: Path, counts: tuple[int, ...], rounds: int, goals: list[Row]) -> list[Row]:
-    found = {count: many_checkpoints(place, count, saved, rounds) for count in counts}
-    few, most = (found[count] for count in counts)
-    for action in (LOST, *STEADY):
-        limit = LOST_GOALS[place.name] if action == LOST else SECONDS_GOAL
-        goals.append(goal_row(f"seconds, {action}, {counts[-1]:,}, {place.name}", "", most[action], limit))
-    for action in (*STEADY, MOST):
-        growth = Spread.of([most[action].low / few[action].low])
-        what = f"linear, {action}, {place.name}"
-        goals.append(goal_row(what, f"{counts[0]:,}", growth, LINEAR_GOAL))
-    return [
-        {"place": place.name, "checkpoints": str(count)} | {action: of[action] for action in (LOST, *STEADY, MOST)}
-        for count, of in found.items()
-    ]
-
-
-def _saves(settings: Settings, saved: Path, counts: tuple[int, ...], goals: list[Row]) -> list[Row]:
-    found = saves(settings.folder, saved, counts, settings.pick(SAVES, 1))
-    rows: list[Row] = []
-    for count in counts:
-        own, alone = found[str(count)], found[ALONE][CALL]
-        added = Spread.of([1000 * (one - other) for one, other in zip(own[CALL], alone, strict=True)])
-        plain, behind = (Spread.of([1000 * each for each in seconds]) for seconds in (alone, own[BEHIND]))
-        rows.append({"checkpoints": str(count), ALONE: plain, "added": added, BEHIND: behind})
-    goals.append(goal_row(f"ms added to a save, {counts[-1]:,} checkpoints", ALONE, added, SAVE_GOAL))
-    return rows
 
 
 @dataclass(frozen=True)
@@ -232,6 +193,15 @@ class Place:
         if self.files.exists(f"{self.base}/{run}"):
             self.files.rm(f"{self.base}/{run}", recursive=True)
 
+    def manager(self, run: str, **options: Any) -> streamxf.CheckpointManager:
+        return streamxf.CheckpointManager(f"{self.base}/{run}", CHAIN, storage_options=self.options, **options)
+
+    def warm(self, run: str, newest: int) -> None:
+        """Save the newest one once more, as a job does that goes on with the run: its manager has looked at all."""
+        with self.manager(run) as manager:
+            manager.latest()
+            save(manager, newest)
+
 
 def save_run(saved: Path, count: int) -> None:
     """Have a manager save the small checkpoints of a run into `saved`, a minute apart, the last one now."""
@@ -248,95 +218,96 @@ def save_run(saved: Path, count: int) -> None:
             save(manager, step)
 
 
-def save(manager: streamxf.CheckpointManager, step: int, items: int = 1) -> None:
-    """Save a small checkpoint, or one of many items, with a metric."""
-    manager.save(step, {f"w{item}": torch.zeros(1000) for item in range(items)}, metrics={"loss": 1 / (step + 1)})
+def save(manager: streamxf.CheckpointManager, step: int) -> None:
+    """Save a small checkpoint with a metric."""
+    manager.save(step, {"w0": torch.zeros(1000)}, metrics={"loss": 1 / (step + 1)})
 
 
-def warmed(run: str, newest: int, options: dict[str, Any] | None) -> None:
-    """Save the newest one once more, as a job does that goes on with the run: its manager has looked at them all."""
-    with streamxf.CheckpointManager(run, CHAIN, storage_options=options) as manager:
-        manager.latest()
-        save(manager, newest)
+def _many(place: Place, saved: Path, counts: tuple[int, ...], rounds: int, goals: list[Row]) -> list[Row]:
+    found = {count: many_checkpoints(place, count, saved, rounds) for count in counts}
+    few, most = (found[count] for count in counts)
+    for action in (LOST, *STEADY):
+        limit = LOST_GOALS[place.name] if action == LOST else SECONDS_GOAL
+        goals.append(goal_row(f"seconds, {action}, {counts[-1]:,}, {place.name}", "", most[action], limit))
+    for action in (*STEADY, MOST):
+        growth = Spread.of([most[action].low / few[action].low])
+        goals.append(goal_row(f"linear, {action}, {place.name}", f"{counts[0]:,}", growth, LINEAR_GOAL))
+    return [{"place": place.name, "checkpoints": str(count), **seconds} for count, seconds in found.items()]
 
 
 def many_checkpoints(place: Place, count: int, saved: Path, rounds: int) -> dict[str, Spread]:
-    """Seconds of each action on a run of so many checkpoints, a few fewer in each round; AssertionError if one
-    failed.
-    """
+    """Seconds of each action on a run of so many checkpoints, one fewer in each round; AssertionError if one failed."""
     progress(f"manager: {count} checkpoints, {place.name}")
-    name = "many-checkpoints"
-    run, newest, there = f"{place.base}/{name}", count - 1, count
+    name, newest = "many-checkpoints", count - 1
+    run = f"{place.base}/{name}"
     seconds: dict[str, list[float]] = {}
 
-    def check(what: str, found: object, wanted: object) -> None:
-        if found != wanted:
-            raise AssertionError(f"{what}: {found}, and not {wanted}")
+    def listed() -> int:
+        return sum(record.complete for record in streamxf.list_checkpoints(run, storage_options=place.options))
 
-    def listed() -> None:
-        found = streamxf.list_checkpoints(run, storage_options=place.options)
-        check("complete", sum(record.complete for record in found), there)
+    def latest() -> str | None:
+        with place.manager(name) as manager:
+            return manager.latest()
 
-    def latest() -> None:
-        with streamxf.CheckpointManager(run, CHAIN, storage_options=place.options) as manager:
-            check("latest", manager.latest(), f"{run}/step-{newest}")
-
-    def forgotten(last: int, dry_run: bool = False) -> None:
-        nonlocal there
+    def forget(last: int, dry_run: bool = False) -> int:
         keep = streamxf.Retention(last=last)
-        report = streamxf.forget(run, keep, dry_run=dry_run, storage_options=place.options)
-        check("removed", len(report.removed), there - last)
-        there = there if dry_run else last
+        return len(streamxf.forget(run, keep, dry_run=dry_run, storage_options=place.options).removed)
 
-    def take(action: str, call: Callable[[], None]) -> None:
-        seconds.setdefault(action, []).append(timed(call))
+    def take(action: str, call: Callable[[], object], wanted: object) -> None:
+        found: list[object] = []
+        seconds.setdefault(action, []).append(timed(lambda: found.append(call())))
+        if found != [wanted]:
+            raise AssertionError(f"{action}: {found[0]}, and not {wanted}")
 
     place.fill(name, saved, count)
     for _ in range(min(rounds, 2)):
         place.remove(f"{name}/{CACHE}")
-        take(LOST, listed)
-    warmed(run, newest, place.options)
-    for _ in range(rounds):
-        take(LIST, listed)
-        take(LATEST, latest)
-        take(DRY, lambda: forgotten(LEFT, dry_run=True))
-        take(ONE, lambda: forgotten(there - 1))
-    take(MOST, lambda: forgotten(LEFT))
+        take(LOST, listed, count)
+    place.warm(name, newest)
+    for there in range(count, count - rounds, -1):
+        take(LIST, listed, there)
+        take(LATEST, latest, f"{run}/step-{newest}")
+        take(DRY, partial(forget, LEFT, dry_run=True), there - LEFT)
+        take(ONE, partial(forget, there - 1), 1)
+    take(MOST, partial(forget, LEFT), count - rounds - LEFT)
     place.remove(name)
-    return {action: Spread.of(taken) for action, taken in seconds.items()}
+    return {action: Spread.of(seconds[action]) for action in (LOST, *STEADY, MOST)}
 
 
-def saves(folder: Path, saved: Path, counts: tuple[int, ...], rounds: int) -> Rounds:
-    """Seconds of saves of one small tensor: DCP's alone, and a manager's in runs with so many checkpoints, all of which
-    its rules keep. Sides are named by the numbers.
+# -- saves -------------------------------------------------------------------------------------------------------------
+
+
+def _saves(place: Place, saved: Path, counts: tuple[int, ...], rounds: int, goals: list[Row]) -> list[Row]:
+    """Saves of one small tensor: DCP's alone, and a manager's in runs with so many checkpoints, all of which its rules
+    keep.
     """
-    place = Place("local disk", str(folder))
     keep = streamxf.Retention(last=10**6, best=10**6, metric="loss")
     managers: dict[int, streamxf.CheckpointManager] = {}
-    steps = {count: count for count in counts}
     for count in counts:
-        run = str(folder / f"beside-{count}")
         place.fill(f"beside-{count}", saved, count)
-        warmed(run, count - 1, None)
-        managers[count] = streamxf.CheckpointManager(run, CHAIN, keep=keep)
+        place.warm(f"beside-{count}", count - 1)
+        managers[count] = place.manager(f"beside-{count}", keep=keep)
+    steps = dict(zip(counts, counts, strict=True))
 
     def alone() -> Phases:
-        path, state = folder / "alone" / f"step-{time.monotonic_ns()}", {"w0": torch.zeros(1000)}
-        return {
-            CALL: timed(lambda: dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, CHAIN), no_dist=True))
-        }
+        path, state = Path(place.base, "alone", f"step-{time.monotonic_ns()}"), {"w0": torch.zeros(1000)}
+        writer = streamxf.FileSystemWriter(path, CHAIN)
+        return {CALL: timed(lambda: dcp.save(state, storage_writer=writer, no_dist=True))}
 
     def managed(count: int) -> Phases:
         steps[count] += 1
-        return {
-            CALL: timed(lambda: save(managers[count], steps[count])),
-            BEHIND: timed(managers[count].wait),
-        }
+        return {CALL: timed(lambda: save(managers[count], steps[count])), BEHIND: timed(managers[count].wait)}
 
     sides = {ALONE: alone} | {str(count): partial(managed, count) for count in counts}
     found = alternate(sides, rounds, "manager: saves beside many")
+    plain, rows = np.array(found[ALONE][CALL]), []
     for count, manager in managers.items():
         manager.close()
         place.remove(f"beside-{count}")
+        own = found[str(count)]
+        added = Spread.of(1000 * (own[CALL] - plain))
+        behind = Spread.of(1000 * np.array(own[BEHIND]))
+        rows.append({"checkpoints": str(count), ALONE: Spread.of(1000 * plain), "added": added, BEHIND: behind})
     place.remove("alone")
-    return found
+    goals.append(goal_row(f"ms added to a save, {counts[-1]:,} checkpoints", ALONE, added, SAVE_GOAL))
+    return rows

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.storage import WriteResult
 
 import streamxf
@@ -22,7 +24,7 @@ from benchmarks.child import in_child, in_fork
 from benchmarks.costs import Costs, cells, measured, need_proc, once
 from benchmarks.harness import Settings, progress
 from benchmarks.result import Result, Row, Spread, Table, goal_row
-from benchmarks.simulated import Planned, as_stock, plan, sent, states, write
+from benchmarks.simulated import as_stock, plan, sent, states, write
 
 RANKS, SMOKE_RANKS = 64, 4
 ITEMS, SMOKE_ITEMS = (10_000, 100_000), (400, 1_200)
@@ -129,28 +131,24 @@ def save(folder: Path, layout: Layout, items: int, ranks: int, rounds: int) -> d
     costs[PLAN], planned = once(lambda: plan(path, state, writer, collectives=layout.collectives))
     costs[WRITE], results = once(lambda: write(planned))
 
-    def finish(planned: Planned, results: list[list[WriteResult]]) -> Callable[[], Callable[[], None]]:
-        def prepared() -> Callable[[], None]:
-            reported = [sent(results)] if layout.collectives else [[own] for own in sent(results)]
-            parts = list(zip(planned.writers, sent(planned.metadata), reported, strict=False))
+    def prepared(writers: list[Any], results: list[list[WriteResult]]) -> Callable[[], None]:
+        reported = [sent(results)] if layout.collectives else [[own] for own in sent(results)]
+        return partial(_finish, list(zip(writers, sent(planned.metadata), reported, strict=False)))
 
-            def finish_all() -> None:
-                for writer, metadata, reports in parts:
-                    writer.finish(metadata, reports)
-
-            return finish_all
-
-        return prepared
-
-    costs[FINISH] = measured(finish(planned, results), rounds)
+    costs[FINISH] = measured(partial(prepared, planned.writers, results), rounds)
     costs[FINISH]["metadata"] = [sum(file.stat().st_size for file in path.glob("*.metadata"))]
     if STOCK_READ in layout.operations:
         stock = dcp.FileSystemWriter(stock_path, sync_files=False)
         stock_path.mkdir()
         of_stock = [[as_stock(result) for result in own] for own in results]
-        costs[STOCK_FINISH] = measured(finish(Planned([stock], [], [], planned.metadata), of_stock), rounds)
+        costs[STOCK_FINISH] = measured(partial(prepared, [stock], of_stock), rounds)
         costs[STOCK_FINISH]["metadata"] = [(stock_path / ".metadata").stat().st_size]
     return costs
+
+
+def _finish(parts: list[tuple[Any, Metadata, list[list[WriteResult]]]]) -> None:
+    for writer, metadata, reports in parts:
+        writer.finish(metadata, reports)
 
 
 def operation(folder: Path, name: str, layout: Layout, items: int, ranks: int, rounds: int) -> Costs:

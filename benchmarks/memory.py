@@ -36,24 +36,20 @@ def run(settings: Settings) -> Result:
     mib = settings.pick(2 * settings.mib, 16)
     rows: list[Row] = []
     goals: list[Row] = []
-    row: Row
     cases = [(layout, size, 0) for layout, sizes in settings.pick(CASES, SMOKE_CASES) for size in sizes]
     for layout, block_size, workers in [*cases, *((layout, size, MANY) for layout, size, _ in cases if size == MIB)]:
-        row = {"state": layout, "writer": STOCK.name, "workers": workers or "one per CPU"}
-        if block_size:
-            row["writer"] = f"streamxf, blocks of {block_size // 1024} KiB"
+        writer = f"streamxf, blocks of {block_size // 1024} KiB" if block_size else STOCK.name
+        row = {"state": layout, "writer": writer, "workers": workers or "one per CPU"}
         progress(f"memory: {', '.join(map(str, row.values()))}")
         with TemporaryDirectory(dir=settings.folder) as folder:
             given = {"folder": folder, "layout": layout, "mib": mib, "block_size": block_size, "workers": workers}
             added = {phase: in_child("benchmarks.memory", phase, **given) for phase in ("save", "load")}
         peaks = {phase: Spread.of([size / MIB]) for phase, size in added.items()}
-        rows.append({**row, **{f"{phase}, MiB added": peak for phase, peak in peaks.items()}})
+        rows.append(row | {f"{phase}, MiB added": peak for phase, peak in peaks.items()})
         if block_size == DEFAULT_BLOCK:
             who = f", {workers} workers" if workers else ""
-            goals += [
-                goal_row(f"{phase}, {layout}{who}, MiB added", "size of the state", peak, GOAL_MIB)
-                for phase, peak in peaks.items()
-            ]
+            for phase, peak in peaks.items():
+                goals.append(goal_row(f"{phase}, {layout}{who}, MiB added", "size of the state", peak, GOAL_MIB))
     note = (
         f"A bf16 state of {mib:,} MiB: as one tensor, as 64, and as a view with gaps into a larger one; "
         "`thread_count=1`, and as many workers as CPUs or as a large machine has. *Added* is the peak over the memory "

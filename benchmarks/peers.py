@@ -31,15 +31,6 @@ _ZIPNN_DTYPES = {
 FILE = "state"
 
 
-def sync(path: Path) -> None:
-    """Bring a file to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def flat_bytes(tensor: torch.Tensor) -> np.ndarray:
     """The memory of a contiguous tensor, without a copy."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
@@ -129,7 +120,8 @@ class FileSide:
     def save(self, state: State, path: Path, threads: int) -> None:
         path.mkdir(parents=True)
         self.write(state, path / FILE)
-        sync(path / FILE)
+        with (path / FILE).open("rb") as file:
+            os.fsync(file.fileno())
 
     def load(self, target: State, path: Path, threads: int) -> None:
         for name, tensor in self.read(path / FILE).items():

@@ -16,9 +16,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chart import panels, write_svg
+from benchmarks.chart import write_chart
 from benchmarks.machine import describe, machine_name
-from benchmarks.result import GOAL, MEASURED, REACHED, RESULTS, Row, Spread, Table, stored, table_markdown
+from benchmarks.result import (
+    GOAL,
+    MEASURED,
+    REACHED,
+    RESULTS,
+    Row,
+    Spread,
+    Table,
+    stored,
+    table_markdown,
+    table_section,
+)
 from benchmarks.run import NAMES
 
 PUBLISHED = Path(__file__).parent.parent / "docs" / "benchmarks"
@@ -73,19 +84,17 @@ def section(name: str, published: Published) -> str:
     lines = [f"## {next(iter(runs.values()))['title']}", ""]
     if len(set(notes)) == 1:
         lines += [notes[0], ""]
-    if goals := list(_goals(runs)):
-        lines += ["### Goals", "", *table_markdown(Table(goals)), ""]
+    if goals := _goals(runs):
+        lines += table_section(Table(goals, "Goals"), "###")
     for machine, content in runs.items():
-        lines += [f"### {machine}", "", *([] if len(set(notes)) == 1 else [content["note"], ""]), _origin(content), ""]
+        note = [] if len(set(notes)) == 1 else [content["note"], ""]
+        facts = content["machine"]
+        origin = f"Measured {facts['time'][:10]} at commit {facts['commit'] or 'unknown'}."
+        lines += [f"### {machine}", "", *note, origin, ""]
         for table in _tables(content):
             if not _has_goals(table):
-                lines += [*([f"#### {table.title}", ""] if table.title else []), *table_markdown(table), ""]
+                lines += table_section(table, "####")
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _origin(content: Content) -> str:
-    facts = content["machine"]
-    return f"Measured {facts['time'][:10]} at commit {facts['commit'] or 'unknown'}."
 
 
 def _tables(content: Content) -> Iterator[Table]:
@@ -102,7 +111,7 @@ def _has_goals(table: Table) -> bool:
     return MEASURED in table.rows[0]
 
 
-def _goals(runs: Mapping[str, Content]) -> Iterator[Row]:
+def _goals(runs: Mapping[str, Content]) -> list[Row]:
     """A row for each goal of any machine, with what each of them measured."""
     rows: dict[tuple[str, ...], Row] = {}
     for machine, content in runs.items():
@@ -113,7 +122,7 @@ def _goals(runs: Mapping[str, Content]) -> Iterator[Row]:
                 at = f", {row['at']}" if row.get("at") else ""
                 missed = "" if row[REACHED] == "yes" else ", **missed**"
                 merged[machine] = f"{row[MEASURED].text(table.digits)}{at}{missed}"
-    return iter(rows.values())
+    return list(rows.values())
 
 
 def overview(published: Published) -> str:
@@ -141,6 +150,7 @@ def overview(published: Published) -> str:
 
 
 CHART = "save_load"
+_PANELS = {"save, seconds": "save, s", "load, seconds": "load, s", "size": "size"}
 _SIDES = {
     "stock DCP": "stock DCP",
     "stock DCP, ZStandard": "stock DCP, zstd",
@@ -152,25 +162,19 @@ _SIDES = {
 
 def draw_chart(published: Published, images: Path) -> None:
     """Times and sizes beside those of others, from the newest result: ``compared-light.svg`` and ``-dark.svg``."""
-    newest = max((contents[CHART] for contents in published.values() if CHART in contents), key=_measured)
+    runs = [contents[CHART] for contents in published.values() if CHART in contents]
+    newest = max(runs, key=lambda content: str(content["machine"]["time"]))
     rows = {row["side"]: row for table in _tables(newest) if table.title == "bf16" for row in table.rows}
-    measures = {"save, seconds": "save, s", "load, seconds": "load, s", "size": "size"}
+    for row in rows.values():
+        row["size"] = Spread.of([row["size"]])
     found = {
-        shown: {label: _spread(rows[side][column]) for side, label in _SIDES.items() if side in rows}
-        for shown, column in measures.items()
+        heading: {label: rows[side][column] for side, label in _SIDES.items() if side in rows}
+        for heading, column in _PANELS.items()
     }
     images.mkdir(exist_ok=True)
+    ours = {label for label in _SIDES.values() if "streamxf" in label}
     for ground in ("light", "dark"):
-        ours = {label for label in _SIDES.values() if "streamxf" in label}
-        write_svg(panels(found, ours, dark=ground == "dark"), images / f"compared-{ground}.svg")
-
-
-def _measured(content: Content) -> str:
-    return str(content["machine"]["time"])
-
-
-def _spread(value: Any) -> Spread:
-    return value if isinstance(value, Spread) else Spread.of([value])
+        write_chart(images / f"compared-{ground}.svg", found, ours, dark=ground == "dark")
 
 
 def main(arguments: list[str] | None = None) -> int:

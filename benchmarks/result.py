@@ -126,10 +126,13 @@ def markdown(result: Result) -> str:
     """A result as a Markdown section: note and tables."""
     lines = [f"## {result.title}", "", result.note, ""]
     for table in result.tables:
-        if table.title:
-            lines += [f"### {table.title}", ""]
-        lines += [*table_markdown(table), ""]
+        lines += table_section(table, "###")
     return "\n".join(lines)
+
+
+def table_section(table: Table, level: str) -> list[str]:
+    """A table under its title, if it has one."""
+    return [*([f"{level} {table.title}", ""] if table.title else []), *table_markdown(table), ""]
 
 
 def table_markdown(table: Table) -> list[str]:

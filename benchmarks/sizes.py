@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,27 +28,24 @@ ENTROPY, ZIPNN, BLOSC2, ALONE = "entropy", "ZipNN", "blosc2", "FloatZip"
 STOCK, OURS = "checkpoint, stock ZStandard", "checkpoint, FloatZip"
 
 
-@dataclass(frozen=True)
-class _Case:
-    label: str
-    state: State
-    goal: float | None
+Case = tuple[str, State, float | None]
+"""What it is, and what share of its size FloatZip and a checkpoint may take."""
 
 
 def run(settings: Settings) -> Result:
     """Measure."""
     rows = []
-    for case in _cases(settings):
-        progress(f"sizes: {case.label}")
-        sizes = _sizes(settings, case.state)
+    for label, state, goal in _cases(settings):
+        progress(f"sizes: {label}")
+        sizes = _sizes(settings, state)
         rows.append(
             {
-                "data": case.label,
-                "MiB": round(raw_bytes(case.state) / 2**20, 1),
+                "data": label,
+                "MiB": round(raw_bytes(state) / 2**20, 1),
                 **sizes,
-                "goal": f"<= {case.goal:g}" if case.goal else "",
-                "reached by FloatZip": _reached(sizes[ALONE], case.goal),
-                "by the checkpoint": _reached(sizes[OURS], case.goal),
+                "goal": f"<= {goal:g}" if goal else "",
+                "reached by FloatZip": _reached(sizes[ALONE], goal),
+                "by the checkpoint": _reached(sizes[OURS], goal),
             }
         )
     note = (
@@ -67,13 +63,13 @@ def _reached(size: float, goal: float | None) -> str:
     return "" if goal is None else "yes" if size <= goal else "**no**"
 
 
-def _cases(settings: Settings) -> Iterator[_Case]:
+def _cases(settings: Settings) -> Iterator[Case]:
     """One after the other, so that only one is in memory."""
     mib = settings.pick(settings.mib, 2)
     for dtype, (short, goal) in DTYPES.items():
-        yield _Case(f"Gaussian, {short}", gaussian_matrices(mib, mib / 8, dtype), goal)
+        yield f"Gaussian, {short}", gaussian_matrices(mib, mib / 8, dtype), goal
     for dtype, (short, goal) in DTYPES.items():
-        yield _Case(f"MiniLM, {short}", minilm(dtype, settings.pick(None, 40)), goal)
+        yield f"MiniLM, {short}", minilm(dtype, settings.pick(None, 40)), goal
     weights = _matrices(settings)
     for short, dtype in (("e4m3", E4M3), ("e5m2", E5M2)):
         for rows, scale in ((False, "tensor"), (True, "row")):
@@ -82,9 +78,9 @@ def _cases(settings: Settings) -> Iterator[_Case]:
     yield _near_entropy("MiniLM, NVFP4", nvfp4(weights))
     del weights
     state = training_state(settings.cache, settings.pick(Training(), SMOKE))
-    yield _Case("training, parameters, fp32", state["parameters"], None)
+    yield "training, parameters, fp32", state["parameters"], None
     for moment in MOMENTS:
-        yield _Case(f"training, {moment}, fp32", state[moment], MOMENT_GOALS[moment])
+        yield f"training, {moment}, fp32", state[moment], MOMENT_GOALS[moment]
 
 
 def _matrices(settings: Settings) -> State:
@@ -94,8 +90,8 @@ def _matrices(settings: Settings) -> State:
     return {name: matrices[name] for name in settings.pick(names, names[:3])}
 
 
-def _near_entropy(label: str, state: State) -> _Case:
-    return _Case(label, state, round(ABOVE_ENTROPY * plane_entropy(state), 4))
+def _near_entropy(label: str, state: State) -> Case:
+    return label, state, round(ABOVE_ENTROPY * plane_entropy(state), 4)
 
 
 def _sizes(settings: Settings, state: State) -> dict[str, float]:

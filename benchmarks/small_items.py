@@ -37,20 +37,19 @@ def run(settings: Settings) -> Result:
     metadata = _metadata(settings)
     count = settings.pick(TENSORS, 50)
     what = f"{count:,} tensors of 4 KiB, {CHAIN}"
+    compared = (
+        (objects, "load", STOCK_READER, SAME, f"load of objects, {SAME}", OBJECTS_GOAL),
+        (objects, "load", STOCK_READER, OWN, f"load of objects, {OWN}", OBJECTS_GOAL),
+        (tensors, "save", STOCK.name, FULL.name, f"save, {what}", SAVE_GOAL),
+        (tensors, "load", STOCK.name, FULL.name, f"load, {what}", LOAD_GOAL),
+        # torch's own metadata is a pickle for streamxf's reader, too
+        (metadata, "read_metadata", STOCK_READER, OWN, f"read_metadata, {OWN}", METADATA_GOAL),
+    )
     goals: list[Row] = []
     for kind in (CPU, WALL):
-        parts = [
-            (f"load of objects, {side}", STOCK_READER, ratio, OBJECTS_GOAL)
-            for side, ratio in _against(objects, STOCK_READER, f"load, {kind}").items()
-        ]
-        for phase, goal in (("save", SAVE_GOAL), ("load", LOAD_GOAL)):
-            parts.append(
-                (f"{phase}, {what}", STOCK.name, _against(tensors, STOCK.name, f"{phase}, {kind}")[FULL.name], goal)
-            )
-        # torch's own metadata is a pickle for streamxf's reader, too
-        ratio = _against(metadata, STOCK_READER, f"read_metadata, {kind}")[OWN]
-        parts.append((f"read_metadata, {OWN}", STOCK_READER, ratio, METADATA_GOAL))
-        goals += [goal_row(f"{name}, {kind} time", against, ratio, goal) for name, against, ratio, goal in parts]
+        for rounds, phase, against, side, name, goal in compared:
+            ratio = ratios(rounds[side][f"{phase}, {kind}"], rounds[against][f"{phase}, {kind}"])
+            goals.append(goal_row(f"{name}, {kind} time", against, ratio, goal))
     goals.append(
         goal_row("bytes of a tensor of 4 KiB beyond its compressed elements", "", Spread.of([overhead]), OVERHEAD_GOAL)
     )
@@ -67,10 +66,6 @@ def run(settings: Settings) -> Result:
         "depends on what else the machine does. Bytes beyond the compressed elements: of the data files alone."
     )
     return Result("small_items", "Small items", note, [Table(goals, "Goals"), Table(rows, "All")])
-
-
-def _against(rounds: Rounds, base: str, phase: str) -> dict[str, Spread]:
-    return {side: ratios(phases[phase], rounds[base][phase]) for side, phases in rounds.items() if side != base}
 
 
 def _measured(phase: str, action: Callable[[], Any]) -> Phases:
