@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from streamxf.dcp.fsspec import FsspecReader as FsspecReader, FsspecWriter as FsspecWriter
     from streamxf.dcp.install import install as install, installed as installed
     from streamxf.dcp.planner import LoadPlanner as LoadPlanner
+    from streamxf.dcp.planner import SavePlanner as SavePlanner
     from streamxf.dcp.reader import FileSystemReader as FileSystemReader
     from streamxf.dcp.extensions import Registry as Registry
     from streamxf.dcp.writer import FileSystemWriter as FileSystemWriter
@@ -80,7 +81,7 @@ _NAMES = {
     "dcp.attach": "attach",
     "dcp.fsspec": "FsspecReader FsspecWriter",
     "dcp.install": "install installed",
-    "dcp.planner": "LoadPlanner",
+    "dcp.planner": "LoadPlanner SavePlanner",
     "dcp.reader": "FileSystemReader",
     "dcp.extensions": "Registry",
     "dcp.writer": "FileSystemWriter",

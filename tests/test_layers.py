@@ -266,12 +266,12 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_837,
+    ".": 2_838,
     "checkpoint": 4_352,
     "cli": 3_018,
     "codecs": 1_655,
-    "dcp": 4_722,
-    "format": 3_145,
+    "dcp": 5_109,
+    "format": 3_202,
     "formats": 958,
     "integrations": 805,
     "keys": 2_114,

@@ -10,6 +10,7 @@ from functools import cache
 from itertools import chain
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import (
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.buffers import collector_paused
@@ -32,11 +34,15 @@ from streamxf.checkpoint.datafile import FileRecord, SavedFile
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import OWN, PLANNER_DATA, members_of, plain_members
 from streamxf.checkpoint.sources import dtype_name
+from streamxf.dcp.columns import Merged, PlannedItems, StoredResults
 from streamxf.errors import UnsupportedError, redacted
+from streamxf.format.bands import ChunkColumns
 from streamxf.format.chunks import StoredChunks
+from streamxf.format.header import Kind
 from streamxf.format.index import Index
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, TensorItem, is_path
 from streamxf.format.names import metadata_name
+from streamxf.format.tiling import Boxes
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from streamxf.torch_private import StorageInfo
@@ -85,22 +91,33 @@ def stored_properties(properties: TensorProperties) -> dict[str, bool | str]:
 
 
 @collector_paused()
-def results_of(files: Iterable[SavedFile], indexes: Iterable[Sequence[MetadataIndex]]) -> list[WriteResult]:
+def results_of(
+    files: Sequence[SavedFile], items: Iterable[Sequence[WriteItem]], planned: Sequence[WriteItem]
+) -> Sequence[WriteResult]:
     """Results of the items of `files`, with the shard, or the whole of an object, and with a file's first one the
-    record of the file; `indexes` has those of each, in their order.
+    record of the file; `items` has those of each, in their order, which together are `planned`.
     """
+    if isinstance(planned, PlannedItems) and (own := planned.as_sent()) is not None:
+        places = [chunk.place for file in files for _, chunk in file.written]
+        if all(place.number is not None and place.sha256 is None for place in places):
+            rows = {id(item): row for row, item in enumerate(planned)}
+            return StoredResults.of(own, [rows[id(item)] for some in items for item in some], files)
     made = []
-    for file, own in zip(files, indexes, strict=True):
+    for file, own_items in zip(files, items, strict=True):
         record: FileRecord | None = file.record
-        for (_, stored), index in zip(file.written, own, strict=True):
-            made.append(WriteResult(index=index, size_in_bytes=stored.place.size, storage_data=(stored, record)))
+        for (_, stored), item in zip(file.written, own_items, strict=True):
+            made.append(WriteResult(item.index, stored.place.size, (stored, record)))
             record = None
     return made
 
 
-def records_in(results: list[list[WriteResult]]) -> list[FileRecord]:
+def records_in(results: Iterable[Sequence[WriteResult]]) -> list[FileRecord]:
     """The records of the files of all ranks."""
-    return [result.storage_data[1] for own in results for result in own if result.storage_data[1] is not None]
+    made: list[FileRecord] = []
+    for own in results:
+        found = (result.storage_data[1] for result in own) if not isinstance(own, StoredResults) else own.records
+        made += (record for record in found if record is not None)
+    return made
 
 
 @collector_paused()
@@ -108,25 +125,55 @@ def items_of(content: Metadata, paths: Mapping[str, Path], results: list[list[Wr
     """The items of a save that is about to be published, from the planner's `content`, its `paths`, and the results of
     all ranks. Raises UnsupportedError if something has no place in the index, or was not stored.
     """
-    stored: dict[str, list[WriteResult]] = {}
-    for result in chain.from_iterable(results):
-        stored.setdefault(result.index.fqn, []).append(result)
+    stored: Mapping[str, Any] = _stored_columns(results, len(content.state_dict_metadata))
+    if not stored:
+        lists: dict[str, list[WriteResult]] = {}
+        for result in chain.from_iterable(results):
+            lists.setdefault(result.index.fqn, []).append(result)
+        stored = lists
     items: dict[str, Item] = {}
     for name, entry in content.state_dict_metadata.items():
-        path, own = paths.get(name), stored.get(name, [])
+        path, chunks = paths.get(name), _chunks(name, entry, stored.get(name, []))
         if isinstance(entry, BytesStorageMetadata):
-            (whole,) = _chunks(name, [None], own)
-            items[name] = ObjectItem(name, whole.place, path)
+            items[name] = ObjectItem(name, chunks[0].place, path)
             continue
         dtype, properties = dtype_name(entry.properties.dtype), stored_properties(entry.properties)
-        chunks = _chunks(name, (tuple(chunk.offsets) for chunk in entry.chunks), own)
         items[name] = TensorItem(name, dtype, tuple(entry.size), chunks, path, properties)
     return items
 
 
-def _chunks(name: str, offsets: Iterable[Any], results: list[WriteResult]) -> tuple[Chunk, ...]:
-    """What was stored of an item, at its offsets; an object has the offset None."""
-    found = {each.index.offset: each.storage_data[0] for each in results}
+_FEW = 64  # shards of a tensor: of fewer, objects take no longer than columns
+
+
+def _stored_columns(results: Sequence[Sequence[WriteResult]], names: int) -> dict[str, ChunkColumns]:
+    """What all ranks stored, by name, where that is very much and came as columns; else nothing."""
+    known = [own for own in results if isinstance(own, StoredResults)]
+    if len(known) < len(results) or sum(map(len, known)) < _FEW * names:
+        return {}
+    items = Merged.of([own.planned for own in known])
+    if items.again.any():
+        return {}
+    paths = sorted({record.path for own in known for record in own.records})  # as the index counts them
+    ordinals = dict(zip(paths, range(len(paths)), strict=True))
+    places = [own.places([ordinals[record.path] for record in own.records]) for own in known]
+    whole, made = np.concatenate(places, 1)[:, items.order], {}
+    for name, data, boxes, rows in items.spans():
+        kind = Kind.TENSOR if data else Kind.OBJECT
+        made[name] = ChunkColumns(boxes, whole[:, rows], paths, known[0].descriptors, kind)
+    return made
+
+
+def _chunks(name: str, entry: Any, own: ChunkColumns | Sequence[WriteResult]) -> Sequence[Chunk]:
+    """What was stored of an item, as it was planned."""
+    if isinstance(own, ChunkColumns):
+        if isinstance(entry, PlannedTensor) and np.array_equal(own.boxes.offsets, entry.boxes.offsets):
+            return own
+        found: dict[Any, Chunk] = {chunk.offset: chunk for chunk in own}
+        offsets: Iterable[Any] = [()]
+    else:
+        found, offsets = {each.index.offset: each.storage_data[0] for each in own}, [None]
+    if not isinstance(entry, BytesStorageMetadata):
+        offsets = (tuple(chunk.offsets) for chunk in entry.chunks)
     try:
         return tuple(map(found.__getitem__, offsets))
     except KeyError:
@@ -267,6 +314,37 @@ class LazyTensor(TensorStorageMetadata):
 
     def __reduce__(self) -> Any:
         return TensorStorageMetadata, (self.properties, self.size, self.chunks)
+
+
+class PlannedTensor(TensorStorageMetadata):
+    """A tensor that is about to be saved. Its list of chunks is made when it is first asked for, by their offsets."""
+
+    boxes: Boxes
+
+    @cached_property
+    def is_grid(self) -> bool:
+        """As `Boxes.is_grid`; parts without elements are left out."""
+        full = (self.boxes.sizes > 0).all(axis=1)
+        inside = bool((self.boxes.offsets + self.boxes.sizes <= [*self.size]).all())
+        return inside and Boxes(self.boxes.offsets[full], self.boxes.sizes[full]).is_grid(self.size)
+
+    @cached_property
+    def chunks(self) -> list[ChunkStorageMetadata]:  # type: ignore[override]
+        return torch_chunks(self.boxes.spans())
+
+    __eq__, __reduce__ = LazyTensor.__eq__, LazyTensor.__reduce__
+
+
+def planned_entries(items: Merged) -> dict[str, STORAGE_TYPES]:
+    """What all ranks together are about to save."""
+    entries: dict[str, STORAGE_TYPES] = {}
+    for name, data, boxes, _ in items.spans():
+        if data is None:
+            entries[name] = BytesStorageMetadata()
+            continue
+        entries[name] = made = PlannedTensor.__new__(PlannedTensor)
+        (made.properties, made.size, _), made.boxes = data, boxes
+    return entries
 
 
 @collector_paused()

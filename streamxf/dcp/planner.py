@@ -1,4 +1,4 @@
-"""`LoadPlanner`: torch's planner, which asks the checkpoint for the chunks that a rank needs."""
+"""`LoadPlanner` and `SavePlanner`: torch's planners, for jobs of very many ranks."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan
 from torch.nn import Parameter
 
 from streamxf.checkpoint import metadata as stored_metadata
-from streamxf.dcp.columns import ReadItems
-from streamxf.dcp.metadata import FOUND, LazyTensor, torch_chunks
+from streamxf.dcp.columns import Merged, PlannedItems, ReadItems, Shared
+from streamxf.dcp.metadata import FOUND, LazyTensor, PlannedTensor, planned_entries, torch_chunks
+from streamxf.errors import MetadataError
 from streamxf.format.items import Item, TensorItem
+from streamxf.format.tiling import check_apart, check_tiles
 from streamxf.torch_private import create_chunk_list
+from streamxf.wording import some
 
 
 class LoadPlanner(DefaultLoadPlanner):
@@ -57,6 +60,66 @@ class LoadPlanner(DefaultLoadPlanner):
                 if type(value) not in (Tensor, Parameter) and isinstance(item := items.get(name), TensorItem):
                     item.overlapping(_boxes(value))
                     return
+
+
+class SavePlanner(DefaultSavePlanner):
+    """Plans a save as DCP's ``DefaultSavePlanner`` does, whose options it has. What ranks send each other, and what the
+    coordinator does with it, are columns, where DCP has several objects for each item of each rank.
+
+    ``dcp.save(state, storage_writer=streamxf.FileSystemWriter(path), planner=streamxf.SavePlanner())``, on all ranks.
+
+    Parameters
+    ----------
+    flatten_state_dict, flatten_sharded_tensors, dedup_save_to_lowest_rank, enable_plan_caching
+        As in torch.
+    """
+
+    def create_local_plan(self) -> SavePlan:
+        """As torch's planner makes it."""
+        plan = super().create_local_plan()
+        paths = Shared(plan.planner_data) if type(plan.planner_data) is dict else plan.planner_data
+        items: Any = PlannedItems.of(plan.items)
+        return replace(plan, items=items, planner_data=paths)
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """As torch's planner makes it; raises ValueError if the ranks' shards do not make up a tensor."""
+        if getattr(self, "_enable_plan_caching", False):
+            return super().create_global_plan(all_plans)
+        self.global_plan, self.metadata = self._create_global_plan(all_plans)
+        return self.global_plan, self.metadata
+
+    def _create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        found = [PlannedItems.of(plan.items) for plan in all_plans]
+        ranks: list[Any] = [items for items in found if isinstance(items, PlannedItems)]
+        if len(ranks) < len(found):  # a planner derived from this one has put something else there
+            made: tuple[list[SavePlan], Metadata]
+            made = getattr(super(), "_create_global_plan", super().create_global_plan)(all_plans)
+            return made
+        all_items = Merged.of(ranks)
+        if all_items.again.any():
+            kept = all_items.kept(self.dedup_save_to_lowest_rank)
+            ranks = [items.keeping(rows) for items, rows in zip(ranks, kept, strict=True)]
+            all_items = Merged.of(ranks)
+        entries = planned_entries(all_items)
+        _check_plan(entries, len(all_plans))
+        paths: dict[str, Any] | None = {} if self.flatten_state_dict else None
+        if paths is not None:
+            for data in reversed({id(plan.planner_data): plan.planner_data for plan in all_plans}.values()):
+                paths |= data  # what lower ranks have counts
+        plans = [replace(plan, items=items) for plan, items in zip(all_plans, ranks, strict=True)]
+        return plans, Metadata(entries, paths)
+
+
+def _check_plan(entries: dict[str, Any], ranks: int) -> None:
+    errors = []
+    for name, entry in entries.items():
+        if isinstance(entry, PlannedTensor) and len(entry.size) and not entry.is_grid:
+            try:
+                (check_tiles if ranks > 1 else check_apart)(entry.size, entry.boxes)
+            except MetadataError as error:
+                errors.append(f"key:{name} {error.message}")
+    if errors:
+        raise ValueError(f"Failed to validate global plan: {some(errors, most=3)}")
 
 
 def _boxes(value: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from functools import lru_cache, partial
 from itertools import chain, groupby
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
@@ -27,6 +28,7 @@ from streamxf.checkpoint.datafile import check_bare
 from streamxf.checkpoint.saving import Entry, Extensions, check_space
 from streamxf.checkpoint.sources import Content, content_of, dtype_name, has_elements
 from streamxf.checkpoint.staging import Staging
+from streamxf.dcp.columns import PlannedItems
 from streamxf.dcp.metadata import extra_of, paths_of
 from streamxf.errors import MetadataError, UnsupportedError, located
 from streamxf.format import limits
@@ -65,6 +67,15 @@ def planned_bytes(item: WriteItem) -> int:
     return data.chunk.sizes.numel() * data.properties.dtype.itemsize
 
 
+def _planned_together(items: Sequence[WriteItem]) -> int:
+    if not isinstance(items, PlannedItems):
+        return sum(map(planned_bytes, items))
+    if (found := vars(items.layout).get("planned")) is None:  # many ranks have the same layout
+        found = np.array([*map(planned_bytes, items.whole())], "i8")
+        vars(items.layout)["planned"] = found
+    return int((found if items.kept is None else found[items.kept]).sum())
+
+
 def entries_of(items: Iterable[WriteItem], planner: SavePlanner, staging: Staging) -> Iterator[Entry]:
     """What is to be written to one file; the planner gives an item's data when it is its turn. In any thread that makes
     nothing else.
@@ -101,9 +112,13 @@ def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> None:
     past their plans is not known yet.
     """
     paths: dict[str, Any] = {}
-    for plan in plans:
-        paths |= plan.planner_data if isinstance(plan.planner_data, dict) else {}
-    counts = Counter(item.index.fqn for plan in plans for item in plan.items)
+    for data in {id(plan.planner_data): plan.planner_data for plan in plans}.values():
+        paths |= data if isinstance(data, dict) else {}
+    # of plans as columns those that are alike are looked at once, and their planner has checked the shards
+    columns = [plan.items for plan in plans if isinstance(plan.items, PlannedItems)]
+    alike = {id(items.layout): items for items in columns}.values()
+    single = [item for plan in plans if not isinstance(plan.items, PlannedItems) for item in plan.items]
+    counts = Counter(chain((item.index.fqn for item in single), *(items.layout["names"] for items in alike)))
     longest = max(map(check_name, counts), key=lambda name: len(name.encode()), default="")
     together = _size_of([*paths.values()])
     long = max(map(_size_of, paths.values())) if together > limits.MAX_PART // 2 else together
@@ -117,9 +132,9 @@ def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> None:
                 f"the index would have {what} of {most[what]:,} bytes, and {allowed:,} are allowed; nothing was "
                 "written. Save with shorter names, or put less into DCP's metadata"
             )
-    for item in () if in_containers else chain.from_iterable(plan.items for plan in plans):
+    for item in () if in_containers else chain(single, *map(PlannedItems.whole, alike)):
         check_bare(part_of(item))
-    many = [item for plan in plans for item in plan.items if counts[item.index.fqn] > MAX_GROUP]
+    many = [item for item in single if counts[item.index.fqn] > MAX_GROUP]
     for name, found in groupby(sorted(map(part_of, many)), key=lambda part: part.name):
         parts = [part for part in found if 0 not in part.shape]
         shape = parts[0].tensor_shape if parts else ()
@@ -174,7 +189,7 @@ def share_room(plans: list[SavePlan]) -> list[SavePlan]:
     planned: Counter[tuple[str, ...]] = Counter()
     for note, plan in zip(notes, plans, strict=True):
         if note is not None:
-            planned[note.volume.name] += sum(map(planned_bytes, plan.items))
+            planned[note.volume.name] += _planned_together(plan.items)
     full = (note and replace(note, ranks=ranks[note.volume.name], planned=planned[note.volume.name]) for note in notes)
     pairs = zip(full, plans, strict=True)
     return [plan if note is None else replace(plan, storage_data=note) for note, plan in pairs]

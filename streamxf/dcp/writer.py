@@ -255,9 +255,8 @@ class ChainWriterMixin(StorageMixin):
                 save.leave()
         save.report = SaveReport.of(save.meter, perf_counter() - begin)
         self.report = None if self._publishes else save.report
-        done: Future[list[WriteResult]] = Future()
-        indexes = ([item.index for item in items] for items in files.values())
-        done.set_result(results_of(stored, indexes))
+        done: Future[Any] = Future()
+        done.set_result(results_of(stored, files.values(), plan.items))
         return done
 
     @errors_reach_all_ranks

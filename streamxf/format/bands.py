@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from json.encoder import encode_basestring_ascii
 from typing import Any
@@ -11,16 +12,56 @@ from typing import Any
 from streamxf.errors import MetadataError
 from streamxf.format import columns as col
 from streamxf.format import limits
-from streamxf.format.columns import Column, TooLarge, pack_part
+from streamxf.format.columns import Array, Column, TooLarge, pack_part
 from streamxf.format.header import Kind
-from streamxf.format.items import Chunk, Item, TensorItem
+from streamxf.format.items import Chunk, Item, Place, TensorItem
+from streamxf.format.tiling import Boxes
 
 _JSON = json.JSONEncoder(separators=(",", ":"))
 _ROWS = 16_384  # chunks in a part, or items with one chunk each
 _ITEMS = 64  # in a band, where they have many chunks
 _BYTES = 2**20  # of what each part of a band has of its items
 
-_Coded = tuple[Item, list[Chunk], bytes]  # an item, its chunks by their offsets, and what else there is to say of it
+
+@dataclass(frozen=True, eq=False)
+class ChunkColumns(Sequence[Chunk]):
+    """Chunks of a tensor as columns, by their offsets; or an object, by its `kind`.
+
+    - `places`: with a column for each chunk, and rows of file, position, bytes, number, and whether it is framed.
+    - `paths`: those of all files of the save, in order. `descriptors`: as in `Place`.
+    """
+
+    boxes: Boxes
+    places: Array
+    paths: list[str]
+    descriptors: tuple[str, ...]
+    kind: Kind
+
+    def __len__(self) -> int:
+        return len(self.boxes.offsets)
+
+    def __getitem__(self, key: Any) -> Any:
+        rows = key if isinstance(key, slice) else slice(at := range(len(self))[key], at + 1)
+        boxes = Boxes(self.boxes.offsets[rows], self.boxes.sizes[rows])
+        some = replace(self, boxes=boxes, places=self.places[:, rows])
+        return some if isinstance(key, slice) else next(iter(some))
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for box, (file, at, size, number, framed) in zip(self.boxes.spans(), self.places.T.tolist(), strict=True):
+            yield Chunk(*box, Place(self.paths[file], at, size, self.descriptors, None, number), bool(framed))
+
+    def columns(self) -> dict[Column, Any]:
+        """As a part has them."""
+        import numpy
+
+        kinds = numpy.where(self.places[4], Kind.FRAMED, self.kind)
+        found = (*(side.ravel() for side in self.boxes), kinds, *self.places[:4])
+        return dict(zip(_NUMBERS, found, strict=True))
+
+
+_Coded = tuple[
+    Item, Sequence[Chunk], bytes
+]  # an item, its chunks by their offsets, and what else there is to say of it
 
 
 def packed_bands(
@@ -56,7 +97,8 @@ def _bands(items: Iterable[Item]) -> Iterator[list[_Coded]]:
     for item in items:
         chunks = _chunks(item)
         more = _more(item)
-        own = max((len(each.place.crcs or b"") for each in chunks), default=0)
+        crcs = () if isinstance(chunks, ChunkColumns) else (len(each.place.crcs or b"") for each in chunks)
+        own = max(crcs, default=0)
         own += len(item.name.encode()) + len(more) + 64
         if isinstance(item, TensorItem):
             own += 24 * len(item.shape)  # with one chunk
@@ -71,7 +113,9 @@ def _bands(items: Iterable[Item]) -> Iterator[list[_Coded]]:
         yield band
 
 
-def _chunks(item: Item) -> list[Chunk]:
+def _chunks(item: Item) -> Sequence[Chunk]:
+    if isinstance(item, TensorItem) and isinstance(item.chunks, ChunkColumns):
+        return item.chunks
     if isinstance(item, TensorItem):
         return sorted(item.chunks)
     return [Chunk((), (), item.place, False)]
@@ -111,19 +155,32 @@ def _parts(
     band: list[_Coded], about: Mapping[Column, Any], files: Mapping[str, int], left_out: set[Column], step: int
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
     for begin in range(0, max(len(chunks) for _, chunks, _ in band) or 1, step):
-        chunks = [chunk for _, all_, _ in band for chunk in all_[begin : begin + step]]
-        tensors = [isinstance(item, TensorItem) for item, all_, _ in band for _ in all_[begin : begin + step]]
+        found = [(all_[begin : begin + step], isinstance(item, TensorItem)) for item, all_, _ in band]
         columns = {column: values for column, values in about.items() if not begin or column not in _FIRST}
-        columns |= _of_chunks(chunks, tensors, files)
-        yield pack_part(
-            len(band), len(chunks), {c: values for c, values in columns.items() if c not in left_out}, begin
-        )
+        columns |= _of_chunks(found, files)
+        count = sum(len(some) for some, _ in found)
+        yield pack_part(len(band), count, {c: values for c, values in columns.items() if c not in left_out}, begin)
 
 
 _FIRST = {col.MORE_ENDS, col.MORE}
+_NUMBERS = (col.OFFSET, col.SIZES, col.KIND, col.FILE, col.AT, col.BYTES, col.NUMBER)
 
 
-def _of_chunks(chunks: list[Chunk], tensors: list[bool], files: Mapping[str, int]) -> dict[Column, Any]:
+def _of_chunks(found: list[tuple[Sequence[Chunk], bool]], files: Mapping[str, int]) -> dict[Column, Any]:
+    """The columns of chunks of several items, each with whether it is a tensor."""
+    import numpy
+
+    if any(isinstance(some, ChunkColumns) for some, _ in found):
+        each = [
+            some.columns() if isinstance(some, ChunkColumns) else _of_objects([*some], [tensor] * len(some), files)
+            for some, tensor in found
+        ]
+        return {c: numpy.concatenate([numpy.asarray(own[c], "i8") for own in each]) for c in _NUMBERS}
+    chunks, tensors = [chunk for some, _ in found for chunk in some], [tensor for some, tensor in found for _ in some]
+    return _of_objects(chunks, tensors, files)
+
+
+def _of_objects(chunks: list[Chunk], tensors: list[bool], files: Mapping[str, int]) -> dict[Column, Any]:
     offsets, shapes, places, framed = zip(*chunks, strict=True) if chunks else ((),) * 4
     paths, at, sizes, _, sha256, numbers, crcs = zip(*places, strict=True) if places else ((),) * 7
     of_tensors = [Kind.FRAMED if frame else Kind.TENSOR for frame in framed]
