@@ -1,4 +1,4 @@
-"""What resharded loads read of 1 MiB blocks, beside the blocks that hold what each rank needs; docs/guarantees.md has
+"""What resharded loads read of 1 MiB blocks, beside the blocks that hold what each rank needs; docs/quickstart.md has
 the table.
 """
 
