@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
 
 import streamxf
 from benchmarks.harness import Phases, Settings, alternate, progress, timed
@@ -175,9 +174,7 @@ class Place:
 
     @property
     def files(self) -> Any:
-        if self.options is None:
-            return LocalFileSystem(auto_mkdir=True)
-        return url_to_fs(self.base, **self.options)[0]
+        return url_to_fs(self.base, **({"auto_mkdir": True} if self.options is None else self.options))[0]
 
     def fill(self, run: str, saved: Path, count: int) -> None:
         """Copy the first checkpoints that were saved into a run."""

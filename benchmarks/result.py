@@ -55,9 +55,6 @@ class Spread:
             return f"{self.median:.{digits}f}"
         return f"{self.median:.{digits}f} ({self.low:.{digits}f}-{self.high:.{digits}f})"
 
-    def __str__(self) -> str:
-        return self.text(3)
-
 
 def ratios(seconds: Sequence[float], against: Sequence[float]) -> Spread:
     """One ratio for each round, because drift between rounds leaves the ratio within a round alone. Raises ValueError

@@ -93,7 +93,7 @@ def test_a_ratio_compares_within_rounds():
 def test_a_spread_has_a_median_with_its_range():
     spread = Spread.of([5.0, 1.0, 2.0, 4.0, 3.0])
     assert (spread.median, spread.low, spread.high) == (3.0, 1.0, 5.0)
-    assert str(spread) == "3.000 (1.000-5.000)"
+    assert spread.text(3) == "3.000 (1.000-5.000)"
     assert Spread.of([2.0]).text(1) == "2.0"
     with pytest.raises(ValueError, match="at least one round"):
         Spread.of([])
