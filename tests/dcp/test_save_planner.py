@@ -281,7 +281,7 @@ def test_a_rank_that_writes_nothing_reports_nothing(tmp_path: Path) -> None:
 SIGNED = streamxf.Encrypt(streamxf.PrivateKey.generate().public, signer=streamxf.SigningKey.generate())
 
 
-@pytest.mark.parametrize("chain", ["raw", [], [SIGNED]], ids=str)
+@pytest.mark.parametrize("chain", ["raw", [], [SIGNED]], ids=["raw", "plain", "signed"])
 def test_results_that_columns_cannot_have_are_objects(tmp_path: Path, chain: Any) -> None:
     found, _ = results(tmp_path, STATE, streamxf.SavePlanner(), chain=chain)
     assert isinstance(found, list)
