@@ -60,11 +60,10 @@ def one_rank(folder: Path) -> dict[str, Any]:
     return found
 
 
-def several_ranks(folder: Path) -> dict[str, Any]:
+def several_ranks(folder: Path, rank: int, world_size: int) -> dict[str, Any]:
     """Each of three ranks has room for its 6 MiB, and all together have not; then with what fits."""
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
     path = folder / "of all"
-    rank = dist.get_rank()
     found = {}
     for name, size in (("too much", 6 * MIB), ("fits", 4 * MIB)):
         state = {f"of rank {rank}": noise(size)}
@@ -75,18 +74,13 @@ def several_ranks(folder: Path) -> dict[str, Any]:
 
 
 def in_ranks(folder: Path, world_size: int) -> dict[str, Any]:
-    """`several_ranks` in forked processes; what the first one found."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "WORLD_SIZE": str(world_size)}
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    store = dist.TCPStore("127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False)
-    os.environ |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    """`several_ranks` in processes that are forked while there are no threads; what the first one found."""
     children = []
     for rank in range(world_size):
         child = os.fork()
         if not child:
-            os.environ |= {"RANK": str(rank)}
             try:
-                (folder / f"{rank}.json").write_text(json.dumps(several_ranks(folder)))
+                (folder / f"{rank}.json").write_text(json.dumps(several_ranks(folder, rank, world_size)))
                 os._exit(0)
             except BaseException:
                 traceback.print_exc()
@@ -95,6 +89,7 @@ def in_ranks(folder: Path, world_size: int) -> dict[str, Any]:
     ended = [os.waitpid(child, 0)[1] for child in children]
     if any(ended):
         raise RuntimeError("a rank failed")
+    (folder / "store").unlink(missing_ok=True)
     return json.loads((folder / "0.json").read_text())
 
 
