@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ from typing import IO, NamedTuple
 from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view, write_all
-from streamxf.checkpoint.saving import MAKE_ROOM, Entry, Save
+from streamxf.checkpoint.saving import Entry, Save
 from streamxf.checkpoint.sources import Content
 from streamxf.engine import Pipeline, side_by_side
 from streamxf.errors import AbortedError, MetadataError, StreamxfError, escaped, located
@@ -271,13 +270,8 @@ def write_files(save: Save, files: Mapping[str, Iterable[Entry]], threads: int) 
             begin = perf_counter()
         save.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
 
-    try:
-        writes = [partial(write, *file) for file in files.items()]
-        side_by_side(writes, min(threads, len(files)), save.failures)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            error.add_note(f"the disk is too full for this save. {MAKE_ROOM}, or save elsewhere")
-        raise
+    writes = [partial(write, *file) for file in files.items()]
+    side_by_side(writes, min(threads, len(files)), save.failures)
     return [stored[name] for name in files]
 
 

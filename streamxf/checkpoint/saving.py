@@ -216,7 +216,11 @@ class Save:
         return data_name(rank, number, self.writer_id)
 
     def discard(self, files: Iterable[str], error: BaseException) -> bool:
-        """Remove files of this save, which `error` ended: notes name those that could not be. Whether all were."""
+        """Remove files of this save, which `error` ended: notes name those that could not be, and say what to do about
+        a full disk. Whether all were.
+        """
+        if type(error) is OSError and error.errno in (errno.ENOSPC, errno.EDQUOT):  # NoSpaceError says so itself
+            error.add_note(f"the disk is too full for this save. {MAKE_ROOM}, or save elsewhere")
         left = self.storage.remove(files)
         for name, reason in left.items():
             text = f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}"

@@ -230,13 +230,13 @@ class LocalStorage(Storage, raises_only_known=True):
             with self._below(path, make=make) as (folder, name), files.Draft(folder, name, like=like, **how) as file:
                 write_all(file, data)
         except OSError as error:
-            if error.filename is not None:  # which is a name in the folder, or that of the draft
-                error.filename, error.filename2 = self.path_of(path), None
+            if error.errno is not None:  # its name is one in the folder, that of the draft, or none
+                error.filename = self.path_of(path)
+                del error.filename2
             raise
         if make and how.get("sync", True):
-            parts = path.split("/")
-            for depth in range(len(parts) - 1):  # the names of folders that may be new
-                files.sync_folder(self.path_of("/".join(parts[:depth])))
+            for depth in range(path.count("/")):  # the names of folders that may be new
+                files.sync_folder(self.path_of("/".join(path.split("/")[:depth])))
 
     def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
         self.put(path, data)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from pathlib import Path
+from unittest import mock
 from uuid import uuid4
 
 import fsspec
 import pytest
 
 import streamxf
+from streamxf.storage import local
 from streamxf.storage.opening import open_storage, storage_over
 
 
@@ -19,10 +23,22 @@ def test_errors_name_the_whole_path(tmp_path: Path, held: bool) -> None:
     storage = open_storage(tmp_path)
     storage = storage.hold() if held else storage
     for act in (lambda: storage.put("taken", b"data"), lambda: storage.put("missing/name", b"data")):
-        with pytest.raises(OSError, match=str(tmp_path)):
+        with pytest.raises(OSError, match=str(tmp_path)) as raised:
             act()
+        assert "->" not in str(raised.value)
     assert os.listdir(tmp_path) == ["taken"]
     storage.let_go()
+
+
+def test_a_full_disk_is_reported_with_the_file(tmp_path: Path) -> None:
+    """The system's own error of a write has no name."""
+    error = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        mock.patch.object(local, "write_all", side_effect=error),
+        pytest.raises(OSError, match=re.escape(str(tmp_path / "name"))),
+    ):
+        open_storage(tmp_path).put("name", b"data")
+    assert os.listdir(tmp_path) == []
 
 
 def test_names_come_to_the_disk_before_a_file_takes_its_place_and_after(

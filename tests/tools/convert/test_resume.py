@@ -301,8 +301,9 @@ def test_one_that_fails_by_a_full_disk_resumes_later(tmp_path, source, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "put", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match="No space left") as raised:
             transcode(source, target, "zstd", file_size=FILE_SIZE)
+    assert "Make room" in "".join(raised.value.__notes__)
     assert len(data_files(target)) == 3
     assert transcode(source, target, "zstd", file_size=FILE_SIZE).kept_files == 3
     assert_same(loaded(target), trained())
