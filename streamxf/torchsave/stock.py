@@ -103,6 +103,7 @@ def _size(numbers: object = ()) -> Size:
 
 
 _CALLS: dict[tuple[str, str], Callable[..., Any]] = {
+    **{("torch", dtype): lambda: None for dtype in _DTYPES},
     ("torch", "Size"): _size,
     ("torch.serialization", "_get_layout"): _Value,
     (_DCP, "_MEM_FORMAT_ENCODING"): _Value,
@@ -129,14 +130,12 @@ class _StockUnpickler(Unpickler):
             module = f"torch.distributed.checkpoint.{module.removeprefix(_FIRST)}"
         if (call := _CALLS.get((module, name))) is not None:
             return Name(name, call)
-        if module == "torch" and name in _DTYPES:
-            return Name(name, lambda: None)
         if _MODULES.get(name) == module or (module, name) == (_SHARDED, "TensorProperties"):
             return Name(name, _CLASSES[name])
-        raise MetadataError(
-            f"the metadata wants {ascii(f'{module:.200}.{name:.200}')[1:-1]}, which does not belong in a checkpoint's "
-            "metadata; it was refused, and nothing was run"
-        )
+        if not self.read(1):  # a name is never the last thing in a pickle, and what is left of it means nothing
+            _bad("it ends with a name, so it was cut")
+        wanted = ascii(f"{module:.200}.{name:.200}")[1:-1]
+        raise MetadataError(f"the metadata wants {wanted}, which does not belong there: refused, and nothing was run")
 
     def persistent_load(self, pid: object) -> NoReturn:
         raise MetadataError("the metadata refers to something outside itself")

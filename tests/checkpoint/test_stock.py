@@ -268,6 +268,16 @@ def test_what_is_not_dcps(pickled: bytes) -> None:
     assert read(content()).items["w"].places == (WHOLE.place,)
 
 
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_one_that_was_cut_does_not_look_like_an_attack(protocol: int) -> None:
+    """What is left of a name, where it was cut, is none that anybody wrote."""
+    pickled = pickle.dumps(content(), protocol)
+    for size in range(len(pickled)):
+        with pytest.raises(MetadataError) as caught:
+            read_stock(pickled[:size], None)
+        assert "wants" not in str(caught.value)
+
+
 def test_names_are_shown_in_characters_that_do_nothing_to_a_terminal() -> None:
     with pytest.raises(MetadataError) as caught:
         read_stock("c\x1b[31mevil\nname\u202e\n.".encode(), None)
