@@ -167,7 +167,7 @@ def forget_in(
     for each in {record.series for record in records if not record.complete and not dry_run}:
         finish(run, each, extras=extras)
     reasons: dict[str, tuple[str, ...]] = {
-        record.name: ("not verified" if record.kind != "foreign" else f"foreign: {record.note}",)
+        record.name: (f"{'foreign' if record.kind == 'foreign' else 'not verified'}: {record.note}",)
         for record in records
         if record.complete and not record.counts
     }
