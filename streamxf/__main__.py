@@ -8,8 +8,9 @@ from streamxf.cli.__main__ import main
 from streamxf.cli.exits import USAGE
 
 if __name__ == "__main__":
-    ranks.together = int(os.environ.get("WORLD_SIZE", 1)) > 1
-    ranks.silent = int(os.environ.get("RANK", 0)) > 0
+    if not ranks.join():
+        print("streamxf: RANK and WORLD_SIZE are not those of a rank under torchrun", file=sys.stderr)
+        sys.exit(USAGE)
     if ranks.together and sys.argv[1:2] != ["verify"]:
         print("streamxf: the ranks of a job verify together, and do nothing else so", file=sys.stderr)
         sys.exit(USAGE)

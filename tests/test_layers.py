@@ -266,9 +266,9 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_838,
+    ".": 2_839,
     "checkpoint": 4_352,
-    "cli": 3_018,
+    "cli": 3_036,
     "codecs": 1_655,
     "dcp": 5_109,
     "format": 3_202,

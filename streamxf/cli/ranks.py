@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from streamxf.errors import UnsupportedError
+from streamxf.errors import ParameterError
 
 together = False
 """Whether all ranks of a job run this command."""
 silent = False
 """Whether another rank shows how it goes, and what comes of it."""
+
+
+def join() -> bool:
+    """Find out whether this is a rank of a job, as torchrun says; false if that is nonsense."""
+    global together, silent
+    size, rank = os.environ.get("WORLD_SIZE", "1"), os.environ.get("RANK", "0")
+    if not (re.fullmatch("[0-9]{1,9}", size) and re.fullmatch("[0-9]{1,9}", rank) and int(rank) < int(size)):
+        return False
+    together, silent = int(size) > 1, int(rank) > 0
+    return not together or "RANK" in os.environ
 
 
 @contextmanager
@@ -38,6 +50,7 @@ class Ranks(ThreadPoolExecutor):
     def __init__(self) -> None:
         super().__init__(1)
         self._tasks: list[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = []
+        self._apart = False
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
         future = _Shared(self)
@@ -45,17 +58,22 @@ class Ranks(ThreadPoolExecutor):
         return future
 
     def share(self) -> None:
-        """Do what has been submitted. Raises UnsupportedError if ranks have other tasks than this one."""
+        """Do what has been submitted. If ranks have other tasks than this one, each result is a ParameterError."""
         import torch.distributed as dist
 
         tasks, self._tasks = self._tasks, []
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        own = [_done(call, args) for _, call, args in tasks[rank::ranks]]
         found: list[Any] = [None] * ranks
-        dist.all_gather_object(found, (len(tasks), own))
-        if len({count for count, _ in found}) > 1:
-            raise UnsupportedError("the ranks do not see the same files: all of them need the storage's")
+        if not self._apart:
+            files = [[each for each in args[-1] if isinstance(each, str)] for *_, args in tasks]
+            own = [_done(call, args) for _, call, args in tasks[rank::ranks]]
+            dist.all_gather_object(found, (files, own))
+            self._apart = any(other != files for other, _ in found)
         for number, (future, *_) in enumerate(tasks):
+            if self._apart:  # an exception would have this process do the task
+                text = "the ranks do not see the same files: each of them needs the same storage at this path"
+                future.set_result(ParameterError(text))
+                continue
             result, error = found[number % ranks][1][number // ranks]
             future.set_exception(RuntimeError(error)) if error else future.set_result(result)
 

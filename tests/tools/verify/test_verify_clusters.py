@@ -95,6 +95,39 @@ def test_ranks_under_torchrun(damaged: Path, tmp_path: Path) -> None:
     assert "do nothing else so" in other.stderr
 
 
+APART = """
+import os, sys
+from streamxf.cli import ranks
+from streamxf.cli.__main__ import main
+
+assert ranks.join()
+assert main(["verify", sys.argv[1 + int(os.environ["RANK"])]]) == 2
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [3, 2])
+def test_ranks_that_see_different_saves_fail(damaged: Path, tmp_path: Path, threads: int) -> None:
+    save(STATE, tmp_path / "other", full_chain(), thread_count=threads)  # with as many files, or fewer
+    (tmp_path / "script.py").write_text(APART)
+    command = two_ranks(tmp_path / "script.py", damaged, tmp_path / "other")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=100)
+    assert "AssertionError" not in done.stderr
+    assert "do not see the same files" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("size", "rank"), [("x", "0"), ("", "0"), ("2", "2"), ("2", "-1"), ("2", None), ("1", "x"), ("\u0662", "0")]
+)
+def test_what_torchrun_would_not_set(tmp_path: Path, size: str, rank: str | None) -> None:
+    variables = {"WORLD_SIZE": size} | ({} if rank is None else {"RANK": rank})
+    command = [sys.executable, "-m", "streamxf", "verify", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(**variables), timeout=100)
+    assert done.returncode == 2
+    assert done.stderr == "streamxf: RANK and WORLD_SIZE are not those of a rank under torchrun\n"
+
+
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
