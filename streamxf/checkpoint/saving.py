@@ -220,7 +220,8 @@ class Save:
         a full disk. Whether all were.
         """
         if type(error) is OSError and error.errno in (errno.ENOSPC, errno.EDQUOT):  # NoSpaceError says so itself
-            error.add_note(f"the disk is too full for this save. {MAKE_ROOM}, or save elsewhere")
+            text = f"the disk of {self.storage.label()} is too full for this save. {MAKE_ROOM}, or save elsewhere"
+            error.add_note(escaped(text))
         left = self.storage.remove(files)
         for name, reason in left.items():
             text = f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}"

@@ -303,7 +303,7 @@ def test_one_that_fails_by_a_full_disk_resumes_later(tmp_path, source, monkeypat
         patch.setattr(LocalStorage, "put", full)
         with pytest.raises(OSError, match="No space left") as raised:
             transcode(source, target, "zstd", file_size=FILE_SIZE)
-    assert "Make room" in "".join(raised.value.__notes__)
+    assert f"the disk of {target} is too full for this save. Make room" in "".join(raised.value.__notes__)
     assert len(data_files(target)) == 3
     assert transcode(source, target, "zstd", file_size=FILE_SIZE).kept_files == 3
     assert_same(loaded(target), trained())
