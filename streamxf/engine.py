@@ -319,7 +319,7 @@ class Pipeline(Generic[T]):
                 results.append(self._take_out())
             start(job)
         except BaseException:
-            pass
+            self.cancel()
             raise
         return results
 
