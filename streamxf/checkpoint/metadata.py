@@ -175,11 +175,11 @@ class Metadata:
         return bool(self.vouchers) and Vouchers.parse(self.vouchers).signed_by(trust, self.digest)
 
 
-Share = Callable[[StoredFile, bytes], object] | None
+Sharer = Callable[[StoredFile, bytes], object] | None
 
 
 def read_metadata(
-    storage: Storage, name: str, access: Access, *, listing: bool = False, size: int | None = None, share: Share = None
+    storage: Storage, name: str, access: Access, *, listing: bool = False, size: int | None = None, share: Sharer = None
 ) -> Metadata:
     """Read a metadata file, or a slip. With `listing`, an encrypted one needs no keys, and nothing of it is
     authenticated. `size` is what it has by a listing. `share` may have all but its end read by others, who know the
@@ -198,7 +198,7 @@ def read_metadata(
             return _read_once(storage, name, access, listing, None, share)
 
 
-def _read_once(storage: Storage, name: str, access: Access, listing: bool, size: int | None, share: Share) -> Metadata:
+def _read_once(storage: Storage, name: str, access: Access, listing: bool, size: int | None, share: Sharer) -> Metadata:
     with ExitStack() as stack:
         file = stack.enter_context(storage.open(name)) if size is None else storage.sized(name, size)
         try:
@@ -241,7 +241,7 @@ def _renamed(metadata: Metadata, renaming: Renaming | None) -> Metadata:
     return replace(metadata, items=renamed(metadata.items, renaming.of(metadata.items)))
 
 
-def read_sections(file: StoredFile, share: Share = None) -> Sections | None:
+def read_sections(file: StoredFile, share: Sharer = None) -> Sections | None:
     """Root and keys of a metadata file, which is still read from afterwards; None if it ends in no trailer. Raises
     MetadataError if it is damaged.
     """

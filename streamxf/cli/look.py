@@ -239,7 +239,6 @@ def cat(
     if item is not None:
         with located(file=path), streamxf.Checkpoint(path, **keys) as checkpoint:
             write_all(sys.stdout.buffer, memoryview(_item(checkpoint, item, text)))
-            sys.stdout.buffer.flush()
         return FINE
     ring = KeyRing.of(**keys)
     buffer = bytearray(_STEP)

@@ -99,9 +99,9 @@ def results_of(
     """
     if isinstance(planned, PlannedItems) and (own := planned.as_sent()) is not None:
         places = [chunk.place for file in files for _, chunk in file.written]
-        if all(place.number is not None and place.sha256 is None for place in places):
-            rows = {id(item): row for row, item in enumerate(planned)}
-            return StoredResults.of(own, [rows[id(item)] for some in items for item in some], files)
+        rows = {item.index: row for row, item in enumerate(planned)}
+        if len(rows) == len(planned) and all(place.number is not None and place.sha256 is None for place in places):
+            return StoredResults.of(own, [rows[item.index] for some in items for item in some], files)
     made = []
     for file, own_items in zip(files, items, strict=True):
         record: FileRecord | None = file.record

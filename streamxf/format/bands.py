@@ -59,9 +59,7 @@ class ChunkColumns(Sequence[Chunk]):
         return dict(zip(_NUMBERS, found, strict=True))
 
 
-_Coded = tuple[
-    Item, Sequence[Chunk], bytes
-]  # an item, its chunks by their offsets, and what else there is to say of it
+_Coded = tuple[Item, Sequence[Chunk], bytes]  # an item, its chunks by their offsets, and what else there is to say
 
 
 def packed_bands(
