@@ -14,15 +14,16 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from streamxf.cached import cached_property
 from streamxf.checkpoint.datafile import FileRecord, SavedFile
+from streamxf.checkpoint.sources import dtype_name
 from streamxf.codecs import zstd
 from streamxf.format.columns import Array
-from streamxf.format.items import Chunk, Place
+from streamxf.format.items import ITEMSIZES, Chunk, Place
 from streamxf.format.tiling import Boxes
 
 T = TypeVar("T")
@@ -79,28 +80,46 @@ class Shared(dict[str, Any]):
         return packed(pickle.dumps(dict(self)))
 
     def __reduce__(self) -> Any:
-        return _shared, (self.packed,)
+        return _shared, (type(self), self.packed)
 
 
 _known: WeakValueDictionary[bytes, Shared] = WeakValueDictionary()
 
 
-def _shared(packed: bytes) -> Shared:
+def _shared(kind: type[Shared], packed: bytes) -> Shared:
     if (made := _known.get(packed)) is None:
-        made = Shared(pickle.loads(_unpacked(packed)))
+        made = kind(pickle.loads(_unpacked(packed)))
         made.packed = packed
         _known[packed] = made
     return made
 
 
-class PlannedItems(LazyItems[WriteItem]):
-    """What a rank writes: names and all else that other ranks are likely to have alike, and offsets.
+class Layout(Shared):
+    """By row ``names``, ``kinds`` and ``about``: of a tensor properties, whole size and the shard's shape."""
 
-    - `layout`: by row ``names``, ``kinds`` and ``about``: of a tensor properties, whole size and the shard's shape.
+    @cached_property
+    def shapes(self) -> Array:
+        """Those of shards, with a column for each item, and zeros behind their dimensions."""
+        return _rows(data[2] if data else () for data in self["about"])
+
+    @cached_property
+    def sizes(self) -> Array:
+        """The bytes of each item's elements, as `elements_bytes`."""
+        return np.array([elements_bytes(data[0], data[2]) if data else 0 for data in self["about"]], "i8")
+
+
+def elements_bytes(properties: TensorProperties, shape: Sequence[int]) -> int:
+    """The bytes of a shard's elements; 0 where an element has no size."""
+    return math.prod(shape) * properties.dtype.itemsize if dtype_name(properties.dtype) in ITEMSIZES else 0
+
+
+class PlannedItems(LazyItems[WriteItem]):
+    """What a rank writes: a layout, which other ranks are likely to have, too, and offsets.
+
     - `kept`: the rows that are meant; None for all.
     """
 
-    def __init__(self, layout: Shared, offsets: bytes, kept: Array | None = None) -> None:
+    def __init__(self, layout: Layout, offsets: bytes, kept: Array | None = None) -> None:
         self.layout = layout
         self.offsets = offsets
         self.kept = kept
@@ -111,7 +130,7 @@ class PlannedItems(LazyItems[WriteItem]):
         if isinstance(items, cls) and (own := items.as_sent()) is not None:
             return own
         data = [None if item.type == WriteItemType.BYTE_IO else item.tensor_data for item in items]
-        layout = Shared(
+        layout = Layout(
             names=[item.index.fqn for item in items],
             kinds=[(item.type, item.bytes_io_data) for item in items],
             about=[each and (each.properties, each.size, tuple(each.chunk.sizes)) for each in data],
@@ -132,15 +151,10 @@ class PlannedItems(LazyItems[WriteItem]):
         return (PlannedItems, (own.layout, own.offsets, own.kept)) if isinstance(own, PlannedItems) else (list, (own,))
 
     def boxes(self) -> tuple[Array, Array]:
-        """Offsets and shapes, with a column for each item, and zeros behind their dimensions."""
-        if (shapes := vars(self.layout).get("shapes")) is None:
-            shapes = self.layout.shapes = _rows(each[2] if each else () for each in self.layout["about"])  # type: ignore[attr-defined]
+        """Offsets and shapes, as the layout has these."""
+        shapes = self.layout.shapes
         offsets = np.frombuffer(_unpacked(self.offsets), "i8").reshape(shapes.shape)
         return (offsets, shapes) if self.kept is None else (offsets[:, self.kept], shapes[:, self.kept])
-
-    def whole(self) -> Self:
-        """Those that are not kept, too."""
-        return type(self)(self.layout, self.offsets)
 
     def keeping(self, rows: Array) -> Self:
         """Those of some rows, counted among what is kept."""
@@ -220,7 +234,7 @@ class Merged(NamedTuple):
     - `about`: of each name, what a layout says about it.
     - `names`: by item, its name as an ordinal. `offsets`, `shapes`: with a column for each item.
     - `again`: whether an item is what the one before is, on another rank.
-    - `order`: where each item was among those of all ranks, one after the other; `ends`: where those of each rank end.
+    - `order`: where each item was among those of all ranks, one after the other; `ends`: where those of each end.
     """
 
     about: dict[str, Any]
@@ -266,9 +280,9 @@ class Merged(NamedTuple):
             ndim, rows = len(data[1]) if data else 0, slice(begin, end)
             yield name, data, Boxes(self.offsets[:ndim, rows].T, self.shapes[:ndim, rows].T), rows
 
-    def kept(self, to_lowest_rank: bool) -> list[Array]:
-        """What each rank writes, as ordinals of its items. Of those that have the same, the lowest, or for each tensor
-        another one, from the largest on.
+    def once(self, to_lowest_rank: bool) -> tuple[Self, list[Array]]:
+        """Without copies, and what each rank writes then, as ordinals of its items. Of those that have the same, the
+        lowest does, or for each tensor another one, from the largest on.
         """
         heads = np.flatnonzero(~self.again)
         counts = np.diff(heads, append=len(self.again))
@@ -276,9 +290,12 @@ class Merged(NamedTuple):
         sizes = [math.prod(data[1]) * data[0].dtype.itemsize if data else 0 for data in self.about.values()]
         turn = np.argsort(np.argsort(sizes)[::-1])[self.names[heads]]
         first = np.searchsorted(self.ends, self.order[heads], "right")  # or all would begin with the same ranks
+        rows = np.flatnonzero(place == (0 if to_lowest_rank else np.repeat((turn + first) % counts, counts)))
+        names, again, order = self.names[rows], self.again[heads], self.order[rows]
         keep = np.zeros(len(self.again), bool)
-        keep[self.order] = place == (0 if to_lowest_rank else np.repeat((turn + first) % counts, counts))
-        return [*map(np.flatnonzero, np.split(keep, self.ends[:-1]))]
+        keep[order] = True
+        made = type(self)(self.about, names, self.offsets[:, rows], self.shapes[:, rows], again, order, self.ends)
+        return made, [*map(np.flatnonzero, np.split(keep, self.ends[:-1]))]
 
 
 def _compared(names: Array, offsets: Array) -> tuple[Array, bool]:

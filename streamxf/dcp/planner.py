@@ -97,9 +97,8 @@ class SavePlanner(DefaultSavePlanner):
             return made
         all_items = Merged.of(ranks)
         if all_items.again.any():
-            kept = all_items.kept(self.dedup_save_to_lowest_rank)
+            all_items, kept = all_items.once(self.dedup_save_to_lowest_rank)
             ranks = [items.keeping(rows) for items, rows in zip(ranks, kept, strict=True)]
-            all_items = Merged.of(ranks)
         entries = planned_entries(all_items)
         _check_plan(entries, len(all_plans))
         paths: dict[str, Any] | None = {} if self.flatten_state_dict else None

@@ -18,7 +18,6 @@ from functools import lru_cache, partial
 from itertools import chain, groupby
 from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
@@ -28,12 +27,12 @@ from streamxf.checkpoint.datafile import check_bare
 from streamxf.checkpoint.saving import Entry, Extensions, check_space
 from streamxf.checkpoint.sources import Content, content_of, dtype_name, has_elements
 from streamxf.checkpoint.staging import Staging
-from streamxf.dcp.columns import PlannedItems
+from streamxf.dcp.columns import PlannedItems, elements_bytes
 from streamxf.dcp.metadata import extra_of, paths_of
 from streamxf.errors import MetadataError, UnsupportedError, located
 from streamxf.format import limits
 from streamxf.format.header import Identity, Kind
-from streamxf.format.items import ITEMSIZES, check_name
+from streamxf.format.items import check_name
 from streamxf.format.tiling import MAX_GROUP, Boxes
 from streamxf.storage.disk import Volume
 from streamxf.storage.storage import Storage
@@ -59,21 +58,11 @@ def _numbers(size: torch.Size) -> tuple[int, ...]:
     return tuple(size)
 
 
-def planned_bytes(item: WriteItem) -> int:
-    """The bytes of a tensor's elements, as its plan has it; 0 for an object, and where an element has no size."""
-    data = item.tensor_data
-    if data is None or dtype_name(data.properties.dtype) not in ITEMSIZES:
-        return 0
-    return data.chunk.sizes.numel() * data.properties.dtype.itemsize
-
-
-def _planned_together(items: Sequence[WriteItem]) -> int:
-    if not isinstance(items, PlannedItems):
-        return sum(map(planned_bytes, items))
-    if (found := vars(items.layout).get("planned")) is None:  # many ranks have the same layout
-        found = np.array([*map(planned_bytes, items.whole())], "i8")
-        vars(items.layout)["planned"] = found
-    return int((found if items.kept is None else found[items.kept]).sum())
+def planned_bytes(items: Iterable[WriteItem]) -> int:
+    """The bytes of tensors' elements, as plans have them; an object counts nothing, nor do elements without a size."""
+    if isinstance(items, PlannedItems):
+        return int(items.layout.sizes[slice(None) if items.kept is None else items.kept].sum())
+    return sum(elements_bytes(data.properties, data.chunk.sizes) for item in items if (data := item.tensor_data))
 
 
 def entries_of(items: Iterable[WriteItem], planner: SavePlanner, staging: Staging) -> Iterator[Entry]:
@@ -132,7 +121,8 @@ def check_index(plans: Sequence[SavePlan], in_containers: bool = True) -> None:
                 f"the index would have {what} of {most[what]:,} bytes, and {allowed:,} are allowed; nothing was "
                 "written. Save with shorter names, or put less into DCP's metadata"
             )
-    for item in () if in_containers else chain(single, *map(PlannedItems.whole, alike)):
+    whole = (PlannedItems(items.layout, items.offsets) for items in alike)
+    for item in () if in_containers else chain(single, *whole):
         check_bare(part_of(item))
     many = [item for item in single if counts[item.index.fqn] > MAX_GROUP]
     for name, found in groupby(sorted(map(part_of, many)), key=lambda part: part.name):
@@ -189,7 +179,7 @@ def share_room(plans: list[SavePlan]) -> list[SavePlan]:
     planned: Counter[tuple[str, ...]] = Counter()
     for note, plan in zip(notes, plans, strict=True):
         if note is not None:
-            planned[note.volume.name] += _planned_together(plan.items)
+            planned[note.volume.name] += planned_bytes(plan.items)
     full = (note and replace(note, ranks=ranks[note.volume.name], planned=planned[note.volume.name]) for note in notes)
     pairs = zip(full, plans, strict=True)
     return [plan if note is None else replace(plan, storage_data=note) for note, plan in pairs]
@@ -199,7 +189,7 @@ def check_room(folder: Storage, plan: SavePlan, planner: SavePlanner, extensions
     """Refuse to begin what cannot fit; raises NoSpaceError."""
     if not _gives_data_again(planner):
         return
-    note, planned = plan.storage_data, sum(map(planned_bytes, plan.items))
+    note, planned = plan.storage_data, planned_bytes(plan.items)
     own = isinstance(note, RoomNote) and note.save == save
     shared = (note.planned, note.volume.free, note.ranks) if own else (0, 0, 0)
     check_space(folder, extensions, planned, partial(_size_of_tensors, plan, planner), shared)

@@ -232,7 +232,7 @@ class ChainWriterMixin(StorageMixin):
             check_room(storage, plan, planner, save.extensions, save.writer_id)
             with progress_on(self._progress, "Saving") as save.progress:
                 if save.progress is not None:
-                    save.progress.expect(sum(map(planned_bytes, plan.items)))
+                    save.progress.expect(planned_bytes(plan.items))
                 staging = Staging()
                 entries = {name: entries_of(items, planner, staging) for name, items in files.items()}
                 stored = write_files(save, entries, self.thread_count)
