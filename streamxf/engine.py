@@ -21,6 +21,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar, cast
 from weakref import ref
@@ -37,6 +38,22 @@ _LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LO
 _WORKSPACE = 2  # times the bytes of a job, while it is unfinished: the results and workspaces of codecs
 _MOST = 4096  # workers
 _BUSY = 4  # jobs that may be unfinished at the same time, however much their codecs take
+
+
+class ForkLock:
+    """A lock for each process: the threads that may hold the parent's do not exist in a forked child. Use it as ``with
+    lock.here():``. What is entered is a bare lock, so that an interrupt comes before it is taken or when it is sure
+    to be released, and never between.
+    """
+
+    def __init__(self, make: Callable[[], Any] = threading.Lock) -> None:
+        self._make = make
+        self._locks = {os.getpid(): make()}
+
+    def here(self) -> Any:
+        pid = os.getpid()
+        # the dictionary decides which of two threads of a child made it
+        return self._locks.get(pid) or self._locks.setdefault(pid, self._make())
 
 
 def usable_cpus() -> int:
@@ -460,6 +477,21 @@ def side_by_side(calls: Iterable[Callable[[], object]], threads: int, failures: 
             raise cause
         finally:
             del cause  # or it would lead to itself and to all memory that was in use, until the garbage is collected
+
+
+def in_thread(call: Callable[[], T], name: str) -> Future[T]:
+    """Make a call in a daemon of its own; here, where no thread can be started."""
+    made = Future[T]()
+
+    def work() -> None:
+        try:
+            made.set_result(call())
+        except BaseException as error:  # which is raised where it is waited for
+            made.set_exception(error)
+
+    if not _start(threading.Thread(target=work, name=name, daemon=True)):
+        work()
+    return made
 
 
 def _start(thread: threading.Thread) -> bool:

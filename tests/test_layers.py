@@ -266,17 +266,17 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_839,
+    ".": 2_871,
     "checkpoint": 4_351,
     "cli": 3_035,
     "codecs": 1_655,
-    "dcp": 5_109,
+    "dcp": 5_115,
     "format": 3_200,
     "formats": 958,
     "integrations": 805,
     "keys": 2_114,
     "manager": 4_035,
-    "storage": 3_269,
+    "storage": 3_241,
     "stream": 1_341,
     "testing": 893,
     "tools": 8_487,

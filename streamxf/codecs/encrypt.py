@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self
 
 from streamxf.codec import BlockInfo, Codec, Role, StreamInfo
 from streamxf.descriptor import Descriptor
+from streamxf.engine import ForkLock
 from streamxf.errors import (
     AuthenticationError,
     ChainError,
@@ -61,18 +62,6 @@ class _StreamState:
     seal: bytes
 
 
-class _Turns(Uncopied):
-    """A lock for each process: in a forked child, a lock may be held by a thread that exists only in the parent."""
-
-    __slots__ = ("_locks",)
-
-    def __init__(self) -> None:
-        self._locks: dict[int, Any] = {}
-
-    def mine(self) -> Any:
-        return self._locks.setdefault(os.getpid(), threading.RLock())
-
-
 @dataclass(frozen=True)
 class Encrypt(Uncopied, Codec):
     """Encrypt and authenticate each block with AES-256-GCM.
@@ -100,7 +89,8 @@ class Encrypt(Uncopied, Codec):
     recipients: tuple[KeyProvider, ...]
     signer: SigningKey | None
     _session: _WrappedKey | None = field(default=None, init=False, repr=False, compare=False)
-    _turns: _Turns = field(init=False, repr=False, compare=False)
+    if TYPE_CHECKING:  # no field: `dataclasses.asdict` would copy it
+        _turns: ForkLock
 
     def __init__(self, recipients: KeysLike, *, signer: SignerLike | None = None) -> None:
         vars(self).update(recipients=(), signer=None)  # for tracebacks that show what variables hold
@@ -118,7 +108,7 @@ class Encrypt(Uncopied, Codec):
     @classmethod
     def _made(cls, recipients: tuple[KeyProvider, ...], signer: Any, session: _WrappedKey | None = None) -> Self:
         codec = cls.__new__(cls)
-        vars(codec).update(recipients=recipients, signer=signer, _session=session, _turns=_Turns())
+        vars(codec).update(recipients=recipients, signer=signer, _session=session, _turns=ForkLock(threading.RLock))
         return codec
 
     # -- blocks ------------------------------------------------------------------------------------
@@ -189,7 +179,7 @@ class Encrypt(Uncopied, Codec):
     def _current(self) -> _WrappedKey:
         session = self._session
         if session is None or session.writer not in (None, os.getpid()):
-            with self._turns.mine():
+            with self._turns.here():
                 session = self._session
                 if session is None or session.writer not in (None, os.getpid()):
                     self._check_writes()

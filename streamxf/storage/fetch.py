@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
+from streamxf.engine import in_thread
+
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -129,19 +131,7 @@ def requests_in_threads(read: Callable[[int, int], bytes], path: str) -> Request
     """The same where reading waits for the answer: each request has a thread."""
 
     def request(start: int, stop: int) -> Future[bytes]:
-        answer: Future[bytes] = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(_exactly(stop - start, read(start, stop), path))
-            except BaseException as error:
-                answer.set_exception(error)
-
-        try:
-            threading.Thread(target=ask, name="streamxf_fetch", daemon=True).start()
-        except RuntimeError:  # the system's limit on threads
-            ask()
-        return answer
+        return in_thread(lambda: _exactly(stop - start, read(start, stop), path), "streamxf_fetch")
 
     return request
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -16,27 +15,13 @@ from time import perf_counter
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from streamxf.buffers import Scratch
+from streamxf.engine import ForkLock
 from streamxf.errors import ContainerError
 from streamxf.storage.fetch import FetchedFile
 from streamxf.storage.fetch import Span as Span
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-
-class ForkLock:
-    """A lock for each process: the threads that may hold the parent's do not exist in a forked child. Use it as ``with
-    lock.here():``. What is entered is a bare lock, so that an interrupt comes before it is taken or when it is sure
-    to be released, and never between.
-    """
-
-    def __init__(self) -> None:
-        self._locks = {os.getpid(): threading.Lock()}
-
-    def here(self) -> threading.Lock:
-        pid = os.getpid()
-        # the dictionary decides which of two threads of a child made it
-        return self._locks.get(pid) or self._locks.setdefault(pid, threading.Lock())
 
 
 READ_WHOLE = 128 * 1024

@@ -15,7 +15,7 @@ from typing_extensions import Buffer
 
 from streamxf.buffers import Scratch, flat_view
 from streamxf.chain import StreamCoder
-from streamxf.engine import Pipeline
+from streamxf.engine import ForkLock, Pipeline
 from streamxf.errors import AbortedError, ContainerError, StreamxfError
 from streamxf.format.bare import PIECE, check_piece
 from streamxf.format.container import NEED_DATA, Block, ContainerParser, End, Event
@@ -23,7 +23,7 @@ from streamxf.format.header import Header
 from streamxf.format.limits import MAX_KEY_LINE
 from streamxf.format.plain import SEAL_END_BYTES
 from streamxf.report import Meter
-from streamxf.storage.reading import FileSlice, ForkLock, Span
+from streamxf.storage.reading import FileSlice, Span
 
 _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go back and forth between them
 _READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size

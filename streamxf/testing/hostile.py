@@ -8,15 +8,14 @@ whether the bytes are the original ones or wrong ones.
 
 from __future__ import annotations
 
-import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import product
 
 from hypothesis import strategies as st
 
+from streamxf.engine import in_thread
 from streamxf.testing.case import EDGE_SIZES, MEBIBYTE, SMALL_SIZES, Case, Stream, blocks, contents, require, samples
 
 # Far above what any codec needs beside a few buffers of a block's size, far below what a forged size asks for.
@@ -103,17 +102,7 @@ def _survive(case: Case, stream: Stream, data: bytes) -> None:
 
 
 def _in_time(work: Callable[[], None], seconds: float, data: bytes) -> None:
-    result: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-            result.set_result(None)
-        except BaseException as error:
-            result.set_exception(error)
-
-    # a daemon, because nothing can stop a decoder that does not end
-    threading.Thread(target=run, daemon=True, name="streamxf hostile decode").start()
+    result = in_thread(work, "streamxf hostile decode")  # a daemon: nothing can stop a decoder that does not end
     try:
         result.result(seconds)
     except TimeoutError:

@@ -96,7 +96,7 @@ def test_threads_that_save_at_once_share_one_data_key(codec, monkeypatch):
     draw = DataKey.draw
     drawn: list[DataKey] = []
     wrapped: list[str] = []
-    lock = WatchedLock(codec._turns.mine())
+    lock = WatchedLock(codec._turns.here())
     other = threading.Thread(target=lambda: wrapped.append(codec.wrapped))
 
     def slowly() -> DataKey:

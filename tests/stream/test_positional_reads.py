@@ -16,8 +16,9 @@ import pytest
 
 import streamxf
 from streamxf.buffers import Scratch
+from streamxf.engine import ForkLock
 from streamxf.errors import ContainerError
-from streamxf.storage.reading import READ_WHOLE, FileSlice, ForkLock, OpenFiles, Timed, access_to
+from streamxf.storage.reading import READ_WHOLE, FileSlice, OpenFiles, Timed, access_to
 from streamxf.stream.container import BlockReader, read_header
 from tests.forge import prefix_of
 from tests.polling import SECONDS, WatchedLock, at_once
