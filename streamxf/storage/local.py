@@ -9,7 +9,7 @@ import shutil
 import stat
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -235,8 +235,8 @@ class LocalStorage(Storage, raises_only_known=True):
                 del error.filename2
             raise
         if make and how.get("sync", True):
-            for depth in range(path.count("/")):  # the names of folders that may be new
-                files.sync_folder(self.path_of("/".join(path.split("/")[:depth])))
+            for folder in Path(path).parent.parents:  # the names of folders that may be new
+                files.sync_folder(self.path_of(str(folder)))
 
     def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
         self.put(path, data)
@@ -272,14 +272,14 @@ class LocalStorage(Storage, raises_only_known=True):
 
     # -- removing ----------------------------------------------------------------------------------
 
-    def remove_folder(self, name: str, first: Collection[str], rest: Collection[str]) -> list[str]:
+    def remove_folder(self, name: str, turns: Sequence[Collection[str]]) -> list[str]:
         with files.opened(self.path) as run:
             try:
                 if stat.S_ISLNK(os.stat(name, dir_fd=run, follow_symlinks=False).st_mode):
                     os.unlink(name, dir_fd=run)
                     return []
                 with files.opened(run, [name]) as folder:
-                    failed = _unlink_in_turn(folder, first) or _unlink_in_turn(folder, rest)
+                    failed = next(filter(None, (_unlink_each(folder, paths) for paths in turns)), {})
                     left = _prune(folder)
                     for reason in failed.values():
                         raise reason
@@ -375,11 +375,6 @@ def _unlink_each(folder: str | int, paths: Iterable[str]) -> dict[str, Exception
         except Exception as error:  # the others are removed all the same
             failed[path] = error
     return failed
-
-
-def _unlink_in_turn(folder: str | int, paths: Iterable[str]) -> dict[str, Exception]:
-    others = list(paths)
-    return _unlink_each(folder, others[:-1]) or _unlink_each(folder, others[-1:])
 
 
 def _unlink(folder: str | int, path: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 
 from streamxf.errors import escaped
 from streamxf.format.items import check_path
@@ -53,20 +53,22 @@ def remove_trees(
     """The same of many folders at once, each with `first` and `rest`: what stays in each, or why it could not be
     removed. `listed` gives the files of each, where an object store has listed them just now.
     """
-    for name, (first, rest) in orders.items():
+    turns: dict[str, list[list[str]]] = {}
+    for name, paths in orders.items():
         storage.check_literal(name)
-        for path in (*first, *rest):
+        for path in chain(*paths):
             check_path(path)
+        turns[name] = [part for group in map(list, paths) for part in (group[:-1], group[-1:])]
     done: dict[str, list[str] | Exception] = {}
-    batch: dict[str, Order] = {}
-    for name, order in orders.items():
+    batch: dict[str, list[list[str]]] = {}
+    for name, groups in turns.items():
         try:
-            left = storage.remove_folder(name, *order)
+            left = storage.remove_folder(name, groups)
         except OSError as error:
             done[name] = error
             continue
         if left is None:
-            batch[name] = order
+            batch[name] = groups
         else:
             done[name] = left
     return done | _remove_batch(storage, batch, listed) if batch else done
@@ -118,18 +120,18 @@ def _files(entries: Iterator[StorageEntry]) -> dict[str, StorageEntry]:
 
 
 def _remove_batch(
-    storage: Storage, orders: Mapping[str, Order], listed: Callable[[str], Entries] | None
+    storage: Storage, turns: Mapping[str, list[list[str]]], listed: Callable[[str], Entries] | None
 ) -> dict[str, list[str] | Exception]:
     done: dict[str, list[str] | Exception] = {}
     wanted: dict[str, list[list[str]]] = {}
-    for name, (first, rest) in orders.items():
+    for name, groups in turns.items():
         if storage.is_link(name):
             done[name] = OSError(errno.ELOOP, "this is a link, which cannot be removed from here", storage.label(name))
-            continue
-        wanted[name] = [[*first][:-1], [*first][-1:], [*rest][:-1], [*rest][-1:]]
-        if storage.has_links:  # which a listing does not enter
+        elif storage.has_links:  # which a listing does not enter
             there = files_of(storage, name)
-            wanted[name] = [[path for path in group if path in there] for group in wanted[name]]
+            wanted[name] = [[path for path in group if path in there] for group in groups]
+        else:
+            wanted[name] = groups
     for number in range(4):
         places = {
             f"{name}/{path}": name for name, groups in wanted.items() if name not in done for path in groups[number]

@@ -9,7 +9,7 @@ import io
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
@@ -389,9 +389,9 @@ class Storage(ABC):
         """Raise ParameterError if `name` is not a name in a folder, or might be taken for something else."""
         check_component(name)
 
-    def remove_folder(self, name: str, first: Collection[str], rest: Collection[str]) -> list[str] | None:
-        """As `streamxf.storage.removal.remove_tree`, of names that were checked; None where files of many folders are
-        rather removed in batches.
+    def remove_folder(self, name: str, turns: Sequence[Collection[str]]) -> list[str] | None:
+        """As `streamxf.storage.removal.remove_tree`, of names that were checked, the files of each turn only once all
+        before have gone; None where files of many folders are rather removed in batches.
         """
         return None
 
