@@ -14,6 +14,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+import streamxf
+
 T = TypeVar("T")
 
 _ROOT = Path(__file__).parent.parent
@@ -41,6 +43,8 @@ def in_fork(function: Callable[..., T], *arguments: Any) -> T:
 def main(module: str, function: str, arguments: str) -> None:
     """The child's side of `in_child`."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    for public in streamxf.__all__:  # which are imported when they are looked at
+        getattr(streamxf, public)
     print(json.dumps(getattr(import_module(module), function)(**json.loads(arguments))))
 
 

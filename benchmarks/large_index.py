@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-from itertools import accumulate
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,16 +18,18 @@ from benchmarks.child import in_child, in_fork
 from benchmarks.costs import Costs, cells, measured
 from benchmarks.harness import MIB, Settings
 from benchmarks.result import Row, Spread, goal_row
-from streamxf.format import columns as col
-from streamxf.format import fields
-from streamxf.format.columns import Column, pack_part
-from streamxf.format.index import Index
-from streamxf.format.items import TensorItem
+from benchmarks.simulated import names_of
+from streamxf.format.bands import ChunkColumns
+from streamxf.format.header import Kind
+from streamxf.format.index import File, Index
+from streamxf.format.items import Chunk, Item, TensorItem
+from streamxf.format.tiling import Boxes
 from streamxf.format.trailer import Trailer, pack
 
 ITEMS, SMOKE_ITEMS = 1000, 20
 MAX_ROUNDS = 3
-ROWS, COLUMNS, STEP, BAND, PART = 4, 1024, 8192, 64, 256
+ROWS, COLUMNS, STEP = 4, 1024, 8192
+CHAIN = "streamxf.floatzip/1"
 MESHES: dict[tuple[int, int, bool], dict[str, float]] = {
     (1024, 1, False): {"find": 0.02, "rank": 0.05, "all": 0.1, "MiB": 40, "MB": 7},
     (1024, 1, True): {"all": 0.2},
@@ -131,57 +133,20 @@ def make(path: Path, mesh: list[int], items: int, signed: bool) -> None:
     """An index of `items` tensors, each cut by a mesh of ranks."""
     tall, wide = mesh
     ranks, draw, numbers = tall * wide, random.Random(1), np.random.default_rng(1)
-    names = sorted(f"model.layers.{number // 8}.part.{number % 8}.weight".encode() for number in range(items))
-    paths = sorted(f"__{rank}_0_{draw.randbytes(16).hex()}.distcp".encode() for rank in range(ranks))
-    ends = np.zeros(ranks, np.int64)
-    parts: list[bytes] = []
-    bands = []
-    for first in range(0, items, BAND):
-        some = names[first : first + BAND]
-        sizes = (STEP * numbers.uniform(0.67, 0.69, (len(some), ranks))).astype(np.int64)
-        places = ends + np.cumsum(sizes, axis=0) - sizes
-        ends = ends + sizes.sum(axis=0)
-        entries = []
-        for begin in range(0, ranks, PART):
-            own = np.arange(begin, min(ranks, begin + PART))
-            columns = _about(some, tall, wide, begin)
-            offsets = np.stack([own // wide * ROWS, own % wide * COLUMNS], axis=1)
-            columns |= {
-                col.OFFSET: np.tile(offsets.ravel(), len(some)).tolist(),
-                col.SIZES: [ROWS, COLUMNS] * (len(some) * own.size),
-                col.KIND: [2] * (len(some) * own.size),
-                col.FILE: np.tile(own, len(some)).tolist(),
-                col.AT: places[:, own].ravel().tolist(),
-                col.BYTES: sizes[:, own].ravel().tolist(),
-                col.NUMBER: np.repeat(np.arange(first, first + len(some)), own.size).tolist(),
-            }
-            if signed:
-                columns[col.SHA256] = draw.randbytes(32 * len(some) * own.size)
-            packed, entry = pack_part(len(some), len(some) * own.size, columns, begin)
-            parts.append(packed)
-            entries.append(entry)
-        bands.append({"first": some[0].decode(), "last": some[-1].decode(), "items": len(some), "parts": entries})
-    files = {
-        col.PATH_ENDS: [*accumulate(map(len, paths))],
-        col.PATHS: b"".join(paths),
-        col.FILE_SIZE: ends.tolist(),
-        col.WRITER: draw.randbytes(16 * ranks),
-    }
-    packed, entry = pack_part(ranks, 0, files, 0)
-    root = {"save_id": "0" * 32, "rank": None, "transforms": [], "chain": ["streamxf.floatzip/1"]}
-    root |= {"dtypes": ["bfloat16"], "files": [entry], "items": bands, "modules": [], "packages": {}, "extra": {}}
-    path.write_bytes(pack(b"", b"".join([packed, *parts]), fields.pack_json(root, "the index", ""), b""))
-
-
-def _about(names: list[bytes], tall: int, wide: int, begin: int) -> dict[Column, Any]:
-    count = len(names)
-    more: dict[Column, Any] = {} if begin else {col.MORE_ENDS: [0] * count, col.MORE: b""}
-    return {
-        col.NAME_ENDS: [*accumulate(map(len, names))],
-        col.NAMES: b"".join(names),
-        **more,
-        col.DTYPE: [1] * count,
-        col.NDIM: [2] * count,
-        col.SHAPE: [ROWS * tall, COLUMNS * wide] * count,
-        col.COUNT: [tall * wide] * count,
-    }
+    paths = sorted(f"__{rank}_0_{draw.randbytes(16).hex()}.distcp" for rank in range(ranks))
+    own, ends = np.arange(ranks), np.zeros(ranks, np.int64)
+    offsets = np.stack([own // wide * ROWS, own % wide * COLUMNS], axis=1)
+    boxes = Boxes(offsets, np.tile([ROWS, COLUMNS], (ranks, 1)))
+    content: dict[str, Item] = {}
+    for number, name in enumerate(sorted(names_of(items))):
+        sizes = (STEP * numbers.uniform(0.67, 0.69, ranks)).astype(np.int64)
+        places = np.stack([own, ends, sizes, np.full(ranks, number), np.zeros(ranks, np.int64)])
+        ends = ends + sizes
+        chunks: Sequence[Chunk] = ChunkColumns(boxes, places, paths, (CHAIN,), Kind.TENSOR)
+        if signed:
+            hashes = (each.place._replace(sha256=draw.randbytes(32)) for each in chunks)
+            chunks = tuple(each._replace(place=place) for each, place in zip(chunks, hashes, strict=True))
+        content[name] = TensorItem(name, "bfloat16", (ROWS * tall, COLUMNS * wide), chunks)
+    files = {path: File(size, draw.randbytes(16)) for path, size in zip(paths, ends.tolist(), strict=True)}
+    root, parts = Index("0" * 32, None, (), (CHAIN,), files, content, signed).pack()
+    path.write_bytes(pack(b"", parts, root, b""))

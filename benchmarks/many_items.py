@@ -109,8 +109,6 @@ def _all_costs(settings: Settings, label: str, items: int, ranks: int) -> dict[s
 def child(folder: str, label: str, items: int, ranks: int, rounds: int) -> dict[str, Costs]:
     """Save, and measure what is done with the checkpoint; each in a process of its own."""
     layout = LAYOUTS[label]
-    for public in streamxf.__all__:  # which are imported when they are looked at
-        getattr(streamxf, public)
     costs: dict[str, Costs] = in_fork(save, Path(folder), layout, items, ranks, rounds)
     for name in layout.operations:
         count = min(rounds, MAX_LONG_ROUNDS) if name in (VERIFY, VERIFY_WITHOUT) else rounds

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,19 +13,27 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
-    MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.storage import WriteResult
 
 import streamxf
 from benchmarks.child import in_child, in_fork
 from benchmarks.costs import Costs, cells, measured
 from benchmarks.harness import Settings
 from benchmarks.result import Row, Spread, goal_row
-from benchmarks.simulated import COLUMNS, ROWS, Planner, Shard, sent
-from streamxf.torch_private import StorageInfo
+from benchmarks.simulated import (
+    COLUMNS,
+    ROWS,
+    Part,
+    Planner,
+    as_stock,
+    load_plan,
+    names_of,
+    results_of_all,
+    save_plan,
+    sent,
+)
 
 RANKS, SMOKE_RANKS = 1024, 8
 ITEMS, SMOKE_ITEMS = 1000, 20
@@ -69,8 +75,6 @@ def _share(ours: Spread, stock: Spread) -> Spread:
 def child(folder: str, ranks: int, items: int, rounds: int) -> dict[str, Costs]:
     """Measure each operation in a process of its own."""
     path = Path(folder)
-    for public in streamxf.__all__:  # which are imported when they are looked at
-        getattr(streamxf, public)
     costs = {name: in_fork(finish, path, name, ranks, items, rounds) for name in (FINISH, STOCK_FINISH)}
     for name in (PLAN, TORCH_PLAN, STOCK_PLAN):
         costs[name] = in_fork(plan, path, name, ranks, items, rounds)
@@ -81,16 +85,22 @@ def finish(folder: Path, name: str, ranks: int, items: int, rounds: int) -> Cost
     """Publish what all ranks saved, and pickle what torch sends them then."""
     path = folder / ("stock" if name == STOCK_FINISH else "streamxf")
     path.mkdir()
-    saved, own = _one_rank(path, ranks, items)  # without its writer, what it wrote would be removed
-    writer = saved if name == FINISH else dcp.FileSystemWriter(path, sync_files=False)
-    results = [*_all_ranks(path, own, ranks, notes=name == FINISH)]
+    writer: Any = streamxf.FileSystemWriter(path, sync_files=False, chain=[streamxf.FloatZip()])
+    planner = Planner()
+    writer.set_up_storage_writer(True, rank=0, use_collectives=True)
+    (planned,) = writer.prepare_global_plan([save_plan(writer, planner, 0, ranks, items)])
+    results = [*results_of_all(path, writer.write_data(planned, planner).wait(), ranks)]
+    finishing = writer
+    if name == STOCK_FINISH:  # without the first writer, what it wrote would be removed
+        finishing = dcp.FileSystemWriter(path, sync_files=False)
+        results = [[*map(as_stock, each)] for each in results]
     size: list[float] = []
 
     def prepared() -> Callable[[], None]:
         metadata, reported = _metadata(ranks, items), sent(results)
 
         def act() -> None:
-            writer.finish(metadata, reported)
+            finishing.finish(metadata, reported)
             size.append(len(pickle.dumps(metadata)))
 
         return act
@@ -106,67 +116,12 @@ def plan(folder: Path, name: str, ranks: int, items: int, rounds: int) -> Costs:
 
     def act() -> None:
         reader: Any = (dcp if name == STOCK_PLAN else streamxf).FileSystemReader(path)
-        planner: Any = streamxf.LoadPlanner() if name == PLAN else dcp.DefaultLoadPlanner()
-        metadata = reader.read_metadata()
-        planner.set_up_planner(dict(state), metadata, False)
-        reader.set_up_storage_reader(metadata, False)
-        made = reader.prepare_local_plan(planner.create_local_plan())
+        made = load_plan(reader, streamxf.LoadPlanner() if name == PLAN else dcp.DefaultLoadPlanner(), state)
         found = {(request.storage_index.fqn, request.storage_index.offset[0]) for request in made.items}
         if found != {(item, ranks // 2 * ROWS) for item in state}:
             raise AssertionError(f"{name}: it would read {len(made.items)} shards, or others")
 
     return measured(lambda: act, rounds)
-
-
-class Part(torch.Tensor):
-    """A tensor of which this rank has the rows of one shard; DCP asks it for them."""
-
-    offset: int
-
-    @classmethod
-    def of(cls, rank: int, ranks: int) -> Any:
-        made = torch.empty(1, COLUMNS, dtype=torch.bfloat16).expand(ranks * ROWS, COLUMNS).as_subclass(cls)
-        made.offset = rank * ROWS
-        return made
-
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(torch.Size([self.offset, 0]), torch.Size([ROWS, COLUMNS]))]
-
-
-def names_of(items: int) -> list[str]:
-    return [f"model.layers.{number // 8}.part.{number % 8}.weight" for number in range(items)]
-
-
-def _one_rank(path: Path, ranks: int, items: int) -> tuple[Any, list[WriteResult]]:
-    """What rank 0 writes, and its writer."""
-    data = torch.empty(ROWS, COLUMNS).normal_(0, 0.02, generator=torch.Generator().manual_seed(1)).bfloat16()
-    writer: Any = streamxf.FileSystemWriter(path, sync_files=False, chain=[streamxf.FloatZip()])
-    planner = Planner()
-    planner.set_up_planner(dict.fromkeys(names_of(items), Shard(data, 0, ranks)), writer.storage_meta(), True)
-    writer.set_up_storage_writer(True, rank=0, use_collectives=True)
-    (made,) = writer.prepare_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
-    return writer, writer.write_data(made, planner).wait()
-
-
-def _all_ranks(path: Path, own: list[WriteResult], ranks: int, *, notes: bool) -> Iterator[list[WriteResult]]:
-    """What all ranks report, as if each had written what one of them did, to writers of streamxf or of torch."""
-    name = own[0].storage_data[0].place.file
-    for rank in range(ranks):
-        writer_id = os.urandom(16)
-        file = f"__{rank}_0_{writer_id.hex()}.distcp" if rank else name
-        if rank:
-            os.link(path / name, path / file)
-        offset, results = torch.Size([rank * ROWS, 0]), []
-        for result in own:
-            chunk, record = result.storage_data
-            place = chunk.place._replace(file=file)
-            stored: Any = StorageInfo(file, place.at, place.size)
-            if notes:
-                record = replace(record, path=file, writer_id=writer_id) if rank and record is not None else record
-                stored = chunk._replace(offset=tuple(offset), place=place), record
-            index = MetadataIndex(result.index.fqn, offset, rank)
-            results.append(WriteResult(index=index, size_in_bytes=place.size, storage_data=stored))
-        yield results
 
 
 def _metadata(ranks: int, items: int) -> Metadata:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -17,7 +17,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex
@@ -27,14 +26,14 @@ import streamxf
 from benchmarks.child import in_child, in_fork
 from benchmarks.costs import need_proc, peak_added
 from benchmarks.harness import MIB, Settings, progress
-from benchmarks.many_ranks import Part, names_of
 from benchmarks.result import Result, Row, Table
-from benchmarks.simulated import COLUMNS, ROWS, Planner, Shard, sent
-from streamxf.dcp.columns import PlannedItems, StoredResults, packed
+from benchmarks.simulated import ROWS, Part, Planner, load_plan, moved, names_of, results_of_all, save_plan, sent
+from streamxf.dcp.columns import PlannedItems
 
 STOCK, TORCHS, OURS = "stock DCP", "torch's planners", "streamxf's planners"
 SIZES = {STOCK: (256, 1024), TORCHS: (256, 1024), OURS: (1024, 16_384)}
 ITEMS = 1000
+FEWER = 64  # bytes, at most, that an item of another rank takes
 MOST_DIFFERENT = 64  # plans of a load, which nobody compares; others are the same ones again
 SMOKE_SIZES, SMOKE_ITEMS = (4, 8), 10
 
@@ -67,8 +66,6 @@ def run(settings: Settings) -> Result:
 
 def child(folder: str, side: str, ranks: int, items: int) -> Phases:
     """Save, and load what was saved; each in a process of its own."""
-    for public in streamxf.__all__:  # which are imported when they are looked at
-        getattr(streamxf, public)
     path = Path(folder) / "checkpoint"
     path.mkdir()
     return {
@@ -123,22 +120,17 @@ def _dump(file: Path, values: Iterable[Any]) -> None:
 def save(path: Path, side: str, ranks: int, items: int) -> Phases:
     """What DCP does for a save at rank 0."""
     module: Any = dcp if side == STOCK else streamxf
-    data = torch.empty(ROWS, COLUMNS).normal_(0, 0.02, generator=torch.Generator().manual_seed(1)).bfloat16()
     writer, file = module.FileSystemWriter(path, sync_files=False), path.parent / "pickles"
 
     def planned(rank: int) -> tuple[Any, Any]:
         planner: Any = ColumnPlanner() if side == OURS else Planner()
-        planner.set_up_planner(dict.fromkeys(names_of(items), Shard(data, rank, ranks)), None, not rank)
-        return planner, writer.prepare_local_plan(planner.create_local_plan())
+        return planner, save_plan(writer, planner, rank, ranks, items)
 
     meter = _Meter()
     writer.set_up_storage_writer(True, rank=0, use_collectives=True)
     planner, first = meter.step("one rank: its plan", lambda: planned(0))
     columns = isinstance(first.items, PlannedItems)  # others take long to make for all ranks
-    others = (
-        replace(first, items=_moved_columns(first.items, rank)) if columns else planned(rank)[1]
-        for rank in range(ranks)
-    )
+    others = (replace(first, items=moved(first.items, rank)) if columns else planned(rank)[1] for rank in range(ranks))
     _dump(file, others)
     plans = meter.receive("rank 0: plans received", file, ranks)
     plans, metadata = meter.step("rank 0: planner's global plan", partial(planner.create_global_plan, plans))
@@ -147,45 +139,12 @@ def save(path: Path, side: str, ranks: int, items: int) -> Phases:
     final = planner.finish_plan(sent(plans[0]))
     del plans
     own = meter.step("one rank: written, and its results", lambda: writer.write_data(final, planner).wait())
-    _dump(file, _results(path, own, ranks))
+    _dump(file, results_of_all(path, own, ranks, FEWER))
     results = meter.receive("rank 0: results received", file, ranks)
     finish = partial(writer.finish, metadata, results)
     meter.step("rank 0: finish", finish, lambda _: (path / ".metadata").stat().st_size / 1e6)
     meter.send("rank 0: metadata sent", [metadata])
     return meter.phases
-
-
-def _moved_columns(items: PlannedItems, rank: int) -> PlannedItems:
-    return PlannedItems(items.layout, packed((items.boxes()[0] + [[rank * ROWS], [0]]).tobytes()))
-
-
-def _results(path: Path, own: Any, ranks: int) -> Iterator[Any]:
-    """What all ranks report, as if each had written what one of them did, in fewer bytes by some."""
-    draw = np.random.default_rng(1)
-    for rank in range(ranks):
-        offset, name = torch.Size([rank * ROWS, 0]), f"__{rank}_0_{os.urandom(16).hex()}.distcp"
-        less, made = draw.integers(0, 64, len(own)), []
-        if isinstance(own, StoredResults) and rank:
-            places, (record,) = own.places([0]), own.records
-            os.link(path / record.path, path / name)
-            places[2] -= less
-            record = replace(record, path=name, writer_id=bytes.fromhex(name[-39:-7]))
-            planned = _moved_columns(own.planned, rank)
-            yield StoredResults(planned, packed(places.tobytes()), [record], own.descriptors)
-            continue
-        for result in own if rank else ():
-            stored = result.storage_data
-            if isinstance(stored, tuple):
-                chunk, record = stored
-                if record is not None:
-                    os.link(path / record.path, path / name)
-                    record = replace(record, path=name, writer_id=bytes.fromhex(name[-39:-7]))
-                place = chunk.place._replace(file=name, size=chunk.place.size - int(less[len(made)]))
-                stored = chunk._replace(offset=tuple(offset), place=place), record
-            else:
-                stored = replace(stored, relative_path=name)
-            made.append(replace(result, index=MetadataIndex(result.index.fqn, offset, rank), storage_data=stored))
-        yield made if rank else own
 
 
 def load(path: Path, side: str, ranks: int, items: int) -> Phases:
@@ -195,15 +154,8 @@ def load(path: Path, side: str, ranks: int, items: int) -> Phases:
     reader: Any = (dcp if side == STOCK else streamxf).FileSystemReader(path)
     planner: Any = streamxf.LoadPlanner() if side == OURS else dcp.DefaultLoadPlanner()
     state = {name: Part.of(ranks // 2, ranks) for name in names_of(items)}
-
-    def planned() -> Any:
-        metadata = reader.read_metadata()
-        planner.set_up_planner(dict(state), metadata, False)
-        reader.set_up_storage_reader(metadata, True)
-        return reader.prepare_local_plan(planner.create_local_plan())
-
     meter, file = _Meter(), path.parent / "pickles"
-    plan = meter.step("one rank: metadata and plan", planned)
+    plan = meter.step("one rank: metadata and plan", partial(load_plan, reader, planner, state))
     if side != STOCK:
         meter.phases["one rank: metadata and plan"] |= {"requests": next(requests)}
     some = [_moved(plan, rank) for rank in range(min(ranks, MOST_DIFFERENT))]

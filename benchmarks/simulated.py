@@ -6,17 +6,21 @@ processes.
 
 from __future__ import annotations
 
+import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner, filesystem
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
+
+from streamxf.dcp.columns import PlannedItems, StoredResults, packed
 
 T = TypeVar("T")
 
@@ -39,6 +43,21 @@ class Shard:
         return [WriteItem(MetadataIndex(name, self._offsets), WriteItemType.SHARD, tensor_data=about)]
 
 
+class Part(torch.Tensor):
+    """A tensor of which this rank has the rows of one shard; DCP asks it for them."""
+
+    offset: int
+
+    @classmethod
+    def of(cls, rank: int, ranks: int) -> Any:
+        made = torch.empty(1, COLUMNS, dtype=torch.bfloat16).expand(ranks * ROWS, COLUMNS).as_subclass(cls)
+        made.offset = rank * ROWS
+        return made
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(torch.Size([self.offset, 0]), torch.Size([ROWS, COLUMNS]))]
+
+
 class Planner(DefaultSavePlanner):
     """Looks into `Shard`, which plans for itself."""
 
@@ -47,16 +66,21 @@ class Planner(DefaultSavePlanner):
         return found.data if isinstance(found, Shard) else super().lookup_object(index)
 
 
+def names_of(items: int) -> list[str]:
+    return [f"model.layers.{number // 8}.part.{number % 8}.weight" for number in range(items)]
+
+
+def _data() -> torch.Tensor:
+    return torch.empty(ROWS, COLUMNS).normal_(0, 0.02, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+
 def states(items: int, ranks: int) -> list[dict[str, Any]]:
     """What each rank has: shards of tensors that lie on all ranks, tensors of its own, and few objects. All have the
     same numbers.
     """
-    data = torch.empty(ROWS, COLUMNS).normal_(0, 0.02, generator=torch.Generator().manual_seed(1)).bfloat16()
+    data = _data()
     sharded = int(items * SHARDED / ranks)
-    made: list[dict[str, Any]] = []
-    for rank in range(ranks):
-        shard = Shard(data, rank, ranks)
-        made.append({f"model.layers.{number // 8}.part.{number % 8}.weight": shard for number in range(sharded)})
+    made: list[dict[str, Any]] = [dict.fromkeys(names_of(sharded), Shard(data, rank, ranks)) for rank in range(ranks)]
     for number in range(items - sharded * ranks):
         name = f"experts.{number}.weight"
         made[number % ranks][name] = data if number % OBJECTS else {"step": number}
@@ -100,6 +124,60 @@ def write(planned: Planned) -> list[list[WriteResult]]:
     """Write each rank's part; what the ranks would report."""
     parts = zip(planned.writers, planned.plans, planned.planners, strict=True)
     return [sent(writer.write_data(plan, planner).wait()) for writer, plan, planner in parts]
+
+
+# -- one rank, and others like it ------------------------------------------------------------------------------------
+
+
+def save_plan(writer: Any, planner: Any, rank: int, ranks: int, items: int) -> SavePlan:
+    """What a rank plans to save: a shard of each of `items` tensors."""
+    planner.set_up_planner(dict.fromkeys(names_of(items), Shard(_data(), rank, ranks)), None, not rank)
+    made: SavePlan = writer.prepare_local_plan(planner.create_local_plan())
+    return made
+
+
+def load_plan(reader: Any, planner: Any, state: dict[str, Any]) -> LoadPlan:
+    """What a rank plans to load, metadata read."""
+    metadata = reader.read_metadata()
+    planner.set_up_planner(dict(state), metadata, False)
+    reader.set_up_storage_reader(metadata, True)
+    made: LoadPlan = reader.prepare_local_plan(planner.create_local_plan())
+    return made
+
+
+def moved(items: PlannedItems, rank: int) -> PlannedItems:
+    """What another rank plans to save."""
+    return PlannedItems(items.layout, packed((items.boxes()[0] + [[rank * ROWS], [0]]).tobytes()))
+
+
+def results_of_all(path: Path, own: Any, ranks: int, below: int = 1) -> Iterator[Any]:
+    """What all ranks report, as if each had written what the first did, in fewer bytes by some `below` that number."""
+    draw = np.random.default_rng(1)
+    for rank in range(ranks):
+        offset, name = torch.Size([rank * ROWS, 0]), f"__{rank}_0_{os.urandom(16).hex()}.distcp"
+        less, made = draw.integers(0, below, len(own)), []
+        if isinstance(own, StoredResults) and rank:
+            places, (record,) = own.places([0]), own.records
+            places[2] -= less
+            record = _linked(path, record, name)
+            yield StoredResults(moved(own.planned, rank), packed(places.tobytes()), [record], own.descriptors)
+            continue
+        for result in own if rank else ():
+            stored = result.storage_data
+            if isinstance(stored, tuple):
+                chunk, record = stored
+                place = chunk.place._replace(file=name, size=chunk.place.size - int(less[len(made)]))
+                stored = chunk._replace(offset=tuple(offset), place=place), record and _linked(path, record, name)
+            else:
+                stored = replace(stored, relative_path=name)
+            made.append(replace(result, index=MetadataIndex(result.index.fqn, offset, rank), storage_data=stored))
+        yield made if rank else own
+
+
+def _linked(path: Path, record: Any, name: str) -> Any:
+    """The record of the same file under the name that another rank gives it."""
+    os.link(path / record.path, path / name)
+    return replace(record, path=name, writer_id=bytes.fromhex(name[-39:-7]))
 
 
 def as_stock(result: WriteResult) -> WriteResult:
