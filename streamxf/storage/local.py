@@ -235,8 +235,8 @@ class LocalStorage(Storage, raises_only_known=True):
                 del error.filename2
             raise
         if make and how.get("sync", True):
-            for folder in Path(path).parent.parents:  # the names of folders that may be new
-                files.sync_folder(self.path_of(str(folder)))
+            for above in Path(path).parent.parents:  # the names of folders that may be new
+                files.sync_folder(self.path_of(str(above)))
 
     def write(self, path: str, data: bytes, *, over: str | None = None) -> None:
         self.put(path, data)
