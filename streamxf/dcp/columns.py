@@ -94,7 +94,7 @@ def _shared(kind: type[Shared], packed: bytes) -> Shared:
     return made
 
 
-class Layout(Shared):
+class SharedLayout(Shared):
     """By row ``names``, ``kinds`` and ``about``: of a tensor properties, whole size and the shard's shape."""
 
     @cached_property
@@ -119,7 +119,7 @@ class PlannedItems(LazyItems[WriteItem]):
     - `kept`: the rows that are meant; None for all.
     """
 
-    def __init__(self, layout: Layout, offsets: bytes, kept: Array | None = None) -> None:
+    def __init__(self, layout: SharedLayout, offsets: bytes, kept: Array | None = None) -> None:
         self.layout = layout
         self.offsets = offsets
         self.kept = kept
@@ -130,7 +130,7 @@ class PlannedItems(LazyItems[WriteItem]):
         if isinstance(items, cls) and (own := items.as_sent()) is not None:
             return own
         data = [None if item.type == WriteItemType.BYTE_IO else item.tensor_data for item in items]
-        layout = Layout(
+        layout = SharedLayout(
             names=[item.index.fqn for item in items],
             kinds=[(item.type, item.bytes_io_data) for item in items],
             about=[each and (each.properties, each.size, tuple(each.chunk.sizes)) for each in data],
