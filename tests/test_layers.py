@@ -270,7 +270,7 @@ LINES = {
     "checkpoint": 4_351,
     "cli": 3_035,
     "codecs": 1_655,
-    "dcp": 5_115,
+    "dcp": 5_112,
     "format": 3_200,
     "formats": 958,
     "integrations": 805,

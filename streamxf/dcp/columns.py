@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -104,13 +104,9 @@ class SharedLayout(Shared):
 
     @cached_property
     def sizes(self) -> Array:
-        """The bytes of each item's elements, as `elements_bytes`."""
-        return np.array([elements_bytes(data[0], data[2]) if data else 0 for data in self["about"]], "i8")
-
-
-def elements_bytes(properties: TensorProperties, shape: Sequence[int]) -> int:
-    """The bytes of a shard's elements; 0 where an element has no size."""
-    return math.prod(shape) * properties.dtype.itemsize if dtype_name(properties.dtype) in ITEMSIZES else 0
+        """The bytes of each item's elements; 0 for an object, and where an element has no size."""
+        each = ((math.prod(data[2]), dtype_name(data[0].dtype)) if data else (0, "") for data in self["about"])
+        return np.array([count * ITEMSIZES.get(dtype, 0) for count, dtype in each], "i8")
 
 
 class PlannedItems(LazyItems[WriteItem]):

@@ -27,12 +27,12 @@ from streamxf.checkpoint.datafile import check_bare
 from streamxf.checkpoint.saving import Entry, Extensions, check_space
 from streamxf.checkpoint.sources import Content, content_of, dtype_name, has_elements
 from streamxf.checkpoint.staging import Staging
-from streamxf.dcp.columns import PlannedItems, elements_bytes
+from streamxf.dcp.columns import PlannedItems
 from streamxf.dcp.metadata import extra_of, paths_of
 from streamxf.errors import MetadataError, UnsupportedError, located
 from streamxf.format import limits
 from streamxf.format.header import Identity, Kind
-from streamxf.format.items import check_name
+from streamxf.format.items import ITEMSIZES, check_name
 from streamxf.format.tiling import MAX_GROUP, Boxes
 from streamxf.storage.disk import Volume
 from streamxf.storage.storage import Storage
@@ -62,7 +62,8 @@ def planned_bytes(items: Iterable[WriteItem]) -> int:
     """The bytes of tensors' elements, as plans have them; an object counts nothing, nor do elements without a size."""
     if isinstance(items, PlannedItems):
         return int(items.layout.sizes[slice(None) if items.kept is None else items.kept].sum())
-    return sum(elements_bytes(data.properties, data.chunk.sizes) for item in items if (data := item.tensor_data))
+    tensors = ((data.chunk.sizes, dtype_name(data.properties.dtype)) for item in items if (data := item.tensor_data))
+    return sum(sizes.numel() * ITEMSIZES.get(dtype, 0) for sizes, dtype in tensors)
 
 
 def entries_of(items: Iterable[WriteItem], planner: SavePlanner, staging: Staging) -> Iterator[Entry]:
