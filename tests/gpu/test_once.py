@@ -1,0 +1,26 @@
+"""Loads that read once into tensors of a device. What ranks send each other goes over gloo, so they can share one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.dcp.rank_scenarios import run_ranks
+
+pytestmark = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"
+)
+
+
+def test_what_several_ranks_need_arrives_on_their_device(device: torch.device, tmp_path: Path) -> None:
+    (tmp_path / "device").write_text(device.type)
+    for report in run_ranks(2, tmp_path, "on_device", module=f"{__package__}.once_ranks"):
+        found = report["on_device"]
+        for number in range(2):
+            assert found[f"wrong {number}"] == []
+            assert found[f"read {number}"] == ["once", ""]
+            assert found[f"received {number}"] > 0
+        assert device.type == "cuda" or found["late"]
