@@ -8,18 +8,19 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from streamxf.cli import options, show, units
-from streamxf.cli.exits import FAILED, FINE
+from streamxf.cli.exits import FAILED, FINE, with_options
 from streamxf.errors import ParameterError, escaped
-from streamxf.wording import many, printable, size_text, time_text
+from streamxf.wording import listed, many, printable, size_text, time_text
 
 if TYPE_CHECKING:
+    from streamxf.manager.forget import ForgetReport
     from streamxf.manager.listing import Run
     from streamxf.manager.record import Record
     from streamxf.manager.retention import Retention
@@ -30,7 +31,8 @@ def list_(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: s
 
     Kinds: own checkpoints name this run and their folder; unclaimed ones name no run, since no CheckpointManager saved
     them; foreign ones name another run or folder, since they were copied or renamed, and are never resumed from
-    automatically; unfinished ones belong to a save in progress, or one that was killed. Nothing is verified.
+    automatically; unfinished ones belong to a save in progress, or one that was killed; the metadata of damaged ones
+    cannot be read. Nothing else is verified.
 
     Checkpoints of other formats are listed only if there is no complete DCP checkpoint, as for latest.
 
@@ -61,7 +63,7 @@ def _as_dict(record: Record) -> dict[str, Any]:
         **({} if record.time is None else {"time": record.time}),
         **size,
         "metrics": {name: value if math.isfinite(value) else None for name, value in (record.metrics or {}).items()},
-        "kind": record.kind,
+        "kind": "damaged" if record.damaged else record.kind,
         **{name: value for name in ("save_id", "run", "link", "note") if (value := getattr(record, name))},
     }
 
@@ -71,7 +73,8 @@ def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
     table = show.TextTable(*headings, right=("step", "age", "size"), fold=("name", "metrics", "kind"))
     now = time.time()
     for each in found:
-        notes = (each.kind, each.link and f"link to {each.link}", each.note, readers.get(each.name))
+        kind = ["damaged"] if each.damaged else [each.kind, each.note]
+        notes = (*kind, each.link and f"link to {each.link}", readers.get(each.name))
         table.row(
             each.name,
             f"{each.step:,}",
@@ -82,8 +85,10 @@ def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
             "; ".join(filter(None, notes)),
         )
     table.print()
-    complete = [each for each in found if each.complete]
-    show.say(f"{many(len(complete), 'complete checkpoint')}, {size_text(sum(each.bytes or 0 for each in complete))}")
+    complete = [each for each in found if each.complete and not each.damaged]
+    total = f"{many(len(complete), 'complete checkpoint')}, {size_text(sum(each.bytes or 0 for each in complete))}"
+    damaged = [f"{each.name}: {each.note}" for each in found if each.damaged]
+    show.say("\n".join([total, *listed("damaged", damaged)]))
 
 
 def _moment(seconds: float) -> str:
@@ -125,7 +130,8 @@ def latest(
     choice = latest_in(place, verify, best=wanted, ranks=ranks)
     path = None if choice.record is None else place.storage.location(choice.record.name)
     if out.json:
-        show.as_json({"path": run, "latest": path, "skipped": choice.skipped})
+        skipped = {name: with_options(reason) for name, reason in choice.skipped.items()}
+        show.as_json({"path": run, "latest": path, "skipped": skipped})
     elif path is not None:
         print(escaped(path))
     for name, reason in choice.skipped.items():
@@ -248,11 +254,16 @@ def forget(
             text = f"no checkpoint has the metric {kept.metric!r:.80}; there are {', '.join(sorted(known))}"
             raise ParameterError(text)
     steps = _replayed(place, kept) if replay else []
-    report = forget_in(place, kept, verify, dry_run=shows or asks)
+
+    def apply(dry_run: bool) -> ForgetReport:
+        found = forget_in(place, kept, verify, dry_run=dry_run)
+        return replace(found, kept={name: tuple(map(with_options, why)) for name, why in found.kept.items()})
+
+    report = apply(shows or asks)
     if asks and report.removed:
         if not out.confirmed(str(report), len(report.removed)):
             return FINE
-        report = forget_in(place, kept, verify)
+        report = apply(False)
     facts = {"path": run, **asdict(report)}
     facts["reasons"] = facts.pop("kept")
     if replay:

@@ -153,7 +153,7 @@ class Folder:
         except KeyServiceError:
             raise
         except (StreamxfError, FileNotFoundError) as error:
-            return self._doubted(record, f"{type(error).__name__}: {error}")
+            return self._doubted(replace(record, damaged=True), f"{type(error).__name__}: {error}")
         if (index := said[0].index) is not None:
             record = self._told(record, index.save_id, index.run)
         counts = self.authority.has_published(record.save_id, self.place.name)
@@ -194,7 +194,7 @@ class Folder:
             going |= REMOVED in self.top and any(is_metadata_name(path) for path in commit.files.keys() - self.files)
             record = self._told(record, commit.save_id, commit.run)
             record = replace(record, bytes=sum(each.size for each in commit.files.values()))
-        return self._doubted(replace(record, kind="removing") if going else record, doubt)
+        return self._doubted(replace(record, kind="removing" if going else record.kind, damaged=commit is None), doubt)
 
     def _told(self, record: Record, save_id: str, facts: RunFacts | None) -> Record:
         record = replace(record, save_id=save_id)

@@ -216,7 +216,7 @@ class Run:
             )
             if error.errno not in _UNREADABLE or next(newer, None) is None:
                 raise  # who fell back for it would lose work; an old one must not stop a job
-            return Record(name, verified=False, note=f"{type(error).__name__}: {error}")
+            return Record(name, verified=False, note=f"{type(error).__name__}: {error}", damaged=True)
         if not folder.is_link:
             self._rows.note(name, mark if self.storage.near else listing_mark(folder.files), record)
         if record is None or not folder.is_link:

@@ -50,6 +50,8 @@ class Record:
         Where it leads, if it is a link in the place of a folder.
     note : str
         More in words: why it is foreign or not verified, or the error in its metadata.
+    damaged : bool
+        Whether its metadata cannot be read.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Record:
     rules: Mapping[str, Any] = field(default_factory=dict)
     link: str = ""
     note: str = ""
+    damaged: bool = False
 
     @property
     def complete(self) -> bool:

@@ -102,6 +102,25 @@ def test_list_shows_kinds_links_and_notes(run: Run, folder: Path, plain: Path):
     assert found["step-4000"]["link"] == str(plain)
 
 
+def test_list_shows_what_is_damaged_below_the_table(run: Run, folder: Path):
+    metadata = folder / "step-200" / ".metadata"
+    metadata.write_bytes(metadata.read_bytes()[:-100])
+    (folder / "step-300" / ".metadata").write_bytes(b"")
+    done = run("list", folder)
+    lines = {line.split()[0]: line.split() for line in done.out.splitlines() if line.startswith(" step-")}
+    assert done.code == 0
+    assert [lines[f"step-{step}"][-1] for step in (100, 200, 300)] == ["own", "damaged", "damaged"]
+    assert max(map(len, lines["step-200"])) < 20
+    *_, total, first, second = done.out.splitlines()
+    assert total.startswith("2 complete checkpoints, ")
+    assert first.startswith("damaged: step-200: MetadataError: ")
+    assert second.startswith("damaged: step-300: MetadataError: ")
+    found = {each["name"]: each for each in run("list", folder, "--json").json["checkpoints"]}
+    assert found["step-200"]["kind"] == "damaged"
+    assert "MetadataError" in found["step-200"]["note"]
+    assert "note" not in found["step-100"]
+
+
 def test_list_of_one_of_several_runs(run: Run, folder: Path, tmp_path: Path):
     other = made_run(tmp_path / "other", "ab" * 16)
     (other / "step-100").rename(folder / "step-5000")
