@@ -14,7 +14,7 @@ from streamxf.checkpoint.access import Access, Codecs, Names, Require, SaveIds
 from streamxf.checkpoint.elements import Array, Elements, itemsize_of, unsigned
 from streamxf.checkpoint.metadata import Metadata, merged, metadata_files, no_file, read_metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
-from streamxf.checkpoint.reading import Box, BoxReader, empty_array
+from streamxf.checkpoint.reading import Box, BoxReader, cut, empty_array
 from streamxf.errors import ContainerError, ParameterError, UnsupportedError, located
 from streamxf.format.items import Chunk, Item, ObjectItem, TensorItem, elements_size
 from streamxf.format.names import metadata_name
@@ -316,14 +316,23 @@ class TensorHandle:
         StreamxfError
             With file, item and block, if it is damaged or was altered.
         """
+        return next(self.pieces(key, max(1, math.prod(self.shape)) * itemsize_of(self._item)))[0]
+
+    def pieces(self, key: Any, limit: int) -> Iterator[tuple[torch.Tensor | Array, bool]]:
+        """Read a part as ``handle[key]`` does, in pieces of at most `limit` bytes, in row-major order: each has whole
+        rows, or lies inside of one. Each comes with whether a row ends there.
+        """
         parts = _parts(key, self.shape)
         spans = [part if isinstance(part, range) else range(part, part + 1) for part in parts]
-        first = tuple(span[0] if span else 0 for span in spans)
-        steps = tuple(span.step if len(span) > 1 else 1 for span in spans)
-        array = self._read(first, tuple(map(len, spans)), steps)
-        made: Any = as_numpy(array, self._item) if self._framework == "numpy" else as_torch(array, self.dtype)
         kept = tuple(slice(None) if isinstance(part, range) else 0 for part in parts)
-        return made[kept]  # type: ignore[no-any-return]
+        lengths, most = tuple(map(len, spans)), max(1, limit // itemsize_of(self._item))
+        last = max((at for at, part in enumerate(parts) if isinstance(part, range)), default=None)
+        for offset, sizes in cut(lengths, most) if all(lengths) else [((0,) * len(lengths), lengths)]:
+            inside = [span[at : at + size] for span, at, size in zip(spans, offset, sizes, strict=True)]
+            first = tuple(span[0] if span else 0 for span in inside)
+            array = self._read(first, sizes, tuple(span.step if len(span) > 1 else 1 for span in inside))
+            made: Any = as_numpy(array, self._item) if self._framework == "numpy" else as_torch(array, self.dtype)
+            yield made[kept], last is None or offset[last] + sizes[last] == lengths[last]
 
     def read(self) -> torch.Tensor | Array:
         return self[...]

@@ -13,6 +13,7 @@ import torch
 
 import streamxf
 from streamxf import Checksum
+from streamxf.cli import look
 from streamxf.keys import write_key
 from tests.altered import flip
 from tests.cli.command import Run, runner
@@ -130,3 +131,46 @@ def test_encrypted(run: Run, tmp_path: Path) -> None:
     assert run("cat", tmp_path / "secret", "w[1:3]", "--text").code == 2
     done = run("cat", tmp_path / "secret", "w[1:3]", "--text", "--key", f"file:{tmp_path / 'key'}")
     assert (done.code, done.out, len(data_files(tmp_path / "secret"))) == (0, "1 2\n", 1)
+
+
+def test_text_comes_piece_by_piece(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "_TEXT_STEP", 7 * 2)
+    monkeypatch.setattr(look, "_STEP", 7 * 2)
+    for part in ("w", "w[3, 10:40:3]", "w[:2, 7:18, 1]", "w[5, :, 2]", "w[1, 1, 1]", "w[::9, 200]"):
+        wanted = eval(part, {"w": STATE["w"]})
+        done = run("cat", path, part, "--text")
+        rows = wanted.reshape(-1, wanted.shape[-1] if wanted.ndim else 1)
+        assert done.out == "".join(f"{' '.join(map(str, row.tolist()))}\n" for row in rows)
+        with streamxf.Checkpoint(path) as checkpoint:
+            pieces = list(look._item(checkpoint, part, False))
+        assert max(map(len, pieces)) <= 14
+        assert b"".join(map(bytes, pieces)) == wanted.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_a_large_tensor_is_never_in_memory_as_text(tmp_path: Path) -> None:
+    save({"large": torch.rand(3_000_000), "small": torch.rand(1)}, tmp_path / "checkpoint", [Checksum()])
+    program = (
+        "import sys, resource; from streamxf.cli.__main__ import main; code = main(sys.argv[1:]); "
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr); sys.exit(code)"
+    )
+    used = []
+    for item in ("small", "large"):
+        command = [sys.executable, "-c", program, "cat", tmp_path / "checkpoint", item, "--text"]
+        done = subprocess.run(command, capture_output=True, check=True)
+        used.append(int(done.stderr))
+    assert done.stdout.count(b" ") == 2_999_999  # in 58 MB
+    assert used[1] - used[0] < 50_000  # KiB
+
+
+def test_damage_ends_text_with_an_error(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with streamxf.Checkpoint(path) as checkpoint:
+        (place,) = checkpoint.stored["w"].places
+    flip(path / place.file, place.at + place.size - 1000)  # in the last of its two blocks
+    monkeypatch.setattr(look, "_TEXT_STEP", 300)
+    done = run("cat", path, "w", "--text")
+    assert done.code == 1
+    assert len(done.err.splitlines()) == 1
+    assert "item w, block 1" in done.err
+    whole = "".join(f"{' '.join(map(str, row.tolist()))}\n" for row in STATE["w"].reshape(-1, 5))
+    assert len(done.out) > 1000
+    assert whole.startswith(done.out)
