@@ -54,7 +54,14 @@ def line_of(error: BaseException) -> str:
     return printable(" ".join("; ".join(filter(None, parts)).split()), LINE)
 
 
-_IN_PYTHON = (" (max_expansion)", "; pass it as signer=", ". A KeyRing holds keys and trusted signers together")
+# hints that only Python has a use for, or that are about an option which the command does not have
+_IN_PYTHON = re.compile(
+    r" \(max_expansion\)|; pass it as signer=|\. A KeyRing holds keys and trusted signers together"
+    r"|, or load it with FileSystemReader\(path, require=None\)|a streamxf\.\w+Key, (?=a location)"
+    r"|; weights_only=False lifts the limit for objects|without_metadata=\[\.\.\.\] or (?=--writer-id)"
+    r"|; require='encrypted' accepts it|; where it was, pass require='encrypted' \(or 'bound', for an attached writer\)"
+    r"|\. If you trust it, name the classes and functions that it needs, safe_globals=\[.*?\](?: \(.* here)?"
+)
 
 OPTIONS: ContextVar[Mapping[str, str]] = ContextVar("OPTIONS")
 """Those of the command that runs, by the names of the library's arguments."""
@@ -75,9 +82,7 @@ def with_options(text: str) -> str:
     text = re.sub(rf"(?<![\w./:-])({known})=(?=['\"\d-])", lambda found: f"{options[found[1]]} ", text)
     text = re.sub(rf"(?<![\w./:-])({known})=(?=$|[\s,;)])", lambda found: options[found[1]], text)
     text = re.sub(rf"(?<![\w./-])({unmistakable})(?:=(?:True)?)?(?![\w./=[-])", lambda found: options[found[1]], text)
-    for hint in _IN_PYTHON:  # what the command has no option for
-        text = text.replace(hint, "")
-    return text
+    return _IN_PYTHON.sub("", text)
 
 
 def root_of(error: BaseException) -> BaseException:

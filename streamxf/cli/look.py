@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import typer
 import streamxf
 from streamxf.buffers import write_all
 from streamxf.cli import options, show
-from streamxf.cli.exits import FAILED, FINE
+from streamxf.cli.exits import FAILED, FINE, with_options
 from streamxf.errors import ParameterError, PolicyError, UnsupportedError, located
 from streamxf.format.items import TensorItem
 from streamxf.format.limits import PLAIN_MAGIC
@@ -187,6 +188,7 @@ def diff(
             if access["keys"] and not (plain_a or plain_b):
                 error.add_note("where only one of the two is encrypted, say which is not: --plain-a or --plain-b")
             raise
+    found = replace(found, incomparable={name: with_options(why) for name, why in found.incomparable.items()})
     if out.json:
         show.as_json({"same": found.same, **asdict(found)}, show.budget_for(access["max_expansion"], a, b))
     else:
@@ -203,6 +205,7 @@ def diff(
 
 
 _STEP = 16 * 2**20  # bytes: as many blocks as keep the workers busy
+_TEXT_STEP = 2**20  # of elements, which take fifty times as much as text
 _NUMBER = r"\s*(?:-?\d{1,18})?\s*"
 _INDEX = re.compile(rf"\s*\.\.\.\s*|\s*-?\d{{1,18}}\s*|{_NUMBER}:{_NUMBER}(?::(?!\s*-?0){_NUMBER})?", re.ASCII)
 
@@ -218,7 +221,7 @@ def cat(
     ),
     text: bool = options.flag("Write a tensor's elements as text, a line for each row, and not as bytes."),
     *,
-    keys: options.Group,
+    access: options.Group,
 ) -> int:
     """Decode a file that streamxf.open wrote, or an item of a checkpoint, to the standard output.
 
@@ -237,10 +240,13 @@ def cat(
     from streamxf.keys import KeyRing
 
     if item is not None:
-        with located(file=path), streamxf.Checkpoint(path, **keys) as checkpoint:
-            write_all(sys.stdout.buffer, memoryview(_item(checkpoint, item, text)))
+        with located(file=path), streamxf.Checkpoint(path, **access) as checkpoint:
+            for piece in _item(checkpoint, item, text):
+                write_all(sys.stdout.buffer, memoryview(piece))
         return FINE
-    ring = KeyRing.of(**keys)
+    if access["require"]:
+        raise ParameterError("--require is for items of checkpoints: name one")
+    ring = KeyRing.of(access["keys"], access["trust"], access["allow_unsigned"])
     buffer = bytearray(_STEP)
     with ExitStack() as stack, located(file=None if path == "-" else path):
         reader = stack.enter_context(streamxf.open(_opened(path, stack), keys=ring))
@@ -249,8 +255,8 @@ def cat(
     return FINE
 
 
-def _item(checkpoint: streamxf.Checkpoint, wanted: str, text: bool) -> Any:
-    """What `cat` writes of an item, or of a part of one."""
+def _item(checkpoint: streamxf.Checkpoint, wanted: str, text: bool) -> Iterator[Any]:
+    """What `cat` writes of an item, or of a part of one, piece by piece."""
     import torch
 
     from streamxf.checkpoint.checkpoint import ObjectHandle
@@ -266,21 +272,30 @@ def _item(checkpoint: streamxf.Checkpoint, wanted: str, text: bool) -> Any:
             raise ParameterError("this item is an object: leave --text and the part in brackets out", item=name)
         blocks = checkpoint.blocks(checkpoint.stored[name])
         checkpoint.budget.spend(blocks.size, "the object", item=name)
-        return read_all(blocks)
+        yield read_all(blocks)
+        return
     for part in indices.split(","):
         if _INDEX.fullmatch(part) is None:
             raise ParameterError(f"{part!r:.80} is no index: write 3, 10:20, 10:20:2, : or ..., with commas", item=name)
+    key = tuple(map(_index, indices.split(",")))
+    pieces: Iterator[tuple[Any, bool]] = handle.pieces(key, _TEXT_STEP if text else _STEP)
     try:
-        made: Any = handle[tuple(map(_index, indices.split(",")))]
+        for made, ends in pieces:
+            if text:
+                yield from _lines(made, "\n" if ends else " ", name)
+            else:
+                yield made.reshape(-1).view(torch.uint8).numpy()
     except IndexError as error:
         raise ParameterError(f"[{indices}]: {error}; the tensor's shape is {list(handle.shape)}", item=name) from None
-    if not text:
-        return made.reshape(-1).view(torch.uint8).numpy()
-    rows = made.reshape(-1, made.shape[-1] if made.ndim else 1) if made.numel() else ()
-    try:
-        return "".join(f"{' '.join(map(str, row.tolist()))}\n" for row in rows).encode()
-    except RuntimeError as error:
-        raise UnsupportedError(f"torch has no text for {handle.dtype}: leave --text out", item=name) from error
+
+
+def _lines(made: Any, end: str, name: str) -> Iterator[bytes]:
+    """The rows of a part of a tensor as text."""
+    for row in made.reshape(-1, made.shape[-1] if made.ndim else 1) if made.numel() else ():
+        try:
+            yield f"{' '.join(map(str, row.tolist()))}{end}".encode()
+        except RuntimeError as error:
+            raise UnsupportedError(f"torch has no text for {made.dtype}: leave --text out", item=name) from error
 
 
 def _index(text: str) -> Any:

@@ -175,15 +175,20 @@ _KEYS: dict[str, tuple[Any, Any]] = {
     "trust": (Several, location("The public key of a trusted signer (file:..., env:...).")),
     "allow_unsigned": (bool, flag("Accept checkpoints that a private key opens and nobody signed.")),
 }
-# what opens a checkpoint; on which terms it is read, is written, and has its recipients changed; and how results appear
+_PROTECTION: dict[str, tuple[Any, Any]] = {
+    **_KEYS,
+    "require": (
+        Literal["published", "bound", "encrypted"] | None,
+        value("LEVEL", "Minimum protection to accept with keys: published, the default, bound or encrypted."),
+    ),
+}
+# what opens a checkpoint, and how protected it has to be; on which terms it is read, is written, and has its recipients
+# changed; and how results appear
 _GROUPS: dict[str, dict[str, tuple[Any, Any]]] = {
     "keys": _KEYS,
+    "protection": _PROTECTION,
     "access": {
-        **_KEYS,
-        "require": (
-            Literal["published", "bound", "encrypted"] | None,
-            value("LEVEL", "Minimum protection to accept with keys: published, the default, bound or encrypted."),
-        ),
+        **_PROTECTION,
         "max_expansion": (
             int,
             value(

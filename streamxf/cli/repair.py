@@ -122,7 +122,7 @@ def clean(
     ),
     yes: bool = options.YES,
     *,
-    keys: options.Group,
+    protection: options.Group,
     out: show.Output,
 ) -> int:
     """Remove leftovers of failed and killed saves from a checkpoint's folder.
@@ -134,7 +134,7 @@ def clean(
     streamxf clean /checkpoints/step-1000 --dry-run
     streamxf clean /checkpoints/step-1000 --min-age 2h --yes
     """
-    remove = partial(streamxf.clean, path, **keys, min_age=min_age)
+    remove = partial(streamxf.clean, path, **protection, min_age=min_age)
     asks = out.asks(dry_run, yes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what cannot be removed is in the report

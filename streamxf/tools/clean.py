@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import metadata_files, no_metadata, resumable
 from streamxf.checkpoint.publish import DAY, RUN_FILE, leftovers, made_by_writers, settled
@@ -71,6 +71,7 @@ def clean(
     keys: KeysLike = None,
     trust: TrustLike = None,
     allow_unsigned: bool = False,
+    require: Require | None = None,
     min_age: float | None = None,
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -86,7 +87,7 @@ def clean(
     ----------
     path : path, str or Storage
         The checkpoint's folder, or a URL that fsspec knows.
-    keys, trust, allow_unsigned
+    keys, trust, allow_unsigned, require
         As in `FileSystemReader`, to authenticate the metadata. Without keys, its digest must match.
     min_age : float, optional
         Minimum age of a leftover: seconds since it was last written to. By default 0 where a lock of the folder keeps
@@ -113,7 +114,7 @@ def clean(
     """
     if min_age is not None and not (isinstance(min_age, int | float) and min_age >= 0):
         raise ParameterError(f"min_age={min_age!r:.80}: it is a number of seconds, from 0")
-    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned)
+    access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require)
     storage = open_storage(path, storage_options)
     if storage.is_cached:
         raise UnsupportedError(

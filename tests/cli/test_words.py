@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
+from streamxf import Key
 from streamxf.cli import show
 from streamxf.keys import write_key
 from tests.altered import flip
-from tests.cli.command import Run
+from tests.cli.command import Done, Run
 
 
 def test_a_load_that_fails_names_commands(run: Run, plain: Path, encrypted: Path, key_file: Path):
@@ -100,6 +103,73 @@ def test_errors_speak_of_options_and_not_of_python(
     assert says in done.err
     words = ("list_checkpoints", "keep=", "signer=", "keys[", "KeyRing", "fromhex", "Value error")
     assert not [word for word in words if word in done.err]
+
+
+PYTHON = ("require=", "FileSystemReader(", "safe_globals", "weights_only", "streamxf.VerifyKey", "=True", "=False")
+
+
+def says(done: Done) -> str:
+    text = " ".join(f"{done.out} {done.err}".split())
+    assert not [word for word in PYTHON if word in text], text
+    return text
+
+
+@pytest.fixture
+def unpublished(tmp_path: Path, key: Key, key_file: Path) -> Path:
+    """An encrypted checkpoint of torch's own writer, beside a newer one in a run."""
+    for step in (10, 20):
+        writer = StockWriter(tmp_path / "run" / f"step-{step}", _extensions=[streamxf.Encrypt(key)])
+        save({"weight": torch.ones(3)}, storage_writer=writer)
+    return tmp_path / "run" / "step-10"
+
+
+def test_levels_of_protection_are_options(run: Run, unpublished: Path, key_file: Path):
+    key = ("--key", f"file:{key_file}")
+    for command in ("cat {} weight", "clean {} --yes", "inspect {}", "transcode {} x --chain zstd"):
+        words = command.format(unpublished).split()
+        done = run(*words, *key)
+        assert done.code == 1
+        assert "--require 'encrypted'" in says(done)
+    assert run("cat", unpublished, "weight", *key, "--require", "bound").code == 1
+    done = run("cat", unpublished, "weight", "--text", *key, "--require", "encrypted")
+    assert (done.code, done.out) == (0, "1.0 1.0 1.0\n")
+    assert run("clean", unpublished, *key, "--require", "encrypted", "--yes").code == 0
+    for command in ("latest {}", "latest {} --json", "forget {} --keep last=1 --yes"):
+        done = run(*command.format(unpublished.parent).split(), *key)
+        assert "does not end in an index" in says(done)
+    assert "has no index" in says(run("recipients", unpublished, *key))
+
+
+def test_a_file_has_no_level_of_protection(run: Run, tmp_path: Path, key_file: Path):
+    with streamxf.open(tmp_path / "file", "wb") as file:
+        file.write(b"bytes")
+    done = run("cat", tmp_path / "file", "--key", f"file:{key_file}", "--require", "encrypted")
+    assert (done.code, done.out) == (2, "")
+    assert "--require is for items of checkpoints" in done.err
+
+
+def test_keys_of_the_environment_are_unset(run: Run, plain: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("STREAMXF_KEYS", f"file:{key_file}")
+    done = run("inspect", plain)
+    assert done.code == 1
+    assert "unset STREAMXF_KEYS if you know that it was not encrypted" in says(done)
+
+
+@pytest.mark.filterwarnings("ignore:readers will refuse")
+def test_objects_that_need_more_than_torch_allows(run: Run, tmp_path: Path):
+    for name in "ab":
+        state = {"options": Fraction(1, 3), "weight": torch.ones(3)}
+        save(state, storage_writer=streamxf.FileSystemWriter(tmp_path / name))
+    for more in ([], ["--json"]):
+        done = run("diff", tmp_path / "a", tmp_path / "b", *more)
+        assert "the object was not loaded: " in says(done)
+        assert "fractions.Fraction" in says(done)
+
+
+def test_a_signer_is_no_symmetric_key(run: Run, plain: Path, key_file: Path):
+    done = run("verify", plain, "--key", f"file:{key_file}", "--trust", f"file:{key_file}")
+    assert done.code == 2
+    assert "--trust takes a location that leads to one" in says(done)
 
 
 @pytest.fixture

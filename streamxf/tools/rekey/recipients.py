@@ -54,7 +54,7 @@ class Opened:
         if signer is not None and not self.hashed:
             raise UnsupportedError(
                 "this was saved without a signer, so it has no hashes of its blocks, which a signature has to cover; "
-                "save it again with a signer; for a checkpoint, streamxf.transcode makes a signed copy"
+                "save it again with a signer; for a checkpoint, `streamxf transcode` makes a signed copy"
             )
         pairs = zip(self.keys.envelopes, self.data_keys, strict=True)
         envelopes = tuple(Envelope(envelope.dek_id, wrap(envelope, key)).checked() for envelope, key in pairs)

@@ -286,7 +286,9 @@ def _steps(call: Verification, only_dcp: bool, part: tuple[int, int] = (0, 1)) -
     if is_folder and layout is None:
         return (yield from _check_checkpoint(call, begin, part))
     if only_dcp:
-        raise errors.ParameterError("require and expect_save_id are for checkpoints of DCP, and this is not one")
+        raise errors.ParameterError(
+            "only a checkpoint of DCP is a save with a level of protection, and this is none (expect_save_id, require)"
+        )
     with located(file=storage.label()):
         yield from check_file(call) if layout is None else check_folder(call, layout)
     _note_missing(call)
