@@ -49,8 +49,8 @@ def unfinished(names: Collection[str]) -> str | None:
 
 
 def resumable(leftovers: Collection[str]) -> list[str]:
-    """A line that says so if some leftovers are of an interrupted conversion."""
-    finished = sum(name.endswith(f".distcp{SLIP}") for name in leftovers)
+    """A line that says so if some leftovers are of an interrupted conversion; one that was published left slips alone."""
+    finished = len({*leftovers} & {f"{name}{SLIP}" for name in leftovers})
     if not finished:
         return []
     return [

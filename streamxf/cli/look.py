@@ -261,6 +261,7 @@ def _item(checkpoint: streamxf.Checkpoint, wanted: str, text: bool) -> Iterator[
 
     from streamxf.checkpoint.checkpoint import ObjectHandle
     from streamxf.stream.reader import read_all
+    from streamxf.tools.values.numbers import is_number
 
     whole = wanted in checkpoint
     name, bracket, indices = (wanted, "", "...") if whole else wanted.removesuffix("]").rpartition("[")
@@ -278,24 +279,18 @@ def _item(checkpoint: streamxf.Checkpoint, wanted: str, text: bool) -> Iterator[
         if _INDEX.fullmatch(part) is None:
             raise ParameterError(f"{part!r:.80} is no index: write 3, 10:20, 10:20:2, : or ..., with commas", item=name)
     key = tuple(map(_index, indices.split(",")))
+    if text and not is_number(handle.dtype):
+        raise UnsupportedError(f"torch has no text for {handle.dtype}: leave --text out", item=name)
     pieces: Iterator[tuple[Any, bool]] = handle.pieces(key, _TEXT_STEP if text else _STEP)
     try:
         for made, ends in pieces:
-            if text:
-                yield from _lines(made, "\n" if ends else " ", name)
-            else:
+            rows = made.reshape(-1, made.shape[-1] if made.ndim else 1) if text and made.numel() else ()
+            end = "\n" if ends else " "
+            yield from (f"{' '.join(map(str, row.tolist()))}{end}".encode() for row in rows)
+            if not text:
                 yield made.reshape(-1).view(torch.uint8).numpy()
     except IndexError as error:
         raise ParameterError(f"[{indices}]: {error}; the tensor's shape is {list(handle.shape)}", item=name) from None
-
-
-def _lines(made: Any, end: str, name: str) -> Iterator[bytes]:
-    """The rows of a part of a tensor as text."""
-    for row in made.reshape(-1, made.shape[-1] if made.ndim else 1) if made.numel() else ():
-        try:
-            yield f"{' '.join(map(str, row.tolist()))}{end}".encode()
-        except RuntimeError as error:
-            raise UnsupportedError(f"torch has no text for {made.dtype}: leave --text out", item=name) from error
 
 
 def _index(text: str) -> Any:

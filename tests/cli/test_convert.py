@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
+from tests.cli import preloaded
 from tests.cli.command import Run
 from tests.cli.conftest import STATE
 from tests.cli.test_interrupts import interrupted
@@ -156,6 +157,31 @@ def test_verify_and_clean_recognize_what_an_interrupt_in_place_left(run: Run, tm
         assert "repeat it to resume" in found.out
     assert run("clean", path, "--yes").code == 0
     assert said not in run("verify", path).out
+
+
+KILLED = """
+import os, signal, sys
+from streamxf.checkpoint import publish
+from streamxf.cli.__main__ import main
+publish.remove_leftovers = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+main(sys.argv[1:])
+"""
+
+
+def test_what_was_killed_once_it_was_published_is_not_interrupted(run: Run, tmp_path: Path):
+    path = tmp_path / "checkpoint"
+    save({"weight": torch.randn(512, 1024)}, storage_writer=streamxf.FileSystemWriter(path))
+    done = preloaded.script(KILLED, "transcode", path, "--in-place", "--chain", "zstd+checksum")
+    assert done.returncode == -9
+    assert list(path.glob("*.slip"))
+    for known in (["verify", path], ["clean", path, "--dry-run"]):
+        found = run(*known)
+        assert found.code == 0
+        assert ".slip" in found.out
+        assert "interrupted" not in found.out
+    assert run("clean", path, "--yes").code == 0
+    assert len(list(path.iterdir())) == 2
+    assert run("verify", path).code == 0
 
 
 def test_a_folder_on_the_command_line(run: Run, file: Path, tmp_path: Path):

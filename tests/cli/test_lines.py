@@ -87,7 +87,7 @@ def test_a_report_on_damage(run: Run, long_names: Path):
     piped = run("verify", long_names).out
     # all but the seconds, which differ from run to run
     assert {word for word in piped.split() if not re.fullmatch(r"[0-9.]+", word)} <= words(lines)
-    advice = "save the rest with `streamxf salvage`"
+    advice = f"save the rest with `streamxf salvage {long_names} TARGET`"
     assert all(len(line) <= 80 or " " not in line for line in lines)
     assert advice in piped
     assert advice in " ".join(" ".join(lines).split())

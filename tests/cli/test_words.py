@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import shutil
 from fractions import Fraction
 from pathlib import Path
 
@@ -33,7 +36,34 @@ def test_reports_name_commands_too(run: Run, plain: Path):
     flip(data)
     done = run("verify", plain)
     assert done.code == 1
-    assert "save the rest with `streamxf salvage`" in " ".join(done.out.split())
+    assert f"save the rest with `streamxf salvage {plain} TARGET`" in " ".join(done.out.split())
+
+
+@pytest.mark.parametrize("left", ["cut", "nothing"])
+def test_the_advised_salvage_is_the_one_that_works(run: Run, plain: Path, tmp_path: Path, left: str):
+    place = plain.rename(tmp_path / "a name with blanks")
+    metadata = place / ".metadata"
+    metadata.write_bytes(metadata.read_bytes()[:-100]) if left == "cut" else metadata.unlink()
+    done = run("verify", place)
+    assert done.code == 1
+    (advice,) = re.findall(r"^next: .*`streamxf (.*)`$", done.out, re.MULTILINE)
+    assert run("verify", place, "--json").json["advice"].endswith(f"`streamxf {advice}`")
+    target = tmp_path / "rescued"
+    done = run(*(str(target) if word == "TARGET" else word for word in shlex.split(advice)))
+    assert "3 items salvaged, 0 damaged, 0 missing" in done.out
+    assert run("verify", target, "--json").json["advice"] == ""
+
+
+def test_of_several_places_each_has_its_advice(run: Run, plain: Path, tmp_path: Path):
+    shutil.copytree(plain, tmp_path / "other")
+    shutil.copytree(plain, tmp_path / "whole")
+    (tmp_path / "other" / ".metadata").write_bytes(b"")
+    (data,) = plain.glob("*.distcp")
+    flip(data)
+    (last,) = (line for line in run("verify", plain, tmp_path / "other", tmp_path / "whole").out.splitlines()[-1:])
+    assert f"`streamxf salvage {plain} TARGET`; " in last
+    assert last.endswith(f"`streamxf salvage {tmp_path / 'other'} TARGET --without-metadata`")
+    assert "whole" not in last
 
 
 def test_what_is_salvaged_replaces_nothing(run: Run, plain: Path, tmp_path: Path):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any
 
 from streamxf.checkpoint.metadata import resumable
 from streamxf.errors import StreamxfError
@@ -41,6 +41,8 @@ class VerifyReport:
         Files of other saves in the folder. They do no harm, and `clean` removes them.
     finished_here : str
         What an `executor` did not do, so that this process did it, and why; empty if there was nothing.
+    advice : str
+        What to do about damage; empty if there is none.
     """
 
     save_ids: tuple[str, ...]
@@ -54,8 +56,7 @@ class VerifyReport:
     unchecked: tuple[str, ...]
     leftovers: tuple[str, ...]
     finished_here: str = ""
-
-    advice: ClassVar[str] = "restore what is damaged from another copy, or save the rest with `streamxf salvage`"
+    advice: str = ""
 
     @property
     def ok(self) -> bool:
@@ -86,10 +87,7 @@ class VerifyReport:
         return "\n".join(lines)
 
 
-class FileReport(VerifyReport):
-    """The same of what is not a checkpoint of DCP."""
-
-    advice: ClassVar[str] = "restore what is damaged from another copy"
+RESTORE = "restore what is damaged from another copy"
 
 
 # checks that could not be made: a noun for what they are skipped for, and what is not known then
@@ -172,8 +170,10 @@ def together(
             leftovers=tuple(before + name for name in one.leftovers),
         )
         found = {name: found[name] + value if found else value for name, value in vars(moved).items()}
-    kind = FileReport if all(isinstance(one, FileReport) for one in reports.values()) else VerifyReport
-    return kind(**found | {"seconds": seconds, "unchecked": (*found["unchecked"], *unchecked)})
+    advice = "; ".join(dict.fromkeys(one.advice for one in reports.values() if not one.ok))
+    return VerifyReport(
+        **found | {"seconds": seconds, "unchecked": (*found["unchecked"], *unchecked), "advice": advice}
+    )
 
 
 def report_of(
@@ -181,7 +181,7 @@ def report_of(
     begin: float,
     save_ids: Sequence[str] = (),
     leftovers: Sequence[str] = (),
-    kind: type[VerifyReport] = VerifyReport,
+    advice: str = RESTORE,
 ) -> VerifyReport:
     """Report what was found in all files since `begin`."""
     skipped: Counter[tuple[str, str]] = Counter()
@@ -189,11 +189,13 @@ def report_of(
         skipped.update(each.skipped)
     unchecked = [text for each in found for text in each.unchecked]
     unchecked += [each[1].format(many(skipped[each], each[0])) for each in _SKIPPED if skipped[each]]
-    return kind(
+    damaged = tuple(damage for each in found for damage in each.damaged)
+    return VerifyReport(
         **{name: sum(getattr(each, name) for each in found) for name in _COUNTS},
         save_ids=tuple(save_ids),
         seconds=perf_counter() - begin,
-        damaged=tuple(damage for each in found for damage in each.damaged),
+        damaged=damaged,
         unchecked=tuple(dict.fromkeys(unchecked)),
         leftovers=tuple(leftovers),
+        advice=advice if damaged else "",
     )

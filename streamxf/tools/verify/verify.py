@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext, suppress
@@ -37,7 +38,7 @@ from streamxf.storage.storage import Storage
 from streamxf.tools.fleet import Fleet
 from streamxf.tools.verify.others import check_file, check_folder
 from streamxf.tools.verify.reading import AnyCheck, FileCheck, Verification, pieces_of
-from streamxf.tools.verify.report import FileReport, Findings, VerifyReport, report_of, together
+from streamxf.tools.verify.report import RESTORE, Findings, VerifyReport, report_of, together
 from streamxf.wording import many, some
 
 _NO_METADATA = (
@@ -190,7 +191,7 @@ def _verify_parts(
         except (OSError, errors.ForeignError) as error:
             findings = Findings(places[part].name)
             findings.damage(error)
-            found[part] = report_of([findings], begin, kind=FileReport)
+            found[part] = report_of([findings], begin)
 
     def take(part: str, report: Callable[[], VerifyReport]) -> None:
         with noting(part):
@@ -286,13 +287,11 @@ def _steps(call: Verification, only_dcp: bool, part: tuple[int, int] = (0, 1)) -
     if is_folder and layout is None:
         return (yield from _check_checkpoint(call, begin, part))
     if only_dcp:
-        raise errors.ParameterError(
-            "only a checkpoint of DCP is a save with a level of protection, and this is none (expect_save_id, require)"
-        )
+        raise errors.ParameterError("options for checkpoints of DCP do not apply here (require, expect_save_id)")
     with located(file=storage.label()):
         yield from check_file(call) if layout is None else check_folder(call, layout)
     _note_missing(call)
-    return report_of(call.found, begin, kind=FileReport)
+    return report_of(call.found, begin)
 
 
 def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -> _Steps:
@@ -317,7 +316,9 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
         )
         text += "its own files were lost. Restore the right one, or use `streamxf salvage --without-metadata`"
         call.findings(names[0]).damage(errors.MetadataError(text))
+    advice = f"{RESTORE}, or save the rest with `streamxf salvage {shlex.quote(call.storage.label())} TARGET`"
     if len(known) < len(names) or not names or foreign:
+        advice = advice[:-1] + " --without-metadata`"
         for name in sorted(data - checks.keys()):
             checks[name] = FileCheck(call, name, listed[name] or 0)
     yield [*checks.values()][part[0] :: part[1]]
@@ -343,7 +344,7 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
     refused = [error for each in call.found for error in each.refused]
     if refused and not any(each.opened for each in call.found):
         raise refused[0]
-    return report_of(call.found, begin, save_ids, beside)
+    return report_of(call.found, begin, save_ids, beside, advice)
 
 
 def _read(call: Verification, findings: Findings) -> Metadata | None:
