@@ -267,19 +267,19 @@ def test_other_names_do_not():
 LINES = {
     # the modules at the top
     ".": 2_871,
-    "checkpoint": 4_351,
-    "cli": 3_035,
+    "checkpoint": 4_360,
+    "cli": 3_066,
     "codecs": 1_655,
     "dcp": 5_112,
     "format": 3_200,
     "formats": 958,
     "integrations": 805,
     "keys": 2_114,
-    "manager": 4_035,
+    "manager": 4_038,
     "storage": 3_241,
     "stream": 1_341,
     "testing": 893,
-    "tools": 8_487,
+    "tools": 8_493,
     "torchsave": 1_862,
     "tuning": 690,
 }

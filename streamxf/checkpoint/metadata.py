@@ -49,7 +49,7 @@ def unfinished(names: Collection[str]) -> str | None:
 
 
 def resumable(leftovers: Collection[str]) -> list[str]:
-    """A line that says so if some leftovers are of an interrupted conversion; one that was published left slips alone."""
+    """A line that says so if some leftovers are of an interrupted conversion. A published one leaves slips alone."""
     finished = len({*leftovers} & {f"{name}{SLIP}" for name in leftovers})
     if not finished:
         return []
