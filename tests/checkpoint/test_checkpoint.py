@@ -472,20 +472,6 @@ def test_no_codec_is_looked_up_before_the_table_has_passed(tmp_path: Path, chain
     assert built == []
 
 
-def test_a_checkpoint_that_was_closed_has_no_file_open(tmp_path: Path) -> None:
-    def opened() -> list[str]:
-        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-        names = [os.readlink(link) for link in links if os.path.lexists(link)]
-        return [name for name in names if name.startswith(str(tmp_path))]
-
-    save({"a": torch.zeros(100_000)}, tmp_path, [Checksum()])
-    with Checkpoint(tmp_path) as checkpoint:
-        checkpoint["a"].read()
-        assert opened()
-    assert not opened()
-    del checkpoint  # which would close them, too
-
-
 def test_bare_elements_of_a_dtype_that_has_none_are_refused(tmp_path: Path) -> None:
     save({"a": torch.zeros(100)}, tmp_path, [Checksum()])
     rewrite_index(tmp_path, lambda index: index["items"]["a"].update(dtype="quint8"))

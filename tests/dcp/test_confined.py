@@ -86,25 +86,7 @@ def test_a_sibling_whose_name_begins_alike_is_outside(tmp_path: Path, reader_of:
         load_with(STATE, reader_of(folder))
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "../elsewhere",
-        "/etc/passwd",
-        "sub/../../elsewhere",
-        "..",
-        "a//b",
-        "c:/x",
-        "\\\\x",
-        "file:///x",
-        "x\0y",
-        "%2e%2e/elsewhere",
-        "a?b",
-        "a#b",
-        "a\nb",
-        "a\x7fb",
-    ],
-)
+@pytest.mark.parametrize("path", ["../elsewhere", "/etc/passwd", "a?b"])
 @pytest.mark.parametrize("stock", [True, False], ids=["pickle", "index"])
 def test_a_path_that_leads_out_by_name(
     tmp_path: Path, reader_of: Callable[[Path], Any], path: str, stock: bool

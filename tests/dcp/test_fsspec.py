@@ -12,7 +12,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.errors import ContainerError, MetadataError, PolicyError, StreamxfError, UnsupportedError
+from streamxf.errors import ContainerError, MetadataError, StreamxfError, UnsupportedError
 from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 
@@ -91,13 +91,6 @@ def test_a_save_that_fails_leaves_the_old_one(url: str, state: dict[str, Any], m
     assert isinstance(error, OSError)
     assert_same(load_from(url, state), state)
     assert_only_the_save_remains(url)
-
-
-def test_policy(url: str, state: dict[str, Any]) -> None:
-    dcp.save(state, storage_writer=streamxf.FsspecWriter(url))
-    with refused(PolicyError, "not encrypted"):
-        load_from(url, state)
-    assert_same(load_from(url, state, keys=None), state)
 
 
 def test_storage_options_survive_a_reset(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint import metadata as dcp_metadata
 
-import streamxf
 from streamxf.errors import MetadataError
 from streamxf.format.index import File, Index
 from streamxf.format.trailer import pack
 from streamxf.torchsave.stock import read_stock
 
-from .helpers import KEY, load, refused, save, since
+from .helpers import load, refused, save, since
 
 STATE = {"w": torch.arange(4.0)}
 CLASSES = [
@@ -86,37 +83,3 @@ def test_global_metadata_does_not_pass_for_a_ranks_own(tmp_path: Path) -> None:
     (tmp_path / ".metadata").rename(tmp_path / "__0.metadata")
     with refused(MetadataError, "this is the metadata of all ranks: the file was renamed or copied"):
         load(STATE, tmp_path)
-
-
-def test_metadata_that_cannot_be_read_does_not_give_way_to_older_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(STATE, tmp_path)
-    reader: Any = streamxf.FileSystemReader(tmp_path, keys=KEY)
-
-    def fails(*_: Any) -> Any:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "preadv", fails)
-    unreadable = reader.read_metadata()
-    with pytest.raises(OSError, match="Input/output error") as caught:  # which is no damage
-        _ = unreadable.state_dict_metadata
-    assert ".metadata' was read" in caught.value.__notes__[0]
-
-
-def test_ranks_that_see_different_saves_are_stopped(tmp_path: Path) -> None:
-    plans = []
-    for name in ("one", "two"):
-        save(STATE, tmp_path / name)
-        reader: Any = streamxf.FileSystemReader(tmp_path / name, keys=KEY)
-        reader.set_up_storage_reader(reader.read_metadata(), True)
-        plans.append(reader.prepare_local_plan(streamxf_plan()))
-    assert reader.prepare_global_plan([plans[0], plans[0]]) == [plans[0], plans[0]]
-    with pytest.raises(MetadataError, match="different saves"):
-        reader.prepare_global_plan(plans)
-
-
-def streamxf_plan() -> Any:
-    from torch.distributed.checkpoint.planner import LoadPlan
-
-    return LoadPlan([])

@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
 
 import streamxf
 from streamxf import LZ4, Checksum, Encrypt, FloatZip, ZStandard
-from streamxf.chain import Chain
 
 from .helpers import KEY, Xor, assert_same, full_chain, load, load_with, refused, save
 
@@ -95,14 +94,6 @@ def test_stock_writer_own_reader(checkpoint: Path, state: dict[str, Any], chain:
 def test_stock_writer_with_threads_and_many_files(checkpoint: Path, state: dict[str, Any]) -> None:
     stock_save(state, checkpoint, full_chain(), thread_count=3, single_file_per_rank=False)
     assert_same(load_with(state, stock_reader(checkpoint, full_chain())), state)
-
-
-def test_a_chain_object_and_a_default_chain(checkpoint: Path, state: dict[str, Any]) -> None:
-    dcp.save(state, storage_writer=streamxf.FileSystemWriter(checkpoint, _extensions=Chain(full_chain())))
-    assert_same(load(state, checkpoint), state)
-    dcp.save(state, storage_writer=streamxf.FileSystemWriter(checkpoint))
-    assert recorded_descriptors(checkpoint) == ["streamxf.floatzip"]
-    assert_same(load(state, checkpoint, None), state)
 
 
 @pytest.mark.parametrize("reader", [streamxf.FileSystemReader, dcp.FileSystemReader])

@@ -20,12 +20,11 @@ from streamxf.errors import (
     ChainError,
     KeyMissingError,
     ParameterError,
-    PolicyError,
     UnknownCodecError,
     UnsupportedError,
 )
 
-from .helpers import KEY, OTHER_KEY, Xor, assert_same, full_chain, load, load_with, refused, rewrite_index, save, since
+from .helpers import KEY, OTHER_KEY, Xor, assert_same, load, load_with, refused, rewrite_index, save, since
 
 # -- extensions that do not fit -------------------------------------------------------------------
 
@@ -136,16 +135,6 @@ def stock_save(state: dict[str, Any], path: Path, extensions: list[Any] | None) 
     dcp.save(state, storage_writer=dcp.FileSystemWriter(path, _extensions=extensions, sync_files=False))
 
 
-def test_no_key(checkpoint: Path, state: dict[str, Any]) -> None:
-    save(state, checkpoint)
-    with refused(KeyMissingError, KEY.id, "Pass the right key"):
-        load(state, checkpoint, None)
-    with refused(KeyMissingError, KEY.id, "Pass the right key"):
-        load_with(state, dcp.FileSystemReader(checkpoint, _extension_registry=streamxf.Registry()))
-    with refused(KeyMissingError):
-        load_with(state, streamxf.attach(dcp.FileSystemReader(checkpoint)))
-
-
 def test_another_key(checkpoint: Path, state: dict[str, Any]) -> None:
     save(state, checkpoint)
     with refused(KeyMissingError, KEY.id, OTHER_KEY.id):
@@ -156,56 +145,12 @@ def test_another_key(checkpoint: Path, state: dict[str, Any]) -> None:
     assert_same(load(state, checkpoint, [OTHER_KEY, KEY]), state)
 
 
-def test_a_hundred_other_keys(checkpoint: Path, state: dict[str, Any]) -> None:
-    save(state, checkpoint)
-    for _ in range(100):
-        with refused(KeyMissingError):
-            load(state, checkpoint, streamxf.Key.generate())
-
-
 def test_a_key_that_is_no_key(checkpoint: Path) -> None:
     with refused(ParameterError, "32 bytes"):
         streamxf.FileSystemReader(checkpoint, keys=b"short")
 
 
 # -- what a reader with keys refuses, and the word that relaxes it -------------------------------
-
-
-def test_unencrypted_items(tmp_path: Path, state: dict[str, Any]) -> None:
-    save(state, tmp_path / "own", [ZStandard(), Checksum()])
-    save(state, tmp_path / "bare", [])
-    save(state, tmp_path / "foreign", [TorchZStandard()])
-    stock_save(state, tmp_path / "stock", None)
-    stock_save(state, tmp_path / "stock zstandard", [TorchZStandard()])
-    stock_save(state, tmp_path / "stock codecs", [ZStandard()])
-    folders = list(tmp_path.iterdir())
-    assert len(folders) == 6
-    for folder in folders:
-        for require in ("bound", "encrypted"):
-            with refused(PolicyError, "not encrypted", "leave the keys out if you know that it was not encrypted"):
-                load(state, folder, KEY, require=require)
-        with refused(PolicyError):
-            load(state, folder, KEY)
-        assert_same(load(state, folder, None), state)
-
-
-def test_items_of_the_stock_writer(checkpoint: Path, state: dict[str, Any]) -> None:
-    stock_save(state, checkpoint, full_chain())
-    with refused(PolicyError, "does not end in an index", "require='encrypted' (or 'bound'"):
-        load(state, checkpoint, KEY)
-    with refused(PolicyError, "not bound to its place", "require='encrypted'"):
-        load(state, checkpoint, KEY, require="bound")
-    with refused(PolicyError, "not bound to its place", "require='encrypted'"):
-        load_with(state, streamxf.attach(dcp.FileSystemReader(checkpoint), keys=KEY))
-    assert_same(load(state, checkpoint, KEY, require="encrypted"), state)
-
-
-def test_items_of_an_attached_writer(checkpoint: Path, state: dict[str, Any]) -> None:
-    dcp.save(state, storage_writer=streamxf.attach(dcp.FileSystemWriter(checkpoint), full_chain()))
-    with refused(PolicyError, "does not end in an index", "(or 'bound'"):
-        load(state, checkpoint, KEY)
-    assert_same(load(state, checkpoint, KEY, require="bound"), state)
-    assert_same(load(state, checkpoint, KEY, require="encrypted"), state)
 
 
 def test_require_needs_keys_and_a_known_word(checkpoint: Path) -> None:

@@ -15,8 +15,7 @@ import streamxf
 from streamxf import Checksum, Encrypt, ZStandard
 from streamxf.report import SaveReport
 
-from .helpers import KEY, Xor, data_files, error_of, full_chain
-from .test_write_failures import FaultyFiles
+from .helpers import KEY, Xor, data_files, full_chain
 
 
 def make_state() -> dict[str, Any]:
@@ -80,24 +79,3 @@ def test_after_a_save_in_the_background(tmp_path: Path) -> None:
     future.result()
     assert writer.report is not None
     assert writer.report.items == 3
-
-
-@pytest.mark.parametrize("call", ["open", "write", "flush", "close"])
-def test_a_failed_save_has_none(tmp_path: Path, call: str) -> None:
-    writer = streamxf.FileSystemWriter(tmp_path, _extensions=[Checksum()])
-    dcp.save(make_state(), storage_writer=writer)
-    assert writer.report is not None
-    with FaultyFiles(call, 1).patched():
-        assert isinstance(error_of(lambda: dcp.save(make_state(), storage_writer=writer)), OSError)
-    assert writer.report is None
-
-
-def test_nor_has_one_that_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = streamxf.FileSystemWriter(tmp_path, _extensions=[Checksum()])
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError("no space")
-
-    monkeypatch.setattr("streamxf.storage.local.LocalStorage.put", fail)
-    assert isinstance(error_of(lambda: dcp.save(make_state(), storage_writer=writer)), OSError)
-    assert writer.report is None

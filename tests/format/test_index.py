@@ -493,15 +493,6 @@ def test_any_change_of_the_text_is_judged_alike(data: st.DataObject) -> None:
     judged_alike(of(bytes(text)))
 
 
-def test_frames_that_are_refused() -> None:
-    good = frame_of(TEXT)
-    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(TEXT)
-    bomb = frame_of(b"[" + b" " * 2**22 + b"]")
-    for packed in (b"", TEXT, good[:-1], good + b"\0", good + good, unsized, bomb):
-        assert refusal((packed, PARTS)) is not None
-        assert refusal_by_reference((packed, PARTS)) is not None
-
-
 @pytest.mark.parametrize("more", [0, -1])
 def test_a_part_has_a_greatest_size(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = of(TEXT)
@@ -570,13 +561,6 @@ def test_paths_of_steps_that_look_like_what_is_between_them(length: int) -> None
     }
     packed = replace(index, items=items).pack()
     assert {name: item.path for name, item in parse(packed).items.items()} == {n: i.path for n, i in items.items()}
-
-
-def test_a_path_has_a_greatest_length() -> None:
-    index = parse(of(TEXT))
-    for path in (("",) * 257, ("",) * 256 + (0,)):
-        with pytest.raises(MetadataError, match="path"):
-            parse(replace(index, items={"step": replace(index.items["step"], path=path)}).pack())
 
 
 def test_chunks_of_many_dimensions_are_cut_into_more_parts() -> None:

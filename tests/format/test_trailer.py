@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf.errors import MetadataError
-from streamxf.format.limits import KEYS_BYTES, MAX_KEY_LINE, MAX_ROOT, TRAILER_BYTES
+from streamxf.format.limits import MAX_KEY_LINE, MAX_ROOT, TRAILER_BYTES
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys
 from tests.forge import METADATA_MAGIC, MetadataParts
 
@@ -68,26 +68,18 @@ def test_a_part_of_a_trailer(size: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"index_size": 0}, "impossible sizes"),
-        ({"index_size": 2**32 - 1}, "impossible sizes"),
         ({"index_size": MAX_ROOT + 1}, "impossible sizes"),
         ({"index_size": 5}, "impossible sizes"),
         ({"index_size": 3}, "impossible sizes"),
         ({"head_size": 5}, "impossible sizes"),
-        ({"head_size": 2**64 - 1}, "impossible sizes"),
         ({"parts_size": 4}, "impossible sizes"),
-        ({"keys_size": KEYS_BYTES + 1}, "impossible sizes"),
-        ({"keys_size": 100}, "impossible sizes"),
         ({"index_size": 3, "parts_size": 6}, "does not match"),
-        ({"format_bytes": bytes([0, 1, 0, 0])}, "version 0"),
         ({"format_bytes": bytes([2, 1, 0, 0])}, "version 2"),
-        ({"format_bytes": bytes([1, 2, 0, 0])}, "suite 2"),
-        ({"format_bytes": bytes([1, 1, 128, 0])}, "critical flags 128"),
-        ({"reserved": b"\1" + bytes(3)}, "not zero"),
     ],
     ids=str,
 )
 def test_trailers_that_cannot_be(changes: dict[str, object], match: str) -> None:
+    """More of them are among the vectors."""
     with pytest.raises(MetadataError, match=match):
         read(MetadataParts(b"head", b"root", b"keys", b"parts").change(**changes).pack())
 
