@@ -241,6 +241,7 @@ class StoredMetadata(Metadata):
             raise
 
     @cached_property
+    @collector_paused()
     def state_dict_metadata(self) -> dict[str, STORAGE_TYPES]:  # type: ignore[override]
         items = self._found.items.items()
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, product
 from operator import add, lt, sub
 from typing import Any
 
@@ -18,19 +18,22 @@ from streamxf.format.items import Chunk, Path
 from streamxf.format.parts import ItemParts
 from streamxf.format.tiling import Box, Boxes, Ints, check_apart, check_tiles
 
+_NEXT = 64  # items of a band that are compared with one, which are likely to have the same chunks
+_ANSWERS = 16
+
 
 class StoredChunks(Sequence[Chunk]):
     """The chunks of an item, read when they are asked for: all of them, and checked as a whole, or those that overlap a
     box, and whether they cover it.
     """
 
-    def __init__(self, parts: ItemParts, name: str, number: int, row: int, shape: tuple[int, ...], count: int) -> None:
+    def __init__(self, parts: ItemParts, name: str, number: int, row: int, head: IndexPart) -> None:
         self._parts = parts
         self._name = name
         self._number = number
         self._row = row
-        self.shape = shape
-        self._count = count
+        self.shape = head.shape(row)
+        self._count = int(head[col.COUNT][row])
 
     @cached_property
     def _all(self) -> tuple[Chunk, ...]:
@@ -50,13 +53,14 @@ class StoredChunks(Sequence[Chunk]):
     def check(self) -> tuple[Boxes, list[IndexPart]]:
         """Check them as a whole; raises MetadataError. Returns where they are in the tensor, and their parts."""
         parts = self._parts.fetch(self._number, self._places.start, self._places.stop)
-        boxes = self._boxes(self._places, parts)
+        boxes = self._boxes(parts)
         with self._parts.explained(self._name):
             if (self._number, self._row) not in self._parts.tiled:
                 (check_tiles if self._parts.rules.rank is None else check_apart)(self.shape, boxes, self._parts.work)
                 if not boxes.rise():
                     fields.bad("two chunks have the same offset, or they do not rise")
-                self._parts.tiled.add((self._number, self._row))
+                rows = self._alike(parts) if self._parts.tiled else [self._row]  # who asks for one may want no other
+                self._parts.tiled.update((self._number, row) for row in rows)
         return boxes, parts
 
     def spans(self) -> list[Box]:
@@ -100,8 +104,12 @@ class StoredChunks(Sequence[Chunk]):
 
         if not self._count or len(begins) != len(self.shape) or not self.shape or not all(map(lt, begins, ends)):
             return None
+        answers, asked = self._parts.answers, (self._number, self.shape, tuple(begins), tuple(ends))
+        if (known := answers.get(asked)) is not None and self._row in known[0]:
+            return known[1]
         places = self._near(begins[0], ends[0])
-        offsets, sizes = self._boxes(places)
+        parts = self._parts.fetch(self._number, places.start, places.stop)
+        offsets, sizes = self._boxes(parts)
         reach = [
             (at < end) & (at + size > begin)
             for at, size, begin, end in zip(offsets.T, sizes.T, begins, ends, strict=True)
@@ -111,8 +119,11 @@ class StoredChunks(Sequence[Chunk]):
         stops = found.offsets + found.sizes
         if (stops > self.shape).any() or not _cover(begins, ends, found.offsets, stops):
             return None  # not a grid: another chunk may reach into it
-        numbers = inside + self._part(places.start).begin
-        return [*zip(numbers.tolist(), found.spans(), strict=True)]
+        made = [*zip((inside + parts[0].begin).tolist(), found.spans(), strict=True)]
+        if len(answers) >= _ANSWERS:
+            answers.clear()
+        answers[asked] = self._alike(parts), made
+        return made
 
     # -- parts -------------------------------------------------------------------------------------------------
 
@@ -125,19 +136,22 @@ class StoredChunks(Sequence[Chunk]):
     def _part(self, place: int) -> IndexPart:
         return self._parts.part(self._number, place)
 
-    def _boxes(self, places: range, parts: Sequence[IndexPart] = ()) -> Boxes:
-        """Those in some parts, which may be given."""
+    def _boxes(self, parts: Sequence[IndexPart]) -> Boxes:
+        """Those in some parts."""
         import numpy
 
-        if (alike := self._parts.alike(self._number, places)) is not None:
-            return Boxes(alike.offsets[self._row], alike.sizes[self._row])
-        parts, row = parts or self._parts.fetch(self._number, places.start, places.stop), self._row
-        count = min(self._count, parts[-1].begin + int(parts[-1].here[row])) - parts[0].begin
-        sides = (
-            [part[column][part.numbers_at[row] : part.numbers_at[row + 1]] for part in parts]
-            for column in (col.OFFSET, col.SIZES)
-        )
+        count = sum(int(part.here[self._row]) for part in parts)
+        sides = ([part.numbers(column, self._row) for part in parts] for column in (col.OFFSET, col.SIZES))
         return Boxes(*(numpy.concatenate(side, dtype="i8").reshape(count, len(self.shape)) for side in sides))
+
+    def _alike(self, parts: Sequence[IndexPart]) -> list[int]:
+        """This item and those of the next few in its band that have its shape, and in some parts the same chunks."""
+        rows = [*range(self._row, min(self._row + _NEXT, parts[0].rows))]
+        rows = [row for row in rows if (parts[0].shape(row), parts[0][col.COUNT][row]) == (self.shape, self._count)]
+        for part, column in product(parts if len(rows) > 1 else (), (col.OFFSET, col.SIZES)):
+            own = part.numbers(column, self._row).tobytes()
+            rows = [row for row in rows if part.numbers(column, row).tobytes() == own]
+        return rows
 
     def _near(self, begin: int, end: int) -> range:
         """The parts with the chunks that reach into a span of the first dimension, if the tensor is cut along it as a
@@ -147,11 +161,11 @@ class StoredChunks(Sequence[Chunk]):
         place = self._parts.part_of(self._number, min(begin * self._count // size, self._count - 1))
         stop = self._parts.part_of(self._number, min(-(-end * self._count // size), self._count) - 1) + 1
         self._parts.fetch(self._number, place, stop)
-        while place and self._offsets(place)[0] > begin:
+        while place and self._box(place, 0)[0][0] > begin:
             place -= 1
         while place + 1 < most and sum(axis[0] for axis in self._box(place, -1)) <= begin:
             place += 1
-        starts = self._offsets(place)[:: len(self.shape)]
+        starts = self._part(place).numbers(col.OFFSET, self._row)[:: len(self.shape)]
         start = starts[max(bisect_right(starts, begin) - 1, 0)]
         while place and (offset := self._box(place, 0)[0])[0] == start and any(offset[1:]):
             place -= 1
@@ -166,20 +180,11 @@ class StoredChunks(Sequence[Chunk]):
         first, *others = map(add, offset, sizes)
         return offset[0] >= end or (first >= end and others == [*self.shape[1:]])
 
-    def _offsets(self, place: int) -> Array:
-        """Those of the chunks in a part, one after the other."""
-        return self._part(place)[col.OFFSET][self._numbers(place)]
-
     def _box(self, place: int, which: int) -> tuple[list[int], list[int]]:
         """Offset and shape of a chunk in a part, counted from the first, or if it is negative from behind the last."""
-        at, ndim = self._numbers(place), len(self.shape)
-        begin = (at.start if which >= 0 else at.stop) + which * ndim
-        offset, sizes = (self._part(place)[column][begin : begin + ndim] for column in (col.OFFSET, col.SIZES))
-        return offset.tolist(), sizes.tolist()
-
-    def _numbers(self, place: int) -> slice:
-        part = self._part(place)
-        return slice(part.numbers_at[self._row], part.numbers_at[self._row + 1])
+        part, ndim = self._part(place), len(self.shape)
+        begin = part.numbers_at[self._row + (which < 0)] + which * ndim
+        return part[col.OFFSET][begin : begin + ndim].tolist(), part[col.SIZES][begin : begin + ndim].tolist()
 
 
 def _cover(begins: Ints, ends: Ints, offsets: Array, stops: Array) -> bool:

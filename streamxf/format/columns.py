@@ -140,6 +140,13 @@ class IndexPart:
     def shapes_at(self) -> list[int]:
         return _sums(self[NDIM])
 
+    def shape(self, row: int) -> tuple[int, ...]:
+        return tuple(self[SHAPE][self.shapes_at[row] : self.shapes_at[row + 1]].tolist())
+
+    def numbers(self, column: Column, row: int) -> Array:
+        """Offsets or sizes of an item's chunks, one after the other."""
+        return self[column][self.numbers_at[row] : self.numbers_at[row + 1]]
+
     @cached_property
     def texts(self) -> list[bytes]:
         """What else there is to say of each item."""

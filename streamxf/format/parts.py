@@ -23,7 +23,7 @@ from streamxf.format.bare import CRC_BYTES
 from streamxf.format.columns import Array, IndexPart, PartEntry
 from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES, Chunk, Path, Place
-from streamxf.format.tiling import Box, Boxes, work_for
+from streamxf.format.tiling import Box, work_for
 
 SHOWN = 200  # characters of a name, in errors
 _REMEMBERED = 2**27  # bytes of parts, decompressed
@@ -85,7 +85,7 @@ class ItemParts:
         self.on_error: list[Callable[[Exception], None]] = []  # they add to an error, or raise what explains it
         self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
         self._most = max(1, _REMEMBERED // max([1, *(part.raw for band in bands for part in band.parts)]))
-        self._alike: tuple[tuple[int, range] | None, Boxes | None] = None, None  # what was asked for, and its answer
+        self.answers: dict[Any, tuple[list[int], list[tuple[int, Box]]]] = {}  # by what was asked, with whose they are
         self._heads: dict[int, IndexPart] = {}
         self._files = files
         self._owners: dict[tuple[bytes, int | None], tuple[str, Any]] = {}  # the chunks that were given away
@@ -110,10 +110,8 @@ class ItemParts:
 
     def head(self, number: int) -> IndexPart:
         """What all parts of a band say of its items, from any of them: the one that was needed of the band before."""
-        if (head := self._heads.get(number)) is None:
-            parts = self.bands[number].parts
-            head = self._heads.get(number, self.part(number, min(round(self._lately * len(parts)), len(parts) - 1)))
-        return head
+        parts = self.bands[number].parts
+        return self._heads.get(number) or self.part(number, min(round(self._lately * len(parts)), len(parts) - 1))
 
     def fetch(self, number: int, begin: int, end: int) -> list[IndexPart]:
         """Parts of a band; what is not known is read in as few requests as may be."""
@@ -148,29 +146,6 @@ class ItemParts:
                 tell(error)
             raise
 
-    def alike(self, number: int, places: range) -> Boxes | None:
-        """The chunks of all items in some parts of a band, which have as many in each, when they are asked for again
-        and again; else None.
-        """
-        import numpy
-
-        asked, boxes = self._alike
-        if asked != (number, places):
-            self._alike = (number, places), None
-            return None
-        if boxes is None:
-            parts = self.fetch(number, places.start, places.stop)
-            ndim = parts[0][col.NDIM]
-            if not all((each == each[0]).all() for each in (ndim, *(part.here for part in parts))):
-                return None
-            sides = (
-                [part[column].reshape(part.rows, part.here[0], ndim[0]) for part in parts]
-                for column in (col.OFFSET, col.SIZES)
-            )
-            boxes = Boxes(*(numpy.concatenate(side, axis=1, dtype="i8") for side in sides))
-            self._alike = asked, boxes  # both at once, for other threads
-        return boxes
-
     def _taken(self, number: int, place: int, data: bytes) -> IndexPart:
         band = self.bands[number]
         entry, stop = band.parts[place], band.parts[place + 1].begin if place + 1 < len(band.parts) else None
@@ -200,9 +175,23 @@ class ItemParts:
         ):
             _refuse(part, numpy.flatnonzero(wrong), f"it has {what}")
 
+    def _is_usual(self, part: IndexPart) -> bool:
+        """Whether all chunks are tensors' elements in containers, and extremes show that they are within their files.
+        That is what most are, and needs no look at single ones.
+        """
+        if not (self.rules.coded and not self.rules.framed and part.chunks and self._itemsizes[part[col.DTYPE]].all()):
+            return False
+        files, kinds = part[col.FILE], part[col.KIND]
+        first, last = files.min(), files.max()
+        if last >= self._sizes.size or not kinds.min() == kinds.max() == Kind.TENSOR:
+            return False
+        return bool(int(part[col.AT].max()) + int(part[col.BYTES].max()) <= self._sizes[first : int(last) + 1].min())
+
     def _check_chunks(self, part: IndexPart) -> None:
         import numpy
 
+        if self._is_usual(part):
+            return
         files, sizes, kinds = part[col.FILE], part[col.BYTES], part[col.KIND]
         dtype, width = part[col.DTYPE], self._itemsizes.take(part[col.DTYPE])  # of items; what follows is of chunks
         of_items = dtype == 0, (width > 0) & (not self.rules.framed), width
@@ -221,8 +210,12 @@ class ItemParts:
     def more(self, number: int, row: int) -> tuple[Path | None, dict[str, Any]]:
         """The path of an item, and properties of a tensor."""
         part = self.part(number, 0)
+        if not (text := part.texts[row]):
+            return None, {}
+        if _KEYS.fullmatch(text) and text.count(b'","') < limits.MAX_STEPS:
+            return tuple(text[10:-3].decode().split('","')), {}
         with self.explained(part.names[row]):
-            return _more(part, row)
+            return _more(text, bool(part[col.DTYPE][row]))
 
     def part_of(self, number: int, ordinal: int) -> int:
         """The part of a band that has the chunk of this ordinal."""
@@ -284,7 +277,8 @@ def _crcs(part: IndexPart, begin: int, end: int) -> Iterator[bytes]:
 def _check_same_items(head: IndexPart, part: IndexPart) -> None:
     import numpy
 
-    if any(not numpy.array_equal(head[column], part[column]) for column in col.SAME_IN_BAND):
+    pairs = ((head[column], part[column]) for column in col.SAME_IN_BAND)
+    if any(one.tobytes() != two.tobytes() and not numpy.array_equal(one, two) for one, two in pairs):
         fields.bad("parts of a band have other items")
 
 
@@ -313,13 +307,9 @@ def _products(values: Array, counts: Array) -> Array:
     return made
 
 
-def _more(part: IndexPart, row: int) -> tuple[Path | None, dict[str, Any]]:
-    if not (text := part.texts[row]):
-        return None, {}
-    if _KEYS.fullmatch(text) and text.count(b'","') < limits.MAX_STEPS:
-        return tuple(text[10:-3].decode().split('","')), {}
+def _more(text: bytes, is_tensor: bool) -> tuple[Path | None, dict[str, Any]]:
     content = fields.loads(text, "what a part says of an item")
-    fields.exact(content, set(), _TEXTS if part[col.DTYPE][row] else frozenset({"path"}), "an item")
+    fields.exact(content, set(), _TEXTS if is_tensor else frozenset({"path"}), "an item")
     properties = fields.mapping(content.get("properties", {}), "properties")
     for member, value in properties.items():
         fields.string(member, "properties"), type(value) is bool or fields.string(value, "properties")

@@ -70,7 +70,7 @@ class ItemTable(Mapping[str, Item]):
             for row in range(first.rows) if paths else ():
                 self.parts.more(number, row)
             for row in numpy.flatnonzero(~slabs.good).tolist():
-                self._chunks(first.names[row], number, row).check()
+                StoredChunks(self.parts, first.names[row], number, row, first).check()
         with self.parts.explained():
             self.parts.check_numbers(numbers)
 
@@ -99,15 +99,11 @@ class ItemTable(Mapping[str, Item]):
                 yield ObjectItem(name, chunks[0].place, path)
 
     def _item(self, name: str, number: int, row: int) -> Item:
-        chunks, dtype = self._chunks(name, number, row), self.parts.head(number)[col.DTYPE][row]
+        head = self.parts.head(number)
+        chunks, dtype = StoredChunks(self.parts, name, number, row, head), head[col.DTYPE][row]
         if not dtype:
             return ObjectItem(name, chunks[0].place, self.parts.more(number, row)[0])
         return TensorItem.stored(name, self.parts.rules.dtypes[dtype - 1], chunks)
-
-    def _chunks(self, name: str, number: int, row: int) -> StoredChunks:
-        head = self.parts.head(number)
-        shape = tuple(head[col.SHAPE][head.shapes_at[row] : head.shapes_at[row + 1]].tolist())
-        return StoredChunks(self.parts, name, number, row, shape, int(head[col.COUNT][row]))
 
 
 class _Slabs:

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -215,3 +216,76 @@ def test_an_item_keeps_the_file_open_that_it_is_read_from(tmp_path: Path, monkey
     del found
     gc.collect()
     assert [chunk.shape for chunk in item.chunks] == [(3,)]
+
+
+@pytest.mark.parametrize("place", [0, 3, 7])
+@pytest.mark.parametrize(
+    ("column", "value", "what"),
+    [
+        (module.col.FILE, 1, "a chunk is in a file that there is not"),
+        (module.col.AT, 1, "reaches beyond the end of its file"),
+        (module.col.BYTES, 2, "reaches beyond the end of its file"),
+        *((module.col.KIND, kind, "a chunk has a kind that it cannot have") for kind in (0, 1, 4)),
+    ],
+)
+def test_one_chunk_among_usual_ones_is_wrong(place: int, column: module.col.Column, value: int, what: str) -> None:
+    parts = forgery()
+    columns = unpack_columns(parts.raw_parts()[2])
+    own = columns[column.id]
+    assert isinstance(own, list)
+    columns[column.id] = [*own[:place], value, *own[place + 1 :]]
+    table = read(*parts.with_part(2, pack_columns(columns, 1, 8)).stored())
+    with pytest.raises(MetadataError, match=what):
+        table.parts.part(0, 1)
+
+
+def cut(cuts: list[tuple[int, ...]], shapes: list[tuple[int, int]]) -> dict[str, TensorItem]:
+    """Tensors of one band, each with its shape and with rows of these lengths."""
+    numbers, made = itertools.count(), {}
+    for name, lengths, shape in zip(NAMES, cuts, shapes, strict=False):
+        at = [0, *itertools.accumulate(lengths)]
+        boxes = [((begin, 0), (length, shape[1])) for begin, length in zip(at, lengths, strict=False)]
+        places = (Place(PATH, 0, 1, CHAIN, None, next(numbers)) for _ in boxes)
+        chunks = tuple(Chunk(*box, place, False) for box, place in zip(boxes, places, strict=True))
+        made[name] = TensorItem(name, "float32", shape, chunks)
+    return made
+
+
+@pytest.mark.parametrize("step", [1, 2, 8])
+def test_items_beside_each_other_are_cut_alike_or_not(step: int) -> None:
+    same, other = (2, 2, 2, 2), (2, 3, 1, 2)
+    shapes = [(8, 6)] * 4 + [(8, 5), (8, 6), (9, 6), (8, 6)]
+    made = cut([same, same, other, same, same, other, (2, 2, 2, 3), (4, 4)], shapes)
+    index = Index("ab" * 16, None, (), CHAIN, {PATH: File(1, bytes(16))}, {**made})
+    with patch("streamxf.format.bands._ROWS", step * len(made)):
+        table = read(*index.pack())
+    assert len(table.parts.bands) == 1
+    for names in itertools.islice(itertools.permutations("abcfgh"), 0, None, 11):
+        for name in names:
+            item, wanted = table[name], made[name]
+            assert isinstance(item, TensorItem)
+            for box in (((2, 0), (2, 5)), ((4, 1), (1, 1)), ((3, 0), (5, 5)), ((0, 0), (8, 5))):
+                assert item.overlapping([box]) == wanted.overlapping([box]), (name, box)
+        table.parts.answers.clear()
+    for name, wanted in made.items():
+        assert tuple(table[name].chunks) == wanted.chunks  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("other", [{"shape": (2, 5)}, {"shape": (1, 6)}, {"offset": (5, 0)}, {}])
+def test_what_does_not_tile_is_refused_beside_what_does(at: int, other: dict[str, tuple[int, int]]) -> None:
+    made = cut([(2, 2, 2, 2)] * 4, [(8, 6)] * 4)
+    name = "abcd"[at]
+    wrong = made[name]
+    if other:
+        made[name] = replace(wrong, chunks=(*wrong.chunks[:2], wrong.chunks[2]._replace(**other), wrong.chunks[3]))
+    else:
+        made[name] = replace(wrong, shape=(9, 6))
+    table = read(*Index("ab" * 16, None, (), CHAIN, {PATH: File(1, bytes(16))}, {**made}).pack())
+    assert len(table.parts.bands) == 1
+    for each in "dacb":
+        item = table[each]
+        assert isinstance(item, TensorItem)
+        with pytest.raises(MetadataError, match="its chunks") if each == name else nullcontext():
+            assert item.chunks.spans() == [chunk[:2] for chunk in made[each].chunks]
+            assert each != name
