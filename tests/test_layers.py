@@ -270,7 +270,7 @@ LINES = {
     "checkpoint": 4_360,
     "cli": 3_066,
     "codecs": 1_655,
-    "dcp": 5_113,
+    "dcp": 5_115,
     "format": 3_200,
     "formats": 958,
     "integrations": 805,

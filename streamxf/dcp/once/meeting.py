@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ _PULSE = 1.0
 _MOMENT = 0.02
 _LONGEST = timedelta(minutes=10)  # that a rank may take for a message while it lives
 _ONCE, _EACH, _FAILED = "once", "each", "fail"
-_NEVER = 2**30 - 1  # a tag of which no message ever comes
+_NEVER = range(2**30 - 16, 2**30)  # tags of which no message ever comes; gloo's interface for a tag follows from it
 
 dist: Any = distributed  # what is used of it has no types
 _log = logging.getLogger(__name__)
@@ -218,10 +219,10 @@ class Meeting:
         """Close all connections: whoever waits on either end of one gets an error, and nothing is received any more."""
         nothing = torch.zeros(1, dtype=torch.uint8, device="cpu")
         others = [rank for rank in range(self._size) if rank != self._rank]
-        for rank in others if self._group is not None else ():  # some may have closed their end
-            # gloo closes all connections of a group when a message does not come in time, and in no other way
+        for rank, tag in product(others, _NEVER) if self._group is not None else ():  # some may have closed their end
+            # gloo closes an interface's connections when a message does not come in time, and in no other way
             with suppress(RuntimeError):
-                self._group.recv([nothing], rank, _NEVER).wait(timedelta(milliseconds=1))
+                self._group.recv([nothing], rank, tag).wait(timedelta(milliseconds=1))
 
     def _look(self) -> None:
         if self._failure is None and self._own.check(["failed"]):

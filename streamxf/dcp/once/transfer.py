@@ -38,6 +38,7 @@ from streamxf.storage.storage import Storage
 from streamxf.stream.reader import BareBlocks, read_all
 
 _ALIGNED = 16  # bytes; where what belongs to a part may begin in a message
+_CRCS = 2**29  # tags from here on are those of CRCs; a unit's is its number, so that gloo uses all of its interfaces
 
 
 @dataclass(eq=False, slots=True)
@@ -296,7 +297,7 @@ class Transfer:
 
     def _begin(self, work: _Round) -> None:
         """Begin to receive and to send, and keep what is this rank's own."""
-        last = 2 * work.units[0].round + 1  # the tag of CRCs; those of units are even
+        last = _CRCS + work.units[0].round
         crcs: dict[int, list[int]] = {}
         for unit in work.units:
             if unit.owner != self._rank:
@@ -305,7 +306,7 @@ class Transfer:
                 found = [(out, sink) for sink in sinks if (out := sink.run(*pieces[0].reach)) is not None]
                 data = found[0] if found else (work.take(pieces[-1].at + pieces[-1].size), None)
                 work.received.setdefault(unit.owner, []).append((pieces, data))
-                self._post(work, data[0], unit.owner, 2 * unit.number)
+                self._post(work, data[0], unit.owner, unit.number)
         for owner, messages in work.received.items():
             work.crcs[owner] = np.zeros(len(messages), np.uint32)
             self._post(work, work.crcs[owner].view(np.uint8), owner, last)
@@ -319,7 +320,7 @@ class Transfer:
                         packed = _packed(work, pieces)
                         made[key] = packed, crc32c.crc32c(packed.data)
                     crcs.setdefault(rank, []).append(made[key][1])
-                    self._post(work, made[key][0], rank, 2 * unit.number, send=True)
+                    self._post(work, made[key][0], rank, unit.number, send=True)
         for rank, sums in crcs.items():
             self._post(work, np.array(sums, np.uint32).view(np.uint8), rank, last, send=True)
         for part, (own, own_sink) in work.decoded.items():

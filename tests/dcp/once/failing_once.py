@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -159,3 +161,24 @@ def other_terms(folder: Path) -> Any:
         except CheckpointException as error:
             found[name] = sorted({f"{type(each).__name__}: {each}" for each, _ in error.failures.values()})
     return found
+
+
+def over_two_interfaces(folder: Path) -> Any:
+    """One rank fails where gloo has connections over two interfaces. The next load is right, and uses both."""
+    path, state = folder / "interfaces", values()
+    dcp.save(state, storage_writer=streamxf.FileSystemWriter(path, _extensions=full_chain()))
+    sent = Counter[int]()
+    begin = meeting.Meeting.begin
+
+    def counted(self: Any, data: torch.Tensor, rank: int, tag: int, *, send: bool) -> Any:
+        sent[tag % 2] += len(data) * send
+        return begin(self, data, rank, tag, send=send)
+
+    with patch.dict(os.environ, GLOO_SOCKET_IFNAME="lo,lo"):
+        fails = dist.get_rank() == 1
+        with patch.object(_LocalFile, "read_into", broken(_LocalFile.read_into)) if fails else nullcontext():
+            found = failures(path, state)
+        target = blank(state)
+        with patch.object(meeting.Meeting, "begin", counted):
+            dcp.load(target, storage_reader=streamxf.FileSystemReader(path, keys=KEY, read="once"))
+        return found | {"wrong": same(target, state), "sent": [sent[0], sent[1]]}

@@ -67,3 +67,13 @@ def test_all_others_end_soon_after_a_fault_at_some_point(tmp_path: Path, saved: 
     text, _, problems = random_faults.outcome(seed, saved, tmp_path)
     assert not problems, text
     assert "never came" not in text
+
+
+def test_all_interfaces_of_gloo_are_used_and_closed(tmp_path: Path) -> None:
+    for report in run_ranks(3, tmp_path, "over_two_interfaces", module=MODULE):
+        found = report["over_two_interfaces"]
+        assert found["failures"].keys() == {"0", "1", "2"}
+        assert all("Input/output error" in text for text in found["failures"].values())
+        assert found["seconds"] < 12
+        assert found["wrong"] == []
+        assert min(found["sent"]) > 100_000
