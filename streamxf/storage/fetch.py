@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -118,22 +119,15 @@ Request = Callable[[int, int], "Future[bytes]"]
 def requests_to(filesystem: Any, path: str) -> Request:
     """How parts of a file are asked for."""
 
-    def request(start: int, stop: int) -> Future[bytes]:
-        async def fetch() -> bytes:
-            return _exactly(stop - start, await filesystem._cat_file(path, start=start, end=stop), path)
+    async def fetch(start: int, stop: int) -> bytes:
+        return _exactly(stop - start, await filesystem._cat_file(path, start=start, end=stop), path)
 
-        return begun(filesystem, fetch)
-
-    return request
+    return lambda start, stop: begun(filesystem, partial(fetch, start, stop))
 
 
 def requests_in_threads(read: Callable[[int, int], bytes], path: str) -> Request:
     """The same where reading waits for the answer: each request has a thread."""
-
-    def request(start: int, stop: int) -> Future[bytes]:
-        return in_thread(lambda: _exactly(stop - start, read(start, stop), path), "streamxf_fetch")
-
-    return request
+    return lambda start, stop: in_thread(lambda: _exactly(stop - start, read(start, stop), path), "streamxf_fetch")
 
 
 def _exactly(size: int, data: bytes, path: str) -> bytes:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from datetime import datetime
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
@@ -322,42 +323,34 @@ def remove_files(filesystem: Any, paths: Iterable[str]) -> Failed:
     elif hasattr(filesystem, "_call_s3"):
         keys = tuple(paths)
         parts = [keys[at : at + _BATCH] for at in range(0, len(keys), _BATCH)]
-        for part, outcome in answers(parts, lambda part: begun(filesystem, _batch_of(filesystem, part))):
+        for part, outcome in answers(parts, lambda part: begun(filesystem, partial(_remove_batch, filesystem, part))):
             failed |= dict.fromkeys(part, outcome) if isinstance(outcome, Exception) else outcome
     else:
-        for path, found in answers(paths, lambda path: begun(filesystem, _one_of(filesystem, path))):
+        for path, found in answers(paths, lambda path: begun(filesystem, partial(_remove_one, filesystem, path))):
             failed |= {path: found} if isinstance(found, Exception) else {}
     return failed
 
 
-def _batch_of(filesystem: Any, paths: tuple[str, ...]) -> Callable[[], Awaitable[Failed]]:
+async def _remove_batch(filesystem: Any, paths: tuple[str, ...]) -> Failed:
     """One request to S3. That of s3fs (`_bulk_delete`) drops what the server says of keys it did not remove."""
     bucket = filesystem.split_path(paths[0])[0]
     keys = {path.lstrip("/")[len(bucket) + 1 :]: path for path in paths}
-
-    async def request() -> Failed:
-        wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
-        answer = await filesystem._call_s3("delete_objects", Bucket=bucket, Delete=wanted)
-        errors = [each for each in answer.get("Errors", ()) if each.get("Code") != "NoSuchKey"]
-        for each in errors:
-            if each.get("Code") in _PASSING:
-                raise OSError(_text(each))  # and the request is repeated
-        return {
-            keys[each["Key"]]: (PermissionError if each.get("Code") == "AccessDenied" else OSError)(_text(each))
-            for each in errors
-        }
-
-    return request
+    wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+    answer = await filesystem._call_s3("delete_objects", Bucket=bucket, Delete=wanted)
+    errors = [each for each in answer.get("Errors", ()) if each.get("Code") != "NoSuchKey"]
+    for each in errors:
+        if each.get("Code") in _PASSING:
+            raise OSError(_text(each))  # and the request is repeated
+    return {
+        keys[each["Key"]]: (PermissionError if each.get("Code") == "AccessDenied" else OSError)(_text(each))
+        for each in errors
+    }
 
 
 def _text(error: dict[str, Any]) -> str:
     return f"{error.get('Code')}: {error.get('Message')} ({error.get('Key')})"
 
 
-def _one_of(filesystem: Any, path: str) -> Callable[[], Awaitable[Failed]]:
-    async def request() -> Failed:
-        with suppress(FileNotFoundError):
-            await filesystem._rm_file(path)
-        return {}
-
-    return request
+async def _remove_one(filesystem: Any, path: str) -> None:
+    with suppress(FileNotFoundError):
+        await filesystem._rm_file(path)
