@@ -173,13 +173,6 @@ def test_any_metadata(pickler: str, protocol: int, case: tuple[Metadata, dict[st
 # -- damage and malice ---------------------------------------------------------------------------
 
 
-def test_every_cut_is_refused() -> None:
-    pickled = pickle.dumps(content())
-    for size in range(len(pickled)):
-        with pytest.raises(MetadataError):
-            read_stock(pickled[:size], None)
-
-
 def test_nothing_follows_it() -> None:
     with pytest.raises(MetadataError, match="something follows"):
         read_stock(pickle.dumps(content()) + b"N.", None)

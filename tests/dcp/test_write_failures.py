@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
-from streamxf.storage import files as storage_files
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage
 
@@ -119,47 +117,6 @@ def test_a_failing_call_fails_the_save(
         assert_unharmed(checkpoint, old, keys)
     assert save_faulty(new, checkpoint, FaultyFiles(call, 10**9), codecs, threads) is None
     assert_unharmed(checkpoint, new, keys)
-
-
-@pytest.mark.parametrize(("fault", "sync"), [("fsync", True), ("replace", True), ("replace", False), ("open", True)])
-def test_publishing_that_fails(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, fault: str, sync: bool) -> None:
-    old, new = states()
-    save(old, checkpoint)
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.EIO, "fault injected")
-
-    if fault == "fsync":
-        monkeypatch.setattr(storage_files.os, "fsync", fail)
-    elif fault == "replace":
-        monkeypatch.setattr(os, "replace", fail)
-    else:
-        monkeypatch.setattr(storage_files, "create", fail)
-    error = error_of(lambda: save(new, checkpoint, sync_files=sync))
-    monkeypatch.undo()
-    assert isinstance(error, OSError)
-    assert_same(load(old, checkpoint), old)
-    assert not list(checkpoint.glob("*.tmp"))
-
-
-class ShortStream(FaultyStream):
-    """Takes at most 1000 bytes at a time, as a pipe or a network file system may."""
-
-    def write(self, data: Any) -> int:
-        return int(self._stream.write(memoryview(data)[:1000]))
-
-
-class ShortFiles(FaultyFiles):
-    stream = ShortStream
-
-
-@pytest.mark.parametrize("chain", CHAINS)
-@pytest.mark.parametrize("threads", [1, 4])
-def test_short_writes_are_made_good(checkpoint: Path, chain: str, threads: int) -> None:
-    old, _ = states()
-    system = ShortFiles("", 0)
-    assert save_faulty(old, checkpoint, system, CHAINS[chain], threads) is None
-    assert_unharmed(checkpoint, old, KEY if chain == "full chain" else None)
 
 
 class StuckStream(FaultyStream):
