@@ -53,9 +53,9 @@ PIECE_BYTES = 4 * 2**20
 _AHEAD = 2**20  # bytes of small items that are read at once
 _WHOLE = 4 * 2**20  # bytes; a tensor of no more is opened and decoded by one worker
 _END = 16 * 1024  # bytes at an item's beginning and end that hold its header and its table, or most of that
-_BATCH = 2**20  # bytes of tensors after which a worker is given them
-_TOGETHER = 4  # blocks of a larger tensor that a worker is given at once, at most
-_TURNS = 8  # that each worker has at least before it is given more than one block, so that all are busy to the end
+_BATCH = 2**20  # bytes of tensors, at least, that a worker is given at once
+_TOGETHER = 4  # tensors of more, or blocks of a larger tensor, that a worker is given at once, at most
+_TURNS = 8  # that each worker has at least before it is given more, so that all are busy to the end
 
 Job = Callable[[], None]
 _Entry = tuple[ReadItem | None, ItemPart]
@@ -103,6 +103,8 @@ class Loader:
         self._under_way: deque[_Filling] = deque()
         self._staging = Staging()
         self._together = 1
+        self._turns = _TURNS * worker_count()
+        self._left = 0  # stored bytes that are not read yet
         self._batch: _Steps = []
         self._batch_bytes = 0
 
@@ -112,8 +114,8 @@ class Loader:
             (request, part_of(self._metadata, request)) for number, request in enumerate(requests) if number not in done
         ]
         shares = None if self._progress is None else Shares(self._progress, _sizes(found))
-        stored = sum(wanted.place.size for _, wanted in found)
-        together = max(1, min(_TOGETHER, stored // (_BATCH * _TURNS * worker_count())))
+        self._left = sum(wanted.place.size for _, wanted in found)
+        together = max(1, min(_TOGETHER, self._left // (_BATCH * self._turns)))
         by_file: dict[str, list[_Entry]] = {}
         for request, wanted in (*found, *self._empty(requests)):
             by_file.setdefault(wanted.place.file, []).append((request, wanted))
@@ -223,7 +225,9 @@ class Loader:
         self._under_way.append(filling)
         self._batch.append((filling, partial(self._decode_whole, source, wanted, memory)))
         self._batch_bytes += memory.nbytes
-        if self._batch_bytes >= _BATCH:
+        self._left -= wanted.place.size
+        many = len(self._batch) >= _TOGETHER or self._batch_bytes * self._turns >= self._left
+        if self._batch_bytes >= _BATCH and many:
             self._submit_batch()
 
     def _whole_memory(self, request: ReadItem, wanted: ItemPart, target: Target) -> Array | DeviceMemory | None:

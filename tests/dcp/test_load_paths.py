@@ -67,6 +67,23 @@ def read_boxes(path: Path, boxes: list[tuple[tuple[int, ...], torch.Tensor]], ke
     return reader.report
 
 
+def test_workers_are_given_several_tensors_until_few_are_left(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never more than a worker's turn, so that all have something to do to the end."""
+    monkeypatch.setenv("STREAMXF_WORKERS", "1")
+    given: list[int] = []
+    run = load_module._run
+    monkeypatch.setattr(load_module, "_run", lambda steps: (given.append(len(steps)), run(steps))[1])
+    state = {f"t.{number:02}": torch.rand(MIB // 4) for number in range(41)}
+    save(state, checkpoint, [Encrypt(KEY)])
+    found = load(state, checkpoint)
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+    assert given[1] == max(given) == 4  # the first tensor is opened by the loader, and its block given alone
+    assert given[-1] == 1
+    assert sum(given) == 41
+
+
 @pytest.mark.parametrize("keys", [None, KEY])
 def test_rows_take_their_own_blocks_only(checkpoint: Path, decoded: list[Any], keys: Any) -> None:
     """Those that hold a wanted element and no others, with a key too: the size of a tensor stands in its header."""
