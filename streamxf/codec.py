@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_type_hints
 
 from typing_extensions import Buffer
@@ -163,7 +164,7 @@ class Codec(TorchExtension, abc.ABC):
         """Make the codec from parameters in their text form. Raises DescriptorError if a parameter is unknown or its
         text is not of its type, and ParameterError if a value is out of range.
         """
-        hints = get_type_hints(cls)
+        hints = _hints(cls)
         known = {field.name: hints[field.name] for field in parameter_fields(cls)}
         values: dict[str, Any] = {}
         for key, text in parameters.items():
@@ -195,6 +196,9 @@ class Codec(TorchExtension, abc.ABC):
         the text, for a codec that encrypts.
         """
         return cls.from_parameters(parameters)
+
+
+_hints = cache(get_type_hints)  # which compiles each one anew
 
 
 def parameter_fields(cls: type[Codec]) -> list[dataclasses.Field[Any]]:

@@ -29,13 +29,15 @@ from streamxf.errors import (
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.index import File
 from streamxf.format.items import ITEMSIZES, Chunk, Item, ObjectItem, Place, TensorItem, elements_size
-from streamxf.format.limits import CONTAINER_MAGIC, MAX_HEADER
+from streamxf.format.limits import CONTAINER_MAGIC
 from streamxf.keys.envelope import DataKey
 from streamxf.registry import providers_in, what_to_install
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice, StoredFile
 from streamxf.stream.container import BlockReader, ChainOpener, decode_small, read_header
 from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
+
+_START = 1024  # bytes that hold most headers; longer ones are parsed
 
 RAW_SLACK = 2**20  # bytes that torch.save's framing may add to a tensor; twice its own, for subclasses of several parts
 
@@ -232,7 +234,7 @@ class ItemOpener:
         place = wanted.place
         if (file := self._file_of(place)) is not None:
             identity = wanted.identity(file.writer)
-            start = source.read_at(0, min(MAX_HEADER, source.length))
+            start = source.read_at(0, min(_START, source.length))
             header = Header.expected(start, _bound(place.descriptors), identity, place.sha256 is not None)
             if header is not None:
                 return header

@@ -26,7 +26,7 @@ from streamxf.stream.reader import Blocks
 CheckSize = Callable[[int], None]
 
 _SMALL = 64 * 1024
-_TAIL_GUESS = 16 * 1024  # bytes; the tail of some 2,000 blocks
+_TAIL_GUESS = 16 * 1024  # bytes, at most; the tail of some 2,000 blocks, which have more than 4 KiB each
 _TABLE_STEP = 2**16 // 36 * 36  # bytes of a table that are read before they are checked; whole entries of either size
 
 
@@ -46,7 +46,8 @@ def read_tail(source: FileSlice, header: Header, check_size: CheckSize | None = 
     """
     length = source.length
     # in one read, where the table is not unusually long: files that fetch ahead would fetch again at each step
-    end = source.read_at(max(0, length - _TAIL_GUESS), min(length, _TAIL_GUESS))
+    guess = min(length, _TAIL_GUESS, 4 * FOOTER_BYTES + length // 1024)
+    end = source.read_at(length - guess, guess)
     footer = Footer.parse(end[-FOOTER_BYTES:])
     if check_size is not None:
         check_size(footer.raw_size)
