@@ -266,18 +266,18 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_871,
-    "checkpoint": 4_360,
+    ".": 2_875,
+    "checkpoint": 4_363,
     "cli": 3_066,
     "codecs": 1_655,
-    "dcp": 5_115,
+    "dcp": 5_119,
     "format": 3_200,
     "formats": 958,
     "integrations": 805,
     "keys": 2_114,
     "manager": 4_038,
     "storage": 3_241,
-    "stream": 1_341,
+    "stream": 1_342,
     "testing": 893,
     "tools": 8_493,
     "torchsave": 1_862,
