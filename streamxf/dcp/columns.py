@@ -282,11 +282,10 @@ class Merged(NamedTuple):
         """
         heads = np.flatnonzero(~self.again)
         counts = np.diff(heads, append=len(self.again))
-        place = np.arange(len(self.again)) - np.repeat(heads, counts)  # among those that have the same
         sizes = [math.prod(data[1]) * data[0].dtype.itemsize if data else 0 for data in self.about.values()]
         turn = np.argsort(np.argsort(sizes)[::-1])[self.names[heads]]
         first = np.searchsorted(self.ends, self.order[heads], "right")  # or all would begin with the same ranks
-        rows = np.flatnonzero(place == (0 if to_lowest_rank else np.repeat((turn + first) % counts, counts)))
+        rows = heads if to_lowest_rank else heads + (turn + first) % counts
         names, again, order = self.names[rows], self.again[heads], self.order[rows]
         keep = np.zeros(len(self.again), bool)
         keep[order] = True
