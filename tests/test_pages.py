@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import streamxf
+from tests.code_blocks import FENCE, Block, blocks_of
 from tests.test_layers import LAYERS
 
 ROOT = Path(__file__).parent.parent
@@ -32,23 +33,6 @@ LANGUAGES = {"python", "sh", "text", "toml", "yaml", "json"}
 SHELL = {"docs/security.md": "openssl"}
 # files that a page shows, and the tests that run them
 SCRIPTS = {"train.py": "keys/test_write_only_nodes.py", "evaluate.py": "keys/test_write_only_nodes.py"}
-
-FENCE = re.compile(r'^```(?P<language>\w*)(?: title="(?P<title>[^"]*)")?\n(?P<code>.*?)^```$', re.DOTALL | re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Block:
-    """A block of code; `line` is how many lines of the page stand before it."""
-
-    language: str
-    title: str | None
-    code: str
-    line: int
-
-
-def blocks_of(text: str) -> Iterator[Block]:
-    for match in FENCE.finditer(text):
-        yield Block(match["language"], match["title"], match["code"], text.count("\n", 0, match.start("code")))
 
 
 def name_of(page: Path) -> str:
@@ -88,6 +72,22 @@ def test_files_are_shown_as_they_are(page: Path):
             assert block.title in (ROOT / "tests" / SCRIPTS[block.title]).read_text()
         elif block.title is not None and block.language != "text":
             assert block.code in (ROOT / block.title).read_text(), f"{block.title} differs from the page"
+
+
+def test_the_page_on_codecs_shows_one_whole():
+    page = ROOT / "docs" / "writing-a-codec.md"
+    shown = {block.title: block.code for block in blocks_of(page.read_text())}
+    file = "tests/acme_codec/src/acme_codec/delta.py"
+    assert shown[file] == (ROOT / file).read_text()
+    assert {"tests/acme_codec/pyproject.toml", "tests/acme_codec/tests/test_delta.py"} < shown.keys()
+
+
+def test_the_policy_on_the_page_on_security_is_for_encrypting_alone():
+    page = ROOT / "docs" / "security.md"
+    (policy,) = (json.loads(block.code) for block in blocks_of(page.read_text()) if block.language == "json")
+    (statement,) = policy["Statement"]
+    assert statement["Action"] == "kms:Encrypt"
+    assert statement["Resource"] in page.read_text().replace(json.dumps(statement["Resource"]), "", 1)
 
 
 @pytest.fixture

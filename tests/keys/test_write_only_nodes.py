@@ -22,13 +22,21 @@ from streamxf.errors import AuthenticationError, KeyMissingError, PolicyError
 from streamxf.keys import AwsKms, KeyRing, write_key
 from streamxf.keys.envelope import DataKey, Envelope, Vouchers
 from tests.cli import preloaded
-from tests.keys.page import ARN, titled
+from tests.code_blocks import blocks_of
 from tests.keys.sealed import Forger, mac
 
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+ARN = "arn:aws:kms:eu-west-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 WEIGHT = torch.arange(1000.0)
 TEAM = PrivateKey(bytes(range(116, 148)))
 TRAINER = SigningKey(bytes(range(115, 147)))
 STRANGER = SigningKey(bytes(range(120, 152)))
+
+
+def titled(title: str) -> str:
+    """The code of the one block of the page with this title."""
+    (code,) = (block.code for block in blocks_of(PAGE.read_text()) if block.title == title)
+    return code
 
 
 class Place:

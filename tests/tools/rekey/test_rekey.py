@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import subprocess
 import sys
 import uuid
@@ -748,16 +747,3 @@ def test_another_group_gets_no_more_than_everybody(saved: Path, monkeypatch: pyt
     streamxf.rekey(saved, keys=KEY, recipients=OTHER_KEY)
     monkeypatch.undo()
     assert (saved / ".metadata").stat().st_mode & 0o777 == 0o600
-
-
-# -- the documentation -----------------------------------------------------------------------------------
-
-
-def test_the_page_on_security_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
-    section = page.partition("\n## Rotation\n")[2].partition("\n## ")[0]
-    (block,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "__page__"}
-    exec(compile(block, "docs/security.md", "exec"), names)
-    assert [reader.id for reader in streamxf.recipients("checkpoint").whole] == [names["new"].id]

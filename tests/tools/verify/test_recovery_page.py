@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.code_blocks import blocks_of
+
 PAGE = Path(__file__).parents[3] / "docs" / "recovery.md"
-_FENCE = re.compile(r'^```(?P<language>\w+)(?: title="[^"]*")?\n(?P<code>.*?)^```$', re.DOTALL | re.MULTILINE)
 
 
 def comparable(output: str) -> str:
@@ -20,18 +21,14 @@ def test_it_runs_as_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = PAGE.read_text()
-    blocks = list(_FENCE.finditer(text))
-    assert text.count("```") == 2 * len(blocks)
     namespace = {"__name__": "__page__"}
     printed = ""
     compared = 0
-    for block in blocks:
-        if block["language"] == "python":
-            line = text.count("\n", 0, block.start("code"))
-            exec(compile("\n" * line + block["code"], str(PAGE), "exec"), namespace)
+    for block in blocks_of(PAGE.read_text()):
+        if block.language == "python":
+            exec(compile("\n" * block.line + block.code, str(PAGE), "exec"), namespace)
             printed = capsys.readouterr().out
-        elif block["language"] == "text":
-            assert comparable(printed) == comparable(block["code"])
+        elif block.language == "text":
+            assert comparable(printed) == comparable(block.code)
             compared += 1
     assert compared >= 3
