@@ -14,6 +14,7 @@ from streamxf.cli.__main__ import main
 from streamxf.keys import KeyRing
 from streamxf.tuning.estimate import measure_bandwidth
 from tests.cli.command import Run
+from tests.progress.recorder import Recorder
 
 FEW = ["--chain", "floatzip", "--chain", ""]
 
@@ -96,16 +97,7 @@ def test_the_bandwidth_of_a_url_has_to_be_given(run: Run):
 
 
 def test_the_bandwidth_is_that_of_what_was_written(tmp_path: Path):
-    class Counter:
-        expected = done = 0
-
-        def expect(self, count: int) -> None:
-            self.expected += count
-
-        def advance(self, count: int) -> None:
-            self.done += count
-
-    counter = Counter()
+    counter = Recorder()
     assert measure_bandwidth(tmp_path, seconds=0, progress=counter) > 0
     assert counter.done == counter.expected == 64 * 2**20
     assert not list(tmp_path.iterdir())

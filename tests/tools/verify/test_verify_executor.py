@@ -32,6 +32,7 @@ from streamxf.tools.verify.reading import FileCheck, Verification
 from streamxf.tools.verify.report import Findings, VerifyReport
 from tests.altered import flip
 from tests.dcp.helpers import KEY, data_files, full_chain, save
+from tests.progress.recorder import Recorder
 from tests.saved_by import FOLDERS
 from tests.tools.executors import Altering, Backwards, Deadly, Elsewhere, Losing, Silent, Unpicklable
 from tests.tools.verify.remote import url_of
@@ -333,18 +334,8 @@ def test_an_executor_is_one(plain: Path) -> None:
 # -- progress and interrupts -------------------------------------------------------------------------------------
 
 
-class Counts:
-    expected = done = 0
-
-    def expect(self, count: int) -> None:
-        self.expected += count
-
-    def advance(self, count: int) -> None:
-        self.done += count
-
-
 def test_progress(plain: Path) -> None:
-    alone, counts = Counts(), Counts()
+    alone, counts = Recorder(), Recorder()
     streamxf.verify(plain, progress=alone)
     streamxf.verify(plain, progress=counts, executor=Elsewhere())
     assert alone.expected == counts.expected == counts.done > 0
@@ -368,7 +359,7 @@ def test_several_checkpoints_have_one_report(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
     (file,) = data_files(paths[1])
     flip(file)
-    counts = Counts()
+    counts = Recorder()
     report = streamxf.verify([*paths, tmp_path / "notes.txt"], progress=counts)
     assert (report.files, len(report.save_ids), counts.done) == (3, 3, counts.expected)
     assert {damage.file for damage in report.damaged} == {str(file)}

@@ -26,6 +26,7 @@ from streamxf.errors import (
     UnknownCodecError,
     UnsupportedError,
 )
+from tests.progress.recorder import Recorder
 from tests.sealing import container, zstd
 from tests.sealing import plain as plain_of
 
@@ -34,18 +35,6 @@ OTHER = Key(bytes(range(1, 33)))
 DATA = bytes(range(256)) * 1200  # five blocks
 SMALL = {"block_size": 2**16}
 TENSORS = {"a": torch.arange(1000.0), "b": {"c": torch.ones(50, 3), "d": torch.arange(9)}, "step": 7}
-
-
-class Counter:
-    """A `Progress`."""
-
-    expected = done = 0
-
-    def expect(self, count: int) -> None:
-        self.expected += count
-
-    def advance(self, count: int) -> None:
-        self.done += count
 
 
 def plain(path: Path, **options: Any) -> Path:
@@ -67,7 +56,7 @@ def flipped(path: Path, position: int) -> bytes:
 def test_a_whole_one(tmp_path: Path, chain: str) -> None:
     keys = KEY if "encrypt" in chain else None
     path = plain(tmp_path / "data.sxf", chain=chain, keys=keys)
-    counter = Counter()
+    counter = Recorder()
     report = streamxf.verify(path, keys=keys, progress=counter)
     assert report.ok
     assert not report.unchecked
@@ -268,7 +257,7 @@ def test_torch_the_old_form_cannot_be_checked(tmp_path: Path) -> None:
 def test_safetensors_have_no_checksums(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(1000), "b": torch.ones(3)}, path)
-    counter = Counter()
+    counter = Recorder()
     report = streamxf.verify(path, progress=counter)
     assert (report.ok, report.items, report.bytes_read) == (True, 2, path.stat().st_size)
     assert report.unchecked == ("the bytes of 2 tensors: the format has no checksums",)
