@@ -197,7 +197,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         try:
             file = self._files[name]
         except FileNotFoundError as error:
-            raise no_file(self.label(name)) from error
+            raise no_file(self.storage, name, self._of_file[name]) from error
         with located(file=file.name, item=item.name):
             return self.opener(self._of_file[name]).open(file, wanted)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from weakref import finalize
 
 from streamxf import errors
@@ -32,14 +32,14 @@ from streamxf.wording import many, some
 
 _SHOWN = 8
 _OF_OTHERS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+_REPLACED = "the metadata was replaced while it was read: another save was published here. Start again"
 _OF_ANY = (".metadata", ".distcp", *_OF_OTHERS)
 
 
 def unfinished(names: Collection[str]) -> str | None:
     """What a folder without metadata is, if a conversion to it was interrupted or is at work; else None."""
     data = [name for name in names if name.endswith(".distcp")]
-    finished = [name for name in data if f"{name}{SLIP}" in names]
-    if not finished:
+    if not (finished := [name for name in data if f"{name}{SLIP}" in names]):
         return None
     return (
         "there is no checkpoint here yet: a pack, transcode or salvage to this folder was interrupted, or is at work. "
@@ -102,8 +102,15 @@ def _below(storage: Storage) -> list[str]:
     return []
 
 
-def no_file(path: str) -> errors.MetadataError:
-    return errors.MetadataError("the file that holds the item is missing from the checkpoint", file=path)
+def no_file(storage: Storage, path: str, metadata: Metadata) -> errors.StreamxfError:
+    """The error where a data file is missing: ReplacedError if that is since another save was published here."""
+    storage.forget_listings()
+    if (index := metadata.index) is not None and metadata.name:
+        with suppress(errors.StreamxfError, OSError):  # where that fails, the file is the news
+            now = read_metadata(storage, metadata.name, Access(), listing="root").index
+            if now is None or now.save_id != index.save_id:
+                return errors.ReplacedError(_REPLACED, file=storage.label(metadata.name))
+    return errors.MetadataError("the file that holds the item is missing from the checkpoint", file=storage.label(path))
 
 
 SLIP_RANK = MAX_RANK
@@ -175,15 +182,16 @@ class Metadata:
         return bool(self.vouchers) and Vouchers.parse(self.vouchers).signed_by(trust, self.digest)
 
 
+Mode = bool | Literal["root"]
 Sharer = Callable[[StoredFile, bytes], object] | None
 
 
 def read_metadata(
-    storage: Storage, name: str, access: Access, *, listing: bool = False, size: int | None = None, share: Sharer = None
+    storage: Storage, name: str, access: Access, *, listing: Mode = False, size: int | None = None, share: Sharer = None
 ) -> Metadata:
     """Read a metadata file, or a slip. With `listing`, an encrypted one needs no keys, and nothing of it is
-    authenticated. `size` is what it has by a listing. `share` may have all but its end read by others, who know the
-    digest in its trailer, too.
+    authenticated; with ``"root"``, items are not looked at, but for their digests where an index is small. `size` is
+    what it has by a listing. `share` may have all but its end read by others, who know the digest in its trailer, too.
 
     Raises FileNotFoundError; MetadataError if the file is damaged, hostile or inconsistent; AuthenticationError if it
     was altered; KeyMissingError, WrongKeyError, KeyServiceError if none of the keys opens it; PolicyError if it is
@@ -198,7 +206,7 @@ def read_metadata(
             return _read_once(storage, name, access, listing, None, share)
 
 
-def _read_once(storage: Storage, name: str, access: Access, listing: bool, size: int | None, share: Sharer) -> Metadata:
+def _read_once(storage: Storage, name: str, access: Access, listing: Mode, size: int | None, share: Sharer) -> Metadata:
     with ExitStack() as stack:
         file = stack.enter_context(storage.open(name)) if size is None else storage.sized(name, size)
         try:
@@ -220,17 +228,14 @@ def _read_once(storage: Storage, name: str, access: Access, listing: bool, size:
 def _check_same(storage: Storage, name: str, file: StoredFile, error: Exception) -> None:
     """Say where `error` is, or raise ReplacedError if another file has taken the place of `file` meanwhile."""
     label = storage.label(name)
-    text = "the metadata was replaced while it was read: another save was published here. Start again"
     if isinstance(error, errors.StreamxfError):
         error.locate(file=label)
-    if getattr(error, "errno", None) == errno.ESTALE:
-        raise errors.ReplacedError(text, file=label) from error
-    same, end = True, min(file.size, TRAILER_BYTES)
+    same, end = getattr(error, "errno", None) != errno.ESTALE, min(file.size, TRAILER_BYTES)
+    storage.forget_listings()
     with suppress(errors.StreamxfError, OSError), storage.open(name) as now:  # where that fails, `error` is the news
-        storage.forget_listings()
-        same = now.size == file.size and now.read(now.size - end, end) == file.read(file.size - end, end)
+        same &= now.size == file.size and now.read(now.size - end, end) == file.read(file.size - end, end)
     if not same:
-        raise errors.ReplacedError(text, file=label) from error
+        raise errors.ReplacedError(_REPLACED, file=label) from error
 
 
 def _renamed(metadata: Metadata, renaming: Renaming | None) -> Metadata:
@@ -260,7 +265,7 @@ def read_sections(file: StoredFile, share: Sharer = None) -> Sections | None:
     return trailer.split(tail[-trailer.size :], read=file.read)
 
 
-def metadata_in(sections: Sections, name: str, access: Access, *, listing: bool = False) -> Metadata:
+def metadata_in(sections: Sections, name: str, access: Access, *, listing: Mode = False) -> Metadata:
     """What a metadata file says, once its keys have opened it; raises as `read_metadata`."""
     lines = sections.key_lines()
     if lines is None and access.require is not None:
@@ -270,7 +275,8 @@ def metadata_in(sections: Sections, name: str, access: Access, *, listing: bool 
         _open(sections, lines, access)
     elif lines is not None:
         Envelope.parse(lines[0])
-    index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=is_signed(lines))
+    hashed, lazy = is_signed(lines), listing == "root"
+    index = Index.parse(sections.root, sections.parts, sections.parts_size, hashed=hashed, lazy=lazy)
     if index.keyed != (lines is not None):
         raise errors.MetadataError("the metadata has keys exactly if its chain encrypts, and this one contradicts that")
     is_slip = name.endswith(SLIP)
@@ -279,8 +285,7 @@ def metadata_in(sections: Sections, name: str, access: Access, *, listing: bool 
         raise errors.MetadataError(f"this is the metadata of {whose}: the file was renamed or copied")
     wrapped, vouchers = lines or ("", "")
     access.check_save(index.save_id)
-    authenticated = opened or lines is None
-    made = name, index.rank, index.items, index, index.modules, authenticated, wrapped, vouchers
+    made = name, index.rank, index.items, index, index.modules, opened or lines is None, wrapped, vouchers
     return Metadata(*made, sections.digest if vouchers else b"", sections.pickled)
 
 
@@ -319,8 +324,7 @@ def metadata_files(storage: Storage) -> list[str]:
         raise errors.NoCheckpointError(
             "this is a file, and a DCP checkpoint is a folder", file=storage.label()
         ) from None
-    found = metadata_among(names)
-    if not found:
+    if not (found := metadata_among(names)):
         raise no_metadata(storage, names)
     return found
 
@@ -342,7 +346,9 @@ def merged(files: Sequence[Metadata]) -> Mapping[str, Item]:
     items: dict[str, Item] = {}
     for name, each in found.items():
         for level, (rank, item) in enumerate(_levels(each)):
-            label = name if not level else _free(f"{name} (rank {rank})", found)
+            label = f"{name} (rank {rank})" if level else name
+            while level and label in found:
+                label += "'"
             items[label] = item
     return items
 
@@ -392,9 +398,3 @@ def united(items: Sequence[Item]) -> Item | None:
         chunks += [chunk for chunk in item.chunks if chunk[:2] not in seen]
         seen.update(chunk[:2] for chunk in item.chunks)
     return replace(first, chunks=tuple(chunks))
-
-
-def _free(label: str, taken: Mapping[str, Any]) -> str:
-    while label in taken:
-        label += "'"
-    return label

@@ -154,7 +154,7 @@ class Loader:
             try:
                 file = stack.enter_context(storage.open(name))
             except FileNotFoundError as error:
-                raise no_file(storage.label(name)) from error
+                raise no_file(storage, name, self._metadata) from error
             file.access = Timed(file.access, self.meter.io)
             yield file
 

@@ -99,6 +99,11 @@ class PartEntry(NamedTuple):
     raw: int
     sha256: bytes
 
+    def check(self, data: bytes) -> None:
+        """Raise MetadataError unless these are the part's bytes."""
+        if hashlib.sha256(data).digest() != self.sha256:
+            bad("the digest of a part does not match: the file is damaged")
+
 
 @dataclass(eq=False)
 class IndexPart:
@@ -150,21 +155,23 @@ class IndexPart:
     @cached_property
     def texts(self) -> list[bytes]:
         """What else there is to say of each item."""
-        data = bytes(self[MORE])
-        return [data[begin:end] for begin, end in pairwise([0, *self[MORE_ENDS].tolist()])]
+        return self._texts(MORE_ENDS, MORE)
+
+    def _texts(self, ends: Column, column: Column) -> list[bytes]:
+        data = bytes(self[column])
+        return [data[begin:end] for begin, end in pairwise([0, *self[ends].tolist()])]
 
     @cached_property
     def names(self) -> list[str]:
         """Names of items; paths of files. Raises MetadataError if they are not as readers expect."""
         ends, names, most = (NAME_ENDS, NAMES, limits.MAX_IDENTITY) if COUNT.id in self.columns else _PATHS
-        data, spans = bytes(self[names]), pairwise([0, *self[ends].tolist()])
+        texts = self._texts(ends, names)
+        if any(not 1 <= size <= most for size in {*map(len, texts)}):
+            bad("a name is empty, or too long")
         try:
-            made = [data[begin:end].decode() for begin, end in spans]
+            made = [text.decode() for text in texts]
         except UnicodeDecodeError:
             bad("a name is not UTF-8")
-        lengths = _lengths(self[ends])
-        if ((lengths < 1) | (lengths > most)).any():
-            bad("a name is empty, or too long")
         if not all(one < two for one, two in pairwise(made)):  # which compares as their bytes in UTF-8
             bad("names do not rise")
         return made
@@ -185,8 +192,7 @@ class IndexPart:
         cls, data: bytes, entry: PartEntry, columns: Iterable[Column], rows: int | None = None, stop: int | None = None
     ) -> IndexPart:
         """A part of exactly these columns, from the bytes that `entry` names. Raises MetadataError if it is damaged."""
-        if hashlib.sha256(data).digest() != entry.sha256:
-            bad("the digest of a part does not match: the file is damaged")
+        entry.check(data)
         raw = memoryview(_decompressed(memoryview(data), entry.raw))
         if len(raw) < _HEAD.size:
             bad("a part is too short")
@@ -242,12 +248,6 @@ def _column(column: Column, width: int, data: memoryview) -> Array:
 
 def _sums(values: Array) -> list[int]:
     return [0, *values.cumsum(dtype="i8").tolist()]
-
-
-def _lengths(ends: Array) -> Array:
-    lengths = ends.astype("i8")
-    lengths[1:] -= lengths[:-1].copy()
-    return lengths
 
 
 def _decompressed(data: memoryview, size: int) -> bytes:

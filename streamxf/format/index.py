@@ -124,7 +124,7 @@ class Index:
     @classmethod
     def parse(cls, root: memoryview, read: Read, size: int, *, hashed: bool = False, lazy: bool = False) -> Index:
         """Read an index whose parts `read` gives, `size` bytes together; `hashed` says whether it is signed, and `lazy`
-        that `items` shall be an `ItemTable` even of a small one.
+        that `items` shall be an `ItemTable` even of a small one, of whose parts only the digests are compared at once.
         """
         with collector_paused():
             return _Root(fields.parse_json(root, "the index"), read, size, hashed).index(lazy)
@@ -170,8 +170,11 @@ class _Root:
         if self._at != self._size:
             fields.bad("the parts are not those that it names")
         table = ItemTable(ItemParts(rules, bands, files, self._read))
-        small = not lazy and sum(part.raw for band in bands for part in band.parts) <= _SMALL
-        items: Mapping[str, Item] = table.whole() if small else table
+        parts = [part for band in bands for part in band.parts]
+        small = sum(part.raw for part in parts) <= _SMALL
+        for part in parts if lazy and small else ():
+            part.check(self._read(part.at, part.size))
+        items: Mapping[str, Item] = table.whole() if small and not lazy else table
         return Index(save_id, rank, transforms, chain, files, items, self._hashed, modules, packages, extra, run)
 
     def _read_descriptors(self, member: str) -> tuple[str, ...]:

@@ -78,8 +78,6 @@ class ItemParts:
         self.bands = bands
         self._paths = [*files]
         self._sizes = numpy.array([file.size for file in files.values()], "i8")
-        ids: dict[bytes, int] = {}
-        self._writers = numpy.array([ids.setdefault(file.writer, len(ids)) for file in files.values()], "u4")
         self._itemsizes = numpy.array([0, *(ITEMSIZES.get(dtype, 0) for dtype in rules.dtypes)])
         self._read = read
         self.on_error: list[Callable[[Exception], None]] = []  # they add to an error, or raise what explains it
@@ -249,20 +247,22 @@ class ItemParts:
 
         if not found:
             return
+        ids: dict[bytes, int] = {}
+        by_file = numpy.array([ids.setdefault(file.writer, len(ids)) for file in self._files.values()], "u4")
         # numbers of honest writers have few gaps, so that a bit for each is enough
-        most, total = numpy.zeros(self._writers.size, "i8"), 0
+        most, total = numpy.zeros(by_file.size, "i8"), 0
         for files, numbers in found:
-            numpy.maximum.at(most, self._writers[files], numbers.astype("i8"))
+            numpy.maximum.at(most, by_file[files], numbers.astype("i8"))
             total += numbers.size
         begins = numpy.cumsum(most + 1) - most - 1
         if float(most.sum()) + most.size < 8 * total + 2**16:
             seen = numpy.zeros(int(most.sum()) + most.size, bool)
             for files, numbers in found:
-                seen[begins[self._writers[files]] + numbers] = True
+                seen[begins[by_file[files]] + numbers] = True
             distinct = int(numpy.count_nonzero(seen)) == total
         else:
             files, numbers = (numpy.concatenate(side, dtype="i8") for side in zip(*found, strict=True))
-            writers = self._writers[files]
+            writers = by_file[files]
             order = numpy.lexsort((numbers, writers))
             distinct = not ((numpy.diff(writers[order]) == 0) & (numpy.diff(numbers[order]) == 0)).any()
         if not distinct:

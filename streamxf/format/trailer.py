@@ -26,8 +26,7 @@ def slices(data: bytes) -> Read:
     return lambda at, size: data[at : at + size]
 
 
-def _nothing(at: int, size: int) -> bytes:
-    raise MetadataError("the metadata has no parts")
+_NOTHING = slices(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class Trailer:
             raise MetadataError("the metadata's trailer has impossible sizes: the file is damaged")
         return trailer
 
-    def split(self, tail: bytes, label: bytes = INDEX_LABEL, read: Read = _nothing) -> Sections:
+    def split(self, tail: bytes, label: bytes = INDEX_LABEL, read: Read = _NOTHING) -> Sections:
         """Root (or other contents vouched for under `label`) and keys out of the file's last `size` bytes; `read` as in
         `Sections`. Raises MetadataError if their digest does not match.
         """
@@ -97,7 +96,7 @@ class Sections:
     pickled: bool = False
     head_size: int = 0
     parts_size: int = 0
-    read: Read = field(default=_nothing, compare=False)
+    read: Read = field(default=_NOTHING, compare=False)
 
     def parts(self, at: int, size: int) -> bytes:
         """Bytes of the parts."""

@@ -171,18 +171,18 @@ class Folder:
         return said[0] if said else self._metadata(file), doubt
 
     def _metadata(self, file: str, access: Access | None = None) -> Metadata:
-        """A metadata file, of which nothing is authenticated without `access`. An object store is asked once, unless
-        the file has been replaced since it was listed.
+        """A metadata file, of which nothing is authenticated without `access`, and items are not looked at. An object
+        store is asked once, unless the file has been replaced since it was listed.
         """
-        how, listing = (self.place, file, access or Access()), access is None
+        how = self.place, file, access or Access()
         if not self.place.near:
             try:
-                return read_metadata(*how, listing=listing, size=self.files[file].size)
+                return read_metadata(*how, size=self.files[file].size, listing="root" if access is None else False)
             except KeyServiceError:
                 raise
             except Exception:
                 """Of whatever class: if the file was not replaced, the same comes again."""
-        return read_metadata(*how, listing=listing)
+        return read_metadata(*how, listing="root" if access is None else False)
 
     def _committed(self, file: str) -> Record:
         """What a commit record says."""

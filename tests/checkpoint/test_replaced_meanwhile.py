@@ -28,7 +28,8 @@ from streamxf.format.limits import NO_PICKLE
 from streamxf.format.trailer import pack
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
-from tests.dcp.helpers import assert_same, blank, small_state
+from streamxf.tools.salvage import damaged
+from tests.dcp.helpers import assert_same, blank, refused, small_state
 from tests.dcp.s3_server import storage as s3_options
 from tests.storage.stores import MemoryStorage
 
@@ -301,3 +302,57 @@ def test_s3(endpoint: str) -> None:
             storage.put(NAME, first)
             calls, after = count(1), 1 + number % (most - 1)
             assert read(storage).index.save_id == wanted  # type: ignore[union-attr]
+
+
+# -- between metadata and data -----------------------------------------------------------------------------------------
+
+
+def replaced(path: Path) -> None:
+    """Another save takes the place of a checkpoint, and removes its files."""
+    old = {*path.glob("*.distcp")}
+    dcp.save(small_state(), storage_writer=streamxf.FileSystemWriter(path, chain="zstd"), no_dist=True)
+    assert old
+    assert not any(file.exists() for file in old)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A checkpoint in a run, where readers note damage."""
+    (tmp_path / ".streamxf").mkdir()
+    dcp.save(small_state(), storage_writer=streamxf.FileSystemWriter(tmp_path / "step-1"), no_dist=True)
+    return tmp_path / "step-1"
+
+
+class ReplacedAfterMetadata(streamxf.FileSystemReader):
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        replaced(Path(self.path))
+        return super().read_data(plan, planner)
+
+
+def test_a_save_that_is_published_between_metadata_and_data(saved: Path) -> None:
+    with refused(ReplacedError, "another save was published here"):
+        dcp.load(blank(small_state()), storage_reader=ReplacedAfterMetadata(saved), no_dist=True)
+    assert [*(saved.parent / ".streamxf").iterdir()] == [], "nothing is damaged"
+    with streamxf.Checkpoint(saved) as checkpoint:
+        replaced(saved)
+        with pytest.raises(ReplacedError) as error:
+            checkpoint["weight"][:]
+    assert not is_damage(error.value)
+
+
+def test_a_file_that_is_missing_is_damage_all_the_same(saved: Path) -> None:
+    with streamxf.Checkpoint(saved) as checkpoint:
+        for file in saved.glob("*.distcp"):
+            file.unlink()
+        with pytest.raises(MetadataError, match="missing from the checkpoint"):
+            checkpoint["weight"][:]
+        (saved / NAME).unlink()
+        with pytest.raises(MetadataError, match="missing from the checkpoint"):
+            checkpoint["weight"][:]
+
+
+def test_what_is_lost_to_a_salvage_was_replaced(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(damaged.DamagedCheckpoint, "expect", lambda *_: replaced(saved))
+    found = streamxf.load_intact(saved)
+    assert not found.loaded
+    assert {each.error for each in found.damaged} == {"ReplacedError"}

@@ -147,11 +147,11 @@ class DamagedCheckpoint(Checkpoint):
     def stream(self, copy: Copy) -> Blocks:
         """The stream of an item, opened with all checks; what has no codec is compared with its CRCs, whole."""
         opener, wanted = self.opener(copy[0]), copy[1]
-        place, full = wanted.place, self.label(wanted.place.file)
+        place = wanted.place
         try:
             file = self._files[place.file]
         except FileNotFoundError as error:
-            raise no_file(full) from error
+            raise no_file(self.storage, place.file, copy[0]) from error
         share = self.shares.begin(place[:2])
         source = replace(file, access=Counted(file.access, share.advance)).slice(place.at, place.size)
         blocks = opener.open_source(source, wanted)
