@@ -1,8 +1,9 @@
-"""A `Progress` that notes what it is told, and state dicts whose bytes are known."""
+"""A `Progress` that notes what it is told, one that makes a call meanwhile, and state dicts whose bytes are known."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,6 +41,37 @@ class Recorder:
     @property
     def done(self) -> int:
         return sum(self.steps)
+
+
+class Meanwhile:
+    """A `Progress` that makes a call when it is told first what there is to do, or when some bytes are done."""
+
+    def __init__(self, call: Callable[[], object], after: int | None = None) -> None:
+        self._call: Callable[[], object] | None = call
+        self._left = after
+
+    def expect(self, count: int) -> None:
+        if self._left is None:
+            self._make()
+
+    def advance(self, count: int) -> None:
+        if self._left is not None:
+            self._left -= count
+            if self._left <= 0:
+                self._make()
+
+    def _make(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+
+class Stop(Exception):
+    """What happens in the middle."""
+
+
+def stop() -> None:
+    raise Stop
 
 
 def make_state() -> dict[str, Any]:

@@ -27,6 +27,7 @@ from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
 from tests.dcp.s3_server import storage
 from tests.dcp.shards import rows, save_shards
+from tests.progress.recorder import Meanwhile, Stop, stop
 from tests.recordings.session import weights
 from tests.tools.convert.folders import LEFT_OUT, contents, folder_of_all_kinds
 from tests.tools.convert.states import CHAINS, assert_same, assert_whole, data_files, loaded, trained
@@ -360,40 +361,16 @@ def test_the_target_is_not_packed(folder):
 # -- on the way --------------------------------------------------------------------------------------
 
 
-class Stop(Exception):
-    """What happens in the middle."""
-
-
-class Meanwhile:
-    """A `Progress` that makes a call after some bytes."""
-
-    def __init__(self, after: int, call: Any) -> None:
-        self._left, self._call = after, call
-
-    def expect(self, count: int) -> None:
-        """Does not matter."""
-
-    def advance(self, count: int) -> None:
-        self._left -= count
-        if self._left < 0 and self._call is not None:
-            call, self._call = self._call, None
-            call()
-
-
-def stop() -> None:
-    raise Stop
-
-
 def test_a_call_that_stopped_resumes(folder):
     target = folder.parent / "packed"
     with pytest.raises(Stop):
-        pack(folder, target, "zstd", file_size=50_000, progress=Meanwhile(150_000, stop))
+        pack(folder, target, "zstd", file_size=50_000, progress=Meanwhile(stop, 150_000))
     begun = data_files(target)
     assert begun
     done = pack(folder, target, "zstd", file_size=50_000)
     assert done.kept_files == len(begun)
     with pytest.raises(Stop):
-        unpack(target, folder.parent / "back", progress=Meanwhile(200_000, stop))
+        unpack(target, folder.parent / "back", progress=Meanwhile(stop, 200_000))
     assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name, "packed"]
     unpack(target, folder.parent / "back")
     assert contents(folder.parent / "back") == contents(folder)
@@ -412,7 +389,7 @@ def test_a_call_that_stopped_resumes(folder):
 def test_a_folder_that_changes_meanwhile_is_not_published(folder, change):
     target = folder.parent / "packed"
     with pytest.raises(ContainerError, match="changed while it was read"):
-        pack(folder, target, "zstd", progress=Meanwhile(150_000, lambda: change(folder)))
+        pack(folder, target, "zstd", progress=Meanwhile(lambda: change(folder), 150_000))
     assert not (target / ".metadata").exists()
 
 

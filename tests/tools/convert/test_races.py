@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +15,12 @@ from torch.distributed.checkpoint import save as dcp_save
 import streamxf
 from streamxf.errors import AbortedError, ContainerError, MetadataError
 from streamxf.tools.convert.pack import pack, transcode
+from tests.progress.recorder import Meanwhile
 from tests.tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 
 FILE_SIZE = 400_000
-
-
-class Meanwhile:
-    """A `Progress` that makes a call when it is told first what there is to do, or when some bytes are done."""
-
-    def __init__(self, call: Callable[[], object], after: int | None = None) -> None:
-        self._call: Callable[[], object] | None = call
-        self._left = after
-
-    def expect(self, count: int) -> None:
-        if self._left is None:
-            self._make()
-
-    def advance(self, count: int) -> None:
-        if self._left is not None:
-            self._left -= count
-            if self._left <= 0:
-                self._make()
-
-    def _make(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
-            call()
 
 
 def stop() -> None:

@@ -24,31 +24,13 @@ from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
 from streamxf.tools.convert.pack import pack, transcode
 from tests.altered import flip
+from tests.progress.recorder import Meanwhile, Stop, stop
 from tests.tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
 
 KEY = Key(bytes(range(32)))
 FILE_SIZE = 400_000
-
-
-class Stop(Exception):
-    """What happens in the middle."""
-
-
-class StopsAfter:
-    """A `Progress` that ends the work after some bytes."""
-
-    def __init__(self, count: int) -> None:
-        self._left = count
-
-    def expect(self, count: int) -> None:
-        """Does not matter."""
-
-    def advance(self, count: int) -> None:
-        self._left -= count
-        if self._left < 0:
-            raise Stop
 
 
 @pytest.fixture
@@ -59,7 +41,7 @@ def source(tmp_path: Path) -> Path:
 
 def stop_midway(source: Path, target: Path, chain: str = "zstd", **options: Any) -> None:
     with pytest.raises(Stop) as raised:
-        transcode(source, target, chain, file_size=FILE_SIZE, progress=StopsAfter(2_000_000), **options)
+        transcode(source, target, chain, file_size=FILE_SIZE, progress=Meanwhile(stop, 2_000_000), **options)
     assert "repeat it to resume" in raised.value.__notes__[-1]
 
 
@@ -86,7 +68,7 @@ def test_stopped_again_and_again_it_gets_there(tmp_path, source):
     target = tmp_path / "target"
     for _ in range(20):
         try:
-            done = transcode(source, target, "zstd", file_size=FILE_SIZE, progress=StopsAfter(500_000))
+            done = transcode(source, target, "zstd", file_size=FILE_SIZE, progress=Meanwhile(stop, 500_000))
             break
         except Stop:
             continue
@@ -231,7 +213,7 @@ def test_a_load_of_what_is_not_finished_is_told_what_it_is(tmp_path, source):
 
 def test_what_is_not_finished_in_place_of_a_checkpoint_is_named(source):
     with pytest.raises(Stop):
-        transcode(source, chain="zstd", in_place=True, file_size=FILE_SIZE, progress=StopsAfter(2_000_000))
+        transcode(source, chain="zstd", in_place=True, file_size=FILE_SIZE, progress=Meanwhile(stop, 2_000_000))
     report = streamxf.verify(source)
     said = f"interrupted: {len(list(source.glob('*.slip')))} of the data files left over"
     assert report.ok
@@ -257,7 +239,7 @@ def test_clean_and_the_next_save_remove_what_is_left(tmp_path, source):
 
 def test_in_place_the_old_one_loads_until_the_new_one_does(source):
     with pytest.raises(Stop):
-        transcode(source, chain="zstd", in_place=True, file_size=FILE_SIZE, progress=StopsAfter(2_000_000))
+        transcode(source, chain="zstd", in_place=True, file_size=FILE_SIZE, progress=Meanwhile(stop, 2_000_000))
     assert_same(loaded(source), trained())
     done = transcode(source, chain="zstd", in_place=True, file_size=FILE_SIZE)
     assert done.kept_files

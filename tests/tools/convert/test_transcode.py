@@ -32,6 +32,7 @@ from streamxf.keys import Key, KeyRing, PrivateKey, SigningKey
 from streamxf.tools.convert.pack import transcode
 from tests.altered import flip
 from tests.dcp.shards import rows, save_shards
+from tests.progress.recorder import Meanwhile, Recorder
 from tests.tools.convert.states import CHAINS, NESTED, assert_same, assert_whole, data_files, loaded, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is unavailable")
@@ -126,30 +127,15 @@ def test_in_place_leaves_nothing_of_the_old_one(source):
 def test_in_place_never_replaces_what_somebody_saved_meanwhile(source):
     newer = {"newer": torch.ones(3)}
 
-    class Meanwhile:
-        def expect(self, count: int) -> None:
-            save(newer, source, "zstd")
-
-        def advance(self, count: int) -> None:
-            """Does not matter."""
-
     with pytest.raises((MetadataError, StreamxfError)):
-        transcode(source, chain="zstd", in_place=True, progress=Meanwhile())
+        transcode(source, chain="zstd", in_place=True, progress=Meanwhile(lambda: save(newer, source, "zstd")))
     assert_same(loaded(source), newer)
 
 
 def test_progress_is_told_what_it_was_told_to_expect(tmp_path, source):
-    expected, done = [], []
-
-    class Told:
-        def expect(self, count: int) -> None:
-            expected.append(count)
-
-        def advance(self, count: int) -> None:
-            done.append(count)
-
-    transcode(source, tmp_path / "target", "zstd", progress=Told())
-    assert sum(expected) == sum(done) > 12 * 200 * 300 * 2
+    told = Recorder()
+    transcode(source, tmp_path / "target", "zstd", progress=told)
+    assert told.expected == told.done > 12 * 200 * 300 * 2
 
 
 # -- keys --------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from streamxf.tools.convert.pack import pack
 from streamxf.tools.convert.unpack import unpack
 from tests.altered import flip
 from tests.dcp.s3_server import storage
+from tests.progress.recorder import Recorder
 
 DTYPES = [torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64]
 DTYPES += [torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
@@ -389,17 +390,9 @@ def test_from_one_file_format_to_another(tmp_path):
 
 
 def test_progress_comes_to_its_end(tmp_path, checkpoint):
-    told = {"expected": 0, "done": 0}
-
-    class Bar:
-        def expect(self, count: int) -> None:
-            told["expected"] += count
-
-        def advance(self, count: int) -> None:
-            told["done"] += count
-
-    done = unpack(checkpoint, tmp_path / "x.pt", progress=Bar())
-    assert told == {"expected": done.bytes, "done": done.bytes}
+    told = Recorder()
+    done = unpack(checkpoint, tmp_path / "x.pt", progress=told)
+    assert told.expected == told.done == done.bytes
 
 
 def test_files_are_on_the_disk_before_they_take_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

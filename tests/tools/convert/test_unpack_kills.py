@@ -17,6 +17,7 @@ from streamxf.errors import AbortedError, ContainerError, NoSpaceError
 from streamxf.storage.local import LocalStorage
 from streamxf.tools.convert import unpack as unpacking
 from streamxf.tools.convert.unpack import unpack
+from tests.progress.recorder import Meanwhile
 from tests.tools.convert.child import STEPS, Child, kills
 
 TOUCHES = [(LocalStorage, "create"), (unpacking, "write_all"), (unpacking, "sync_folder"), (shutil, "rmtree")]
@@ -97,15 +98,11 @@ def test_one_process_at_a_time(tmp_path, checkpoint):
             unpack(checkpoint, target, **options)
         return raised.value.message
 
-    class Meanwhile:
-        def expect(self, count: int) -> None:
-            children.append(Child(second))
-            assert children[0].wait(60)
+    def begin() -> None:
+        children.append(Child(second))
+        assert children[0].wait(60)
 
-        def advance(self, count: int) -> None:
-            """Does not matter."""
-
-    unpack(checkpoint, target, **options, progress=Meanwhile())
+    unpack(checkpoint, target, **options, progress=Meanwhile(begin))
     assert "another process" in str(children[0].result())
     assert os.listdir(tmp_path) == ["x.safetensors"]
 
