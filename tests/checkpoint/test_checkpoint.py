@@ -41,6 +41,7 @@ from tests.altered import flip
 from tests.dcp.helpers import (
     KEY,
     OTHER_KEY,
+    Watched,
     assert_same,
     data_files,
     full_chain,
@@ -457,19 +458,13 @@ def test_no_codec_is_looked_up_before_the_table_has_passed(tmp_path: Path, chain
         writer["weight"] = np.arange(100.0)
     (file,) = data_files(tmp_path)
     flip(file, -10)  # in the CRC of table and footer
-    built: list[str] = []
-
-    class Watched(streamxf.CodecRegistry):
-        def build(self, descriptor: Any, *arguments: Any, **more: Any) -> Any:
-            built.append(descriptor.name)
-            return super().build(descriptor, *arguments, **more)
-
+    codecs = Watched()
     with (
-        Checkpoint(tmp_path, keys=KEY if len(chain) > 1 else None, codecs=Watched()) as checkpoint,
+        Checkpoint(tmp_path, keys=KEY if len(chain) > 1 else None, codecs=codecs) as checkpoint,
         pytest.raises(ContainerError, match="table and footer"),
     ):
         checkpoint["weight"].read()
-    assert built == []
+    assert codecs.built == []
 
 
 def test_bare_elements_of_a_dtype_that_has_none_are_refused(tmp_path: Path) -> None:

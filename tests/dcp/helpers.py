@@ -137,6 +137,18 @@ def small_state() -> dict[str, Any]:
 # -- errors --------------------------------------------------------------------------------------
 
 
+class Watched(streamxf.CodecRegistry):
+    """Notes which codecs are looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.built: list[str] = []
+
+    def build(self, descriptor: Any, *arguments: Any, **more: Any) -> Any:
+        self.built.append(descriptor.name)
+        return super().build(descriptor, *arguments, **more)
+
+
 def error_of(action: Callable[[], Any]) -> BaseException | None:
     """What `action` raises, taken out of the CheckpointException that DCP puts around it; None if it passes."""
     try:

@@ -26,6 +26,7 @@ from streamxf.format.limits import CONTAINER_MAGIC
 from tests.dcp.helpers import (
     KEY,
     OTHER_KEY,
+    Watched,
     assert_same,
     blank,
     data_files,
@@ -178,17 +179,11 @@ def test_no_codec_is_looked_up_before_a_table_has_passed(tmp_path: Path) -> None
     (file,) = data_files(tmp_path)
     file.write_bytes(file.read_bytes()[:-10] + bytes(10))
     damage(tmp_path, "cut")
-    built: list[str] = []
-
-    class Watched(streamxf.CodecRegistry):
-        def build(self, descriptor: Any, *arguments: Any, **more: Any) -> Any:
-            built.append(descriptor.name)
-            return super().build(descriptor, *arguments, **more)
-
-    found = load_intact(tmp_path, keys=KEY, without_metadata=True, codecs=Watched())
+    codecs = Watched()
+    found = load_intact(tmp_path, keys=KEY, without_metadata=True, codecs=codecs)
     assert found.damaged
     assert not found.loaded
-    assert built == []
+    assert codecs.built == []
 
 
 def metadata(path: Path) -> bytes:

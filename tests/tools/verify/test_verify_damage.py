@@ -12,7 +12,7 @@ import streamxf
 from streamxf import Checksum, Encrypt, FloatZip
 from streamxf.tools.verify import VerifyReport
 from tests.altered import flip
-from tests.dcp.helpers import KEY, data_files, full_chain, index_of, save
+from tests.dcp.helpers import KEY, Watched, data_files, full_chain, index_of, save
 from tests.forge import Places
 
 from .remote import url_of
@@ -120,16 +120,10 @@ def test_no_codec_is_looked_up_before_a_table_has_passed(tmp_path: Path, describ
     file.write_bytes(file.read_bytes()[:-10] + b"damaged table"[:10])
     if not described:
         (tmp_path / ".metadata").write_bytes(b"")
-    built: list[str] = []
-
-    class Watched(streamxf.CodecRegistry):
-        def build(self, descriptor: Any, *arguments: Any, **more: Any) -> Any:
-            built.append(descriptor.name)
-            return super().build(descriptor, *arguments, **more)
-
-    report = streamxf.verify(tmp_path, codecs=Watched())
+    codecs = Watched()
+    report = streamxf.verify(tmp_path, codecs=codecs)
     assert "ContainerError" in {damage.error for damage in report.damaged}
-    assert built == []
+    assert codecs.built == []
 
 
 def test_a_damaged_table_and_a_damaged_length(saved: Saved) -> None:
