@@ -232,7 +232,7 @@ def _check_same(storage: Storage, name: str, file: StoredFile, error: Exception)
         error.locate(file=label)
     same, end = getattr(error, "errno", None) != errno.ESTALE, min(file.size, TRAILER_BYTES)
     storage.forget_listings()
-    with suppress(errors.StreamxfError, OSError), storage.open(name) as now:  # where that fails, `error` is the news
+    with suppress(errors.StreamxfError, OSError, RuntimeError), storage.open(name) as now:  # else `error` is the news
         same &= now.size == file.size and now.read(now.size - end, end) == file.read(file.size - end, end)
     if not same:
         raise errors.ReplacedError(_REPLACED, file=label) from error

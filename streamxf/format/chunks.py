@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import islice, product
 from operator import add, lt, sub
-from typing import Any
+from typing import Any, Self
 
 from streamxf.buffers import collector_paused
 from streamxf.cached import cached_property
@@ -97,6 +97,12 @@ class StoredChunks(Sequence[Chunk]):
 
     def __repr__(self) -> str:
         return f"<{self._count} chunks>"
+
+    def __reduce__(self) -> Any:
+        return tuple, (self._all,)
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
 
     def overlapping(self, begins: Ints, ends: Ints) -> list[tuple[int, Box]] | None:
         """The numbers, offsets and shapes of those that reach into a box; None if it takes all to tell."""

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import zstandard
@@ -47,12 +48,7 @@ class Column:
     ends: bool = False
 
 
-def _rows(part: IndexPart) -> int:
-    return part.rows
-
-
-def _chunks(part: IndexPart) -> int:
-    return part.chunks
+_rows, _chunks = attrgetter("rows"), attrgetter("chunks")  # of a part
 
 
 def _last(ends: Column) -> Callable[[IndexPart], int]:
@@ -65,6 +61,7 @@ FILE_SIZE = Column(34, 0, _rows)
 WRITER = Column(35, limits.WRITER_ID_BYTES, _rows)
 KEY = Column(36, limits.WRAPPED_KEY_BYTES, _rows)
 FILE_COLUMNS = (PATH_ENDS, PATHS, FILE_SIZE, WRITER, KEY)
+_PATHS = PATH_ENDS, PATHS, 4 * limits.MAX_PATH
 
 NAME_ENDS = Column(1, 0, _rows, ends=True)
 NAMES = Column(2, 1, _last(NAME_ENDS))
@@ -222,9 +219,6 @@ class IndexPart:
         if any(number < _IGNORED for number in stored):
             bad("a part has a column that it should not have")
         return made
-
-
-_PATHS = PATH_ENDS, PATHS, 4 * limits.MAX_PATH
 
 
 def _column(column: Column, width: int, data: memoryview) -> Array:

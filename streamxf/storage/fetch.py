@@ -9,8 +9,8 @@ that it has uploaded.
 from __future__ import annotations
 
 import errno
+import os
 import random
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -19,7 +19,8 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
-from streamxf.engine import in_thread
+from streamxf.engine import ForkLock, in_thread
+from streamxf.errors import AbortedError
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -50,10 +51,16 @@ def is_asynchronous(filesystem: Any) -> bool:
 
 
 def begun(filesystem: Any, request: Callable[[], Awaitable[T]]) -> Future[T]:
-    """Have a request made, and repeated after errors that may pass; any number may be under way."""
+    """Have a request made, and repeated after errors that may pass; any number may be under way. Raises AbortedError in
+    a forked child, which has none of the thread and the connections that the file system uses.
+    """
     import asyncio  # which takes as long as all of streamxf's own modules
 
-    return asyncio.run_coroutine_threadsafe(_repeated(request), filesystem.loop)
+    try:
+        loop = filesystem.loop
+    except RuntimeError as error:
+        raise AbortedError("what was opened before a fork cannot be read in a child process: open it there") from error
+    return asyncio.run_coroutine_threadsafe(_repeated(request), loop)
 
 
 def made(filesystem: Any, request: Callable[[], Awaitable[T]]) -> T:
@@ -148,14 +155,14 @@ class FetchedFile:
     def __init__(self, request: Request, size: int) -> None:
         self._request = request
         self._size = size
-        self._lock = threading.Lock()
+        self._lock, self._pid = ForkLock(), os.getpid()
         self._announced: deque[list[Span]] = deque()  # parts that one request will fetch
         self._ranges: list[_Range] = []
         self._reads = 0
 
     def expect(self, *spans: Span, soon: bool = True) -> None:
         """Announce that bytes will be read, in this order: before all else that was announced, or after."""
-        with self._lock:
+        with self._here():
             known = [*self._announced, *(each.unread for each in self._ranges)]
             left = [(start, min(stop, self._size)) for start, stop in spans]
             for first, last in ((group[0][0], group[-1][1]) for group in known):
@@ -172,13 +179,13 @@ class FetchedFile:
         end = min(position + len(out), self._size)
         at = position
         while at < end:
-            with self._lock:
+            with self._here():
                 found = self._covering(at)
                 stop = min(end, found.stop) if found is not None else self._next_range(at, end)
             begin, data = (at, self._request(at, stop)) if found is None else (found.start, found.data)
             out[at - position : stop - position] = memoryview(data.result())[at - begin : stop - begin]
             if found is not None:
-                with self._lock:
+                with self._here():
                     found.read(at, stop)
                     self._begin_next()
             at = stop
@@ -186,11 +193,17 @@ class FetchedFile:
 
     def close(self) -> None:
         """Give up what is under way."""
-        with self._lock:
+        with self._here():
             self._announced.clear()
             for each in self._ranges:
                 each.data.cancel()
             self._ranges.clear()
+
+    def _here(self) -> Any:
+        """The lock; a forked child forgets what is under way in its parent."""
+        if self._pid != os.getpid():
+            self._announced, self._ranges, self._pid = deque(), [], os.getpid()
+        return self._lock.here()
 
     # -- with the lock held ------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import os
+import pickle
 import random
 import signal
 import sys
@@ -289,3 +290,24 @@ def test_what_does_not_tile_is_refused_beside_what_does(at: int, other: dict[str
         with pytest.raises(MetadataError, match="its chunks") if each == name else nullcontext():
             assert item.chunks.spans() == [chunk[:2] for chunk in made[each].chunks]
             assert each != name
+
+
+def test_an_item_is_pickled_with_its_chunks_and_copied_without_reading_them() -> None:
+    made = made_of("ab")
+    table = read(*packed(made))
+    item = table["b"]
+    assert isinstance(item, TensorItem)
+    with patch.object(table.parts, "fetch", side_effect=AssertionError):
+        assert copy.deepcopy(item).chunks is item.chunks
+    found = pickle.loads(pickle.dumps(item))
+    assert found == made["b"]
+    assert type(found.chunks) is tuple
+
+
+def test_an_item_that_is_malformed_is_not_pickled() -> None:
+    parts = forgery()
+    columns = unpack_columns(parts.raw_parts()[2])
+    columns[module.col.FILE.id] = [1] * 8
+    item = read(*parts.with_part(2, pack_columns(columns, 1, 8)).stored())["a"]
+    with pytest.raises(MetadataError):
+        pickle.dumps(item)

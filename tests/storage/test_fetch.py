@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import random
+import signal
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -15,6 +18,8 @@ from fsspec.asyn import AsyncFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamxf.engine import ForkLock
+from streamxf.errors import AbortedError
 from streamxf.storage import fetch
 from streamxf.storage.fetch import FetchedFile, requests_in_threads, requests_to
 from tests.polling import SECONDS, WatchedLock
@@ -113,15 +118,15 @@ class Watched(FetchedFile):
     """Whether the lock is held where it has to be; races that show it are rare."""
 
     def _begin_next(self) -> None:
-        assert self._lock.locked()
+        assert self._lock.here().locked()
         super()._begin_next()
 
     def _covering(self, at: int) -> Any:
-        assert self._lock.locked()
+        assert self._lock.here().locked()
         return super()._covering(at)
 
     def _next_range(self, at: int, end: int) -> int:
-        assert self._lock.locked()
+        assert self._lock.here().locked()
         return super()._next_range(at, end)
 
 
@@ -145,7 +150,7 @@ def test_what_is_given_up_is_not_fetched_for_reads_that_come_later(store: Store)
 def test_nothing_is_begun_while_all_is_given_up(store: Store) -> None:
     """It would be fetched for nobody."""
     file, lock = file_in(store), WatchedLock(threading.Lock())
-    file._lock = lock  # type: ignore[assignment]
+    file._lock = ForkLock(lambda: lock)
     other = threading.Thread(target=lambda: (file.expect((5000, 6000)), lock.asked.set()), daemon=True)
 
     class Cancelled:
@@ -157,6 +162,42 @@ def test_nothing_is_begun_while_all_is_given_up(store: Store) -> None:
     file.close()
     other.join(SECONDS)
     assert [(each.start, each.stop) for each in file._ranges] == [(5000, 6000)]
+
+
+def in_fork(act: Callable[[], None]) -> None:
+    child = os.fork()
+    if not child:
+        signal.alarm(int(SECONDS))
+        try:
+            act()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded")
+def test_a_fork_says_that_it_cannot_read_what_a_loop_of_its_parent_would_fetch(store: Store) -> None:
+    file = file_in(store)
+    file.expect((0, 3000))
+
+    def refused() -> None:
+        with pytest.raises(AbortedError, match="opened before a fork"):
+            read(file, 0, 10)
+
+    with file._here():  # by another thread, say
+        in_fork(refused)
+    assert read(file, 0, 3000) == DATA[:3000]
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded")
+def test_a_fork_reads_what_threads_fetch_and_waits_for_none_of_its_parent() -> None:
+    never = Future[bytes]()
+    requests = requests_in_threads(lambda start, stop: DATA[start:stop], "file")
+    file = FetchedFile(lambda start, stop: never if start == 0 else requests(start, stop), len(DATA))
+    file.expect((0, 1000), (5000, 6000))
+    file._request = requests
+    in_fork(lambda: [] if read(file, 0, 7000) == DATA[:7000] else 1 / 0)  # type: ignore[arg-type, return-value]
 
 
 def test_requests_whose_answers_nobody_wants_any_more_are_cancelled() -> None:

@@ -24,6 +24,7 @@ from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.reading import run_jobs
 from streamxf.format.items import ITEMSIZES, Chunk, Item, Path, TensorItem
 from streamxf.format.names import GLOBAL, OWN_FILE, TORCH_FILE, metadata_among, metadata_name, rank_of
+from streamxf.format.table import ItemTable
 from streamxf.progress import Progress, Shares
 from streamxf.storage.reading import Counted
 from streamxf.storage.storage import Storage
@@ -45,8 +46,6 @@ _WITHOUT = (
     "`streamxf salvage --without-metadata` looks for the items in the data files themselves; read what that cannot "
     "check, first"
 )
-
-
 _FOREIGN = "none of the data files that the metadata names is here: it is of another save, or its own files were lost"
 
 
@@ -276,15 +275,15 @@ def _read(storage: Storage, access: Access, name: str) -> Metadata:
     full = storage.label(name)
     try:
         found = read_metadata(storage, name, access)
+        if isinstance(found.items, ItemTable):
+            found.items.check()
     except OSError as error:
-        raise errors.MetadataError(
-            f"the metadata cannot be read: {type(error).__name__}: {error}", file=full
-        ) from error
+        text = f"the metadata cannot be read: {type(error).__name__}: {error}"
+        raise errors.MetadataError(text, file=full) from error
     own = any(OWN_FILE.fullmatch(place.file) for item in found.items.values() for place in item.places)
     if own and found.index is None:
-        raise errors.MetadataError(
-            "the metadata has lost its index, so nothing vouches for it: the file was cut or altered", file=full
-        )
+        text = "the metadata has lost its index, so nothing vouches for it: the file was cut or altered"
+        raise errors.MetadataError(text, file=full)
     return found
 
 

@@ -473,3 +473,15 @@ def test_metadata_that_the_disk_does_not_give_is_named(tmp_path: Path, monkeypat
     monkeypatch.setattr("streamxf.tools.salvage.damaged.read_metadata", fail)
     with refused(MetadataError, "the metadata cannot be read: OSError", "a bad sector"):
         load_intact(tmp_path)
+
+
+def test_a_damaged_part_of_a_large_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("streamxf.format.index._SMALL", 0)
+    monkeypatch.setattr("streamxf.format.bands._BYTES", 1000)
+    state = {f"w{number:02}": torch.full((5,), float(number)) for number in range(40)}
+    save(state, tmp_path, [Checksum()])
+    pickled, sections = sections_of(tmp_path)
+    flip(tmp_path / ".metadata", len(pickled) + sections.parts_size - 20)  # not where the first items are
+    with pytest.raises(MetadataError, match=r"digest of a part.*`streamxf salvage --without-metadata` looks for"):
+        load_intact(tmp_path)
+    assert_same(load_intact(tmp_path, without_metadata=True).state_dict, state)
