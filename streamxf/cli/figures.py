@@ -145,10 +145,10 @@ def _about(item: Item) -> tuple[str, str]:
 
 
 def flagged(values: TensorStatistics) -> None:
-    """Tensors with NaN or infinities, and tensors of nothing but zeros; or that there are none."""
-    found = {"NaN": values.nan, "infinities": values.inf, "nothing but zeros": values.zeros}
+    """Tensors with NaN or infinities, tensors of nothing but zeros, and damaged ones; or that there are none."""
+    found = {"NaN": values.nan, "infinities": values.inf, "only zeros": values.zeros, "damage": values.unreadable}
     counts = [f"{what} in {many(len(names), 'tensor')}" for what, names in found.items() if names]
-    style = _BAD if values.nan or values.inf else _ODD if values.zeros else _GOOD
+    style = _BAD if values.nan or values.inf or values.unreadable else _ODD if values.zeros else _GOOD
     say(", ".join(counts) or "no NaN, no infinities, no tensor of zeros", style)
     for name in values.flagged[:_LISTED]:
         statistics = values.statistics[name]

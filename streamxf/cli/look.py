@@ -65,7 +65,7 @@ def inspect(
 
     PATH is a checkpoint of streamxf or of stock DCP, a .safetensors or torch.save file, a Hugging Face folder, or a
     file that streamxf.open wrote. Only metadata is read, and no keys are needed. With --values, all tensors are read,
-    too.
+    too, and those that cannot be are named.
 
     The ratio is stored bytes divided by bytes in memory, of tensors.
 
@@ -94,7 +94,8 @@ def inspect(
             raise
         return out.result(plain.as_dict(), figures.plain(plain))
     found = summary.values
-    failed = found is not None and fail_on is not None and any(getattr(found, what) for what in fail_on.split(","))
+    asked = fail_on.split(",") if fail_on is not None else []
+    failed = found is not None and any(getattr(found, what) for what in [*asked, "unreadable"])
     module = tree_of(summary.contents.items.values()) if tree else None
     if html is not None:
         from streamxf.tools.inspect.page.page import html_page

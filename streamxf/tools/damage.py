@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from streamxf import errors
 from streamxf.errors import StreamxfError, escaped, shorten
+from streamxf.registry import NOT_AT_HAND
+
+CALLERS = (*NOT_AT_HAND, errors.KeyMissingError, errors.KeyServiceError, errors.PolicyError, errors.WrongKeyError)
+"""Errors that have nothing to do with an item: the caller can mend them, and then all items can be read."""
 
 _TEXT = 600  # characters of a message, which may quote a damaged file
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.distributed.checkpoint import FileSystemWriter as StockWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import streamxf
+from tests.altered import flip
 from tests.cli.command import Run
 from tests.cli.terminal import at_terminal
 from tests.dcp.shards import rows, save_shards
@@ -74,6 +76,7 @@ def test_the_values_of_any_format(run: Run, tmp_path: Path, kind: str):
         "with_inf": [BAD],
         "all_zero": ["moment"],
         "not_numbers": [],
+        "unreadable": {},
     }
     found = {item["name"]: item["values"] for item in done.json["entries"]}
     assert {name: value for name, value in found.items() if value is None} == dict.fromkeys(
@@ -106,13 +109,13 @@ def test_without_the_option_nothing_is_read(run: Run, tmp_path: Path):
     assert "values" not in done.json["entries"][0]
     damaged = run("inspect", path, "--values")
     assert damaged.code == 1
-    assert ".distcp" in damaged.err
+    assert "damage in 5 tensors" in damaged.out
 
 
 def test_what_needs_attention_stands_out(run: Run, tmp_path: Path):
     shown = run("inspect", write(tmp_path / "x", "torch"), "--values").out
     lines = [" ".join(line.split()) for line in shown.splitlines()]
-    assert "NaN in 1 tensor, infinities in 1 tensor, nothing but zeros in 1 tensor" in lines
+    assert "NaN in 1 tensor, infinities in 1 tensor, only zeros in 1 tensor" in lines
     assert f"2 NaN, 1 Inf of 100 elements {BAD}" in lines
     assert "all zeros moment" in lines
     assert "tensors, the largest first dtype shape zeros min max mean std distribution" in lines
@@ -213,6 +216,39 @@ def test_tensors_without_numbers_are_skipped(run: Run, tmp_path: Path):
     out = run("inspect", tmp_path / "x", "--values").out
     assert "1 tensor skipped: the elements are not numbers" in out
     assert run("inspect", tmp_path / "x", "--values", "--json").json["flagged"]["not_numbers"] == ["a"]
+
+
+@pytest.mark.parametrize("executor", [None, ThreadPoolExecutor])
+def test_what_cannot_be_read_is_named_and_the_rest_counted(tmp_path: Path, executor: Any, run: Run):
+    path = write(tmp_path / "x", "streamxf")
+    with streamxf.Checkpoint(path) as checkpoint:
+        places = {name: checkpoint.stored[name].places[0] for name in ("half", "layers.0.w")}
+    for place in places.values():
+        flip(path / place.file, place.at + place.size // 2)
+    if executor is not None:
+        with executor(2) as pool:
+            values = streamxf.inspect(path, values=True, executor=pool).values
+        assert values is not None
+        assert [*values.unreadable] == [*places]
+        assert values.nan == (BAD,)
+        assert values.unknown == ()
+        return
+    done = run("inspect", path, "--values", "--items", "--json")
+    assert (done.code, done.err) == (1, "")
+    found = done.json["flagged"]
+    assert found["with_nan"] == [BAD]
+    assert found["not_numbers"] == []
+    assert {*found["unreadable"]} == {*places}
+    assert {each["name"] for each in done.json["entries"] if each["values"] is None} == {*places, "step"}
+    done = run("inspect", path, "--values")
+    assert done.code == 1
+    assert "only zeros in 1 tensor, damage in 2 tensors" in done.out
+    notes = [line for line in done.out.splitlines() if line.startswith("note ")]
+    assert [line.split()[1] for line in notes] == [*places]
+    assert all(f"item {name}" in line for name, line in zip(places, notes, strict=True))
+    done = run("inspect", path, "--values", "--html", tmp_path / "page.html")
+    assert done.code == 1
+    assert "half could not be read" in (tmp_path / "page.html").read_text()
 
 
 def test_hostile_names(run: Run, tmp_path: Path):

@@ -19,12 +19,11 @@ from streamxf.formats.huggingface import INDEX
 from streamxf.formats.opening import is_checkpoint, open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.progress import Progress, Share
-from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.tools.convert.manifest import FileTree, PackManifest, is_kept, manifest_of
 from streamxf.tools.convert.packed import PackedReader, open_packed
-from streamxf.tools.damage import Damage
+from streamxf.tools.damage import CALLERS, Damage
 from streamxf.tools.diff.difference import Change, Difference, Distance, DistanceCounter
 from streamxf.tools.diff.objects import Incomparable, difference_of
 from streamxf.tools.fleet import Fleet, by_tensors
@@ -142,8 +141,6 @@ def _not_compared(storage: Storage, side: BoxReader, manifest: PackManifest | No
     return ""
 
 
-# Reasons that have nothing to do with the item: the caller can mend them, and then all items can be read.
-_CALLERS = (*NOT_AT_HAND, errors.KeyMissingError, errors.KeyServiceError, errors.PolicyError, errors.WrongKeyError)
 _TRIED = 20  # names and prefixes
 
 
@@ -216,7 +213,7 @@ class Comparison:
         )
         nothing_else = not (removed or added or found.changed)
         reason = next(iter(found.reasons), None)
-        if reason is not None and not found.read and (nothing_else or isinstance(reason, _CALLERS)):
+        if reason is not None and not found.read and (nothing_else or isinstance(reason, CALLERS)):
             raise reason
         by_name = {change.name: change for change in found.changed}
         changed = tuple(by_name[name] for name in one if name in by_name)

@@ -63,7 +63,7 @@ def inspect(
     ------
     StreamxfError, OSError
         If the path is not a checkpoint that can be read, its metadata is damaged, or the keys do not fit; with `values`
-        also if keys are missing, or a tensor cannot be read.
+        also if keys are missing. A tensor that cannot be read is in `TensorStatistics.unreadable`.
     """
     keys = tuple(keys) if isinstance(keys, Iterator) else keys
     access = Access.of(keys, trust=trust, allow_unsigned=allow_unsigned, require=require, max_expansion=max_expansion)
@@ -75,7 +75,7 @@ def inspect(
             return Summary.of(contents)
         from streamxf.tools.values.statistics import statistics_of
 
-        found = Summary.of(contents, TensorStatistics(statistics_of(source, progress, fleet)))
+        found = Summary.of(contents, TensorStatistics(*statistics_of(source, progress, fleet)))
         return replace(found, notes=(*found.notes, *fleet.notes)) if fleet else found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from heapq import nlargest
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -82,9 +82,12 @@ class ItemTotals:
 
 @dataclass(frozen=True)
 class TensorStatistics:
-    """Statistics of the tensors of a checkpoint, by name; None for tensors whose elements are not numbers."""
+    """Statistics of the tensors of a checkpoint, by name; None where the elements are not numbers, and for what is
+    in `unreadable`, which has the reasons.
+    """
 
     statistics: Mapping[str, Statistics | None]
+    unreadable: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def nan(self) -> tuple[str, ...]:
@@ -109,7 +112,7 @@ class TensorStatistics:
     @property
     def unknown(self) -> tuple[str, ...]:
         """Tensors whose elements are not numbers."""
-        return tuple(name for name, found in self.statistics.items() if found is None)
+        return tuple(name for name, found in self.statistics.items() if found is None and name not in self.unreadable)
 
     def _with(self, property: Callable[[Statistics], bool]) -> tuple[str, ...]:
         return tuple(name for name, found in self.statistics.items() if found is not None and property(found))
@@ -121,6 +124,7 @@ class TensorStatistics:
             "with_inf": list(self.inf),
             "all_zero": list(self.zeros),
             "not_numbers": list(self.unknown),
+            "unreadable": dict(self.unreadable),
         }
 
 
@@ -133,7 +137,7 @@ class Summary:
     - `chains`: of all items, by the chain that their parts were stored through, the most stored bytes first. An item
       with parts of several chains counts in each of them.
     - `shards`: how many parts the tensors have.
-    - `notes`: those of the contents, and that some bytes were counted more than once.
+    - `notes`: those of the contents, that some bytes were counted more than once, and which tensors could not be read.
     - `values`: statistics of the tensors, if they were read.
     """
 
@@ -158,7 +162,9 @@ class Summary:
             used = _chains_of(item)
             for chain in used:
                 chains.setdefault(chain, ItemTotals()).add(item, chain if len(used) > 1 else None)
-        notes = (*contents.notes, *_shared(contents))
+        unread = values.unreadable if values is not None else {}
+        failed = (f"{name} could not be read: {reason}" for name, reason in unread.items())
+        notes = (*contents.notes, *_shared(contents), *failed)
         return cls(contents, total, _by_size(dtypes), _by_size(chains), shards, notes, values)
 
     def largest(self, count: int = LARGEST) -> list[TensorItem]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import tee
@@ -17,8 +18,10 @@ import numpy as np
 
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.engine import Pipeline
+from streamxf.errors import StreamxfError
 from streamxf.format.items import TensorItem
-from streamxf.progress import Progress
+from streamxf.progress import Progress, Share
+from streamxf.tools.damage import CALLERS, Damage
 from streamxf.tools.fleet import Fleet, Tensors, by_tensors
 from streamxf.tools.values.histogram import FineHistogram, Histogram
 from streamxf.tools.values.numbers import INTEGERS, Array, floats, has_codes, has_numbers, integers, numbers_by_code
@@ -227,24 +230,42 @@ BOX_BYTES = 4 * 2**20  # small compared with the engine's budget, so that every 
 _INLINE = 2**16  # bytes that are counted in the calling thread, because waking a worker takes longer
 
 _Part = tuple[str, Box, ValueCounter]  # what was counted in a box of the tensor of that name
+_Result = Statistics | StreamxfError | OSError
 
 
 def statistics_of(
     reader: BoxReader, progress: Progress | None = None, fleet: Fleet | None = None
-) -> dict[str, Statistics | None]:
-    """Read a checkpoint's tensors, and count their values, or have a fleet do it. By name; None where the elements are
-    not numbers. Raises StreamxfError if a tensor cannot be read.
+) -> tuple[dict[str, Statistics | None], dict[str, str]]:
+    """Read a checkpoint's tensors, and count their values, or have a fleet do it. By name, None where there are no
+    numbers; and why some could not be read. Raises StreamxfError for a reason that is not a tensor's own.
     """
     tensors = {name: item for name, item in reader.stored.items() if isinstance(item, TensorItem)}
     nothing = ValueCounter().result()  # what stays of tensors without elements
     found = {name: nothing if has_numbers(item.dtype) else None for name, item in tensors.items()}
     counted = {name: (item,) for name, item in tensors.items() if found[name] is not None}
-    by_tensors(fleet, [reader], counted, dict[str, Statistics], found.update, progress, _statistics)
+    results: dict[str, _Result] = {}
+    by_tensors(fleet, [reader], counted, dict[str, _Result], results.update, progress, _statistics)
+    found |= {name: each if isinstance(each, Statistics) else None for name, each in results.items()}
+    return found, {name: str(Damage.of(each)) for name, each in results.items() if isinstance(each, Exception)}
+
+
+def _statistics(readers: Sequence[BoxReader], counted: Tensors, progress: Progress | None) -> dict[str, _Result]:
+    share = Share(progress, sum(item.size for (item,) in counted.values()))
+    found: dict[str, _Result] = {}
+    with suppress(StreamxfError, OSError):  # which comes again where it belongs
+        _count_boxes(readers[0], counted, found, share)
+    for name in [name for name in counted if name not in found]:
+        try:
+            _count_boxes(readers[0], {name: counted[name]}, found, share)
+        except CALLERS:
+            raise
+        except (StreamxfError, OSError) as error:
+            found[name] = error
+    share.finish()
     return found
 
 
-def _statistics(readers: Sequence[BoxReader], counted: Tensors, progress: Progress | None) -> dict[str, Statistics]:
-    found: dict[str, Statistics] = {}
+def _count_boxes(reader: BoxReader, counted: Tensors, found: dict[str, _Result], progress: Share) -> None:
     whole: dict[str, ValueCounter] = {}
     pipeline: Pipeline[_Part] = Pipeline()
 
@@ -256,18 +277,16 @@ def _statistics(readers: Sequence[BoxReader], counted: Tensors, progress: Progre
             if tuple(map(int.__add__, box.offset, box.lengths)) == box.item.shape:
                 # the last box; a counter takes several KiB, and there may be a million tensors
                 found[name] = whole.pop(name).result()
-            if progress is not None:
-                progress.advance(box.size)
+            progress.advance(box.size)
 
     named, wanted = tee((name, box) for name, (item,) in counted.items() for box in boxes_of(item, BOX_BYTES))
     try:
-        for (name, box), elements in zip(named, readers[0].read_boxes(box for _, box in wanted), strict=True):
+        for (name, box), elements in zip(named, reader.read_boxes(box for _, box in wanted), strict=True):
             count = partial(_counted, name, box, elements)
             take_in(pipeline.submit(count, box.size) if box.size >= _INLINE else pipeline.put(count(), 0))
         take_in(pipeline.results())
     finally:
         pipeline.cancel()
-    return found
 
 
 def _counted(name: str, box: Box, elements: Array) -> _Part:

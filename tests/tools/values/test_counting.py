@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamxf import engine
 from streamxf.checkpoint.reading import Box, boxes_of
-from streamxf.errors import BlockError
+from streamxf.errors import BlockError, CodecError, KeyMissingError
 from streamxf.tools.values import statistics
 from streamxf.tools.values.statistics import Statistics, ValueCounter
 from tests.progress.recorder import Recorder
@@ -34,7 +34,8 @@ def test_every_tensor_and_nothing_else():
         "step": 4,
     }
     source, bar = Memory(state), Recorder()
-    found = statistics.statistics_of(source, bar)
+    found, unread = statistics.statistics_of(source, bar)
+    assert not unread
     assert list(found) == ["w", "empty", "scalar", "bits"]
     assert found["bits"] is None
     assert found["empty"] is not None
@@ -57,7 +58,7 @@ def test_however_small_boxes_are_and_whoever_counts_them(sizes: list[int], limit
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "BOX_BYTES", limit)
         patch.setattr(statistics, "_INLINE", inline)
-        found = statistics.statistics_of(source)
+        found, _ = statistics.statistics_of(source)
     for name, tensor in state.items():
         whole, parts = whole_of(tensor), found[name]
         assert parts is not None
@@ -84,11 +85,47 @@ class Broken(Memory):
         return super().jobs(box, out)
 
 
-def test_damage_ends_it_and_leaves_nothing_running():
+def test_damage_ends_a_tensor_and_leaves_nothing_running():
     source = Broken({"w": torch.randn(8 * 2**20)})
-    with pytest.raises(BlockError, match="torn"):
-        statistics.statistics_of(source)
+    assert statistics.statistics_of(source) == ({"w": None}, {"w": "BlockError: torn"})
     assert engine.shared().budget.bytes == 0
+
+
+class OnlySome(Memory):
+    """Some tensors cannot be read, for whatever reason."""
+
+    def jobs(self, box: Any, out: Any) -> Any:
+        errors = {
+            "3": BlockError("torn"),
+            "5": OSError(5, "Input/output error"),
+            "6": CodecError("a codec's own"),
+        }
+        if error := errors.get(box.item.name):
+            raise error
+        return super().jobs(box, out)
+
+
+def test_the_others_are_counted():
+    state = {str(number): torch.randn(number * 10_000) for number in range(9)}
+    source, bar = OnlySome(state), Recorder()
+    found, unread = statistics.statistics_of(source, bar)
+    assert list(found) == list(state)
+    assert {name: text.partition(": ")[0] for name, text in unread.items()} == {
+        "3": "BlockError", "5": "OSError", "6": "CodecError"
+    }  # fmt: skip
+    for name, tensor in state.items():
+        each = found[name]
+        assert (None if each is None else each.elements) == (None if name in unread else len(tensor))
+    assert bar.expected == bar.done
+
+
+def test_a_missing_key_is_no_tensors_own_reason():
+    class Locked(Memory):
+        def jobs(self, box: Any, out: Any) -> Any:
+            raise KeyMissingError("none given")
+
+    with pytest.raises(KeyMissingError):
+        statistics.statistics_of(Locked({"w": torch.ones(3), "v": torch.ones(3)}))
 
 
 def test_what_is_in_flight_is_bounded():
