@@ -9,6 +9,7 @@ from streamxf.errors import escaped, redacted, shorten
 
 SHOWN = 20
 WIDTH = 1000
+MAKE_ROOM = "Make room (`streamxf forget` removes checkpoints by rules, `streamxf clean` what failed saves left)"
 
 
 def many(number: int, noun: str) -> str:

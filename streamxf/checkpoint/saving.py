@@ -29,7 +29,7 @@ from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import ContainerEncoder, StreamWriter, block_log2_of
 from streamxf.torchsave.check import quick_needs
-from streamxf.wording import size_text, some
+from streamxf.wording import MAKE_ROOM, size_text, some
 
 _ENCRYPT = "encrypt"
 _log = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ class Save:
             text = f"the disk of {self.storage.label()} is too full for this save. {MAKE_ROOM}, or save elsewhere"
             error.add_note(escaped(text))
         left = self.storage.remove(files)
-        for name, reason in left.items():
+        for name, reason in left.items() if getattr(error, "errno", None) != errno.EROFS else ():
             text = f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}"
             error.add_note(escaped(text))
         return not left
@@ -307,7 +307,6 @@ def warn_unless_in_one_step(storage: Storage, stacklevel: int) -> None:
 
 
 Shared = tuple[int, int, int]
-MAKE_ROOM = "Make room (`streamxf forget` removes checkpoints by rules, `streamxf clean` what failed saves left)"
 
 
 def check_space(

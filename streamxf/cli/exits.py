@@ -4,13 +4,14 @@ words of its own.
 
 from __future__ import annotations
 
+import errno
 import re
 import traceback
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
 from streamxf import errors
-from streamxf.wording import printable
+from streamxf.wording import MAKE_ROOM, printable
 
 FINE = 0
 FAILED = 1  # damaged, different, or the work itself failed
@@ -40,9 +41,16 @@ _ASKED_WRONGLY = (
 )
 
 
+_ADVICE: dict[int | None, str] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), f"the disk is too full. {MAKE_ROOM}"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check who may use it and its folders, or run this as their owner"),
+    errno.EROFS: "its file system is mounted read-only: name a place elsewhere, or have it mounted for writing",
+}
+
+
 def exit_code(error: BaseException) -> int:
     """The exit code for an error that ended a command."""
-    return USAGE if isinstance(error, _ASKED_WRONGLY) else FAILED
+    return USAGE if isinstance(error, _ASKED_WRONGLY) or getattr(error, "errno", None) == errno.EROFS else FAILED
 
 
 def line_of(error: BaseException) -> str:
@@ -50,7 +58,8 @@ def line_of(error: BaseException) -> str:
     said = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         said = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    parts = (part.strip() for part in (said, *getattr(error, "__notes__", ())))
+    advice = "" if isinstance(error, errors.StreamxfError) else _ADVICE.get(getattr(error, "errno", None), "")
+    parts = (part.strip() for part in (said, *(getattr(error, "__notes__", None) or [advice])))
     return printable(" ".join("; ".join(filter(None, parts)).split()), LINE)
 
 

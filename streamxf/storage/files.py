@@ -32,6 +32,9 @@ NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 """Of a path that leads nowhere, or through a link or a file."""
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Of a disk that does not take what is written."""
+
 _NOT_WAITING = os.O_NOCTTY | os.O_NONBLOCK
 
 _SYNC_STEP = 4 * 2**20  # bytes after which the disk is given work; from 1 to 16 MiB saves take as long
@@ -246,6 +249,7 @@ class Draft(AbstractContextManager[SyncedFile]):
         self._name, self._sync, self._check, self._once = name, sync, check, once
         self._sync_names = sync and not hidden
         self._draft = draft_of(f".{name}" if hidden else name)
+        self._path = name if isinstance(folder, int) else os.path.join(folder, name)
         self._stack = ExitStack()
         self._folder = self._stack.enter_context(opened(folder, how=ENTER))
         try:
@@ -289,6 +293,8 @@ class Draft(AbstractContextManager[SyncedFile]):
             sync_folder(self._folder)
 
     def _drop(self, error: BaseException) -> None:
+        if isinstance(error, OSError) and error.filename == (None if error.errno in FULL else self._draft):
+            error.filename = self._path
         with noted(error, self._draft), suppress(FileNotFoundError):
             os.unlink(self._draft, dir_fd=self._folder)
 
@@ -320,11 +326,14 @@ def _link(folder: int, draft: str, name: str) -> None:
 
 @contextmanager
 def noted(error: BaseException, draft: str | os.PathLike[str]) -> Iterator[None]:
-    """Remove a draft after `error`, which is what people need first; that this fails, too, is a note."""
+    """Remove a draft after `error`, which is what people need first; that this fails, too, is a note, unless nothing
+    can be written there.
+    """
     try:
         yield
     except Exception as reason:
-        error.add_note(f"{os.fspath(draft)} could not be removed: {type(reason).__name__}: {reason}")
+        if getattr(reason, "errno", None) != errno.EROFS:
+            error.add_note(f"{os.fspath(draft)} could not be removed: {type(reason).__name__}: {reason}")
 
 
 def draft_of(name: str) -> str:

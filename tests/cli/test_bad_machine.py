@@ -13,10 +13,19 @@ from tempfile import mkdtemp
 
 import pytest
 
+import streamxf
 from tests.cli import several
 from tests.cli.command import Done
 from tests.cli.world import build, fingerprint
 
+FILLED = """
+mount -t tmpfs -o size=2m none "$1"
+cp -r plain encrypted small.sxf "$1"
+dd if=/dev/zero of="$1/rest" bs=4k 2>&1 | true
+shift
+exec "$@"
+"""
+READ_ONLY = 'mount --bind plain "$1" && mount -o remount,ro,bind "$1" && shift && exec "$@"'
 MOUNT = 'mount -t tmpfs -o size=256k none "$1" && shift && exec "$@"'
 
 
@@ -103,15 +112,23 @@ def test_without_permission(world: Path):
         (world / "none.key").chmod(0o600)
     for command, done in zip(commands, found, strict=True):
         check(command, done, 2, "ermission denied")
+        if "read only" in command and "keygen" not in command:
+            assert "check who may use it and its folders, or run this as their owner" in done.err
     assert fingerprint(world) == whole
 
 
-def test_on_a_full_disk(world: Path):
-    before = ["unshare", "-rm", "sh", "-c", MOUNT, "sh", "full"]
+def mounted(script: str) -> list[str]:
+    """What has a folder mounted for one process alone."""
+    before = ["unshare", "-rm", "sh", "-c", script, "sh", "full"]
     try:
-        subprocess.run([*before, "true"], check=True, capture_output=True, cwd=world)
+        subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no tmpfs can be mounted for one process alone")
+    return before
+
+
+def test_on_a_full_disk(world: Path):
+    before = mounted(MOUNT)
     commands = [
         "pack  good.safetensors  full/a  --chain  checksum",
         "pack  good.pt  full/b  --chain  checksum",
@@ -125,3 +142,43 @@ def test_on_a_full_disk(world: Path):
     for command, done in zip(commands, run_all(world, before, commands), strict=True):
         check(command, done, 1, "disk is too full")
     assert fingerprint(world) == whole
+
+
+def test_in_place_on_a_full_disk(world: Path):
+    with streamxf.open(world / "small.sxf", "wb", chain="encrypt", keys=f"file:{world / 'right.key'}") as file:
+        file.write(bytes(100_000))
+    before, keys = mounted(FILLED), "--key  file:right.key"
+    commands = {
+        "rename  full/plain  layers.*=l.*": "full/plain/.metadata: ",
+        f"rekey  full/encrypted  {keys}  --recipient  file:wrong.key": "full/encrypted/.metadata: ",
+        f"rekey  full/small.sxf  {keys}  --recipient  file:wrong.key": f"{world}/full/small.sxf: ",
+        f"recipients  full/encrypted  {keys}  --add  file:wrong.key": "full/encrypted/.metadata: ",
+        "inspect  plain  --html  full/page.html": f"{world}/full/page.html: ",
+    }
+    whole = fingerprint(world)
+    for command, done in zip(commands, run_all(world, before, [*commands]), strict=True):
+        check(command, done, 1, f"{commands[command]}No space left on device; the disk is too full. ")
+        assert done.err.count("Make room (`streamxf forget` removes") == 1
+    assert fingerprint(world) == whole
+
+
+def test_on_a_file_system_that_is_mounted_read_only(world: Path):
+    shutil.copytree(world / "encrypted", world / "plain" / "encrypted")
+    shutil.copy(world / "good.pt", world / "plain" / "good.pt")
+    commands = [
+        "rename  full  layers.*=l.*",
+        "rekey  full/encrypted  --key  file:right.key  --recipient  file:wrong.key",
+        "inspect  plain  --html  full/page.html",
+        "pack  good.pt  full/new  --chain  checksum",
+        "transcode  full  --in-place  --chain  checksum",
+        "unpack  plain  full/new.pt",
+        "salvage  plain  full/new",
+    ]
+    try:
+        found = run_all(world, mounted(READ_ONLY), commands)
+    finally:
+        shutil.rmtree(world / "plain" / "encrypted")
+        (world / "plain" / "good.pt").unlink()
+    for command, done in zip(commands, found, strict=True):
+        check(command, done, 2, "Read-only file system; its file system is mounted read-only: name a place elsewhere")
+        assert "could not be removed" not in done.err
