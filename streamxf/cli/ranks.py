@@ -6,7 +6,8 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 from streamxf.errors import ParameterError
@@ -25,6 +26,19 @@ def join() -> bool:
         return False
     together, silent = int(size) > 1, int(rank) > 0
     return not together or "RANK" in os.environ
+
+
+def first_to_say(text: str) -> bool:
+    """Whether no other rank has said this; also if their store cannot be asked."""
+    if not together:
+        return True
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    with suppress(KeyError, ValueError, RuntimeError):
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        said: int = TCPStore(*place, timeout=timedelta(seconds=5)).add(f"streamxf said {text}", 1)
+        return said == 1
+    return True
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Annotated, Any, TextIO
 import typer
 from typer.exceptions import TyperException
 
-from streamxf.cli import exits, options
+from streamxf.cli import exits, options, ranks
 from streamxf.cli.options import ARGUMENTS
 from streamxf.cli.show import as_json, wrapped
 from streamxf.errors import StreamxfError
@@ -141,8 +141,9 @@ def _warn(message: Warning | str, category: type[Warning], *place: object, **mor
 
 
 def _say(text: str) -> None:
-    """One line on stderr; at a terminal, as many as it takes to end each between words."""
-    print(wrapped(text, sys.stderr), file=sys.stderr)
+    """One line on stderr, from one rank of a job; at a terminal, as many as it takes to end each between words."""
+    if ranks.first_to_say(text):
+        print(wrapped(text, sys.stderr), file=sys.stderr)
 
 
 class _Output:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import streamxf
+from streamxf import Key
 from streamxf.errors import ParameterError
 from streamxf.keys.file import write_key
 from tests.altered import flip
@@ -93,6 +94,44 @@ def test_ranks_under_torchrun(damaged: Path, tmp_path: Path) -> None:
     other = subprocess.run(two_ranks("-m", "streamxf", "inspect", damaged), capture_output=True, text=True)
     assert other.stdout == ""
     assert "do nothing else so" in other.stderr
+
+
+ALONE = """
+import os, sys
+from streamxf.cli import ranks
+from streamxf.cli.__main__ import main
+
+assert ranks.join()
+if os.environ["RANK"] == "1":
+    sys.exit(main(["verify", sys.argv[1]]))
+"""
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_is_said_once(damaged: Path, tmp_path: Path) -> None:
+    write_key(tmp_path / "other.key", Key.generate())
+    for path, *more, says in (
+        (damaged, "--key", f"file:{tmp_path / 'other.key'}", "keys given: "),
+        (tmp_path / "nowhere", "there is no file or folder"),
+    ):
+        command = two_ranks("-m", "streamxf", "verify", path, *more)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=100)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert done.stderr.count(says) == 1, done.stderr
+    (tmp_path / "script.py").write_text(ALONE)
+    command = two_ranks(tmp_path / "script.py", tmp_path / "nowhere")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=100)
+    assert done.stderr.count("there is no file or folder") == 1
+
+
+def test_without_a_store_every_rank_says_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "streamxf", "verify", str(tmp_path / "nowhere")]
+    for place in ({}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"}):
+        variables = environment(WORLD_SIZE="2", RANK="1", **place)
+        done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=100)
+        assert done.returncode == 2
+        assert "there is no file or folder" in done.stderr
 
 
 APART = """
