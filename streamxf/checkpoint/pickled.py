@@ -215,7 +215,7 @@ class _Pickle:
 
     def _text(self, text: str) -> bytes:
         if (known := self._known.get(text)) is None:
-            encoded = text.encode()
+            encoded = text.encode(errors="surrogatepass")  # as pickle does; a path may hold any bytes
             known = self._remember(text, b"X" + len(encoded).to_bytes(4, "little") + encoded)
         return known
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, redirect_stdout
 from importlib import import_module
 from inspect import cleandoc
 from types import FrameType
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
@@ -83,7 +83,7 @@ def _run(arguments: list[str], interrupts: Interrupts) -> int:
         return exits.PIPE_CLOSED
 
 
-def _discard(stream: TextIO) -> None:
+def _discard(stream: Any) -> None:
     """Drop what could not be written: Python would fail to write it once more when it exits, and change the code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -149,12 +149,12 @@ def _say(text: str) -> None:
 class _Output:
     """Standard output, with errors that say so: what was to be done may be, and not printed."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._stream, name)
-        return self._named()(found) if name in ("write", "flush") else found
+        return _Output(found) if name == "buffer" else self._named()(found) if name in ("write", "flush") else found
 
     @contextmanager
     def _named(self) -> Iterator[None]:

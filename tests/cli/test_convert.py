@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -182,6 +184,21 @@ def test_what_was_killed_once_it_was_published_is_not_interrupted(run: Run, tmp_
     assert run("clean", path, "--yes").code == 0
     assert len(list(path.iterdir())) == 2
     assert run("verify", path).code == 0
+
+
+def test_paths_may_hold_any_bytes(run: Run, plain: Path, tmp_path: Path):
+    try:
+        source = plain.rename(tmp_path / os.fsdecode(b"odd-\xff"))
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    target = tmp_path / os.fsdecode(b"new-\xfe")
+    done = run("transcode", source, target, "--chain", "zstd")
+    assert (done.code, done.err) == (0, "")
+    assert f"checkpoint_id={str(target)!r}" in repr(FileSystemReader(target).read_metadata().storage_meta)
+    for command in (["verify", target], ["diff", source, target], ["rename", target, "layer.*=l.*"]):
+        assert run(*command).code == 0
+    assert run("transcode", target, "--in-place", "--chain", "lz4").code == 0
+    assert run("unpack", target, f"{target}.pt").code == 0
 
 
 def test_a_folder_on_the_command_line(run: Run, file: Path, tmp_path: Path):

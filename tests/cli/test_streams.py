@@ -43,6 +43,9 @@ def test_what_cannot_be_printed_is_a_failure(folder: Path, options: str):
     code, _, shown = in_shell(folder, f"pack a.safetensors packed {options}", ">/dev/full")
     assert (code, shown) == (1, f"streamxf pack: {lost}")
     assert streamxf.verify(folder / "packed").ok
+    for text in ("", "--text"):
+        code, _, shown = in_shell(folder, f"cat packed w3 {text}", ">/dev/full")
+        assert (code, shown) == (1, f"streamxf cat: {lost}")
 
 
 @pytest.mark.parametrize("streams", [">&-", ">/dev/full"])

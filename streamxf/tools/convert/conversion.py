@@ -261,7 +261,7 @@ class _Writing:
             publish(save, items, records, save_id, keep=True, check=conversion.check, **about)
         except BaseException as error:
             error.add_note(
-                f"its {many(len(self._files), 'data file')} stay: repeat it to resume while source and "
+                f"{many(len(self._files), 'finished data file')} left: repeat it to resume while source and "
                 "target are as they were, and `streamxf clean` removes what no checkpoint needs"
             )
             raise
