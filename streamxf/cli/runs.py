@@ -8,7 +8,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +20,6 @@ from streamxf.errors import ParameterError, escaped
 from streamxf.wording import listed, many, printable, size_text, time_text
 
 if TYPE_CHECKING:
-    from streamxf.manager.forget import ForgetReport
     from streamxf.manager.listing import Run
     from streamxf.manager.record import Record
     from streamxf.manager.retention import Retention
@@ -254,18 +253,13 @@ def forget(
             text = f"no checkpoint has the metric {kept.metric!r:.80}; there are {', '.join(sorted(known))}"
             raise ParameterError(text)
     steps = _replayed(place, kept) if replay else []
-
-    def apply(dry_run: bool) -> ForgetReport:
-        found = forget_in(place, kept, verify, dry_run=dry_run)
-        return replace(found, kept={name: tuple(map(with_options, why)) for name, why in found.kept.items()})
-
-    report = apply(shows or asks)
+    report = forget_in(place, kept, verify, dry_run=shows or asks)
     if asks and report.removed:
         if not out.confirmed(str(report), len(report.removed)):
             return FINE
-        report = apply(False)
+        report = forget_in(place, kept, verify)
     facts = {"path": run, **asdict(report)}
-    facts["reasons"] = facts.pop("kept")
+    facts["reasons"] = {name: [*map(with_options, why)] for name, why in facts.pop("kept").items()}
     if replay:
         facts["replay"] = [{"name": name, "removed": gone} for name, gone in steps]
     if recorded and not out.json:

@@ -51,7 +51,7 @@ class Output:
         if self.json:
             as_json(facts)
         else:
-            say(text)
+            say(with_options(text))
         return FINE
 
     def report(self, facts: Callable[[], Mapping[str, Any]], text: str, good: bool, limit: int, *paths: str) -> int:
@@ -79,7 +79,7 @@ class Output:
         """Show what would be removed, and ask whether it is to be."""
         import typer
 
-        say(report)
+        say(with_options(report))
         agreed = typer.confirm(f"Remove {'it' if number == 1 else 'them'}?")
         if not agreed:
             say("nothing was removed")

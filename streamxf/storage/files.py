@@ -32,9 +32,6 @@ NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
 NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 """Of a path that leads nowhere, or through a link or a file."""
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Of a disk that does not take what is written."""
-
 _NOT_WAITING = os.O_NOCTTY | os.O_NONBLOCK
 
 _SYNC_STEP = 4 * 2**20  # bytes after which the disk is given work; from 1 to 16 MiB saves take as long
@@ -293,7 +290,7 @@ class Draft(AbstractContextManager[SyncedFile]):
             sync_folder(self._folder)
 
     def _drop(self, error: BaseException) -> None:
-        if isinstance(error, OSError) and error.filename == (None if error.errno in FULL else self._draft):
+        if isinstance(error, OSError) and error.filename == (None if error.errno == errno.ENOSPC else self._draft):
             error.filename = self._path
         with noted(error, self._draft), suppress(FileNotFoundError):
             os.unlink(self._draft, dir_fd=self._folder)
@@ -326,13 +323,11 @@ def _link(folder: int, draft: str, name: str) -> None:
 
 @contextmanager
 def noted(error: BaseException, draft: str | os.PathLike[str]) -> Iterator[None]:
-    """Remove a draft after `error`, which is what people need first; that this fails, too, is a note, unless nothing
-    can be written there.
-    """
+    """Remove a draft after `error`, which is what people need first; that this fails, too, is a note."""
     try:
         yield
     except Exception as reason:
-        if getattr(reason, "errno", None) != errno.EROFS:
+        if getattr(reason, "errno", None) != errno.EROFS:  # or there is none
             error.add_note(f"{os.fspath(draft)} could not be removed: {type(reason).__name__}: {reason}")
 
 

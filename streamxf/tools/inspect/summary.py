@@ -162,9 +162,8 @@ class Summary:
             used = _chains_of(item)
             for chain in used:
                 chains.setdefault(chain, ItemTotals()).add(item, chain if len(used) > 1 else None)
-        unread = values.unreadable if values is not None else {}
-        failed = (f"{name} could not be read: {reason}" for name, reason in unread.items())
-        notes = (*contents.notes, *_shared(contents), *failed)
+        unread = values.unreadable.items() if values is not None else ()
+        notes = (*contents.notes, *_shared(contents), *(f"{name} could not be read: {why}" for name, why in unread))
         return cls(contents, total, _by_size(dtypes), _by_size(chains), shards, notes, values)
 
     def largest(self, count: int = LARGEST) -> list[TensorItem]:
