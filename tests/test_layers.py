@@ -266,9 +266,9 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_875,
+    ".": 2_876,
     "checkpoint": 4_363,
-    "cli": 3_066,
+    "cli": 3_085,
     "codecs": 1_655,
     "dcp": 5_119,
     "format": 3_200,
@@ -279,7 +279,7 @@ LINES = {
     "storage": 3_241,
     "stream": 1_342,
     "testing": 893,
-    "tools": 8_493,
+    "tools": 8_519,
     "torchsave": 1_862,
     "tuning": 690,
 }
