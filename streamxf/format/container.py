@@ -64,6 +64,7 @@ def hash_of(head: bytes, payload: memoryview) -> bytes:
 
 
 _FOOTER = struct.Struct("<QI8s")
+_LONE_TAIL = struct.Struct("<IQI8s")  # the length of an only block, and the footer
 _LENGTH_BYTES = 4
 
 
@@ -121,9 +122,11 @@ def lone_block(stored: memoryview, header: Header) -> tuple[memoryview, int] | N
     begin, end = header.size + limits.BLOCK_HEAD_BYTES, len(stored) - tail_size(header, 1)
     if header.hashed or not begin <= end <= begin + stage_limit(header.block_size):
         return None
-    payload, raw_size = stored[begin:end], int.from_bytes(stored[end + 4 : end + 12], "little")
-    head, tail = pack_head(header.digest, 0, True, payload), pack_tail(header.digest, [len(payload)], [], raw_size)
-    right = stored[header.size : begin] == head and stored[end:] == tail and raw_size <= header.block_size
+    payload, (length, raw_size, crc, magic) = stored[begin:end], _LONE_TAIL.unpack_from(stored, end)
+    known = length == len(payload) and raw_size <= header.block_size and magic == limits.FOOTER_MAGIC
+    if not known or crc != crc32c.crc32c(header.digest[:16] + stored[end : end + 12]):
+        return None
+    right = stored[header.size : begin] == pack_head(header.digest, 0, True, payload)
     return (payload, raw_size) if right else None
 
 

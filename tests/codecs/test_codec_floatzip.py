@@ -243,6 +243,26 @@ def test_whole_blocks_are_decoded_in_one_call_where_the_checksum_is_known() -> N
     assert not OwnFloats().whole_decoder(None)
 
 
+def test_small_blocks_are_decoded_in_one_call_unless_something_is_wrong() -> None:
+    """Then the codec itself says what it is."""
+    whole = streamxf.FloatZip().whole_decoder(None)
+    assert whole is not None
+    text = b"a pickle of a few objects, " * 20
+    good = stored(text, None)
+    out = bytearray(len(text))
+    assert whole(memoryview(good), memoryview(out))
+    assert out == text
+    assert not whole(memoryview(good), memoryview(bytearray(len(text) + 1)))
+    for bit in range(8 * len(good)):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        if whole(memoryview(bad), memoryview(out)):
+            assert out == restored(bytes(bad), len(text))
+    checked = streamxf.FloatZip().whole_decoder(streamxf.Checksum())
+    assert checked is not None
+    assert not checked(memoryview(good), memoryview(out))
+
+
 def test_noise_grows_by_one_byte() -> None:
     noise = np.random.default_rng(1).bytes(MIB)
     for dtype in DTYPES:

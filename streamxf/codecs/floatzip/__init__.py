@@ -110,7 +110,16 @@ class FloatZip(Codec):
 
 
 def _decode_whole(block: memoryview, out: memoryview, *, checked: bool) -> bool:
-    return len(block) > _LITTLE and kernel.decode_into(block, out, checked=checked)
+    if len(block) > _LITTLE:
+        return kernel.decode_into(block, out, checked=checked)
+    frame = None if checked else lone_frame(block, len(out))
+    if frame is None or frame[1] != len(out):
+        return False
+    try:
+        out[:] = inflate(*frame)
+    except CodecError:  # which `decode` raises, too, and then with the block's place
+        return False
+    return True
 
 
 def _encode_compiled(block: memoryview, info: BlockInfo, width: int) -> memoryview | None:
