@@ -271,7 +271,7 @@ LINES = {
     "cli": 3_085,
     "codecs": 1_655,
     "dcp": 5_119,
-    "format": 3_200,
+    "format": 3_203,
     "formats": 958,
     "integrations": 805,
     "keys": 2_114,
