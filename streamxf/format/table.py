@@ -124,7 +124,7 @@ class _Slabs:
 
         ndim, here = part[col.NDIM], part.here
         self._seen += here
-        self.good &= (ndim > 0) | (here <= 1)
+        self.good &= (ndim > 0) | (self._seen <= 1)
         for dims in sorted({*ndim[(ndim > 0) & (here > 0)].tolist()}):
             rows = numpy.flatnonzero((ndim == dims) & (here > 0))
             at, size = (_rows_of(part[column], part.numbers_at, rows, dims) for column in (col.OFFSET, col.SIZES))

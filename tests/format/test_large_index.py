@@ -311,3 +311,17 @@ def test_an_item_that_is_malformed_is_not_pickled() -> None:
     item = read(*parts.with_part(2, pack_columns(columns, 1, 8)).stored())["a"]
     with pytest.raises(MetadataError):
         pickle.dumps(item)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("rank", [None, 0])
+def test_a_tensor_without_dimensions_has_one_chunk_in_all_parts_together(rank: int | None, rows: int) -> None:
+    chunks = tuple(Chunk((), (), Place(PATH, 0, 1, CHAIN, None, number), False) for number in range(2))
+    items: dict[str, Item] = {"a": TensorItem("a", "float32", (), chunks)}
+    index = Index("ab" * 16, rank, (), CHAIN, {PATH: File(1, bytes(16))}, items)
+    with patch("streamxf.format.bands._ROWS", rows):
+        table = read(*index.pack())
+    assert len(table.parts.bands[0].parts) == 2 // rows
+    for refused in (table.check, table.whole):
+        with pytest.raises(MetadataError, match="its chunks"):
+            refused()
