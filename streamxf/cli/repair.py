@@ -35,14 +35,9 @@ def verify(
     """
     with ranks.executor() as executor, out.progress("Verifying") as bar:
         report = streamxf.verify(paths, **access, expect_save_id=expect_save_id, progress=bar, executor=executor)
-    shown = [*map(redacted, paths)]
-    return out.report(
-        lambda: {"paths": shown, "ok": report.ok, **asdict(report), "damaged": show.damages(report.damaged)},
-        str(report),
-        report.ok,
-        access["max_expansion"],
-        *paths,
-    )
+    facts = {"paths": [*map(redacted, paths)], "ok": report.ok, **asdict(report)}
+    facts["damaged"] = show.damages(report.damaged)
+    return out.result(facts, str(report), report.ok, access["max_expansion"], *paths)
 
 
 def salvage(
@@ -92,22 +87,15 @@ def salvage(
             progress=bar,
         )
     text = f"{found}\n" + (f"nothing was written to {target}" if copy is None else f"{target}: {copy}")
-    code = out.report(
-        lambda: {
-            "path": path,
-            "target": target,
-            "loaded": found.loaded,
-            "damaged": show.damages(found.damaged),
-            "partial": found.partial,
-            "unchecked": found.unchecked,
-            "save_ids": list(dict.fromkeys(found.save_ids.values())),
-            "written": None if copy is None else asdict(copy),
-        },
-        text,
-        not found.damaged,
-        access["max_expansion"],
-        path,
-    )
+    facts = {
+        "path": path,
+        "target": target,
+        **{name: getattr(found, name) for name in ("loaded", "partial", "unchecked")},
+        "damaged": show.damages(found.damaged),
+        "save_ids": list(dict.fromkeys(found.save_ids.values())),
+        "written": None if copy is None else asdict(copy),
+    }
+    code = out.result(facts, text, not found.damaged, access["max_expansion"], path)
     return code if copy is not None else FAILED
 
 

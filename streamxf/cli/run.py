@@ -209,30 +209,22 @@ class Interrupts:
         raise self._raised[-1]
 
 
-# A command is a function of its own name, with an underscore behind a builtin's, in a module of that name unless
-# `_TOGETHER` has it; what is heavy is imported when it runs.
+# Commands by panels, each with its module, in which it is a function of its own name, with an underscore behind a
+# builtin's; what is heavy is imported when it runs.
 PANELS = {
-    "Look": ("inspect", "diff", "cat"),
-    "Check and repair": ("verify", "salvage", "clean"),
-    "Training runs": ("list", "latest", "forget"),
-    "Convert": ("pack", "unpack", "transcode", "rename", "stock"),
-    "Keys": ("keygen", "rekey", "recipients"),
-    "Choose a chain": ("tune", "codecs", "demo"),
+    "Look": dict.fromkeys(("inspect", "diff", "cat"), "look"),
+    "Check and repair": dict.fromkeys(("verify", "salvage", "clean"), "repair"),
+    "Training runs": dict.fromkeys(("list", "latest", "forget"), "runs"),
+    "Convert": dict.fromkeys(("pack", "unpack", "transcode", "rename", "stock"), "convert"),
+    "Keys": dict.fromkeys(("keygen", "rekey", "recipients"), "keys"),
+    "Choose a chain": {"tune": "tune", "codecs": "codecs", "demo": "demo"},
 }
-COMMANDS = [name for panel in PANELS.values() for name in panel]
+COMMANDS = {name: module for panel in PANELS.values() for name, module in panel.items()}
 _FRAMED = 70  # columns: in fewer, typer's tables of options cut words
-_TOGETHER = {
-    "look": PANELS["Look"],
-    "repair": PANELS["Check and repair"],
-    "runs": PANELS["Training runs"],
-    "convert": PANELS["Convert"],
-    "keys": PANELS["Keys"],
-}
 
 
 def _function(command: str) -> Any:
-    home = next((module for module, commands in _TOGETHER.items() if command in commands), command)
-    found = vars(import_module(f"streamxf.cli.{home}"))
+    found = vars(import_module(f"streamxf.cli.{COMMANDS[command]}"))
     return found.get(command) or found[f"{command}_"]
 
 

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
@@ -46,21 +46,17 @@ class Output:
 
         return ProgressBar(title)
 
-    def result(self, facts: Mapping[str, Any], text: str) -> int:
-        """Print what a command did, as JSON or text; returns the exit code."""
+    def result(self, facts: Mapping[str, Any], text: str, good: bool | None = None, limit: int = 0, *paths: str) -> int:
+        """Print what a command did, as JSON or text; returns the exit code. Of a report, whose first line is a verdict,
+        say whether that is `good`; `limit` is the --max-expansion of its `paths`.
+        """
         if self.json:
-            as_json(facts)
-        else:
+            as_json(facts, budget_for(limit, *paths) if paths else None)
+        elif good is None:
             say(with_options(text))
-        return FINE
-
-    def report(self, facts: Callable[[], Mapping[str, Any]], text: str, good: bool, limit: int, *paths: str) -> int:
-        """The same of a report, whose first line is a verdict; `limit` is the --max-expansion of the `paths`."""
-        if self.json:
-            as_json(facts(), budget_for(limit, *paths))
         else:
             verdict(text, good)
-        return FINE if good else FAILED
+        return FAILED if good is False else FINE
 
     def asks(self, *decided: bool) -> bool:
         """Whether it has to be asked before anything is removed: unless an option has decided that.
