@@ -187,7 +187,7 @@ def test_unsigned_on_request(saved: Path, state: dict[str, Any]) -> None:
 def test_what_was_saved_without_a_signer_cannot_be_signed(saved: Path, change: Any) -> None:
     """There are no hashes of blocks that a signature could cover."""
     for new in (PRIVATE.public, OTHER_KEY):
-        words = ("no hashes of its blocks", "streamxf.transcode")
+        words = ("no hashes of its blocks", "`streamxf transcode` makes a signed copy")
         kept(saved, UnsupportedError, *words, change=change, to=new, signer=SIGNER)
 
 
