@@ -19,7 +19,7 @@ from streamxf.format.parts import ItemParts
 from streamxf.format.tiling import Box, Boxes, Ints, check_apart, check_tiles
 
 _NEXT = 64  # items of a band that are compared with one, which are likely to have the same chunks
-_ANSWERS = 16
+_ANSWERS, _KEPT = 16, 2**18  # boxes that were looked up, and about how many chunks in them together
 
 
 class StoredChunks(Sequence[Chunk]):
@@ -113,7 +113,7 @@ class StoredChunks(Sequence[Chunk]):
         answers, asked = self._parts.answers, (self._number, self.shape, tuple(begins), tuple(ends))
         if (known := answers.get(asked)) is not None and self._row in known[0]:
             return known[1]
-        places = self._near(begins[0], ends[0])
+        places = self._near(max(begins[0], 0), ends[0])
         parts = self._parts.fetch(self._number, places.start, places.stop)
         offsets, sizes = self._boxes(parts)
         reach = [
@@ -126,7 +126,7 @@ class StoredChunks(Sequence[Chunk]):
         if (stops > self.shape).any() or not _cover(begins, ends, found.offsets, stops):
             return None  # not a grid: another chunk may reach into it
         made = [*zip((inside + parts[0].begin).tolist(), found.spans(), strict=True)]
-        if len(answers) >= _ANSWERS:
+        if len(answers) * max(len(made), _KEPT // _ANSWERS) >= _KEPT:
             answers.clear()
         answers[asked] = self._alike(parts), made
         return made

@@ -265,7 +265,7 @@ def test_items_beside_each_other_are_cut_alike_or_not(step: int) -> None:
         for name in names:
             item, wanted = table[name], made[name]
             assert isinstance(item, TensorItem)
-            for box in (((2, 0), (2, 5)), ((4, 1), (1, 1)), ((3, 0), (5, 5)), ((0, 0), (8, 5))):
+            for box in (((2, 0), (2, 5)), ((4, 1), (1, 1)), ((3, 0), (5, 5)), ((0, 0), (8, 5)), ((-1, 0), (3, 5))):
                 assert item.overlapping([box]) == wanted.overlapping([box]), (name, box)
         table.parts.answers.clear()
     for name, wanted in made.items():
@@ -325,3 +325,16 @@ def test_a_tensor_without_dimensions_has_one_chunk_in_all_parts_together(rank: i
     for refused in (table.check, table.whole):
         with pytest.raises(MetadataError, match="its chunks"):
             refused()
+
+
+def test_few_boxes_are_remembered_and_fewer_of_many_chunks() -> None:
+    table = read(*packed(made_of("a")))
+    item = table["a"]
+    assert isinstance(item, TensorItem)
+    with patch("streamxf.format.chunks._KEPT", 160):
+        for begin, size in (*((0, size) for size in range(64, 32, -1)), *((begin, 1) for begin in range(32))):
+            assert len(item.overlapping([((begin, 0), (size, 6))])) == size
+            answers = [len(boxes) for _, boxes in table.parts.answers.values()]
+            assert answers[-1] == size
+            assert sum(answers) <= 160 + 64
+            assert len(answers) <= 16
