@@ -50,6 +50,12 @@ class ItemTable(Mapping[str, Item]):
         with collector_paused():
             return {item.name: item for number in range(len(self.parts.bands)) for item in self._items(number)}
 
+    def each(self) -> Iterator[Item]:
+        """All items, checked and compared with each other before the first; a band of them is in memory at a time."""
+        self.check(paths=False)
+        for number in range(len(self.parts.bands)):
+            yield from self._items(number)
+
     def check(self, *, paths: bool = True) -> None:
         """Check every item, and compare them with each other; raises MetadataError if readers would refuse one. `paths`
         and properties are checked wherever an item is made, too.

@@ -165,7 +165,7 @@ def contents_of(source: Source) -> Contents:
     packages: dict[str, str] = {}
     for metadata in source.metadata:
         packages |= metadata.index.packages if metadata.index is not None else {}
-    descriptors = {place.descriptors for item in source.stored.values() for place in item.places}
+    descriptors = {place.descriptors for each in source.metadata for item in each.each() for place in item.places}
     indexed = any(metadata.index is not None for metadata in source.metadata)
     own = indexed or any(text.startswith("streamxf.") for chain in descriptors for text in chain)
     vouchers = [Vouchers.parse(metadata.vouchers) for metadata in source.metadata if metadata.vouchers]
@@ -194,9 +194,8 @@ def _files(checkpoint: Checkpoint) -> tuple[dict[str, int], list[str], tuple[str
     storage = checkpoint.storage
     least = dict.fromkeys((metadata.name for metadata in checkpoint.metadata), 0)
     exact = {name: file.size for metadata in checkpoint.metadata for name, file in metadata.files.items()}
-    for item in checkpoint.stored.values():
-        for place in item.places:
-            least[place.file] = max(place.at + place.size, least.get(place.file, 0))
+    for place in (place for metadata in checkpoint.metadata for item in metadata.each() for place in item.places):
+        least[place.file] = max(place.at + place.size, least.get(place.file, 0))
     named = {**least, **exact}
     listed = storage.names(named)
     sizes = sizes_of(named, listed, storage.open)

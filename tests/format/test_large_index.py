@@ -99,6 +99,19 @@ def test_threads_share_it() -> None:
     assert table.parts._most < 64
 
 
+def test_all_items_one_by_one() -> None:
+    made = made_of(NAMES)
+    table = read(*packed(made))
+    assert {item.name: item for item in table.each()} == made
+    assert [*table.each()] == [*made.values()] == [*table.whole().values()]
+
+
+def test_items_one_by_one_are_compared_before_the_first() -> None:
+    one = replace(made_of("a")["a"], name="b")
+    with pytest.raises(MetadataError, match="one writer and number"):
+        next(read(*packed({**made_of("a"), "b": one})).each())
+
+
 def in_fork(act: Callable[[], None]) -> None:
     child = os.fork()
     if not child:

@@ -401,7 +401,7 @@ def _plan(
 ) -> None:
     """Add the files that a metadata file speaks of to those that are to be checked."""
     files: dict[str, list[ItemPart]] = {path: [] for path in metadata.files}  # also of those that hold none
-    for wanted in chain.from_iterable(map(streams_of, metadata.items.values())):
+    for wanted in chain.from_iterable(map(streams_of, metadata.each())):
         files.setdefault(wanted.place.file, []).append(wanted)
     for path, items in files.items():
         if path in checks:  # read once: otherwise little metadata could have the same bytes read without end
