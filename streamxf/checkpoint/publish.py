@@ -245,8 +245,8 @@ def check_free(path: Any, found: Collection[str], name: str, overwrite: bool) ->
         )
     if name in found and not overwrite:
         raise AbortedError(
-            f"{path} holds a checkpoint that another save published meanwhile, and this one replaces none, so it was "
-            "not published. Save into a folder of its own"
+            f"{path} holds a checkpoint that another save published meanwhile, and this one may not replace it "
+            "(overwrite); it was not published. Save into a folder of its own"
         )
 
 

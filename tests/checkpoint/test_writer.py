@@ -369,7 +369,7 @@ def test_a_checkpoint_is_not_replaced_unasked(tmp_path: Path) -> None:
 
 
 def test_nor_is_one_that_came_meanwhile(tmp_path: Path) -> None:
-    with pytest.raises(AbortedError, match="overwrite=False"), CheckpointWriter(tmp_path) as writer:
+    with pytest.raises(AbortedError, match=r"may not replace it \(overwrite\)"), CheckpointWriter(tmp_path) as writer:
         writer["mine"] = 1
         other = written(tmp_path, {"other": 1})
     with Checkpoint(tmp_path) as checkpoint:

@@ -255,7 +255,7 @@ def published_meanwhile(monkeypatch: pytest.MonkeyPatch, other: Callable[[], Any
 
 def test_a_checkpoint_that_may_not_be_overwritten(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published_meanwhile(monkeypatch, lambda: save(state_of(1), checkpoint, []))
-    with refused(AbortedError, "overwrite=False"):
+    with refused(AbortedError, "may not replace it (overwrite)"):
         save(state_of(2), checkpoint, [], overwrite=False)
     assert_same(load(state_of(0), checkpoint, None), state_of(1))
     assert {file.name for file in data_files(checkpoint)} == set(index_of(checkpoint).files)

@@ -18,7 +18,7 @@ import numpy as np
 
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
 from streamxf.engine import Pipeline
-from streamxf.errors import StreamxfError
+from streamxf.errors import ForeignError, StreamxfError
 from streamxf.format.items import TensorItem
 from streamxf.progress import Progress, Share
 from streamxf.tools.damage import CALLERS, Damage
@@ -257,7 +257,7 @@ def _statistics(readers: Sequence[BoxReader], counted: Tensors, progress: Progre
     for name in [name for name in counted if name not in found]:
         try:
             _count_boxes(readers[0], {name: counted[name]}, found, share)
-        except CALLERS:
+        except (*CALLERS, ForeignError):  # a server that is out of reach is so for all of them
             raise
         except (StreamxfError, OSError) as error:
             found[name] = error
