@@ -51,7 +51,7 @@ from streamxf.torch_private import narrow_tensor_by_index, set_element
 
 PIECE_BYTES = 4 * 2**20
 _AHEAD = 2**20  # bytes of small items that are read at once
-_WHOLE = 4 * 2**20  # bytes; a tensor of no more is opened and decoded by one worker
+_WHOLE = 4 * 2**20  # bytes; a tensor of no more is opened and decoded by one worker, where much is left a larger one
 _END = 16 * 1024  # bytes at an item's beginning and end that hold its header and its table, or most of that
 _BATCH = 2**20  # bytes of tensors, at least, that a worker is given at once
 _TOGETHER = 4  # tensors of more, or blocks of a larger tensor, that a worker is given at once, at most
@@ -104,7 +104,7 @@ class Loader:
         self._staging = Staging()
         self._together = 1
         self._turns = _TURNS * worker_count()
-        self._left = 0  # stored bytes that are not read yet
+        self._left = 0  # stored bytes of items that no worker has been given
         self._batch: _Steps = []
         self._batch_bytes = 0
 
@@ -171,6 +171,7 @@ class Loader:
                         self._open(file, wanted)
                         continue
                     new = last is None or last != wanted  # parts of one tensor follow each other
+                    self._left -= wanted.place.size if new else 0
                     if new and shares is not None:
                         file.access = Counted(access, shares.begin(request.storage_index).advance)
                     elif new and wanted.place.at >= ahead:
@@ -225,7 +226,6 @@ class Loader:
         self._under_way.append(filling)
         self._batch.append((filling, partial(self._decode_whole, source, wanted, memory)))
         self._batch_bytes += memory.nbytes
-        self._left -= wanted.place.size
         many = len(self._batch) >= _TOGETHER or self._batch_bytes * self._turns >= self._left
         if self._batch_bytes >= _BATCH and many:
             self._submit_batch()
@@ -236,7 +236,8 @@ class Loader:
         if not isinstance(item, TensorItem) or chunk is None or chunk.framed or chunk.shape != tuple(request.lengths):
             return None
         size = math.prod(chunk.shape) * ITEMSIZES.get(item.dtype, 0)
-        if not INLINE_BYTES < size <= _WHOLE or target.tensor.size() != request.lengths:
+        most = max(_WHOLE, min(_TOGETHER * _WHOLE, self._left // self._turns))
+        if not INLINE_BYTES < size <= most or target.tensor.size() != request.lengths:
             return None
         return target.memory(getattr(torch, item.dtype), self._staging)
 

@@ -67,10 +67,12 @@ def read_boxes(path: Path, boxes: list[tuple[tuple[int, ...], torch.Tensor]], ke
     return reader.report
 
 
+@pytest.mark.parametrize("most", [4 * MIB, MIB // 4])
 def test_workers_are_given_several_tensors_until_few_are_left(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    most: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never more than a worker's turn, so that all have something to do to the end."""
+    monkeypatch.setattr(load_module, "_WHOLE", most)
     monkeypatch.setenv("STREAMXF_WORKERS", "1")
     given: list[int] = []
     run = load_module._run
