@@ -158,6 +158,11 @@ class Metadata:
         """Whether it is encrypted, and was read without keys."""
         return bool(self.wrapped) and not self.authenticated
 
+    def check(self) -> None:
+        """Check all items of a large index, each of which is else checked when it is read. Raises MetadataError."""
+        if self.index is not None and isinstance(self.index.items, ItemTable):
+            self.index.items.check()
+
     def named(self) -> Iterable[str]:
         """The paths of its data files."""
         if self.index is not None:

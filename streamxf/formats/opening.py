@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -12,6 +12,7 @@ from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import only_inside
 from streamxf.descriptor import ENCRYPT
 from streamxf.errors import NoCheckpointError, StreamxfError, UnsupportedError, located
+from streamxf.format.items import Place
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.format.names import made_by_saves
 from streamxf.formats import huggingface, safetensors, torchfile
@@ -164,8 +165,11 @@ def contents_of(source: Source) -> Contents:
         return source.contents
     packages: dict[str, str] = {}
     for metadata in source.metadata:
+        metadata.check()
         packages |= metadata.index.packages if metadata.index is not None else {}
-    descriptors = {place.descriptors for each in source.metadata for item in each.each() for place in item.places}
+    others = (item for metadata in source.metadata if metadata.index is None for item in metadata.items.values())
+    places = [place for item in others for place in item.places]  # those of an index are within their files
+    descriptors = {place.descriptors for place in places}
     indexed = any(metadata.index is not None for metadata in source.metadata)
     own = indexed or any(text.startswith("streamxf.") for chain in descriptors for text in chain)
     vouchers = [Vouchers.parse(metadata.vouchers) for metadata in source.metadata if metadata.vouchers]
@@ -174,7 +178,7 @@ def contents_of(source: Source) -> Contents:
     fragments = (text.partition("#") for chain in descriptors for text in chain)
     wrapped += sorted({fragment for name, _, fragment in fragments if fragment and name.startswith(f"{ENCRYPT}/")})
     keys = (entry for line in wrapped for entry in Envelope.parse(line).recipients)
-    sizes, notes, incomplete = _files(source)
+    sizes, notes, incomplete = _files(source, places)
     return Contents(
         source.storage.label(),
         Format.STREAMXF if own else Format.DCP,
@@ -189,12 +193,12 @@ def contents_of(source: Source) -> Contents:
     )
 
 
-def _files(checkpoint: Checkpoint) -> tuple[dict[str, int], list[str], tuple[str, ...]]:
+def _files(checkpoint: Checkpoint, places: Iterable[Place]) -> tuple[dict[str, int], list[str], tuple[str, ...]]:
     """Sizes of the files that the metadata names, notes about files, and which are missing or have the wrong size."""
     storage = checkpoint.storage
     least = dict.fromkeys((metadata.name for metadata in checkpoint.metadata), 0)
     exact = {name: file.size for metadata in checkpoint.metadata for name, file in metadata.files.items()}
-    for place in (place for metadata in checkpoint.metadata for item in metadata.each() for place in item.places):
+    for place in places:
         least[place.file] = max(place.at + place.size, least.get(place.file, 0))
     named = {**least, **exact}
     listed = storage.names(named)
@@ -225,5 +229,5 @@ def _notes(checkpoint: Checkpoint, indexed: bool, signed: bool) -> Iterator[str]
         yield "torch's own readers cannot read it, since it was saved without a pickle; `streamxf stock` adds it."
     if files[0].rank is not None:
         yield f"It was saved without collectives: {many(len(files), 'rank')}, each with its own metadata."
-    if copies := sum(name != item.name for name, item in checkpoint.stored.items()):
+    if len(files) > 1 and (copies := sum(name != item.name for name, item in checkpoint.stored.items())):
         yield f"{many(copies, 'item')} of a name that lower ranks use, too: the rank is appended to these names."

@@ -24,7 +24,6 @@ from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.reading import run_jobs
 from streamxf.format.items import ITEMSIZES, Chunk, Item, Path, TensorItem
 from streamxf.format.names import GLOBAL, OWN_FILE, TORCH_FILE, metadata_among, metadata_name, rank_of
-from streamxf.format.table import ItemTable
 from streamxf.progress import Progress, Shares
 from streamxf.storage.reading import Counted
 from streamxf.storage.storage import Storage
@@ -275,8 +274,7 @@ def _read(storage: Storage, access: Access, name: str) -> Metadata:
     full = storage.label(name)
     try:
         found = read_metadata(storage, name, access)
-        if isinstance(found.items, ItemTable):
-            found.items.check()
+        found.check()
     except OSError as error:
         text = f"the metadata cannot be read: {type(error).__name__}: {error}"
         raise errors.MetadataError(text, file=full) from error

@@ -26,7 +26,6 @@ from streamxf.engine import side_by_side
 from streamxf.errors import located
 from streamxf.format.limits import TRAILER_BYTES
 from streamxf.format.names import GLOBAL, made_by_saves, metadata_among, rank_of
-from streamxf.format.table import ItemTable
 from streamxf.format.trailer import Trailer
 from streamxf.formats import huggingface
 from streamxf.formats.contents import Format
@@ -358,8 +357,7 @@ def _read(call: Verification, findings: Findings) -> Metadata | None:
             )
         with call.noting_unread():
             metadata = read_metadata(call.storage, name, call.access, listing=True)
-            if isinstance(metadata.items, ItemTable):  # of which nothing was compared with each other yet
-                metadata.items.check()
+            metadata.check()
     except errors.NOT_DAMAGE:
         raise
     except (errors.StreamxfError, OSError) as error:
