@@ -242,14 +242,11 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
                     raise ContainerError(f"the file cannot be mapped; it was cut just now: {error}") from None
             return as_numpy(array, item) if self.framework == "numpy" else as_torch(array, item.dtype)
 
-    def part(self, tensors: Mapping[str, TensorItem]) -> Callable[[Access], Checkpoint]:
-        files = {place.file: self._of_file[place.file] for item in tensors.values() for place in item.places}
+    def part(self, items: Mapping[str, Item]) -> Callable[[Access], Checkpoint]:
+        files = {place.file: self._of_file[place.file] for item in items.values() for place in item.places}
         metadata = {each.name: each.of_files(files) for each in files.values()}
-        stored = {
-            name: TensorItem(item.name, item.dtype, item.shape, tuple(item.chunks)) for name, item in tensors.items()
-        }
         of_file = {file: metadata[each.name] for file, each in files.items()}
-        return partial(_part_of, self.storage, stored, of_file, self.budget.renewed())
+        return partial(_part_of, self.storage, dict(items), of_file, self.budget.renewed())
 
     def label(self, file: str) -> str:
         return self.storage.label(file)

@@ -17,13 +17,13 @@ from typing import Any
 
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.datafile import FileRecord, SavedFile
+from streamxf.checkpoint.datafile import FileRecord
 from streamxf.checkpoint.metadata import read_metadata
 from streamxf.checkpoint.pickled import pickled
 from streamxf.checkpoint.saving import Extensions, Save
 from streamxf.errors import AbortedError, ChainError, ContainerError, StreamxfError, UnsupportedError
 from streamxf.format.index import File, Index
-from streamxf.format.items import Item, ObjectItem
+from streamxf.format.items import Chunk, Item, ObjectItem
 from streamxf.format.limits import NO_PICKLE, WRAPPED_KEY_BYTES
 from streamxf.format.names import DRAFT, GLOBAL, OWN_FILE, made_by_saves, metadata_name, rank_of
 from streamxf.format.run import RunFacts
@@ -54,9 +54,9 @@ def made_by_writers(name: str) -> re.Match[str] | None:
 # -- the metadata file -------------------------------------------------------------------------------
 
 
-def placed(items: Iterable[Item], files: Iterable[SavedFile]) -> dict[str, Item]:
-    """Items by name, where `files` have them; of tensors the chunks that are there."""
-    stored = {(name, chunk.offset): chunk for file in files for name, chunk in file.written}
+def placed(items: Iterable[Item], files: Iterable[Iterable[tuple[str, Chunk]]]) -> dict[str, Item]:
+    """Items by name, where `files`, what was written to each, have them; of tensors the chunks that are there."""
+    stored = {(name, chunk.offset): chunk for written in files for name, chunk in written}
     made: dict[str, Item] = {}
     for item in items:
         if isinstance(item, ObjectItem):

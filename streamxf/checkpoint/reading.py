@@ -62,8 +62,8 @@ class BoxReader(abc.ABC):
     def load_object(self, name: str) -> Any: ...
 
     @abc.abstractmethod
-    def part(self, tensors: Mapping[str, TensorItem]) -> Callable[[Access], BoxReader]:
-        """What opens a reader of these tensors alone, under the names that they have here, with a budget as large; in
+    def part(self, items: Mapping[str, Item]) -> Callable[[Access], BoxReader]:
+        """What opens a reader of these items alone, under the names that they have here, with a budget as large; in
         another process, too, if the storage can be pickled.
         """
 

@@ -188,7 +188,7 @@ class Save:
         """A save of the arguments of public functions, of which `renew` makes those that write. Raises what is wrong
         with them, and FileExistsError, with the advice `cure`, if there is a checkpoint that may not be replaced.
         """
-        made = _chain_of(chain, recipients, signer, was_encrypted)
+        made = chain_of(chain, recipients, signer, was_encrypted)
         storage = open_storage(path, storage_options)
         warn_unless_in_one_step(storage, stacklevel=4)
         save = cls(storage, Extensions((), made), block_log2_of(block_size), True, overwrite, stock)
@@ -267,7 +267,7 @@ def check_stock(stock: Stock) -> Stock:
     return stock
 
 
-def _chain_of(chain: ChainLike | None, recipients: KeysLike, signer: SignerLike | None, was_encrypted: bool) -> Chain:
+def chain_of(chain: ChainLike | None, recipients: KeysLike, signer: SignerLike | None, was_encrypted: bool) -> Chain:
     """The chain to write with; by default that of writers, and `Encrypt` if there are keys for it. The keys belong to
     the word ``encrypt`` of a chain in text form.
     """

@@ -256,7 +256,7 @@ class CheckpointWriter:
             _, text = save.refused_objects()
             if text:
                 warnings.warn(text, stacklevel=4)  # an error if the process's filters say so
-            items = placed(self._items.values(), files)
+            items = placed(self._items.values(), [file.written for file in files])
         except BaseException as error:
             self._give_up(error)
             raise

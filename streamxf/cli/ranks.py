@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -56,13 +56,12 @@ def executor() -> Iterator[Ranks | None]:
         dist.destroy_process_group()
 
 
-class Ranks(ThreadPoolExecutor):
-    """All ranks make the same calls. Each does its share of the tasks, and all get the results. Calls are made in this
-    process, as those of threads are: nothing of them is sent, keys least of all.
-    """
+class Ranks(Executor):
+    """All ranks make the same calls. Each does its share of the tasks, and all get the results."""
+
+    sends_nothing = True  # calls are made in this process, as those of threads are
 
     def __init__(self) -> None:
-        super().__init__(1)
         self._tasks: list[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = []
         self._apart = False
 

@@ -215,11 +215,13 @@ class FileReader(BoxReader):
             self._named[id(value)] = {str(key): each for key, each in value.items()}
         return self._named[id(value)]
 
-    def part(self, tensors: Mapping[str, TensorItem]) -> Callable[[Access], FileReader]:
-        contents = replace(self.contents, items=tensors, files={}, notes=())
-        strides = {each.file: self.shards[each.file].strides for item in tensors.values() for each in item.places}
-        names = {item.name for item in tensors.values()}
-        shards = {file: Shard({}, {name: of[name] for name in of.keys() & names}) for file, of in strides.items()}
+    def part(self, items: Mapping[str, Item]) -> Callable[[Access], FileReader]:
+        contents = replace(self.contents, items=items, files={}, notes=())
+        names = {item.name for item in items.values()}
+        shards = {}
+        for file in {place.file for item in items.values() for place in item.places} & self.shards.keys():
+            tables: Any = self.shards[file].strides, self.shards[file].objects, self.shards[file].weights
+            shards[file] = Shard({}, *({name: of[name] for name in of.keys() & names} for of in tables))
         how: Any = {"open_file": self._open_file, "budget": self.budget.renewed()}
         return partial(type(self), self.storage, contents, shards, **how)
 

@@ -19,10 +19,12 @@ from dataclasses import is_dataclass, replace
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from types import UnionType
-from typing import Any, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
+from streamxf.chain import Chain
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.reading import BoxReader
+from streamxf.checkpoint.saving import chain_of
 from streamxf.errors import ParameterError, PolicyError, StreamxfError, shorten, text_of
 from streamxf.format.items import TensorItem
 from streamxf.keys import KeyRing, KeysLike
@@ -31,6 +33,12 @@ from streamxf.progress import Progress, Share
 from streamxf.storage.storage import Storage
 from streamxf.wording import many, printable
 
+Items = Mapping[str, tuple[Any, ...]]
+"""Items by their names, as each of some checkpoints has them."""
+Take = Callable[[Any], object]
+Terms = Callable[[], Access]
+"""How workers read; raises as `KeyRing`."""
+
 TASK_BYTES = 256 * 2**20
 """Stored bytes of items that are a task together."""
 
@@ -38,53 +46,50 @@ _TASK_ITEMS = 4096
 _MOST = 1024  # tasks that are handed out at a time; some describe a hundred thousand items
 
 
-class SentTerms(NamedTuple):
-    """How workers read: with the keys of `access`, or with those of a ring that is made of `named`."""
-
-    access: Access
-    named: tuple[Any, Any, bool] | None = None
-
-    def open(self) -> Access:
-        """The same in a worker; raises as `KeyRing`."""
-        if self.named is None:
-            return self.access
-        keys, trust, allow_unsigned = self.named
-        return replace(self.access, keys=KeyRing(keys, trust=trust, allow_unsigned=allow_unsigned))
-
-
 class Fleet:
     """Hands tasks to `executor`; a context manager, which waits for all results. Left by an exception, it cancels what
-    has not begun.
+    has not begun. `missed` says of each task that this process does why.
 
-    Workers read `storages` with `access`, which was made of `keys`. Raises ParameterError if something cannot be sent
-    to them, or a key must not be.
+    Workers read `storages` with `access`, which was made of `keys`. Those that write are to save as `to` does, and call
+    `chain` for its chain, which `chain_of` made of `given`. Raises ParameterError if something cannot be sent to
+    workers, or a key must not be.
     """
 
-    def __init__(self, executor: Executor, storages: list[Storage], access: Access, keys: KeysLike) -> None:
+    def __init__(
+        self, executor: Executor, storages: list[Storage], access: Access, keys: KeysLike, to: Any = None, *given: Any
+    ) -> None:
         if not isinstance(executor, Executor):
             raise ParameterError(f"executor= takes an executor of concurrent.futures, not {type(executor).__name__}")
         self._executor = executor
-        self._flying: deque[tuple[Future[Any], Any, Callable[[Any], object], Callable[..., Any], Any]] = deque()
-        self._lost: list[str] = []
-        self._access, self._terms = access, SentTerms(access)
-        near = isinstance(executor, ThreadPoolExecutor | ProcessPoolExecutor)
+        self._flying: deque[tuple[Future[Any], Any, Take, Callable[..., Any], Any]] = deque()
+        self.missed: list[str] = []
+        self._access, self._terms = access, partial[Access](replace, access)
+        here = isinstance(executor, ThreadPoolExecutor) or getattr(executor, "sends_nothing", False)
+        near = here or isinstance(executor, ProcessPoolExecutor)
         if not near and not all(key.portable for key in access.keys):
-            named = _named(keys), access.keys.trust or None, access.keys.allow_unsigned
-            self._terms = SentTerms(replace(access, keys=KeyRing()), named)
+            trust, unsigned = access.keys.trust or None, access.keys.allow_unsigned
+            self._terms = partial(_with, replace(access, keys=KeyRing()), _named(keys, "keys"), trust, unsigned)
+        made, storages = (Chain(), storages) if to is None else (to.extensions.chain, [*storages, to.storage])
+        self.chain: Callable[[], Chain] = partial(Chain.of, made)
+        secrets = () if made.encryption is None else (*made.encryption.recipients, made.encryption.signer)
+        if not near and not all(key is None or getattr(key, "portable", False) for key in secrets):
+            text, recipients, signer = given
+            by = None if signer is None else _named(signer, "signer")[0]
+            self.chain = partial(chain_of, text, _named(recipients, "recipients"), by, len(access.keys) > 0)
         sent: list[tuple[str, Any]] = [("path", each) for each in storages]
-        sent += [("keys", access.keys if near else None), ("codecs", self._terms)]
-        for name, value in sent if not isinstance(executor, ThreadPoolExecutor) else ():
+        sent += [("keys", access.keys if near else None), ("codecs", self._terms), ("chain", self.chain)]
+        for name, value in sent if not here else ():
             try:
                 (ForkingPickler if near else pickle).dumps(value)
             except Exception as error:  # of any class
                 text = f"{name}= cannot be sent to the workers of executor=, since it cannot be pickled"
                 raise ParameterError(f"{text}: {type(error).__name__}: {text_of(error)}") from None
 
-    def terms(self, access: Access) -> SentTerms:
+    def terms(self, access: Access) -> Terms:
         """What workers get of `access`: that of this fleet, or one without keys."""
-        return self._terms if access is self._access else SentTerms(access)
+        return self._terms if access is self._access else partial(replace, access)
 
-    def submit(self, kind: Any, take: Callable[[Any], object], call: Callable[..., Any], *args: Any) -> None:
+    def submit(self, kind: Any, take: Take, call: Callable[..., Any], *args: Any) -> None:
         """Have ``call(*args)`` made. `take` gets the result, of the type `kind`, or the StreamxfError that was raised;
         in the order in which calls were submitted, now or later.
         """
@@ -96,6 +101,28 @@ class Fleet:
         self._flying.append((future, kind, take, call, args))
         while len(self._flying) > _MOST or (self._flying and self._flying[0][0].done()):
             self._take()
+
+    def read(self, readers: Sequence[BoxReader], part: Items, share: Share, kind: Any, take: Take, *task: Any) -> None:
+        """Have ``call(readers, part, None, *args)`` made, of a `task` that is ``call, *args``; `take` gets its result.
+        Raises as the call, and `Terms`.
+        """
+        call, *args = task
+
+        def done(result: tuple[Any, ...] | StreamxfError) -> None:
+            try:
+                if isinstance(result, StreamxfError):
+                    raise result
+                for reader, asked in zip(readers, result[1:], strict=True):
+                    reader.budget.spend(asked, "the items")
+            except PolicyError:  # what is too much for the limit of the whole is refused here, where its item is known
+                take(call(readers, part, None, *args))
+            else:
+                take(result[0])
+            share.finish()
+
+        opens = [reader.part({name: items[at] for name, items in part.items()}) for at, reader in enumerate(readers)]
+        results: Any = tuple.__class_getitem__((kind, *[int] * len(readers)))
+        self.submit(results, done, _there, opens, [self.terms(reader.access) for reader in readers], call, args)
 
     def then(self, call: Callable[[], object]) -> None:
         """Make a call once all results so far were taken."""
@@ -110,7 +137,7 @@ class Fleet:
             if not isinstance(result, StreamxfError) and not fits(result, kind):
                 raise TypeError("what a worker returned is not the task's result")
         except Exception as error:  # the executor's own: an error of the task's is its result
-            self._lost.append(f"{type(error).__name__}: {text_of(error)}".removesuffix(": "))
+            self.missed.append(f"{type(error).__name__}: {text_of(error)}".removesuffix(": "))
             result = _made(call, args)
         self._flying.popleft()
         take(result)
@@ -118,12 +145,12 @@ class Fleet:
     @property
     def lost(self) -> str:
         """Says how many tasks this process did, and why; empty if there were none."""
-        return f"{many(len(self._lost), 'task')}: {shorten(self._lost[0], 300)}" if self._lost else ""
+        return f"{many(len(self.missed), 'task')}: {shorten(self.missed[0], 300)}" if self.missed else ""
 
     @property
     def notes(self) -> list[str]:
         """The same as remarks of a report."""
-        return [f"finished in this process: {printable(self.lost)}"] if self._lost else []
+        return [f"finished in this process: {printable(self.lost)}"] if self.missed else []
 
     def __enter__(self) -> Self:
         return self
@@ -138,12 +165,16 @@ class Fleet:
             self._flying.clear()
 
 
-def _named(keys: KeysLike) -> tuple[Any, ...]:
+def _with(access: Access, keys: Any, trust: Any, allow_unsigned: bool) -> Access:
+    return replace(access, keys=KeyRing(keys, trust=trust, allow_unsigned=allow_unsigned))
+
+
+def _named(keys: Any, name: str) -> tuple[Any, ...]:
     """Keys that can be sent anywhere: locations, and those that hold nothing secret."""
-    found = () if isinstance(keys, KeyRing) else several(keys, "keys", lambda key: key)
+    found = () if isinstance(keys, KeyRing | Iterator) else several(keys, name, lambda key: key)
     if not found or not all(isinstance(key, str | os.PathLike) or getattr(key, "portable", False) for key in found):
         raise ParameterError(
-            "keys= has a key in memory, which is not sent to workers that may be on other hosts. Name it by a location "
+            f"{name}= has a key in memory, which is not sent to workers that may be on other hosts. Name a location "
             "that each of them can open: 'file:/run/secrets/checkpoint.key', 'env:CHECKPOINT_KEY', 'aws-kms:ARN'"
         )
     return found
@@ -179,62 +210,40 @@ def fits(value: Any, kind: Any) -> bool:
     return all(fits(each, inner[0]) for each in value) if inner else origin is not int or value >= 0
 
 
-Tensors = Mapping[str, tuple[TensorItem, ...]]
-"""Some tensors by their names, as each of some checkpoints has them."""
-
-
 def by_tensors(
     fleet: Fleet | None,
     readers: Sequence[BoxReader],
-    tensors: Tensors,
+    tensors: Items,
     kind: Any,
-    take: Callable[[Any], object],
+    take: Take,
     progress: Progress | None,
     call: Callable[..., Any],
     *args: Any,
 ) -> None:
     """Make ``call(readers, tensors, progress, *args)``, or have a fleet make it for some tensors at a time; `take` gets
-    the results, of the type `kind`, in the order of the tensors. Raises as `call`, and `SentTerms.open`.
+    the results, of the type `kind`, in the order of the tensors. Raises as `call`, and `Terms`.
     """
     if progress is not None:
         progress.expect(_size(tensors))
     if fleet is None:
         take(call(readers, tensors, progress, *args))
         return
-
-    def done(part: Tensors, result: tuple[Any, ...] | StreamxfError) -> None:
-        try:
-            if isinstance(result, StreamxfError):
-                raise result
-            for reader, asked in zip(readers, result[1:], strict=True):
-                reader.budget.spend(asked, "the tensors")
-        except PolicyError:  # what is too much for the limit of the whole is refused here, where it is known of which
-            take(call(readers, part, progress, *args))
-        else:
-            take(result[0])
-            Share(progress, _size(part)).finish()
-
-    terms = [fleet.terms(reader.access) for reader in readers]
-    results: Any = tuple.__class_getitem__((kind, *[int] * len(readers)))
     with fleet:
         for part in _cut(tensors):
-            opens = [
-                reader.part({name: items[at] for name, items in part.items()}) for at, reader in enumerate(readers)
-            ]
-            fleet.submit(results, partial(done, part), _there, opens, terms, call, args)
+            fleet.read(readers, part, Share(progress, _size(part)), kind, take, call, *args)
 
 
 def _there(
-    opens: Sequence[Callable[[Access], BoxReader]], terms: Sequence[SentTerms], call: Callable[..., Any], args: Any
+    opens: Sequence[Callable[[Access], BoxReader]], terms: Sequence[Terms], call: Callable[..., Any], args: Any
 ) -> tuple[Any, ...]:
     """A worker's task: the call's result, and what was asked of each budget."""
     with ExitStack() as stack:
-        here = [stack.enter_context(each(how.open())) for each, how in zip(opens, terms, strict=True)]
+        here = [stack.enter_context(each(how())) for each, how in zip(opens, terms, strict=True)]
         tensors = {name: tuple(each.stored[name] for each in here) for name in here[0].stored}
         return call(here, tensors, None, *args), *(each.budget.asked for each in here)
 
 
-def _cut(tensors: Tensors) -> Iterator[Tensors]:
+def _cut(tensors: Items) -> Iterator[Items]:
     part, stored = dict[str, tuple[TensorItem, ...]](), 0
     for name, items in tensors.items():
         size = sum(item.stored_bytes for item in items)
@@ -247,5 +256,5 @@ def _cut(tensors: Tensors) -> Iterator[Tensors]:
         yield part
 
 
-def _size(tensors: Tensors) -> int:
+def _size(tensors: Items) -> int:
     return sum(item.size for items in tensors.values() for item in items)

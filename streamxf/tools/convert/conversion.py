@@ -12,28 +12,30 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
 
-from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.access import access_for
 from streamxf.checkpoint.datafile import FileRecord, SavedFile, planned_size, write_file
 from streamxf.checkpoint.metadata import SLIP_RANK, read_metadata
 from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.publish import assemble, placed, publish
-from streamxf.checkpoint.saving import Save, check_space
+from streamxf.checkpoint.reading import BoxReader
+from streamxf.checkpoint.saving import Extensions, Save, check_space
 from streamxf.checkpoint.sources import Content
-from streamxf.errors import ContainerError, ParameterError, StreamxfError
+from streamxf.errors import ContainerError, KeyMissingError, ParameterError, StreamxfError
 from streamxf.format.items import Chunk, Item
-from streamxf.format.names import OWN_SLIP, SLIP
+from streamxf.format.names import OWN_FILE, OWN_SLIP, SLIP
 from streamxf.format.run import RunFacts
 from streamxf.format.tiling import MAX_GROUP
-from streamxf.progress import Progress
+from streamxf.progress import Progress, Share
 from streamxf.storage.opening import Location, are_same
 from streamxf.storage.storage import Storage
+from streamxf.tools.fleet import Fleet, Items
 from streamxf.version import __version__
 from streamxf.wording import listed, many, size_text
 
@@ -96,9 +98,9 @@ class Converted:
     @classmethod
     def together(cls, parts: Sequence[Converted]) -> Converted:
         """What several conversions did for one checkpoint."""
-        done = parts[0]
-        for part in parts[1:]:
-            done = replace(done, **{name: getattr(done, name) + getattr(part, name) for name in _ADDED_UP})
+        done = parts[-1]
+        for part in reversed(parts[:-1]):
+            done = replace(done, **{name: getattr(part, name) + getattr(done, name) for name in _ADDED_UP})
         return done
 
 
@@ -116,7 +118,8 @@ class Conversion:
     - `rank`: of the metadata that will name them; None for that of all ranks.
     - `identity`: tells contents of the source apart without reading them. What an earlier call finished is reused if it
       had the same.
-    - `read`: returns the data of an object or a shard; called in the order of their places within each data file.
+    - `read`: returns the data of an object or a shard, from `reader`; called in the order of their places within each
+      data file.
     - `extra`, `run`: as in the index.
     - `check`: called just before publishing; raises to prevent it.
     """
@@ -124,7 +127,8 @@ class Conversion:
     items: Sequence[Item]
     rank: int | None
     identity: str
-    read: Callable[[ItemPart], Content]
+    reader: BoxReader
+    read: Callable[[Any, ItemPart], Content]
     extra: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[], None] | None = None
     run: RunFacts | None = None
@@ -170,8 +174,10 @@ def check_same(source: Storage, before: object, now: object) -> None:
         )
 
 
-def convert(to: Save, conversion: Conversion, file_size: int, progress: Progress | None = None) -> Converted:
-    """Write a conversion's items to data files of about `file_size` bytes, and publish them.
+def convert(
+    to: Save, conversion: Conversion, file_size: int, progress: Progress | None = None, fleet: Fleet | None = None
+) -> Converted:
+    """Write a conversion's items to data files of about `file_size` bytes, or have a fleet do it, and publish them.
 
     Whatever it raises, nothing was published then, and finished files stay for the next call.
     """
@@ -180,7 +186,7 @@ def convert(to: Save, conversion: Conversion, file_size: int, progress: Progress
     begin = perf_counter()
     made = to.storage.make_folder()
     try:
-        return replace(_Writing(to, conversion, file_size).run(progress), seconds=perf_counter() - begin)
+        return replace(_Writing(to, conversion, file_size).run(progress, fleet), seconds=perf_counter() - begin)
     except BaseException:
         with suppress(OSError):  # it is not empty, or was removed
             for folder in made:
@@ -199,18 +205,21 @@ class _Writing:
         self._save = to.renew()
         self._save.place = to.storage.mount()
         self._done: list[SavedFile] = []
+        self._told: list[tuple[str, int]] = []  # names of files that workers wrote, and bytes of the items in them
+        self._raw = 0
+        self._access = access_for(self._save.extensions.chain)  # for slips, which must be authentic where it encrypts
 
-    def run(self, progress: Progress | None) -> Converted:
+    def run(self, progress: Progress | None, fleet: Fleet | None) -> Converted:
         storage, save = self._storage, self._save
-        kept, discarded = self._finished_earlier()
-        left = {save.file_name(self._rank, n): parts for n, parts in enumerate(self._files) if n not in kept}
+        kept, discarded = self._finished()
+        left = {number: parts for number, parts in enumerate(self._files) if number not in kept}
         expected = sum(planned_size(part.identity(b"")) for parts in left.values() for part in parts)
         check_space(storage, save.extensions, expected, lambda: expected)
         if progress is not None:
             save.progress = progress
             progress.expect(expected)
         self._done += [kept[number] for number in sorted(kept)]
-        self._write_all(left)
+        self._write_all(left, fleet)
         save_id = os.urandom(16).hex()
         self._publish(save_id)
         items = sum(map(len, self._files))
@@ -218,43 +227,53 @@ class _Writing:
         chain = self._to.extensions.chain
         recipients, signer = (chain.encryption.recipients, chain.encryption.signer) if chain.encryption else ((), None)
         who = tuple(f"{key.kind}:{key.id}" for key in recipients), (signer.id,) if signer is not None else ()
-        counts = items, len(self._files), len(kept), discarded, save.meter.total().raw_bytes, stored
-        return Converted(str(chain), *who, (save_id,), *counts, 0.0)
+        counts = items, len(self._files), len(kept), discarded, self._raw + save.meter.total().raw_bytes, stored
+        return Converted(str(chain), *who, (save_id,), *counts, 0.0, tuple(fleet.notes) if fleet else ())
 
-    def _write_all(self, files: Mapping[str, Sequence[ItemPart]]) -> None:
+    def _write_all(self, files: Mapping[int, Sequence[ItemPart]], fleet: Fleet | None) -> None:
+        save, conversion = self._save, self._conversion
         try:
-            for name, parts in files.items():
-                self._write(name, parts)
+            there = self._hand_out(files, fleet) if fleet is not None and files else {}
+            self._done += there.values()
+            self._told.clear()
+            read = partial(conversion.read, conversion.reader)
+            for number in (number for number in files if number not in there):
+                self._done.append(_write_file(save, (self._rank, number), files[number], read, self._job))
         except BaseException as error:
-            if self._done:
+            if finished := len(self._done) + len(self._told):
                 error.add_note(
-                    f"nothing was published; finished data files, which stay: {len(self._done)} of "
-                    f"{len(self._files)}; repeat it to resume"
+                    f"nothing was published; finished data files, which stay: {finished} of {len(self._files)}; "
+                    "repeat it to resume"
                 )
             elif isinstance(error, KeyboardInterrupt):
                 error.add_note("nothing was published, and no data file is finished: repeating it starts over")
             raise
 
-    def _write(self, name: str, parts: Sequence[ItemPart]) -> None:
-        """Write a data file and its slip, which says that it is there."""
-        save = self._save
-        try:
-            with self._storage.create(name) as raw:
-                entries = ((part.identity(b""), partial(self._conversion.read, part)) for part in parts)
-                file = write_file(save, raw, name, entries)
-            items = placed({part.item.name: part.item for part in parts}.values(), [file])
-            _, slip = assemble(items, [file.record], save.extensions, self._job, None, rank=SLIP_RANK)
-            # not synced: one that a crash damages is ignored, and the data file is on the disk already
-            self._storage.put(f"{name}{SLIP}", slip, sync=False)
-        except BaseException as error:
-            save.discard([name], error)
-            raise
-        self._done.append(file)
+    def _hand_out(self, files: Mapping[int, Sequence[ItemPart]], fleet: Fleet) -> dict[int, SavedFile]:
+        """Have a fleet write files; returns those that are there, by the slips that say so."""
+        save, conversion = self._save, self._conversion
+        if (encryption := save.extensions.encryption) is not None:  # where a slip cannot be opened, nothing is begun
+            if not len(self._access.keys):
+                raise KeyMissingError("executor= needs a recipient's key that decrypts, and these can only encrypt")
+            self._access.keys.open(encryption.wrapped, encryption.vouch(bytes(32)), bytes(32))
+        make: Any = partial(Save, self._storage, block_log2=save.block_log2, sync=True, overwrite=True)
+        with fleet:
+            for number, parts in files.items():
+                own = placed({part.item.name: part.item for part in parts}.values(), [map(_written, parts)])
+                items = {name: (own[name],) for name in own}
+                share = Share(save.progress, sum(planned_size(part.identity(b"")) for part in parts))
+                task = _write_there, conversion.read, make, fleet.chain, (self._rank, number), self._job
+                fleet.read([conversion.reader], items, share, tuple[str, int], self._told.append, *task)
+        named = [name for name, _ in self._told]
+        found = {number: file for number, file in self._finished(named)[0].items() if number in files}
+        fleet.missed += ["the target has not all that workers wrote, as it is seen here"] * (len(files) - len(found))
+        self._raw = sum(size for _, size in self._told)
+        return found
 
     def _publish(self, save_id: str) -> None:
         conversion, save = self._conversion, self._save
         try:
-            items = placed(conversion.items, self._done)
+            items = placed(conversion.items, [file.written for file in self._done])
             about: Any = {"rank": conversion.rank, "extra": conversion.extra, "run": conversion.run}
             records = [file.record for file in self._done]
             # the files are kept, since another call may have found and published them
@@ -266,15 +285,15 @@ class _Writing:
             )
             raise
 
-    # -- what earlier calls finished -----------------------------------------------------------------
+    # -- what earlier calls and workers finished -----------------------------------------------------
 
-    def _finished_earlier(self) -> tuple[dict[int, SavedFile], int]:
-        """Data files of earlier calls, by number; and how many slips are of other conversions or unusable."""
-        storage, save, access = self._storage, self._save, Access()
-        if (encryption := save.extensions.encryption) is not None:  # then slips must be authentic
-            signer = encryption.signer
-            access = Access.of(list(encryption.recipients), trust=signer.verify_key if signer is not None else None)
-        listed = storage.names()
+    def _finished(self, told: Collection[str] = ()) -> tuple[dict[int, SavedFile], int]:
+        """Data files of earlier calls, or those of these names, by number; and how many slips are of other conversions
+        or unusable.
+        """
+        storage, save, access = self._storage, self._save, self._access
+        named = {each for name in told if OWN_FILE.fullmatch(name) for each in (name, f"{name}{SLIP}")}
+        listed = storage.names(named or None)
         found: dict[int, SavedFile] = {}
         others = 0
         for name in sorted(listed):
@@ -297,9 +316,41 @@ class _Writing:
                 record = FileRecord(path, facts.size, facts.writer, slip.wrapped, *about, secret)
                 parts = [part for item in index.items.values() for part in streams_of(item)]
                 if set(map(_key_of, parts)) == set(map(_key_of, self._files[number])):
-                    written = [(each.item.name, each.chunk or Chunk((), (), each.place, False)) for each in parts]
-                    found[number] = SavedFile(record, written)
+                    found[number] = SavedFile(record, [*map(_written, parts)])
         return found, others
+
+
+def _write_file(save: Save, at: tuple[int, int], parts: Sequence[ItemPart], read: Any, job: str) -> SavedFile:
+    """Write a data file, `at` a rank and a number, and its slip, which says that it is there."""
+    name = save.file_name(*at)
+    try:
+        with save.storage.create(name) as raw:
+            entries = ((part.identity(b""), partial(read, part)) for part in parts)
+            file = write_file(save, raw, name, entries)
+        items = placed({part.item.name: part.item for part in parts}.values(), [file.written])
+        _, slip = assemble(items, [file.record], save.extensions, job, None, rank=SLIP_RANK)
+        # not synced: one that a crash damages is ignored, and the data file is on the disk already
+        save.storage.put(f"{name}{SLIP}", slip, sync=False)
+    except BaseException as error:
+        save.discard([name], error)
+        raise
+    return file
+
+
+def _write_there(
+    readers: Sequence[BoxReader], items: Items, _: None, read: Any, make: Any, chain: Any, at: tuple[int, int], job: str
+) -> tuple[str, int]:
+    """A worker's task: write a data file of items. Each try has a writer id and a data key of its own. Returns the
+    file's name, and the bytes of the items.
+    """
+    save: Save = make(extensions=Extensions((), chain().renew()))
+    parts = [each for (item,) in items.values() for each in streams_of(item)]
+    file = _write_file(save, at, parts, partial(read, readers[0]), job)
+    return file.record.path, save.meter.total().raw_bytes
+
+
+def _written(part: ItemPart) -> tuple[str, Chunk]:
+    return part.item.name, part.chunk or Chunk((), (), part.place, False)
 
 
 def _key_of(part: ItemPart) -> tuple[str, tuple[int, ...] | None]:

@@ -6,6 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -35,6 +36,7 @@ from streamxf.stream.reader import BareBlocks, Blocks, StreamReader
 from streamxf.tools.convert.conversion import FILE_SIZE, Conversion, Converted, check_same, convert, refuse_same
 from streamxf.tools.convert.manifest import FileTree
 from streamxf.tools.convert.packed import PackedReader, open_packed
+from streamxf.tools.fleet import Fleet
 from streamxf.torchsave.objects import find_framed
 from streamxf.torchsave.writing import saved
 from streamxf.wording import some
@@ -61,6 +63,7 @@ def transcode(
     file_size: int = FILE_SIZE,
     max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Converted:
     """Copy a DCP checkpoint, streamxf's or another's, through another chain.
 
@@ -95,6 +98,9 @@ def transcode(
     max_expansion : int
         As in `diff`, for the copied bytes.
     progress : Progress, optional
+    executor : concurrent.futures.Executor, optional
+        Its workers write the data files, as in `verify`, and need `recipients` and `signer`, too. If the chain
+        encrypts, a recipient's key has to decrypt here what they wrote.
 
     Raises
     ------
@@ -132,7 +138,8 @@ def transcode(
             "storage itself. Nothing was changed",
             file=storage.label(),
         )
-    return copy(storage, access, to, file_size, progress, in_place=in_place)
+    fleet = None if executor is None else Fleet(executor, [storage], access, keys, to, chain, recipients, signer)
+    return copy(storage, access, to, file_size, progress, fleet, in_place=in_place)
 
 
 def copy(
@@ -141,6 +148,7 @@ def copy(
     to: Save,
     file_size: int = FILE_SIZE,
     progress: Progress | None = None,
+    fleet: Fleet | None = None,
     *,
     in_place: bool = False,
 ) -> Converted:
@@ -148,7 +156,7 @@ def copy(
     versions = {name: storage.version(name) for name in metadata_files(storage)}
     with Checkpoint.at(storage, access) as checkpoint:
         copies = [_copy_of(checkpoint, each, versions.get(each.name), in_place) for each in checkpoint.metadata]
-        return Converted.together([convert(to, each, file_size, progress) for each in copies])
+        return Converted.together([convert(to, each, file_size, progress, fleet) for each in copies])
 
 
 def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_place: bool) -> Conversion:
@@ -172,10 +180,11 @@ def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_pla
         check_same(storage, before, versions())
 
     return Conversion(
-        tuple(metadata.items.values()),
+        tuple(metadata.each()),
         metadata.rank,
         json.dumps([storage.label(), [version, before] if index is None else index.save_id]),
-        partial(_stored, checkpoint),
+        checkpoint,
+        _stored,
         index.extra if index is not None else {},
         check,
         index.run if index is not None else None,
@@ -216,6 +225,7 @@ def pack(
     file_size: int = FILE_SIZE,
     max_expansion: int = MAX_EXPANSION,
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Converted:
     """Write a checkpoint of any format as one of DCP, through a chain.
 
@@ -236,7 +246,7 @@ def pack(
     ----------
     source, target : path, str or Storage
         Or URLs. The target is a folder that does not exist yet, or contains no checkpoint.
-    chain, overwrite, recipients, signer, storage_options, target_options, block_size, file_size, progress
+    chain, overwrite, recipients, signer, storage_options, target_options, block_size, file_size, progress, executor
         As in `transcode`; `max_expansion` as well.
     keys, trust, allow_unsigned, require
         For a DCP checkpoint that is encrypted; other formats have no encryption.
@@ -271,16 +281,19 @@ def pack(
         block_size=block_size,
         storage_options=target_options,
     )
+    fleet = None if executor is None else Fleet(executor, [storage], access, keys, to, chain, recipients, signer)
     if of_dcp:
-        return replace(copy(storage, access, to, file_size, progress), notes=tree.notes())
+        made = copy(storage, access, to, file_size, progress, fleet)
+        return replace(made, notes=(*tree.notes(), *made.notes))
     before = tree.identity()
     with open_packed(tree, max_expansion) as whole:
 
         def check() -> None:
             check_same(storage, before, FileTree.of(storage).identity())
 
-        contents = Conversion(tuple(whole.stored.values()), None, before, partial(_packed, whole), check=check)
-        return replace(convert(to, contents, file_size, progress), notes=tuple(whole.contents.notes))
+        contents = Conversion(tuple(whole.stored.values()), None, before, whole, _packed, check=check)
+        made = convert(to, contents, file_size, progress, fleet)
+        return replace(made, notes=(*whole.contents.notes, *made.notes))
 
 
 def _packed(whole: PackedReader, wanted: ItemPart) -> Content:

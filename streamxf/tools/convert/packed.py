@@ -45,10 +45,10 @@ class PackedReader(FileReader):
         self.manifest: manifest.PackManifest = described
         self._gaps = gaps
 
-    def part(self, tensors: Mapping[str, TensorItem]) -> Callable[[Access], PackedReader]:
-        gaps = {item.name: self._gaps[item.name] for item in tensors.values() if item.name in self._gaps}
-        made: Any = super().part(tensors)
-        return partial(made, gaps=gaps)
+    def part(self, items: Mapping[str, Item]) -> Callable[[Access], PackedReader]:
+        gaps = {item.name: self._gaps[item.name] for item in items.values() if item.name in self._gaps}
+        made: Any = super().part(items)
+        return partial(made, gaps=gaps, described=self.manifest if manifest.ITEM in items else None)
 
     def elements(self, item: TensorItem, chunk: Chunk) -> Elements:
         if item.name not in self._gaps:

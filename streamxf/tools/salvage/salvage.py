@@ -212,7 +212,7 @@ def _conversion(source: str, checkpoint: DamagedCheckpoint, found: Salvaged, par
         identity.update(repr(fact).encode("ascii", "backslashreplace"))
     filler, known = Filler(checkpoint, partial), {*found.damaged}
 
-    def read(wanted: ItemPart) -> Content:
+    def read(_: object, wanted: ItemPart) -> Content:
         before = len(filler.damaged)
         data = filler.read(wanted.item.name)
         if data is None or not known.issuperset(filler.damaged[before:]):
@@ -226,7 +226,7 @@ def _conversion(source: str, checkpoint: DamagedCheckpoint, found: Salvaged, par
 
     run = next((metadata.index.run for metadata in checkpoint.metadata if metadata.index is not None), None)
     items = [_in_one_piece(checkpoint, name) for name in found.loaded]
-    return Conversion(items, None, identity.hexdigest(), read, run=run)
+    return Conversion(items, None, identity.hexdigest(), checkpoint, read, run=run)
 
 
 def _in_one_piece(checkpoint: DamagedCheckpoint, name: str) -> Item:

@@ -22,7 +22,7 @@ from streamxf.errors import ForeignError, StreamxfError
 from streamxf.format.items import TensorItem
 from streamxf.progress import Progress, Share
 from streamxf.tools.damage import CALLERS, Damage
-from streamxf.tools.fleet import Fleet, Tensors, by_tensors
+from streamxf.tools.fleet import Fleet, Items, by_tensors
 from streamxf.tools.values.histogram import FineHistogram, Histogram
 from streamxf.tools.values.numbers import INTEGERS, Array, floats, has_codes, has_numbers, integers, numbers_by_code
 
@@ -249,7 +249,7 @@ def statistics_of(
     return found, {name: str(Damage.of(each)) for name, each in results.items() if isinstance(each, Exception)}
 
 
-def _statistics(readers: Sequence[BoxReader], counted: Tensors, progress: Progress | None) -> dict[str, _Result]:
+def _statistics(readers: Sequence[BoxReader], counted: Items, progress: Progress | None) -> dict[str, _Result]:
     share = Share(progress, sum(item.size for (item,) in counted.values()))
     found: dict[str, _Result] = {}
     with suppress(StreamxfError, OSError):  # which comes again where it belongs
@@ -265,7 +265,7 @@ def _statistics(readers: Sequence[BoxReader], counted: Tensors, progress: Progre
     return found
 
 
-def _count_boxes(reader: BoxReader, counted: Tensors, found: dict[str, _Result], progress: Share) -> None:
+def _count_boxes(reader: BoxReader, counted: Items, found: dict[str, _Result], progress: Share) -> None:
     whole: dict[str, ValueCounter] = {}
     pipeline: Pipeline[_Part] = Pipeline()
 

@@ -18,14 +18,12 @@ from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
-from streamxf.progress import Share
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.storage import Storage
 from streamxf.stream.container import read_header
 from streamxf.stream.plain import PlainParts
 from streamxf.stream.reader import BareBlocks, StreamReader
-from streamxf.tools.fleet import Fleet, SentTerms
 from streamxf.tools.verify.reading import (
     AnyCheck,
     Outcome,
@@ -55,7 +53,7 @@ def check_file(call: Verification) -> Checks:
         raise no_checkpoint(
             storage, "neither as one of streamxf.open, nor as a .safetensors file, nor as one of torch.save"
         )
-    yield [FormatCheck(call, storage, storage.name, _CHECKS[found])]
+    yield [FormatCheck(call, storage.name, _CHECKS[found])]
 
 
 def check_folder(call: Verification, layout: huggingface.HubLayout) -> Checks:
@@ -70,7 +68,7 @@ def check_folder(call: Verification, layout: huggingface.HubLayout) -> Checks:
         findings.damage(error)
         shards = tuple(sorted(name for name in storage.names() if name.endswith(layout.suffix)))
     check = _check_torch if layout.suffix == huggingface.BIN else _check_safetensors
-    yield [FormatCheck(call, storage.child(shard), shard, check) for shard in shards]
+    yield [FormatCheck(call, shard, check, storage.child(shard)) for shard in shards]
     if away := huggingface.links_out(storage, filter(None, (layout.index, *shards))):
         findings.unchecked.append(f"whether files belong here that are links out of the folder: {some(away)}")
     if not any(each.damaged for each in call.found):
@@ -81,37 +79,25 @@ def check_folder(call: Verification, layout: huggingface.HubLayout) -> Checks:
 
 
 class FormatCheck(AnyCheck):
-    """A check of the file that `storage` is, by what its format allows."""
+    """A check of the file that `storage` is, by default that of `call`, by what its format allows."""
 
-    def __init__(self, call: Verification, storage: Storage, name: str, check: _CheckOf) -> None:
-        self.findings = call.findings(name)
-        self.call, self._storage, self._check = call, storage, check
+    def __init__(self, call: Verification, name: str, check: _CheckOf, storage: Storage | None = None) -> None:
+        super().__init__(call, name)
+        self._check, self.storage = check, storage or call.storage
+
+    def parts(self) -> list[tuple[Any, ...]]:
+        return [(self._check,)]
 
     def run(self) -> None:
         findings = self.findings
         try:
-            with self.call.open(findings.file, self._storage) as file:
+            with self.call.open(findings.file, self.storage) as file:
                 findings.files, findings.bytes_read = 1, file.size
                 self._check(file, self.call.access, findings)
         except FileNotFoundError:
             findings.damage(errors.ContainerError("the index names this file, which is missing"))
         except (OSError, errors.ForeignError) as error:
             findings.damage(error)
-
-    def submit(self, fleet: Fleet) -> None:
-        terms = fleet.terms(self.call.access)
-        fleet.submit(Findings, self._take, _check_there, self._storage, terms, self.findings.file, self._check)
-
-    def _take(self, found: Findings | errors.StreamxfError) -> None:
-        self.taken(found)
-        Share.announced(self.call.progress, self.findings.bytes_read).finish()
-
-
-def _check_there(storage: Storage, terms: SentTerms, name: str, check: _CheckOf) -> Findings:
-    """A worker's task; raises as `check` and `SentTerms.open`."""
-    made = FormatCheck(Verification(storage, terms.open(), None), storage, name, check)
-    made.run()
-    return made.findings
 
 
 def _refuse_keys(call: Verification) -> None:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from streamxf import errors
 from streamxf.budget import held_bytes
@@ -32,7 +32,7 @@ from streamxf.storage.reading import Counted, FileSlice, PositionalFile, StoredF
 from streamxf.storage.storage import Storage
 from streamxf.stream.container import BlockReader, read_header
 from streamxf.stream.reader import BareBlocks, MemoryBlocks, StreamReader
-from streamxf.tools.fleet import TASK_BYTES, Fleet, SentTerms
+from streamxf.tools.fleet import TASK_BYTES, Fleet, Terms
 from streamxf.tools.scan import Found, Scan, walk
 from streamxf.tools.verify.report import KEYED, TRANSFORMED, UNBOUND, WITHOUT_CRC, Findings, Notes
 from streamxf.torchsave.objects import check_records, find_framed, load_framed
@@ -222,23 +222,40 @@ def check_along_heads(source: FileSlice, header: Header, coder: StreamCoder | No
 class AnyCheck(ABC):
     """A check of a file, whose results go to `findings`, and what ends it in a worker to the failures of `call`."""
 
-    findings: Findings
-    call: Verification
+    share: Share | None = None
+
+    def __init__(self, call: Verification, name: str) -> None:
+        self.call, self.storage, self.findings = call, call.storage, call.findings(name)
 
     @abstractmethod
     def run(self) -> None:
         """Make the check, here."""
 
     @abstractmethod
+    def parts(self) -> list[tuple[Any, ...]]:
+        """The arguments, after a name, of checks by workers that make up this one."""
+
     def submit(self, fleet: Fleet) -> None:
         """Have a fleet make it."""
+        there = _check_there, type(self), self.storage, fleet.terms(self.call.access), self.findings.file
+        for args in self.parts():
+            fleet.submit(Findings, self._take, *there, *args)
+        if self.share is not None:
+            fleet.then(self.share.finish)
 
-    def taken(self, found: Findings | errors.StreamxfError) -> None:
-        """Take what a worker found."""
+    def _take(self, found: Findings | errors.StreamxfError) -> None:
         if isinstance(found, errors.StreamxfError):
             self.call.failures.append(found)
         else:
             self.findings.add(found)
+            (self.share or Share.announced(self.call.progress, found.bytes_read)).advance(found.bytes_read)
+
+
+def _check_there(kind: Callable[..., AnyCheck], storage: Storage, terms: Terms, *args: Any) -> Findings:
+    """A worker's task; raises as the check and `terms`."""
+    check = kind(Verification(storage, terms(), None), *args)
+    check.run()
+    return check.findings
 
 
 class ItemRun(NamedTuple):
@@ -254,28 +271,34 @@ class ItemRun(NamedTuple):
 
 
 class FileCheck(AnyCheck):
-    """A check of one data file of about `size` bytes. `metadata` says what is known of its items, which come in the
-    order of their places; what no metadata describes is scanned.
+    """A check of one data file of about `size` bytes, or of one `run` of its items. `metadata` says what is known of
+    these, which come in the order of their places; what no metadata describes is scanned.
     """
 
     def __init__(
-        self, call: Verification, name: str, size: int, metadata: Metadata | None = None, items: Sequence[ItemPart] = ()
+        self,
+        call: Verification,
+        name: str,
+        size: int,
+        metadata: Metadata | None = None,
+        items: Sequence[ItemPart] = (),
+        only: ItemRun | None = None,
     ) -> None:
-        self.findings = call.findings(name)
-        self.call = call
+        super().__init__(call, name)
+        self._only = only
         self._metadata = metadata
         known = metadata or Metadata("", None, {}, None)
         self._opener = ItemOpener(known, call.access, sees_index=metadata is not None)
         self._items = items
         self._size = size
-        self._share = Share.announced(call.progress, size)
+        self.share: Share = Share.announced(call.progress, size)
         self._pipeline: Pipeline[Outcome] = Pipeline()
 
-    def run(self, only: ItemRun | None = None) -> None:
-        """Make the check, or that of one run; damage goes to the findings."""
-        findings = self.findings
+    def run(self) -> None:
+        """Make the check; damage goes to the findings."""
+        findings, only = self.findings, self._only
         try:
-            with self.call.open(findings.file, share=self._share, held=only.held if only else None) as file:
+            with self.call.open(findings.file, share=self.share, held=only.held if only else None) as file:
                 findings.files = 1
                 try:
                     self._scan(file) if self._metadata is None else self._check(file, only)
@@ -287,27 +310,19 @@ class FileCheck(AnyCheck):
             findings.damage(error)
             if not findings.files and self._items:
                 self._lose_all("the file cannot be read")
-        self._share.finish()
+        self.share.finish()
+        if only is not None and only.begin:
+            findings.files = 0  # the first run counts it
 
-    def submit(self, fleet: Fleet) -> None:
-        """Have a fleet make it, run by run if it has several and can be opened here."""
+    def parts(self) -> list[tuple[Any, ...]]:
+        """The runs, if there are several and the file can be opened here."""
         name, runs = self.findings.file, list[ItemRun | None]([None])
         if self._metadata is not None and self._size >= 2 * TASK_BYTES:
             with suppress(errors.StreamxfError, OSError), self.call.open(name, share=Share(None, 0)) as file:
                 runs = [*self._runs(held_bytes(file.raw, file.size))]
-        metadata = self._metadata and self._metadata.of_files([name])
-        for run in runs:
-            items = [*map(_alone, self._items[run.begin : run.end] if run else self._items)]
-            args = self.call.storage, fleet.terms(self.call.access), name, metadata, items, run
-            fleet.submit(Findings, partial(self._take, run), _check_there, *args)
+        metadata, items = self._metadata and self._metadata.of_files([name]), [*map(_alone, self._items)]
         self._items = ()
-
-    def _take(self, run: ItemRun | None, found: Findings | errors.StreamxfError) -> None:
-        self.taken(found)
-        if run is None or run.last:
-            self._share.finish()
-        else:
-            self._share.advance(TASK_BYTES)
+        return [(0, metadata, items[run.begin : run.end] if run else items, run) for run in runs]
 
     def _runs(self, held: int) -> Iterator[ItemRun]:
         """The runs of a file of which `held` bytes are stored: no more than these explain, whatever the metadata says
@@ -492,17 +507,6 @@ class FileCheck(AnyCheck):
                 text = f"bytes {found.at} to {found.at + found.size} are not a container"
                 findings.damage(errors.ContainerError(text))
         note(self._pipeline.results())
-
-
-def _check_there(
-    storage: Storage, terms: SentTerms, name: str, metadata: Metadata | None, items: list[ItemPart], run: ItemRun | None
-) -> Findings:
-    """A worker's task: check a data file, or a run of its items; raises as `SentTerms.open`."""
-    check = FileCheck(Verification(storage, terms.open(), None), name, 0, metadata, items)
-    check.run(run)
-    if run is not None and run.begin:
-        check.findings.files = 0  # the first run has counted it
-    return check.findings
 
 
 def _alone(wanted: ItemPart) -> ItemPart:

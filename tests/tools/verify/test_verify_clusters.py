@@ -49,6 +49,13 @@ def test_dask(damaged: Path) -> None:
             found = streamxf.diff(first, second, keys=f"file:{damaged.parent / 'key'}", executor=executor)
             assert found == streamxf.diff(first, second, keys=KEY)
             assert "w03" in {change.name for change in found.changed} | found.incomparable.keys()
+        key = f"file:{damaged.parent / 'key'}"
+        how = {"chain": "zstd+encrypt", "keys": key, "recipients": key, "file_size": 500_000, "executor": executor}
+        with pytest.raises(ParameterError, match="key in memory"):
+            streamxf.transcode(damaged.parent / "other", damaged.parent / "copy", **how | {"recipients": KEY})
+        done = streamxf.transcode(damaged.parent / "other", damaged.parent / "copy", **how)
+        assert (done.items, done.files, done.notes) == (12, 6, ())
+        assert streamxf.diff(damaged.parent / "other", damaged.parent / "copy", keys=KEY).same
         values = streamxf.inspect(
             damaged.parent / "other", values=True, keys=f"file:{damaged.parent / 'key'}", executor=executor
         )
