@@ -110,10 +110,10 @@ class StoredChunks(Sequence[Chunk]):
 
         if not self._count or len(begins) != len(self.shape) or not self.shape or not all(map(lt, begins, ends)):
             return None
-        answers, asked = self._parts.answers, (self._number, self.shape, tuple(begins), tuple(ends))
+        places = self._near(max(begins[0], 0), ends[0])
+        answers, asked = self._parts.answers, (self._number, places, self.shape, tuple(begins), tuple(ends))
         if (known := answers.get(asked)) is not None and self._row in known[0]:
             return known[1]
-        places = self._near(max(begins[0], 0), ends[0])
         parts = self._parts.fetch(self._number, places.start, places.stop)
         offsets, sizes = self._boxes(parts)
         reach = [

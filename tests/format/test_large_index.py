@@ -305,6 +305,22 @@ def test_what_does_not_tile_is_refused_beside_what_does(at: int, other: dict[str
             assert each != name
 
 
+def test_what_is_beside_a_box_is_seen_whichever_item_was_asked_first() -> None:
+    made = cut([(1, 2, 3, 5, 3, 1, 3, 5)] * 3, [(23, 6)] * 3)
+    own = made["b"].chunks
+    made["b"] = replace(made["b"], chunks=(*own[:3], own[3]._replace(shape=(7, 6)), *own[4:]))  # reaches into the next
+    with patch("streamxf.format.bands._ROWS", 4 * len(made)):
+        packed = Index("ab" * 16, None, (), CHAIN, {PATH: File(1, bytes(16))}, {**made}).pack()
+    for names in itertools.permutations("abc"):
+        table = read(*packed)
+        for name in names:
+            item = table[name]
+            assert isinstance(item, TensorItem)
+            with pytest.raises(MetadataError, match="its chunks") if name == "b" else nullcontext():
+                assert item.overlapping([((11, 0), (1, 6))]) == [(4, ((11, 0), (3, 6)))]
+                assert name != "b"
+
+
 def test_an_item_is_pickled_with_its_chunks_and_copied_without_reading_them() -> None:
     made = made_of("ab")
     table = read(*packed(made))
