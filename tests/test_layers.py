@@ -270,7 +270,7 @@ LINES = {
     "checkpoint": 4_371,
     "cli": 3_061,
     "codecs": 1_655,
-    "dcp": 5_119,
+    "dcp": 5_122,
     "format": 3_209,
     "formats": 963,
     "integrations": 805,

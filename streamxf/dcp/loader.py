@@ -18,7 +18,7 @@ import io
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -38,7 +38,7 @@ from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.staging import DeviceMemory, Staging
 from streamxf.dcp.targets import Target
 from streamxf.engine import Pipeline, worker_count
-from streamxf.errors import MetadataError, UnsupportedError, located
+from streamxf.errors import MetadataError, ReplacedError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.format.limits import MAX_BLOCK_LOG2
 from streamxf.progress import Progress, Shares
@@ -150,13 +150,16 @@ class Loader:
     @contextmanager
     def opened(self, storage: Storage, name: str) -> Iterator[StoredFile]:
         """A file of the checkpoint, whose reads are timed; raises MetadataError if it is missing."""
-        with ExitStack() as stack:
-            try:
-                file = stack.enter_context(storage.open(name))
-            except FileNotFoundError as error:
-                raise no_file(storage, name, self._metadata) from error
-            file.access = Timed(file.access, self.meter.io)
-            yield file
+        found = False
+        try:
+            with storage.open(name) as file:
+                found, file.access = True, Timed(file.access, self.meter.io)
+                yield file
+        except FileNotFoundError as error:  # of a key, say; or another save has removed it from its store by now
+            missing = no_file(storage, name, self._metadata)
+            if found and not isinstance(missing, ReplacedError):
+                raise
+            raise missing from error
 
     def _read_file(self, file: StoredFile, entries: list[_Entry], shares: Shares | None) -> None:
         if file.fetched is not None:

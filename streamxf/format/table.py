@@ -44,11 +44,10 @@ class ItemTable(Mapping[str, Item]):
         self._recent = name, made
         return made
 
+    @collector_paused()
     def whole(self) -> dict[str, Item]:
         """All items, read and checked at once, and compared with each other."""
-        self.check(paths=False)
-        with collector_paused():
-            return {item.name: item for number in range(len(self.parts.bands)) for item in self._items(number)}
+        return {item.name: item for item in self.each()}
 
     def each(self) -> Iterator[Item]:
         """All items, checked and compared with each other before the first; a band of them is in memory at a time."""

@@ -340,6 +340,26 @@ def test_a_save_that_is_published_between_metadata_and_data(saved: Path) -> None
     assert not is_damage(error.value)
 
 
+@pytest.mark.parametrize("published", [True, False])
+def test_objects_that_are_removed_while_they_are_read(tmp_path: Path, published: bool) -> None:
+    class Removing(MemoryStorage):
+        def read(self, path: str, start: int, stop: int) -> bytes:
+            if path.endswith(".distcp") and path in self.files:
+                self.files = {} if published else {NAME: self.files[NAME]}
+                for name, data in new.items() if published else ():
+                    self.write(name, data)
+            return super().read(path, start, stop)
+
+    store, state = Removing(), small_state()
+    for name in ("old", "new"):
+        dcp.save(state, storage_writer=streamxf.FileSystemWriter(tmp_path / name, chain="zstd"), no_dist=True)
+    new = {file.name: file.read_bytes() for file in (tmp_path / "new").iterdir()}
+    for file in (tmp_path / "old").iterdir():
+        store.write(file.name, file.read_bytes())
+    with refused(ReplacedError if published else FileNotFoundError):
+        dcp.load(blank(state), storage_reader=streamxf.FileSystemReader(store), no_dist=True)
+
+
 def test_a_file_that_is_missing_is_damage_all_the_same(saved: Path) -> None:
     with streamxf.Checkpoint(saved) as checkpoint:
         for file in saved.glob("*.distcp"):
