@@ -91,7 +91,7 @@ def test_without_a_compiler(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [("fast", "must be compiled or numpy"), ("compiled", "the kernel was not built")]
+    ("value", "said"), [("fast", "must be compiled or numpy"), ("compiled", "the kernel cannot be used")]
 )
 def test_a_choice_that_cannot_be_met_is_refused(value: str, said: str) -> None:
     code = "import sys; sys.modules['streamxf.codecs.floatzip._kernel'] = None; import streamxf; streamxf.FloatZip"

@@ -2036,7 +2036,13 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* Of the functions above, what they take and what they return; kernel.py expects the same number. */
+#define VERSION 1
+
+static int add_version(PyObject *module) { return PyModule_AddIntConstant(module, "VERSION", VERSION); }
+
 static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, add_version},
 #ifdef Py_GIL_DISABLED
     {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif

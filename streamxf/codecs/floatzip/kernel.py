@@ -8,6 +8,7 @@ writes the same format. `STREAMXF_KERNEL=numpy` in the environment disables the 
 from __future__ import annotations
 
 import os
+import warnings
 from mmap import mmap
 
 from streamxf.buffers import borrowed, mapped
@@ -19,14 +20,23 @@ VARIABLE = "STREAMXF_KERNEL"
 STORE = 0
 """Result of `encode_into` for a block that is best stored unencoded."""
 
+VERSION = 1  # of the compiled functions; raised with what they take or return, here and in `_kernel.c`
+_OTHER = "FloatZip's kernel was compiled for another version of streamxf: build it with `pip install -e .` again"
 _WANTED = os.environ.get(VARIABLE, "")
 if _WANTED not in ("", "compiled", "numpy"):
     raise ParameterError(f"{VARIABLE}={_WANTED} in the environment must be compiled or numpy")
 try:
     import streamxf.codecs.floatzip._kernel as compiled
+
+    if getattr(compiled, "VERSION", 0) != VERSION:
+        raise ImportError(_OTHER)
 except ImportError as error:
     if _WANTED == "compiled":
-        raise ParameterError(f"{VARIABLE}=compiled in the environment, but the kernel was not built: {error}") from None
+        raise ParameterError(
+            f"{VARIABLE}=compiled in the environment, but the kernel cannot be used: {error}"
+        ) from None
+    if error.msg == _OTHER and not _WANTED:
+        warnings.warn(f"{_OTHER}; until then NumPy is used, which is slower", RuntimeWarning, stacklevel=2)
     compiled = None  # type: ignore[assignment]
 if _WANTED == "numpy":
     compiled = None  # type: ignore[assignment]
