@@ -12,7 +12,8 @@ if __name__ == "__main__":
         print("streamxf: RANK and WORLD_SIZE are not those of a rank under torchrun", file=sys.stderr)
         sys.exit(USAGE)
     if ranks.together and sys.argv[1:2] != ["verify"]:
-        print("streamxf: the ranks of a job verify together, and do nothing else so", file=sys.stderr)
+        if ranks.first_to_say(text := "streamxf: the ranks of a job verify together, and do nothing else so"):
+            print(text, file=sys.stderr)
         sys.exit(USAGE)
     if ranks.silent:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
