@@ -266,10 +266,10 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_876,
+    ".": 2_877,
     "checkpoint": 4_371,
     "cli": 3_061,
-    "codecs": 1_655,
+    "codecs": 1_664,
     "dcp": 5_122,
     "format": 3_209,
     "formats": 963,
