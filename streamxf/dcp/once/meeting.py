@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch import distributed
 
 from streamxf.dcp.base import sendable
 from streamxf.dcp.once.plan import Assignment
+from streamxf.engine import in_thread
 from streamxf.errors import AbortedError
 from streamxf.torch_private import default_store
 
@@ -130,21 +132,15 @@ class Meeting:
         self._watching.start()
         if self._group is None:
             # where a rank dies meanwhile, gloo may wait for several times as long as it was given
-            made: Future[Any] = Future()
-            threading.Thread(target=self._make_group, args=(made,), name="streamxf-connect", daemon=True).start()
+            own, patience = _store(f"made/{self._name}"), timedelta(seconds=PATIENCE)
+            make = partial(dist.ProcessGroupGloo, own, self._rank, self._size, patience)
+            made: Future[Any] = in_thread(make, "streamxf-connect")
             while not made.done():
                 self.check()
                 wait([made], _MOMENT)
             with _connected():
                 self._group = made.result()
         self.check()
-
-    def _make_group(self, made: Future[Any]) -> None:
-        own, patience = _store(f"made/{self._name}"), timedelta(seconds=PATIENCE)
-        try:
-            made.set_result(dist.ProcessGroupGloo(own, self._rank, self._size, patience))
-        except BaseException as error:  # which is raised where it is waited for
-            made.set_exception(error)
 
     def begin(self, data: torch.Tensor, rank: int, tag: int, *, send: bool) -> Callable[[], None]:
         """Begin to send bytes to a rank, or to receive them; returned is what waits for it. Both raise ConnectionError
