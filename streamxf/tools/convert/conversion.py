@@ -240,12 +240,14 @@ class _Writing:
             for number in (number for number in files if number not in there):
                 self._done.append(_write_file(save, (self._rank, number), files[number], read, self._job))
         except BaseException as error:
-            if finished := len(self._done) + len(self._told):
+            more = " or more" if fleet is not None else ""  # workers go on with what they have begun
+            interrupted = isinstance(error, KeyboardInterrupt)
+            if (finished := len(self._done) + len(self._told)) or (more and interrupted):
                 error.add_note(
-                    f"nothing was published; finished data files, which stay: {finished} of {len(self._files)}; "
+                    f"nothing was published; finished data files, which stay: {finished}{more} of {len(self._files)}; "
                     "repeat it to resume"
                 )
-            elif isinstance(error, KeyboardInterrupt):
+            elif interrupted:
                 error.add_note("nothing was published, and no data file is finished: repeating it starts over")
             raise
 
@@ -264,8 +266,7 @@ class _Writing:
                 share = Share(save.progress, sum(planned_size(part.identity(b"")) for part in parts))
                 task = _write_there, conversion.read, make, fleet.chain, (self._rank, number), self._job
                 fleet.read([conversion.reader], items, share, tuple[str, int], self._told.append, *task)
-        named = [name for name, _ in self._told]
-        found = {number: file for number, file in self._finished(named)[0].items() if number in files}
+        found = {number: file for number, file in self._finished(self._told)[0].items() if number in files}
         fleet.missed += ["the target has not all that workers wrote, as it is seen here"] * (len(files) - len(found))
         self._raw = sum(size for _, size in self._told)
         return found
@@ -287,12 +288,12 @@ class _Writing:
 
     # -- what earlier calls and workers finished -----------------------------------------------------
 
-    def _finished(self, told: Collection[str] = ()) -> tuple[dict[int, SavedFile], int]:
+    def _finished(self, told: Collection[tuple[str, int]] = ()) -> tuple[dict[int, SavedFile], int]:
         """Data files of earlier calls, or those of these names, by number; and how many slips are of other conversions
         or unusable.
         """
         storage, save, access = self._storage, self._save, self._access
-        named = {each for name in told if OWN_FILE.fullmatch(name) for each in (name, f"{name}{SLIP}")}
+        named = {each for name, _ in told if OWN_FILE.fullmatch(name) for each in (name, f"{name}{SLIP}")}
         listed = storage.names(named or None)
         found: dict[int, SavedFile] = {}
         others = 0
@@ -300,23 +301,22 @@ class _Writing:
             match = OWN_SLIP.fullmatch(name)
             if match is None or int(match["rank"]) != self._rank:
                 continue
-            path = name.removesuffix(SLIP)
-            number = int(match["number"])
-            try:
+            path, number = name.removesuffix(SLIP), int(match["number"])
+            try:  # of all that is read of it: the items of a large one are checked only where they are read
                 slip = read_metadata(storage, name, access)
+                index, parts = slip.index, [part for item in slip.each() for part in streams_of(item)]
+                facts = slip.files.get(path)
+                secret = slip.data_key(facts.key, access.keys).secret if facts and facts.key is not None else b""
             except (StreamxfError, FileNotFoundError):  # damaged, a link, or not authenticated by a key of this call
                 others += 1
                 continue
-            index = slip.index
-            if index is None or index.save_id != self._job or number >= len(self._files) or {*index.files} != {path}:
+            own = index is not None and (index.save_id, *index.files) == (self._job, path) and number < len(self._files)
+            if facts is None or not own or set(map(_said_of, parts)) != set(map(_said_of, self._files[number])):
                 others += 1
-            elif number not in found and listed.get(path) == index.files[path].size:
-                facts, about = index.files[path], (save.modules, save.extensions.summary(), save.place)
-                secret = slip.data_key(facts.key, access.keys).secret if facts.key is not None else b""
+            elif number not in found and listed.get(path) == facts.size:
+                about = save.modules, save.extensions.summary(), save.place
                 record = FileRecord(path, facts.size, facts.writer, slip.wrapped, *about, secret)
-                parts = [part for item in index.items.values() for part in streams_of(item)]
-                if set(map(_key_of, parts)) == set(map(_key_of, self._files[number])):
-                    found[number] = SavedFile(record, [*map(_written, parts)])
+                found[number] = SavedFile(record, [*map(_written, parts)])
         return found, others
 
 
@@ -353,5 +353,5 @@ def _written(part: ItemPart) -> tuple[str, Chunk]:
     return part.item.name, part.chunk or Chunk((), (), part.place, False)
 
 
-def _key_of(part: ItemPart) -> tuple[str, tuple[int, ...] | None]:
-    return part.item.name, part.chunk.offset if part.chunk is not None else None
+def _said_of(part: ItemPart) -> tuple[Any, ...]:
+    return *part.said, part.chunk and (part.chunk.offset, part.chunk.shape)
