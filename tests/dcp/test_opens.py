@@ -1,0 +1,67 @@
+"""A load opens the files that hold what is wanted, and a constant number of others, however many there are."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import streamxf
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+
+_counting: list[Counter[str]] = []
+
+
+def _heard(event: str, arguments: tuple[Any, ...]) -> None:
+    if _counting and event in ("open", "os.scandir", "os.listdir"):
+        _counting[-1]["os.open" if event == "open" and arguments[1] is None else event] += 1
+
+
+sys.addaudithook(_heard)  # which cannot be taken back
+
+
+def calls_of_load(folder: Path, files: int, wanted: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Of a load of some items, from a checkpoint that has each in a file of its own."""
+    state = {f"weight {number:04}": torch.full((300,), number) for number in range(files)}
+    writer = streamxf.FileSystemWriter(folder, single_file_per_rank=False, sync_files=False)
+    dcp.save(state, storage_writer=writer, no_dist=True)
+    assert len([*folder.glob("*.distcp")]) == files
+    target = {name: torch.zeros(300, dtype=torch.int64) for name in [*state][:wanted]}
+    found = Counter[str]()
+    with monkeypatch.context() as patch:
+        for name in ("stat", "lstat", "fstat"):
+            patch.setattr(os, name, _counted(getattr(os, name), found))
+        _counting.append(found)
+        try:
+            dcp.load(target, storage_reader=streamxf.FileSystemReader(folder), no_dist=True)
+        finally:
+            _counting.pop()
+    assert all(torch.equal(target[name], state[name]) for name in target)
+    return found
+
+
+def _counted(call: Any, found: Counter[str]) -> Any:
+    def counted(*arguments: Any, **options: Any) -> Any:
+        found["stat"] += 1
+        return call(*arguments, **options)
+
+    return counted
+
+
+def test_files_that_hold_nothing_that_is_wanted_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls_of_load(tmp_path / "first", 8, 4, monkeypatch)  # which imports what a load needs
+    few, many, more = (
+        calls_of_load(tmp_path / f"{files} {wanted}", files, wanted, monkeypatch)
+        for files, wanted in ((8, 4), (200, 4), (200, 14))
+    )
+    assert many == few
+    assert many["os.open"] > 4
+    assert all(more[name] == many[name] + 10 for name in ("os.open", "open"))  # one calls the other
+    assert more["stat"] <= many["stat"] + 20  # of open files
