@@ -74,7 +74,7 @@ def test_one_process_is_killed(passes: Try, layout: str) -> None:
 
 @pytest.mark.parametrize("together", [False, True])
 def test_one_of_two_ranks_is_killed_or_both(passes: Try, together: bool) -> None:
-    passes("killed", "two ranks", every=28, next_every=8, together=together, at_least=15, shows=EITHER)
+    passes("killed", "two ranks", every=12, next_every=8, together=together, at_least=15, shows=EITHER)
 
 
 def test_one_of_two_ranks_that_save_each_for_itself_is_killed(passes: Try) -> None:
