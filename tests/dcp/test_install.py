@@ -6,7 +6,6 @@ import inspect
 import logging
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -39,6 +38,7 @@ from streamxf import Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.dcp import install as installing
 from streamxf.errors import ChainError, KeyMissingError, ParameterError, PolicyError, UnsupportedError
 from streamxf.keys import KeyRing
+from tests.forked import status_of_child
 from tests.polling import wait_until
 
 from .helpers import KEY, OTHER_KEY, assert_same, blank, load_with, refused, stored_chain
@@ -296,22 +296,8 @@ def test_a_forked_child_has_it_too(checkpoint: Path) -> None:
         dcp.save(STATE, checkpoint_id=checkpoint, no_dist=True)
 
     with streamxf.install(CHAIN, keys=KEY):
-        assert in_child(child) == 0
+        assert status_of_child(child) == 0
     assert stored_chain(checkpoint) == CHAIN
-
-
-def in_child(action: Callable[[], Any]) -> int:
-    """The exit status of a forked child that does this, and is killed if it hangs."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            signal.alarm(120)
-            action()
-            status = 0
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_a_child_that_is_forked_meanwhile_has_all_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -336,7 +322,7 @@ def test_a_child_that_is_forked_meanwhile_has_all_of_it(monkeypatch: pytest.Monk
         installation.uninstall()
         assert chain_of(tmp_path) == "none"
 
-    status = in_child(child)
+    status = status_of_child(child)
     thread.join(120)
     assert status == 0
     assert chain_of(tmp_path) == "floatzip"  # what a child undoes is undone there

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 import streamxf
 from streamxf import Encrypt
 from streamxf.errors import AbortedError, KeyMissingError
+from tests.forked import status_of_child
 
 from .helpers import KEY, full_chain, index_of, load_with, refused
 
@@ -69,16 +70,12 @@ def test_a_writer_that_has_saved_can_be_copied(tmp_path: Path) -> None:
 
 def test_an_attached_writer_works_in_a_forked_child(tmp_path: Path) -> None:
     writer = streamxf.attach(dcp.FileSystemWriter(tmp_path), [Encrypt(KEY)])
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            torch.set_num_threads(1)
-            dcp.save(STATE, storage_writer=writer, no_dist=True)
-            status = 0
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def save() -> None:
+        torch.set_num_threads(1)
+        dcp.save(STATE, storage_writer=writer, no_dist=True)
+
+    assert status_of_child(save) == 0
     loaded = load_with(STATE, streamxf.FileSystemReader(tmp_path, keys=KEY, require="bound"))
     assert torch.equal(loaded["a"], STATE["a"])
 

@@ -6,13 +6,11 @@ import copy
 import gc
 import itertools
 import json
-import os
 import pickle
 import random
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -31,6 +29,7 @@ from streamxf.format.items import Chunk, Item, Place, TensorItem
 from streamxf.format.table import ItemTable
 from tests.dcp.helpers import KEY, save
 from tests.forge import MetadataParts, frame_of, pack_columns, unpack_columns
+from tests.forked import status_of_child
 
 PATH = f"__0_0_{'0' * 32}.distcp"
 NAMES = "abcdefgh"
@@ -112,18 +111,6 @@ def test_items_one_by_one_are_compared_before_the_first() -> None:
         next(read(*packed({**made_of("a"), "b": one})).each())
 
 
-def in_fork(act: Callable[[], None]) -> None:
-    child = os.fork()
-    if not child:
-        signal.alarm(120)
-        try:
-            act()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded")
 @pytest.mark.usefixtures("little_room")
 def test_a_fork_and_a_copy_go_on_while_threads_read() -> None:
@@ -140,7 +127,7 @@ def test_a_fork_and_a_copy_go_on_while_threads_read() -> None:
         threads = [pool.submit(reading) for _ in range(2)]
         try:
             for seed in range(5):
-                in_fork(lambda seed=seed: ask(table, made, seed, 3))  # type: ignore[misc]
+                assert status_of_child(lambda seed=seed: ask(table, made, seed, 3)) == 0  # type: ignore[misc]
                 ask(copy.deepcopy(table), made, seed, 3)
         finally:
             stop.set()

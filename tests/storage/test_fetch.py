@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import random
-import signal
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
@@ -22,6 +19,7 @@ from streamxf.engine import ForkLock
 from streamxf.errors import AbortedError
 from streamxf.storage import fetch
 from streamxf.storage.fetch import FetchedFile, requests_in_threads, requests_to
+from tests.forked import status_of_child
 from tests.polling import SECONDS, WatchedLock
 
 DATA = random.Random(5).randbytes(40_000)
@@ -164,18 +162,6 @@ def test_nothing_is_begun_while_all_is_given_up(store: Store) -> None:
     assert [(each.start, each.stop) for each in file._ranges] == [(5000, 6000)]
 
 
-def in_fork(act: Callable[[], None]) -> None:
-    child = os.fork()
-    if not child:
-        signal.alarm(int(SECONDS))
-        try:
-            act()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded")
 def test_a_fork_says_that_it_cannot_read_what_a_loop_of_its_parent_would_fetch(store: Store) -> None:
     file = file_in(store)
@@ -186,7 +172,7 @@ def test_a_fork_says_that_it_cannot_read_what_a_loop_of_its_parent_would_fetch(s
             read(file, 0, 10)
 
     with file._here():  # by another thread, say
-        in_fork(refused)
+        assert status_of_child(refused) == 0
     assert read(file, 0, 3000) == DATA[:3000]
 
 
@@ -197,7 +183,7 @@ def test_a_fork_reads_what_threads_fetch_and_waits_for_none_of_its_parent() -> N
     file = FetchedFile(lambda start, stop: never if start == 0 else requests(start, stop), len(DATA))
     file.expect((0, 1000), (5000, 6000))
     file._request = requests
-    in_fork(lambda: [] if read(file, 0, 7000) == DATA[:7000] else 1 / 0)  # type: ignore[arg-type, return-value]
+    assert status_of_child(lambda: [] if read(file, 0, 7000) == DATA[:7000] else 1 / 0) == 0  # type: ignore[arg-type, return-value]
 
 
 def test_requests_whose_answers_nobody_wants_any_more_are_cancelled() -> None:

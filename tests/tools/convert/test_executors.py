@@ -38,12 +38,6 @@ KEY = Key(bytes(range(32)))
 FILE_SIZE = 400_000
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    dcp_save(trained(), storage_writer=streamxf.FileSystemWriter(tmp_path / "source", sync_files=False))
-    return tmp_path / "source"
-
-
 @pytest.fixture(scope="module")
 def spawned() -> Iterator[Executor]:
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:

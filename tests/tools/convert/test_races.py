@@ -27,12 +27,6 @@ def stop() -> None:
     raise InterruptedError
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    dcp_save(trained(), storage_writer=streamxf.FileSystemWriter(tmp_path / "source", sync_files=False))
-    return tmp_path / "source"
-
-
 def begun(*arguments: Any, **options: Any) -> None:
     """A conversion that stops in the middle, and leaves what it has finished."""
     with pytest.raises(InterruptedError):

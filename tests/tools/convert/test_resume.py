@@ -33,12 +33,6 @@ KEY = Key(bytes(range(32)))
 FILE_SIZE = 400_000
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    dcp_save(trained(), storage_writer=streamxf.FileSystemWriter(tmp_path / "source", sync_files=False))
-    return tmp_path / "source"
-
-
 def stop_midway(source: Path, target: Path, chain: str = "zstd", **options: Any) -> None:
     with pytest.raises(Stop) as raised:
         transcode(source, target, chain, file_size=FILE_SIZE, progress=Meanwhile(stop, 2_000_000), **options)
