@@ -83,14 +83,14 @@ class Shared(dict[str, Any]):
         return _shared, (type(self), self.packed)
 
 
-_known: WeakValueDictionary[bytes, Shared] = WeakValueDictionary()
+_known: WeakValueDictionary[tuple[type, bytes], Shared] = WeakValueDictionary()
 
 
 def _shared(kind: type[Shared], packed: bytes) -> Shared:
-    if (made := _known.get(packed)) is None:
+    if (made := _known.get((kind, packed))) is None:
         made = kind(pickle.loads(_unpacked(packed)))
         made.packed = packed
-        _known[packed] = made
+        _known[kind, packed] = made
     return made
 
 

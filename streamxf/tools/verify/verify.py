@@ -315,9 +315,9 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
         )
         text += "its own files were lost. Restore the right one, or use `streamxf salvage --without-metadata`"
         call.findings(names[0]).damage(errors.MetadataError(text))
-    advice = f"{RESTORE}, or save the rest with `streamxf salvage {shlex.quote(call.storage.label())} TARGET`"
+    salvage = f"streamxf salvage {shlex.quote(call.storage.label())} TARGET"
     if len(known) < len(names) or not names or foreign:
-        advice = advice[:-1] + " --without-metadata`"
+        salvage += " --without-metadata"
         for name in sorted(data - checks.keys()):
             checks[name] = FileCheck(call, name, listed[name] or 0)
     yield [*checks.values()][part[0] :: part[1]]
@@ -343,7 +343,7 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
     refused = [error for each in call.found for error in each.refused]
     if refused and not any(each.opened for each in call.found):
         raise refused[0]
-    return report_of(call.found, begin, save_ids, beside, advice)
+    return report_of(call.found, begin, save_ids, beside, f"{RESTORE}, or save the rest with `{salvage}`")
 
 
 def _read(call: Verification, findings: Findings) -> Metadata | None:
