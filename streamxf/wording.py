@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import errno
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 
-from streamxf.errors import escaped, redacted, shorten
+from streamxf.errors import StreamxfError, escaped, redacted, shorten, text_of
 
 SHOWN = 20
 WIDTH = 1000
 MAKE_ROOM = "Make room (`streamxf forget` removes checkpoints by rules, `streamxf clean` what failed saves left)"
+_ADVICE: dict[int | None, str] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), f"the disk is too full. {MAKE_ROOM}"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check who may use it and its folders, or run this as their owner"),
+    errno.EROFS: "its file system is mounted read-only: have it mounted for writing",
+}
 
 
 def many(number: int, noun: str) -> str:
@@ -53,6 +59,26 @@ def listed(title: str, entries: Collection[object], unlisted: int = 0, most: int
     lines = [f"{title}: {printable(str(entry))}" for entry in islice(entries, most)]
     more = len(entries) + unlisted - len(lines)
     return [*lines, f"{title}: {more:,} more"] if more else lines
+
+
+def failures(title: str, reasons: Mapping[str, str]) -> list[str]:
+    """Lines as of `listed` with what failed, each reason once behind all names that have it."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    return listed(title, [f"{some(those)}: {reason}" for reason, those in names.items()])
+
+
+def reason_of(error: BaseException, place: object = None) -> str:
+    """What an error says: the file, unless it is the `place` that the caller names, what went wrong, and what to do."""
+    said = text_of(error) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        said = error.strerror if error.filename in (None, place) else f"{error.filename}: {error.strerror}"
+    elif not isinstance(error, StreamxfError | OSError | MemoryError):
+        said = f"{type(error).__name__}: {said}"
+    advice = "" if isinstance(error, StreamxfError) else _ADVICE.get(getattr(error, "errno", None), "")
+    parts = (part.strip() for part in (said, *(getattr(error, "__notes__", None) or [advice])))
+    return "; ".join(filter(None, parts))
 
 
 def some(names: Iterable[str], most: int = 5) -> str:

@@ -266,15 +266,15 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_877,
+    ".": 2_903,
     "checkpoint": 4_368,
-    "cli": 3_060,
+    "cli": 3_048,
     "codecs": 1_664,
     "dcp": 5_118,
     "format": 3_208,
     "formats": 963,
     "integrations": 805,
-    "keys": 2_114,
+    "keys": 2_113,
     "manager": 4_038,
     "storage": 3_245,
     "stream": 1_342,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
 from streamxf import errors
-from streamxf.wording import MAKE_ROOM, printable
+from streamxf.wording import printable, reason_of
 
 FINE = 0
 FAILED = 1  # damaged, different, or the work itself failed
@@ -41,13 +41,6 @@ _ASKED_WRONGLY = (
 )
 
 
-_ADVICE: dict[int | None, str] = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), f"the disk is too full. {MAKE_ROOM}"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "check who may use it and its folders, or run this as their owner"),
-    errno.EROFS: "its file system is mounted read-only: name a place elsewhere, or have it mounted for writing",
-}
-
-
 def exit_code(error: BaseException) -> int:
     """The exit code for an error that ended a command."""
     return USAGE if isinstance(error, _ASKED_WRONGLY) or getattr(error, "errno", None) == errno.EROFS else FAILED
@@ -55,12 +48,7 @@ def exit_code(error: BaseException) -> int:
 
 def line_of(error: BaseException) -> str:
     """What an error says, in one line: what, where, and what to do."""
-    said = str(error) or type(error).__name__
-    if isinstance(error, OSError) and error.strerror:
-        said = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    advice = "" if isinstance(error, errors.StreamxfError) else _ADVICE.get(getattr(error, "errno", None), "")
-    parts = (part.strip() for part in (said, *(getattr(error, "__notes__", None) or [advice])))
-    return printable(" ".join("; ".join(filter(None, parts)).split()), LINE)
+    return printable(" ".join(reason_of(error).split()), LINE)
 
 
 # hints that only Python has a use for, or that are about an option which the command does not have

@@ -97,7 +97,7 @@ def _failed(command: str, error: BaseException, arguments: list[str]) -> int:
         return _fail(command, text, type(failure).__name__, exits.USAGE, arguments, error)
     text = exits.with_options(exits.line_of(error))
     if not isinstance(error, StreamxfError | OSError | MemoryError):
-        text = f"{type(error).__name__}: {text}; this is an error of streamxf's own: {TRACEBACK}=1 shows where it was"
+        text = f"{text}; this is an error of streamxf's own: {TRACEBACK}=1 shows where it was"
     return _fail(command, text, type(error).__name__, exits.exit_code(error), arguments, error)
 
 

@@ -20,6 +20,7 @@ from streamxf.errors import KeyFileError, KeyMissingError, ParameterError
 from streamxf.keys.key import SECRET_BYTES, Key
 from streamxf.keys.location import MAX_KEY_FILE, PROTECTED, PUBLIC, SECRET, AnyKey, format_key, parse_key
 from streamxf.keys.pair import PublicKey, VerifyKey
+from streamxf.wording import reason_of
 
 PathLike = str | os.PathLike[str]
 
@@ -113,7 +114,7 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
     except FileNotFoundError:
         raise KeyFileError("the folder for the key file does not exist; create it first", file=_shown(place)) from None
     except (OSError, ValueError) as error:
-        raise KeyFileError(f"the key file cannot be created: {_reason(error)}", file=_shown(place)) from None
+        raise KeyFileError(f"the key file cannot be created: {reason_of(error, place)}", file=_shown(place)) from None
     try:
         with os.fdopen(file, "wb") as stream:
             stream.write(data)
@@ -123,7 +124,7 @@ def write_key(path: PathLike, key: AnyKey, passphrase: str | None = None) -> Non
         with suppress(OSError):
             os.unlink(place)
         if isinstance(error, OSError):
-            raise KeyFileError(f"the key file cannot be written: {error.strerror}", file=place) from None
+            raise KeyFileError(f"the key file cannot be written: {reason_of(error, place)}", file=place) from None
         raise
     try:
         _sync_folder(place)
@@ -211,7 +212,9 @@ def _read(place: str) -> tuple[bytes, os.stat_result]:
         file = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         hint = "; this takes a path, without 'file:'" if place.startswith("file:") else ""
-        raise KeyFileError(f"the key file cannot be opened: {_reason(error)}{hint}", file=_shown(place)) from None
+        raise KeyFileError(
+            f"the key file cannot be opened: {reason_of(error, place)}{hint}", file=_shown(place)
+        ) from None
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
@@ -219,13 +222,9 @@ def _read(place: str) -> tuple[bytes, os.stat_result]:
         with os.fdopen(file, "rb", closefd=False) as stream:
             return stream.read(MAX_KEY_FILE + 1), status
     except OSError as error:
-        raise KeyFileError(f"the key file cannot be read: {error.strerror}", file=place) from None
+        raise KeyFileError(f"the key file cannot be read: {reason_of(error, place)}", file=place) from None
     finally:
         os.close(file)
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
 
 
 def _shown(place: str) -> str:

@@ -29,7 +29,7 @@ from streamxf.storage.opening import Location
 from streamxf.storage.removal import Order, files_of_many, remove_tree, remove_trees
 from streamxf.storage.small import put_small, read_small
 from streamxf.storage.storage import Entries
-from streamxf.wording import listed, many, size_text
+from streamxf.wording import failures, listed, many, reason_of, size_text
 
 _NEWEST = "the newest that verifies"
 _UNVERIFIED = "no checkpoint of this run verifies, so none is removed"
@@ -68,7 +68,7 @@ class ForgetReport:
             [
                 f"{did} {many(len(self.removed), 'checkpoint')}, {size_text(self.bytes)}",
                 *listed(did, self.removed),
-                *listed("not removed", [f"{name}: {reason}" for name, reason in self.failed.items()]),
+                *failures("not removed", self.failed),
                 *listed("in use", [f"{name}: {who}" for name, who in self.in_use.items()]),
                 *listed("kept", [f"{name}: {', '.join(reasons)}" for name, reasons in self.kept.items()]),
             ]
@@ -235,7 +235,7 @@ def remove_checkpoints(
                     with nullcontext() if record.link else locked(storage.child(record.name), links=False):
                         failed.update(_remove_unchanged(run, [record], files, extras))
                 except (OSError, StreamxfError) as error:  # the others are removed all the same
-                    failed[record.name] = f"{type(error).__name__}: {error}"
+                    failed[record.name] = reason_of(error, record.name)
         run.change(*part)  # it was looked at meanwhile
     return in_use, failed
 
@@ -257,7 +257,7 @@ def _remove_unchanged(
     notes = {each.name: each.note for each in records}
     for name, left in remove_trees(run.storage, orders, files).items():
         if isinstance(left, Exception):
-            failed[name] = f"{type(left).__name__}: {left}"
+            failed[name] = reason_of(left, name)
         elif left and notes[name]:
             text = "%s still holds %s, since nothing says whose they are (%s): delete it if you need none"
             _log.warning(text, escaped(run.storage.label(name)), many(len(left), "file"), escaped(notes[name]))

@@ -19,7 +19,7 @@ from streamxf.keys import KeysLike, TrustLike
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
-from streamxf.wording import listed, many, size_text
+from streamxf.wording import failures, listed, many, reason_of, size_text
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class CleanReport:
             f"{did} {many(len(self.removed), 'file')}, {size_text(self.bytes)}",
             *listed(did, self.removed),
             *listed(f"{did} the parts of an unfinished upload", self.uploads),
-            *listed("not removed", [f"{name}: {reason}" for name, reason in self.failed.items()]),
+            *failures("not removed", self.failed),
             *listed("left alone", self.kept),
             *listed("left alone, since a save may be writing it", self.recent),
             *resumable((*self.removed, *self.recent) if self.dry_run else self.recent),
@@ -149,7 +149,7 @@ def clean(
     report = CleanReport(
         removed,
         sum(files[name] or 0 for name in removed),
-        {name: str(error) for name, error in {**failed, **failed_uploads}.items()},
+        {name: reason_of(error, name) for name, error in {**failed, **failed_uploads}.items()},
         uploads,
         tuple(kept),
         (*(name for name in found if name not in old), *young),

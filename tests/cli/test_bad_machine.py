@@ -112,7 +112,7 @@ def test_without_permission(world: Path):
         (world / "none.key").chmod(0o600)
     for command, done in zip(commands, found, strict=True):
         check(command, done, 2, "ermission denied")
-        if "read only" in command and "keygen" not in command:
+        if "read only" in command:
             assert "check who may use it and its folders, or run this as their owner" in done.err
     assert fingerprint(world) == whole
 
@@ -144,7 +144,7 @@ def test_on_a_full_disk(world: Path):
     assert fingerprint(world) == whole
 
 
-def test_in_place_on_a_full_disk(world: Path):
+def test_in_place_and_small_files_on_a_full_disk(world: Path):
     with streamxf.open(world / "small.sxf", "wb", chain="encrypt", keys=f"file:{world / 'right.key'}") as file:
         file.write(bytes(100_000))
     before, keys = mounted(FILLED), "--key  file:right.key"
@@ -154,10 +154,16 @@ def test_in_place_on_a_full_disk(world: Path):
         f"rekey  full/small.sxf  {keys}  --recipient  file:wrong.key": f"{world}/full/small.sxf: ",
         f"recipients  full/encrypted  {keys}  --add  file:wrong.key": "full/encrypted/.metadata: ",
         "inspect  plain  --html  full/page.html": f"{world}/full/page.html: ",
+        "keygen  full/new.key  --kind  hybrid": "the key file cannot be written: ",
     }
     whole = fingerprint(world)
     for command, done in zip(commands, run_all(world, before, [*commands]), strict=True):
-        check(command, done, 1, f"{commands[command]}No space left on device; the disk is too full. ")
+        check(
+            command,
+            done,
+            2 if "keygen" in command else 1,
+            f"{commands[command]}No space left on device; the disk is too full. ",
+        )
         assert done.err.count("Make room (`streamxf forget` removes") == 1
     assert fingerprint(world) == whole
 
@@ -173,6 +179,7 @@ def test_on_a_file_system_that_is_mounted_read_only(world: Path):
         "transcode  full  --in-place  --chain  checksum",
         "unpack  plain  full/new.pt",
         "salvage  plain  full/new",
+        "keygen  full/new.key",
     ]
     try:
         found = run_all(world, mounted(READ_ONLY), commands)
@@ -180,5 +187,29 @@ def test_on_a_file_system_that_is_mounted_read_only(world: Path):
         shutil.rmtree(world / "plain" / "encrypted")
         (world / "plain" / "good.pt").unlink()
     for command, done in zip(commands, found, strict=True):
-        check(command, done, 2, "Read-only file system; its file system is mounted read-only: name a place elsewhere")
+        check(
+            command, done, 2, "Read-only file system; its file system is mounted read-only: have it mounted for writing"
+        )
         assert "could not be removed" not in done.err
+
+
+def test_what_cannot_be_removed_from_a_file_system_that_is_mounted_read_only(world: Path):
+    leftovers = [f"__{rank}_0_{'a' * 32}.distcp" for rank in range(2)]
+    for step in range(3):
+        shutil.copytree(world / "encrypted", world / "plain" / "run" / f"step-{step}")
+    for name in leftovers:
+        (world / "plain" / name).touch()
+    commands = [
+        "forget  full/run  --key  file:right.key  --keep  last=1  --yes",
+        "clean  full  --min-age  0  --yes",
+    ]
+    try:
+        forgot, cleaned = run_all(world, mounted(READ_ONLY), commands)
+    finally:
+        shutil.rmtree(world / "plain" / "run")
+        for name in leftovers:
+            (world / "plain" / name).unlink()
+    why = "Read-only file system; its file system is mounted read-only: have it mounted for writing"
+    assert f"\nnot removed: step-0, step-1: .metadata: {why}\nkept: step-2: " in forgot.out
+    assert f"\nnot removed: {leftovers[0]}, {leftovers[1]}: {why}\n" in cleaned.out
+    assert (forgot.code, cleaned.code, forgot.err, cleaned.err) == (1, 1, "", "")
