@@ -14,7 +14,6 @@ import re
 import sys
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from functools import cache, partial
 from importlib import import_module
 from typing import Any, ClassVar
@@ -205,9 +204,10 @@ _NUMBERS = re.compile(rb"\x80\x02(?:[N)\]tea\x85-\x89]|\((?!e)|[Kq].|M..|J.{4}|G
 
 def numbers_in(pickled: bytes) -> tuple[Any] | None:
     """What a short pickle of nothing but numbers makes, which needs no `Check`; None for any other."""
-    with suppress(Exception):  # a `Check` says what is wrong with it
+    try:
         return (pickle.loads(pickled),) if _NUMBERS.fullmatch(pickled) else None
-    return None
+    except Exception:  # a `Check` says what is wrong with it
+        return None
 
 
 class NotAllowed(ValueError):

@@ -21,6 +21,7 @@ from streamxf.format.items import Chunk, TensorItem
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.calls import STORAGES, StoredTensor
 from streamxf.torchsave.check import Check, Maker, NotAllowed, by_name, chosen, numbers_in, read_outline
+from streamxf.torchsave.writing import pickle_in
 from streamxf.wording import some
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ class Objects:
             import torch
 
             return torch.load(io.BytesIO(data), weights_only=False)
+        pickled = pickle_in(data)
+        if pickled is not None and (numbers := numbers_in(pickled)) is not None:
+            return numbers[0]
         try:
             made = self._made(Archive(io.BytesIO(data), len(data)), stored)
         except (NotSavedByTorch, NotAllowed) as error:
