@@ -11,6 +11,8 @@ from streamxf.errors import StreamxfError, escaped, redacted, shorten, text_of
 SHOWN = 20
 WIDTH = 1000
 MAKE_ROOM = "Make room (`streamxf forget` removes checkpoints by rules, `streamxf clean` what failed saves left)"
+RESTORE_METADATA = "next: restore this file from a copy; if there is none, see `streamxf salvage --without-metadata`"
+SALVAGE_DATA = "next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest"
 _ADVICE: dict[int | None, str] = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), f"the disk is too full. {MAKE_ROOM}"),
     **dict.fromkeys((errno.EACCES, errno.EPERM), "check who may use it and its folders, or run this as their owner"),

@@ -266,11 +266,11 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_903,
+    ".": 2_905,
     "checkpoint": 4_368,
-    "cli": 3_048,
+    "cli": 3_054,
     "codecs": 1_664,
-    "dcp": 5_118,
+    "dcp": 5_116,
     "format": 3_208,
     "formats": 963,
     "integrations": 805,

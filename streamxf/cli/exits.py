@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
 from streamxf import errors
-from streamxf.wording import printable, reason_of
+from streamxf.wording import RESTORE_METADATA, SALVAGE_DATA, printable, reason_of
 
 FINE = 0
 FAILED = 1  # damaged, different, or the work itself failed
@@ -40,6 +40,9 @@ _ASKED_WRONGLY = (
     PermissionError,
 )
 
+_NEXT = {"distcp": f"; {SALVAGE_DATA}", "metadata": f"; {RESTORE_METADATA}"}
+"""What to do about damage in a checkpoint's file, by the end of its name."""
+
 
 def exit_code(error: BaseException) -> int:
     """The exit code for an error that ended a command."""
@@ -48,7 +51,10 @@ def exit_code(error: BaseException) -> int:
 
 def line_of(error: BaseException) -> str:
     """What an error says, in one line: what, where, and what to do."""
-    return printable(" ".join(reason_of(error).split()), LINE)
+    said = reason_of(error)
+    if isinstance(error, errors.DAMAGE) and "salvage" not in said:
+        said += _NEXT.get((error.file or "").rpartition(".")[2], "")
+    return printable(" ".join(said.split()), LINE)
 
 
 # hints that only Python has a use for, or that are about an option which the command does not have

@@ -55,7 +55,7 @@ from streamxf.storage.opening import Location
 from streamxf.storage.small import put_small, small_names
 from streamxf.storage.storage import Storage
 from streamxf.torch_private import ExtensionRegistry
-from streamxf.wording import some
+from streamxf.wording import RESTORE_METADATA, SALVAGE_DATA, some
 
 Read = Literal["each", "once"]
 
@@ -163,7 +163,7 @@ class ChainReaderMixin(StorageMixin):
             raise FileNotFoundError(errno.ENOENT, _why_missing(storage, rank), path) from None
         except StreamxfError as error:
             if not isinstance(error, IdentityError):  # which says here that it is another save's
-                note_damage(storage, self.save_id, _RESTORE, error)
+                note_damage(storage, self.save_id, RESTORE_METADATA, error)
             return StoredMetadata.of(error.locate(file=path))
         except Exception as error:  # which says nothing about the checkpoint
             known = known_error(error, path)
@@ -238,7 +238,7 @@ class ChainReaderMixin(StorageMixin):
                     shared = once.read_once(plan, self._facts, loader, planner, self._storage, progress)
                 loader.run(plan.items, shared.read if isinstance(shared, Transfer) else ())
             except StreamxfError as error:
-                note_damage(self._storage, used.index.save_id if used.index is not None else None, _VERIFY, error)
+                note_damage(self._storage, used.index.save_id if used.index is not None else None, SALVAGE_DATA, error)
                 raise
         report = LoadReport.of(loader.meter, perf_counter() - begin)
         report = replace(report, left=left_out(plan, planner, used.items))
@@ -335,15 +335,13 @@ class FileSystemReader(ChainReaderMixin, filesystem.FileSystemReader):
 
 NOTES = ".streamxf"
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
-_RESTORE = "next: restore this file from a copy; if there is none, see `streamxf salvage --without-metadata`"
-_VERIFY = "next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest"
 
 
 def _explain(storage: Storage, save_id: str | None, path: str, error: Exception) -> None:
     """What is added to an error of an index that is read while a planner asks, which must reach all ranks, too."""
     if not isinstance(error, StreamxfError):
         error.add_note(f"while {path!r} was read")
-    note_damage(storage, save_id, _RESTORE, error)
+    note_damage(storage, save_id, RESTORE_METADATA, error)
     if (made := sendable(error)) is not error:
         raise made from error
 

@@ -76,6 +76,8 @@ def on(path: str, command: str) -> str:
     return f"{command}  {path}{more.get(command, '')}"
 
 
+TO_RESTORE = ".metadata]; next: restore this file from a copy; if there is none, see `streamxf salvage"
+TO_VERIFY = "; next: `streamxf verify` lists all that is damaged, `streamxf salvage` saves the rest"
 CASES = [
     # nothing there
     *(Case(on("nothing", command), 2, "there is no file or folder 'nothing'") for command in READING),
@@ -94,10 +96,15 @@ CASES = [
     *(Case(on("pipe", command), 2, "") for command in ("inspect", "diff", "pack")),
     # half a checkpoint
     *(Case(on("plain without metadata", command), 1, "") for command in ("inspect", "diff", "unpack")),
-    *(Case(on("plain with cut metadata", command), 1, "") for command in ("inspect", "diff", "unpack")),
-    *(Case(on("plain without data", command), 1, "missing") for command in ("diff", "unpack", "transcode")),
-    *(Case(on("plain with a flipped bit", command), 1, "layers.") for command in ("unpack", "transcode")),
-    *(Case(on("stock with cut metadata", command), 1, "") for command in ("inspect", "pack", "diff")),
+    *(Case(on("plain with cut metadata", command), 1, TO_RESTORE) for command in ("inspect", "diff", "unpack")),
+    Case("diff  plain without data  plain", 1, "missing"),
+    *(Case(on("plain without data", command), 1, TO_VERIFY) for command in ("unpack", "transcode")),
+    *(
+        Case(on("plain with a flipped bit", command), 1, f", block 0]{TO_VERIFY}")
+        for command in ("unpack", "transcode")
+    ),
+    Case(on("stock with a flipped bit", "pack"), 1, f"item layers.0.weight]{TO_VERIFY}"),
+    *(Case(on("stock with cut metadata", command), 1, TO_RESTORE) for command in ("inspect", "pack", "diff")),
     *(Case(on("cut.safetensors", command), 1, "cut.safetensors") for command in ("inspect", "diff", "pack")),
     *(Case(on("huge header.safetensors", command), 1, "header") for command in ("inspect", "pack")),
     *(Case(on("cut.pt", command), 1, "cut.pt") for command in ("inspect", "diff", "pack")),
