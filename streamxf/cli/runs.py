@@ -17,7 +17,7 @@ import typer
 from streamxf.cli import options, show, units
 from streamxf.cli.exits import FAILED, FINE, with_options
 from streamxf.errors import ParameterError, escaped
-from streamxf.wording import listed, many, printable, size_text, time_text
+from streamxf.wording import listed, many, printable, size_text, some, time_text
 
 if TYPE_CHECKING:
     from streamxf.manager.listing import Run
@@ -41,10 +41,16 @@ def list_(run: str = options.RUN, run_id: str | None = options.RUN_ID, *, out: s
     """
     from streamxf.manager.holds import held
     from streamxf.manager.listing import list_checkpoints
+    from streamxf.manager.record import is_numbered
     from streamxf.storage.opening import open_storage
 
     found = list_checkpoints(run, run_id=run_id)
-    readers = held(open_storage(run))
+    storage = open_storage(run)
+    readers = held(storage)
+    alike = {name: name.encode(errors="replace").decode() for name in (storage.folders() if storage.near else ())}
+    if odd := sorted(name for name, text in alike.items() if is_numbered(text) and not is_numbered(name)):
+        text = f"{many(len(odd), 'folder')} left out: the names are not UTF-8; rename {some(odd)} to list what is there"
+        warnings.warn(text, stacklevel=2)
     if out.json:
         show.as_json({"path": run, "checkpoints": [_as_dict(record) for record in found], "in_use": readers})
     elif found:

@@ -245,9 +245,9 @@ def list_checkpoints(
 ) -> list[Record]:
     """The checkpoints in a run's folder, complete or not, the oldest first.
 
-    No key is needed, and nothing is verified: records are the checkpoints' own claims. Hidden folders, and those
-    without a number in their names, are left out. Folders of other formats, such as Hugging Face's, are listed if there
-    are no complete DCP checkpoints, and none committed to a `CheckpointManager`.
+    No key is needed, and nothing is verified: records are the checkpoints' own claims. Hidden folders are
+    left out, and those whose names have no number or are not UTF-8. Folders of other formats, such as Hugging Face's,
+    are listed if there are no complete DCP checkpoints, and none committed to a `CheckpointManager`.
 
     Parameters
     ----------

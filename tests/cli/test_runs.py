@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import shutil
 from pathlib import Path
@@ -119,6 +120,19 @@ def test_list_shows_what_is_damaged_below_the_table(run: Run, folder: Path):
     assert found["step-200"]["kind"] == "damaged"
     assert "MetadataError" in found["step-200"]["note"]
     assert "note" not in found["step-100"]
+
+
+def test_list_names_the_folders_that_it_leaves_out(run: Run, folder: Path):
+    shown = run("list", folder).out
+    try:
+        for name in (b"step-\xff-7", b".hidden-\xff-8", b"other-\xff"):
+            (folder / os.fsdecode(name)).mkdir()
+    except OSError:
+        pytest.skip("this file system takes no such name")
+    done = run("list", folder)
+    assert (done.code, len(done.out)) == (0, len(shown))
+    text = "1 folder left out: the names are not UTF-8; rename step-\\udcff-7 to list what is there"
+    assert done.err == f"streamxf: warning: {text}\n"
 
 
 def test_list_of_one_of_several_runs(run: Run, folder: Path, tmp_path: Path):
