@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 
 from typing_extensions import Buffer
 
-from streamxf.buffers import flat_view, write_all
+from streamxf.buffers import collector_paused, flat_view, write_all
 from streamxf.checkpoint.saving import Entry, Save
 from streamxf.checkpoint.sources import Content
 from streamxf.engine import Pipeline, side_by_side
@@ -62,6 +62,12 @@ class SavedFile(NamedTuple):
     written: list[tuple[str, Chunk]]
 
 
+_Note = tuple[str, tuple[int, ...], tuple[int, ...], bool, int, int, bytes | None, int | None, bytes | None]
+"""Of an item: name, offset, shape, whether it is framed, and its place. One tuple of what Python's garbage collector
+need not look into: three for each of many small items would have it go through all objects of the process.
+"""
+
+
 @dataclass(eq=False, slots=True)
 class _InFlight:
     """An item whose blocks are on their way."""
@@ -77,7 +83,6 @@ class DataFile:
     The blocks of all items go through one pipeline: while those of one item are still being encoded or written, the
     next item is under way. So memory that is handed over stays in use until `settle` or `finish`.
 
-    - `written`: the items that have left, in order.
     - `size`: bytes that were written.
     """
 
@@ -91,7 +96,7 @@ class DataFile:
         self._in_blocks = save.extensions.in_blocks
         self._hashed = save.extensions.hashed
         self._descriptors = save.extensions.recorded
-        self.written: list[tuple[str, Chunk]] = []
+        self._notes: list[_Note] = []  # of the items that have left, in order
         self.size = 0
         self._crcs = None if len(save.extensions.chain) else PieceCrcs()  # of the item that is written, if it is bare
 
@@ -131,7 +136,7 @@ class DataFile:
         wrapped = encryption.wrapped if encryption is not None else ""
         secret = encryption.data_key.secret if encryption is not None else b""
         about = save.modules, save.extensions.summary(), save.place, secret
-        return SavedFile(FileRecord(self.path, self.size, save.writer_id, wrapped, *about), self.written)
+        return SavedFile(FileRecord(self.path, self.size, save.writer_id, wrapped, *about), self._written())
 
     def cancel(self) -> None:
         """Give the file up. Returns when no memory of any item is in use any more."""
@@ -217,11 +222,19 @@ class DataFile:
 
     def _note(self, part: Identity, raw_size: int, size: int, share: Share | None, sha256: bytes | None = None) -> None:
         number, crcs = (part.number, None) if self._crcs is None else (None, self._crcs.finish())
-        place = Place(self.path, self.size - size, size, self._descriptors, sha256, number, crcs)
-        self.written.append((part.name, Chunk(part.offset, part.shape, place, part.kind is Kind.FRAMED)))
+        place = self.size - size, size, sha256, number, crcs
+        self._notes.append((part.name, part.offset, part.shape, part.kind is Kind.FRAMED, *place))
         self._save.meter.item(raw_size, size)
         if share is not None:
             share.finish()
+
+    @collector_paused()
+    def _written(self) -> list[tuple[str, Chunk]]:
+        made, path, descriptors = list[tuple[str, Chunk]](), self.path, self._descriptors
+        for name, offset, shape, framed, at, size, sha256, number, crcs in self._notes:
+            place = Place(path, at, size, descriptors, sha256, number, crcs)
+            made.append((name, Chunk(offset, shape, place, framed)))
+        return made
 
 
 def check_bare(part: Identity) -> None:

@@ -115,6 +115,7 @@ class _Pickle:
         self._descriptors = descriptors
         self._raw: dict[Hashable, list[str]] = {}
         self._known: dict[Hashable, bytes] = {}
+        self._alike: dict[Hashable, bytes] = {}  # tensors that differ in their names alone, as layers do
         self._heads: dict[tuple[str, ...], list[bytes]] = {}
 
     def object(self, form: tuple[str, ...], *values: Any) -> None:
@@ -171,8 +172,18 @@ class _Pickle:
             if isinstance(item, ObjectItem):
                 self.opcodes += self._make("BytesStorageMetadata")
             else:
-                self.object(_TENSOR, partial(self._properties, item), item.shape, partial(self._chunks, item.chunks))
+                self._tensor(item)
         self.opcodes += b"u"
+
+    def _tensor(self, item: TensorItem) -> None:
+        key = item.dtype, item.shape, *item.properties.items(), *(chunk[:2] for chunk in item.chunks)
+        if known := self._alike.get(key):
+            self.opcodes += known
+            return
+        begin = len(self.opcodes)
+        self.object(_TENSOR, partial(self._properties, item), item.shape, partial(self._chunks, item.chunks))
+        # what is written for the first time remembers parts of it, and cannot be repeated
+        self._alike[key] = bytes(self.opcodes[begin:]) if key in self._alike else b""
 
     def places(self, items: Iterable[Item]) -> None:
         """Where each object and each chunk is, by ``MetadataIndex``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array as arrays
+import gc
 import io
 import os
 import subprocess
@@ -25,12 +26,17 @@ from hypothesis import strategies as st
 import streamxf
 from streamxf import Checkpoint, CheckpointWriter, Checksum, Encrypt, FloatZip, ZStandard
 from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.datafile import DataFile
 from streamxf.checkpoint.metadata import read_metadata
+from streamxf.checkpoint.saving import Save
+from streamxf.checkpoint.sources import Content
 from streamxf.errors import AbortedError, ChainError, MetadataError, ParameterError, StreamxfError, UnsupportedError
+from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ITEMSIZES, ObjectItem, TensorItem
 from streamxf.format.limits import TRAILER_BYTES, WRAPPED_KEY_BYTES
 from streamxf.format.trailer import Trailer
 from streamxf.storage.opening import open_storage
+from streamxf.stream.encoder import MemorySource
 from streamxf.torchsave.stock import read_stock
 from tests.dcp.helpers import KEY, assert_same, blank, data_files, raw_bytes
 from tests.progress.recorder import Recorder
@@ -138,6 +144,34 @@ def test_the_pickle_is_torchs_own_metadata(tmp_path: Path, chain: str) -> None:
     assert found.planner_data == expected.planner_data == {name: (name,) for name in state}
     assert {*found.storage_data} == {*expected.storage_data}
     assert found.version == expected.version
+
+
+def test_the_pickle_has_all_of_the_layers_that_are_alike(tmp_path: Path) -> None:
+    made = [torch.zeros, torch.ones, lambda *shape: torch.nn.Parameter(torch.ones(*shape))]
+    state = {f"{layer}.{kind}": make(3, 2) for layer in range(4) for kind, make in enumerate(made)}
+    state |= {
+        f"{layer}.{dtype}": torch.ones(3, 2, dtype=dtype) for layer in range(4) for dtype in (torch.half, torch.int)
+    }
+    state |= {f"{layer}.turned": torch.ones(2, 3) for layer in range(4)}
+    written(tmp_path / "a", state)
+    dcp.save(dict(state), storage_writer=dcp.FileSystemWriter(tmp_path / "b"), no_dist=True)
+    found, expected = (dcp.FileSystemReader(tmp_path / name).read_metadata() for name in "ab")
+    assert found.state_dict_metadata == expected.state_dict_metadata
+    assert {*found.storage_data} == {*expected.storage_data}
+
+
+def test_what_it_knows_of_items_leaves_the_garbage_collector_nothing_to_look_into(tmp_path: Path) -> None:
+    file = DataFile(io.BytesIO(), "a", Save.to(tmp_path / "a", "floatzip"))
+    geometry, before = ((0,), (3,), (3,)), 0
+    for number in range(1100):
+        if number == 100:
+            gc.collect()
+            before = len(gc.get_objects())
+        part = Identity(b"", Kind.TENSOR, f"w{number}", "float32", *geometry)
+        file.add(part, Content(MemorySource(memoryview(bytes(12))), Kind.TENSOR))
+    gc.collect()
+    assert len(gc.get_objects()) - before < 100
+    assert [(name, chunk.place.number) for name, chunk in file.finish().written] == [(f"w{n}", n) for n in range(1100)]
 
 
 def test_its_pickle_is_one_of_other_writers_where_the_index_is_gone(tmp_path: Path) -> None:
