@@ -270,7 +270,7 @@ LINES = {
     "checkpoint": 4_392,
     "cli": 3_060,
     "codecs": 1_664,
-    "dcp": 5_116,
+    "dcp": 5_147,
     "format": 3_208,
     "formats": 963,
     "integrations": 805,

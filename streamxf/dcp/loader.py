@@ -35,7 +35,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, boxes_of_run
 from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
-from streamxf.checkpoint.staging import DeviceMemory, Staging
+from streamxf.checkpoint.staging import COPIES, DeviceMemory, Staging
 from streamxf.dcp.targets import Target
 from streamxf.engine import Pipeline, worker_count
 from streamxf.errors import MetadataError, ReplacedError, UnsupportedError, located
@@ -55,6 +55,7 @@ _WHOLE = 4 * 2**20  # bytes; a tensor of no more is opened and decoded by one wo
 _END = 16 * 1024  # bytes at an item's beginning and end that hold its header and its table, or most of that
 _BATCH = 2**20  # bytes of tensors, at least, that a worker is given at once
 _TOGETHER = 4  # tensors of more, or blocks of a larger tensor, that a worker is given at once, at most
+_TARGETS = 512  # that are asked for at once
 _TURNS = 8  # that each worker has at least before it is given more, so that all are busy to the end
 
 Job = Callable[[], None]
@@ -99,6 +100,8 @@ class Loader:
         self.opener = ItemOpener(metadata, access)
         self._budget = self._objects.budget()  # pays for objects, for which the caller has no memory yet
         self._set_object = _setter(planner) if self._objects.weights_only else None
+        self._targets: deque[Target] = deque()  # of the next items that are tensors
+        self._asks_ahead = _gives_targets_again(planner)
         self._pipeline: Pipeline[list[_Filling]] = Pipeline()
         self._under_way: deque[_Filling] = deque()
         self._staging = Staging()
@@ -179,7 +182,7 @@ class Loader:
                         file.access = Counted(access, shares.begin(request.storage_index).advance)
                     elif new and wanted.place.at >= ahead:
                         ahead = _read_ahead(file, entries, number)
-                    target = self._target(request) if isinstance(wanted.item, TensorItem) else None
+                    target = self._target(entries, number) if wanted.chunk is not None else None
                     if target is not None and blocks is not None and file.access.parallel:
                         memory = self._whole_memory(request, wanted, target)
                         if memory is not None:
@@ -208,8 +211,21 @@ class Loader:
                 return blocks, wanted.elements(blocks)
         return blocks, None
 
-    def _target(self, request: ReadItem) -> Target:
-        target = Target.of(self._planner.resolve_tensor(request).detach())
+    def _target(self, entries: list[_Entry], number: int) -> Target:
+        """The target of an item.
+
+        Where the planner may be asked ahead, it is asked for many at once: torch lets go of the interpreter's lock in
+        each of its calls, and while workers run it takes long to come back.
+        """
+        if not self._targets:
+            for request, wanted in entries[number : number + (_TARGETS if self._asks_ahead else 1)]:
+                if request is not None and isinstance(wanted.item, TensorItem):
+                    with located(item=wanted.item.name):
+                        target = Target.of(self._planner.resolve_tensor(request).detach())
+                        if self._asks_ahead and target.tensor.device.type not in COPIES:
+                            target.memory(getattr(torch, wanted.item.dtype), self._staging)
+                        self._targets.append(target)
+        target = self._targets.popleft()
         if any(target.may_share_memory_with(filling.target) for filling in self._under_way):
             self._settle()  # the later item must have its way
         return target
@@ -256,6 +272,8 @@ class Loader:
     def _submit_batch(self) -> None:
         """Hand over the tensors that wait until there are enough of them."""
         batch, self._batch, self._batch_bytes = self._batch, [], 0
+        if len(self._pipeline) > 2 * worker_count():  # this thread wakes up for several, not for each
+            self._count(self._pipeline.narrow(worker_count()))
         self._submit(batch, _BATCH)
 
     def _read_tensor(
@@ -389,6 +407,13 @@ def _setter(planner: LoadPlanner) -> Callable[[ReadItem, Any], None] | None:
         return lambda request, made: planner.state_dict.__setitem__(request.dest_index.fqn, made)
     state, paths = planner.original_state_dict, planner.mappings
     return lambda request, made: set_element(state, paths[request.dest_index.fqn], made)
+
+
+def _gives_targets_again(planner: LoadPlanner) -> bool:
+    """Whether a planner may be asked for targets ahead of their turn: that of others may do anything."""
+    names = "resolve_tensor", "lookup_tensor", "transform_tensor"
+    methods = [getattr(getattr(planner, name, None), "__func__", None) for name in names]
+    return methods == [getattr(DefaultLoadPlanner, name) for name in names]
 
 
 def _run(steps: _Steps) -> list[_Filling]:

@@ -37,6 +37,7 @@ class Target:
     tensor: torch.Tensor
     plain: bool
     extent: tuple[int, int] | None
+    _array: tuple[torch.dtype, Array] | None = None  # what `memory` has found
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Target:
@@ -54,6 +55,8 @@ class Target:
         """The tensor's own memory, in its shape and strides, if writing elements of `dtype` there is the same as
         `copy_`; else None. Raises RuntimeError if torch does not let the tensor be written to, as `copy_` would.
         """
+        if self._array is not None and self._array[0] == dtype:
+            return self._array[1]
         tensor = self.tensor
         fits = (
             self.plain
@@ -68,7 +71,10 @@ class Target:
         nothing = tensor.as_strided((0,), (1,))
         nothing.copy_(nothing)
         staged = staging.memory(tensor)
-        return array_of(tensor) if staged is None and tensor.device.type == "cpu" else staged
+        if staged is not None or tensor.device.type != "cpu":
+            return staged
+        self._array = dtype, array_of(tensor)
+        return self._array[1]
 
     def may_share_memory_with(self, other: Target) -> bool:
         """Whether two tensors are not known to lie between different addresses."""

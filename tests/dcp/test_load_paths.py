@@ -212,6 +212,32 @@ def test_the_planner_is_asked_in_one_thread_and_once(checkpoint: Path) -> None:
             assert planner.calls.index(("resolve", name)) < planner.calls.index(("commit", name))
 
 
+def test_a_planner_of_ones_own_is_asked_in_turn(checkpoint: Path) -> None:
+    state = {f"small {number}": torch.randn(5) for number in range(4)}
+    save(state, checkpoint)
+    planner = Recording()
+    found = {name: torch.zeros(5) for name in state}
+    dcp.load(found, storage_reader=streamxf.FileSystemReader(checkpoint, keys=KEY), planner=planner)
+    assert [what for what, _ in planner.calls] == ["resolve", "commit"] * 4
+
+
+@pytest.mark.parametrize("most", [1, 3, 512])
+def test_targets_that_are_asked_for_ahead(checkpoint: Path, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "_TARGETS", most)
+    state: dict[str, Any] = {f"{number}": torch.randn(5 + 40_000 * (number % 2)) for number in range(8)}
+    state = {"a": "text", **state, "5b": [1], "tied": state["1"], "whole": torch.randn(3, 4)}
+    save(state, checkpoint)
+    found = {name: torch.zeros_like(value) if isinstance(value, torch.Tensor) else "" for name, value in state.items()}
+    found["whole"] = torch.zeros(4, 3).T
+    dcp.load(found, storage_reader=streamxf.FileSystemReader(checkpoint, keys=KEY))
+    assert found["a"] == "text"
+    assert found["5b"] == [1]
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(found[name], value)
+            assert found[name]._version > 0
+
+
 class Staging(DefaultLoadPlanner):
     """Has a single place for all tensors, and takes each from there when it is committed."""
 
