@@ -279,7 +279,7 @@ LINES = {
     "storage": 3_245,
     "stream": 1_342,
     "testing": 882,
-    "tools": 8_577,
+    "tools": 8_576,
     "torchsave": 1_887,
     "tuning": 690,
 }

@@ -163,7 +163,7 @@ def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_pla
     """The items of one metadata file, which had `version` before it was read."""
     storage, index = checkpoint.storage, metadata.index
     # files that another save may overwrite; no other save uses the names of streamxf's writers
-    data = () if index is not None else {place.file for item in metadata.items.values() for place in item.places}
+    data = () if index is not None else metadata.named()
 
     def versions() -> list[object]:
         return [storage.version(file) for file in sorted(data)]
@@ -322,8 +322,7 @@ def _refuse_beside(tree: FileTree) -> None:
     beside = [path for path in tree.files if path != GLOBAL and not made_by_writers(path)]
     if beside:  # metadata may name files of any name, and in folders
         with Checkpoint.at(tree.storage, Access(), listing=True) as checkpoint:
-            items = [item for metadata in checkpoint.metadata for item in metadata.items.values()]
-        beside = sorted(set(beside) - {place.file for item in items for place in item.places})
+            beside = sorted({*beside}.difference(*(metadata.named() for metadata in checkpoint.metadata)))
     if beside:
         raise UnsupportedError(
             f"the folder is a DCP checkpoint with other files, which would not be packed: {some(beside)}. Move them "

@@ -78,10 +78,10 @@ class DamagedCheckpoint(Checkpoint):
                     "shapes and places of the items are used as they are"
                 )
                 refused |= self._overlaps(metadata)
-            for name, item in metadata.items.items():
-                found.setdefault(name, []).append(item)
+            for item in metadata.each():
+                found.setdefault(item.name, []).append(item)
                 if item.path is not None:
-                    self.paths[name] = item.path
+                    self.paths[item.name] = item.path
         kept = ((name, items) for name, items in found.items() if name not in refused)
         made = {name: united(items) if len(items) > 1 else items[0] for name, items in kept}
         for name in (name for name, item in made.items() if item is None):
@@ -98,13 +98,14 @@ class DamagedCheckpoint(Checkpoint):
     def _copies(self) -> dict[Hashable, list[Copy]]:
         found: dict[Hashable, list[Copy]] = {}
         for metadata in self.metadata:
-            for wanted in chain.from_iterable(map(streams_of, metadata.items.values())):
+            for wanted in chain.from_iterable(map(streams_of, metadata.each())):
                 found.setdefault(_key(wanted.item.name, wanted.chunk), []).append((metadata, wanted))
         return found
 
     def expect(self, names: Collection[str], progress: Progress | None) -> None:
         """Have `progress` told of the stored bytes of these items, as they are read."""
-        items = (each.items[name] for each in self.metadata for name in names if name in each.items)
+        known = [self.stored] if len(self.metadata) == 1 else [each.items for each in self.metadata]
+        items = (each[name] for each in known for name in names if name in each)
         self.shares = Shares(progress, {place[:2]: place.size for item in items for place in item.places})
 
     def _overlaps(self, metadata: Metadata) -> set[str]:
@@ -241,7 +242,7 @@ def open_damaged(
     if not read and not (without_metadata and any(map(OWN_FILE.fullmatch, names))):
         raise _nothing(storage.label(), failures[0] if failures else None, names, bool(len(access.keys)))
     if read:
-        used = {place.file for each in read for item in each.items.values() for place in item.places}
+        used = {file for each in read for file in each.named()}
         checkpoint = DamagedCheckpoint(storage, access, read, access.budget(storage.held_by(used, names)))
         if strange:
             checkpoint.unchecked.append(f"the data files here: {_FOREIGN}. {_WITHOUT}")
@@ -278,8 +279,7 @@ def _read(storage: Storage, access: Access, name: str) -> Metadata:
     except OSError as error:
         text = f"the metadata cannot be read: {type(error).__name__}: {error}"
         raise errors.MetadataError(text, file=full) from error
-    own = any(OWN_FILE.fullmatch(place.file) for item in found.items.values() for place in item.places)
-    if own and found.index is None:
+    if found.index is None and any(map(OWN_FILE.fullmatch, found.named())):
         text = "the metadata has lost its index, so nothing vouches for it: the file was cut or altered"
         raise errors.MetadataError(text, file=full)
     return found
@@ -289,7 +289,7 @@ def _is_of_others(metadata: Metadata, names: Collection[str], without_metadata: 
     """Whether metadata describes none of the data files of streamxf's writers that are there; if some of these are
     named by their writers' ids, none of those.
     """
-    files = {place.file for item in metadata.items.values() for place in item.places} | {*metadata.files}
+    files = {*metadata.named()}
     there = {name for name in names if OWN_FILE.fullmatch(name)}
     if not isinstance(without_metadata, bool):
         there = {name for name in there if writer_of(name) in without_metadata}

@@ -182,7 +182,7 @@ def salvage(
     )
     storage = open_storage(source, storage_options)
     with open_damaged(storage, access, rank, merge_ranks, without_metadata, progress) as checkpoint:
-        items = [item for metadata in checkpoint.metadata for item in metadata.items.values()]
+        items = [item for metadata in checkpoint.metadata for item in metadata.each()]
         descriptors = {text for item in items for place in item.places for text in place.descriptors}
         encrypted = any(text.partition("/")[0] == ENCRYPT for text in descriptors)
         to = Save.to(
@@ -203,9 +203,9 @@ def salvage(
 def _conversion(source: str, checkpoint: DamagedCheckpoint, found: Salvaged, partial: bool) -> Conversion:
     # where items are tells this checkpoint from another one at the same place; a name comes once, however long it is
     places = [
-        (name, *(place[:3] for place in item.places))
+        (item.name, *(place[:3] for place in item.places))
         for metadata in checkpoint.metadata
-        for name, item in sorted(metadata.items.items())
+        for item in sorted(metadata.each(), key=lambda item: item.name)
     ]
     identity = hashlib.sha256()
     for fact in (source, partial, *found.partial, *found.damaged, *places):

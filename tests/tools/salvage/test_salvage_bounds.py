@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 import torch
 
+import streamxf
 from streamxf import Checksum, load_intact
 from streamxf.errors import MetadataError
 from streamxf.format import container
 from streamxf.format.limits import BLOCK_HEAD_BYTES
+from streamxf.format.table import ItemTable
 from streamxf.storage.reading import FileSlice, access_to
 from streamxf.tools import scan as scanning
 from streamxf.tools.salvage import rebuild
@@ -218,3 +220,16 @@ def test_lost_parts_of_tensors_that_are_said_to_be_huge(checkpoint: Path) -> Non
 def test_a_tensor_for_which_there_is_no_room_says_its_shape(shape: tuple[int, ...]) -> None:
     with pytest.raises(MetadataError, match=re.escape(f"float32 and shape {shape}")):
         memory_for(shape, "float32")
+
+
+def test_items_of_a_large_index_are_made_in_bands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamxf.format.index._SMALL", 0)
+    state = {f"weight.{number}": torch.arange(10.0) + number for number in range(20)}
+    save(state, tmp_path / "whole", [Checksum()])
+
+    def refuse(table: ItemTable, name: str) -> Any:
+        raise AssertionError(f"{name} was made by itself, which takes four times as long")
+
+    monkeypatch.setattr(ItemTable, "__getitem__", refuse)
+    report, _ = streamxf.salvage(tmp_path / "whole", tmp_path / "new", "checksum")
+    assert (len(report.loaded), report.damaged) == (len(state), ())
