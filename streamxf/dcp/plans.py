@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
-from streamxf.checkpoint.datafile import check_bare
+from streamxf.checkpoint.datafile import check_bare, planned_size
 from streamxf.checkpoint.saving import Entry, Extensions, check_space
 from streamxf.checkpoint.sources import Content, content_of, dtype_name, has_elements
 from streamxf.checkpoint.staging import Staging
@@ -32,7 +32,7 @@ from streamxf.dcp.metadata import extra_of, paths_of
 from streamxf.errors import MetadataError, UnsupportedError, located
 from streamxf.format import limits
 from streamxf.format.header import Identity, Kind
-from streamxf.format.items import ITEMSIZES, check_name
+from streamxf.format.items import check_name
 from streamxf.format.tiling import MAX_GROUP, Boxes
 from streamxf.storage.disk import Volume
 from streamxf.storage.storage import Storage
@@ -62,8 +62,7 @@ def planned_bytes(items: Iterable[WriteItem]) -> int:
     """The bytes of tensors' elements, as plans have them; an object counts nothing, nor do elements without a size."""
     if isinstance(items, PlannedItems):
         return int(items.layout.sizes[slice(None) if items.kept is None else items.kept].sum())
-    tensors = ((data.chunk.sizes, dtype_name(data.properties.dtype)) for item in items if (data := item.tensor_data))
-    return sum(sizes.numel() * ITEMSIZES.get(dtype, 0) for sizes, dtype in tensors)
+    return sum(map(planned_size, map(part_of, items)))
 
 
 def entries_of(items: Iterable[WriteItem], planner: SavePlanner, staging: Staging) -> Iterator[Entry]:

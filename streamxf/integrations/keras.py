@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import keras
@@ -52,8 +51,8 @@ class ManagedModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]  #
         return model
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if epoch == 0 and (newest := self._manager.newest_step()):
-            warnings.warn(f"training begins at epoch 0 in a run that has {newest}: see managed.load()", stacklevel=2)
+        if epoch == 0:
+            self._manager.warn_of_starting_over("managed.load()")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         self._step, self._metrics = epoch + 1, dict(logs or {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import warnings
 from importlib import import_module
 from typing import Any
 
@@ -75,12 +74,8 @@ class ManagedCheckpoint(*_BASES):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._step = self._saved = trainer.global_step
-        if trainer.is_global_zero and not self._step and (newest := self._manager.newest_step()):
-            warnings.warn(
-                f"training begins at step 0 in a run that has step {newest}: to go on from there, call "
-                "fit(..., ckpt_path=managed.latest())",
-                stacklevel=2,
-            )
+        if trainer.is_global_zero and not self._step:
+            self._manager.warn_of_starting_over("fit(..., ckpt_path=managed.latest())")
         if isinstance(getattr(self._sigterm, "__self__", None), StopSignals):
             signal.signal(signal.SIGTERM, self._sigterm)  # Lightning's would end training before it is saved
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from typing import Any
 
 from transformers import TrainerCallback
@@ -52,12 +51,8 @@ class ManagerCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
                 f"CheckpointManager({args.output_dir!r}, name='checkpoint-{{}}')"
             )
         self._saved = state.global_step
-        if state.is_world_process_zero and not self._saved and (newest := self._manager.newest_step()):
-            warnings.warn(
-                f"training begins at step 0 in a run that has step {newest}: to go on from there, call "
-                "train(resume_from_checkpoint=manager.latest())",
-                stacklevel=2,
-            )
+        if state.is_world_process_zero and not self._saved:
+            self._manager.warn_of_starting_over("train(resume_from_checkpoint=manager.latest())")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._metrics = {}

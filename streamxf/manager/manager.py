@@ -7,6 +7,7 @@ import logging
 import operator
 import os
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent import futures
@@ -453,9 +454,14 @@ class CheckpointManager:
         """
         return self._path_of(best=None, skip=skip)
 
-    def newest_step(self) -> int:
-        """The newest step of which this run has a checkpoint, judged by the folder alone; 0 if there is none."""
-        return max((record.step for record in self._run.records(series=self._series) if record.counts), default=0)
+    def warn_of_starting_over(self, call: str) -> None:
+        """Warn that training which begins at 0 starts over, if this run has checkpoints by the folder alone; `call` is
+        what resumes from them.
+        """
+        newest = max((each.step for each in self._run.records(series=self._series) if each.counts), default=0)
+        if newest:
+            text = f"training starts over in a run that has step {newest}: to resume from there, call {call}"
+            warnings.warn(text, stacklevel=3)
 
     def best(self) -> str | Storage | None:
         """The path of the checkpoint with the best value of the metric of `Retention`, as `latest`. If that is damaged,

@@ -111,10 +111,10 @@ def test_who_stops_training_saves_first(tmp_path: Path, train: Callable[..., lis
 
 def test_who_starts_over_in_a_run_is_told_how_to_go_on(train: Callable[..., list[int]]) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", "training begins at epoch 0")
+        warnings.filterwarnings("error", "training starts over")
         train()
         train()
-    with pytest.warns(UserWarning, match=r"has 6: see managed\.load\(\)"):
+    with pytest.warns(UserWarning, match=r"has step 6: to resume from there, call managed\.load\(\)"):
         train(resume=False)
 
 

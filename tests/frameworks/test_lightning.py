@@ -256,7 +256,7 @@ def test_steps_of_several_batches(tmp_path: Path, train: Callable[..., Any]) -> 
 
 def test_who_starts_over_in_a_run_is_told_how_to_go_on(tmp_path: Path, train: Callable[..., Any]) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", "training begins at step 0")
+        warnings.filterwarnings("error", "training starts over")
         train("run", save=5, max_epochs=1)
         train("run", save=5)
     with pytest.warns(UserWarning, match=r"has step 16: .* ckpt_path=managed\.latest\(\)"):

@@ -134,7 +134,7 @@ def test_who_starts_over_in_a_run_is_told_how_to_go_on(tmp_path: Path, make_trai
             make_trainer(callbacks.ManagerCallback(manager)).train(resume_from_checkpoint=last)
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", "training begins at step 0")
+        warnings.filterwarnings("error", "training starts over")
         train(True)
         train(True)
     with pytest.warns(UserWarning, match=r"has step 6: .*resume_from_checkpoint=manager\.latest\(\)"):
