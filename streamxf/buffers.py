@@ -111,7 +111,7 @@ class ScratchPool:
             return Scratch()
 
     def give(self, scratch: Scratch) -> None:
-        if scratch.size + sum(each.size for each in list(self._free)) <= self._keep:
+        if scratch.size + sum([each.size for each in self._free]) <= self._keep:
             self._free.append(scratch)
 
 

@@ -186,16 +186,15 @@ class StreamCoder:
     """
 
     def __init__(self, chain: Chain, stream: StreamInfo, encryption: Any = None, *, meter: Meter | None = None) -> None:
+        keyed = chain.encryption
+        if keyed is not None and encryption is None:
+            encryption = keyed.start(stream)
         self.stream = stream
         self._meter = meter
         self.stage_limit = stage_limit(stream.block_size)
-        self._steps: list[tuple[Codec, Any]] = []
-        self.seal: bytes | None = None  # the header's, 32 bytes, where the chain encrypts
-        for codec in chain:
-            state = encryption if encryption is not None and codec.name == ENCRYPT else codec.start(stream)
-            self._steps.append((codec, state))
-            self.seal = state.seal if codec.name == ENCRYPT else self.seal
-        self.tagged = bool(self._steps) and self._steps[-1][0].name == ENCRYPT
+        self._steps = [(codec, encryption if codec is keyed else codec.start(stream)) for codec in chain.codecs]
+        self.seal: bytes | None = None if keyed is None else encryption.seal  # the header's, 32 bytes
+        self.tagged = keyed is not None and chain.codecs[-1] is keyed
         self._chain = chain
         if meter is not None:
             meter.implementations.update(chain.implementations)

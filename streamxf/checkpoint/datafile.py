@@ -98,6 +98,7 @@ class DataFile:
         self._descriptors = save.extensions.recorded
         self._notes: list[_Note] = []  # of the items that have left, in order
         self.size = 0
+        self._seconds = 0.0  # that writing took so far
         self._crcs = None if len(save.extensions.chain) else PieceCrcs()  # of the item that is written, if it is bare
 
     def add(self, part: Identity, content: Content) -> None:
@@ -131,7 +132,7 @@ class DataFile:
             self._synced.sync()
         else:
             self._raw.flush()
-        meter.io(perf_counter() - begin)
+        meter.io(self._seconds + perf_counter() - begin)
         encryption = save.extensions.encryption
         wrapped = encryption.wrapped if encryption is not None else ""
         secret = encryption.data_key.secret if encryption is not None else b""
@@ -148,7 +149,7 @@ class DataFile:
         """Write all of `data`, however little `raw` takes at a time."""
         begin = perf_counter()
         size = write_all(self._synced or self._raw, data)
-        self._save.meter.io(perf_counter() - begin)
+        self._seconds += perf_counter() - begin
         if self._crcs is not None:
             self._crcs.add(flat_view(data))
         self.size += size
@@ -161,23 +162,28 @@ class DataFile:
         encoder = save.extensions.encoder(part, published=True, block_log2=save.block_log2, meter=save.meter)
         leaving = _InFlight(encoder, part, self._share_of(part, content.source.size))
         for job, size in encoder.jobs(content.source):
-            self._leaving.append((leaving, size))
             small = size <= ON_THE_SPOT
+            if small and not self._leaving:
+                self._write_block(job(), leaving, size)
+                continue
+            self._leaving.append((leaving, size))
             self._store(self._pipeline.put(job(), size) if small else self._pipeline.submit(job, size))
 
     def _store(self, blocks: Iterable[Encoded]) -> None:
         """Write finished blocks, which come in the order in which they were submitted."""
         for block in blocks:
-            leaving, size = self._leaving.popleft()
-            encoder = leaving.encoder
-            for part in encoder.framed(block):
-                self.write(part)
-            block.release()
-            if leaving.share is not None:
-                leaving.share.advance(size)
-            if block.last:
-                sha256 = encoder.table_digest if self._hashed else None
-                self._note(leaving.part, encoder.raw_size, encoder.stored_size, leaving.share, sha256)
+            self._write_block(block, *self._leaving.popleft())
+
+    def _write_block(self, block: Encoded, leaving: _InFlight, size: int) -> None:
+        encoder = leaving.encoder
+        for part in encoder.framed(block):
+            self.write(part)
+        block.release()
+        if leaving.share is not None:
+            leaving.share.advance(size)
+        if block.last:
+            sha256 = encoder.table_digest if self._hashed else None
+            self._note(leaving.part, encoder.raw_size, encoder.stored_size, leaving.share, sha256)
 
     # -- without a container, or behind stream transforms ------------------------------------------------
 

@@ -88,6 +88,11 @@ class Extensions:
     def encryption(self) -> Encrypt | None:
         return self.chain.encryption
 
+    @property
+    def may_shrink(self) -> bool:
+        """Whether data may take fewer bytes than it has, as it does not by checksums and encryption."""
+        return bool(self.foreign) or not {codec.role for codec in self.chain} <= {"checksum", "encryption"}
+
     @cached_property
     def hashed(self) -> bool:
         """Whether containers carry a SHA-256 of each block, because the save is signed."""
@@ -317,10 +322,10 @@ def check_space(
     - `exact`: how many of these surely take their bytes; asked only where it matters.
     - `shared`: the bytes that several ranks plan for one file system, what was free there before, and their number.
     """
-    roles, volume, (total, free, ranks) = {codec.role for codec in extensions.chain}, storage.volume(), shared
-    if volume is None or extensions.foreign or roles - {"checksum", "encryption"}:
+    volume, (total, free, ranks) = storage.volume(), shared
+    if volume is None or extensions.may_shrink:
         return
-    makes_less = not volume.plain and "encryption" not in roles
+    makes_less = not volume.plain and all(codec.role != "encryption" for codec in extensions.chain)
     if makes_less or (planned <= volume.free and total <= free):
         return
     size = exact()

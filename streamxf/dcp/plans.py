@@ -48,8 +48,9 @@ def part_of(item: WriteItem) -> Identity:
     if item.type == WriteItemType.BYTE_IO or data is None:
         return Identity(b"", Kind.OBJECT, item.index.fqn)
     chunk, dtype = data.chunk, dtype_name(data.properties.dtype)
-    offset, shape, whole = map(_numbers, (chunk.offsets, chunk.sizes, data.size))
-    return Identity(b"", Kind.TENSOR, item.index.fqn, dtype, offset, shape, whole)
+    shape = _numbers(chunk.sizes)
+    whole = shape if data.size == chunk.sizes else _numbers(data.size)
+    return Identity(b"", Kind.TENSOR, item.index.fqn, dtype, _numbers(chunk.offsets), shape, whole)
 
 
 @lru_cache(1024)
@@ -187,7 +188,7 @@ def share_room(plans: list[SavePlan]) -> list[SavePlan]:
 
 def check_room(folder: Storage, plan: SavePlan, planner: SavePlanner, extensions: Extensions, save: bytes) -> None:
     """Refuse to begin what cannot fit; raises NoSpaceError."""
-    if not _gives_data_again(planner):
+    if extensions.may_shrink or not _gives_data_again(planner):
         return
     note, planned = plan.storage_data, planned_bytes(plan.items)
     own = isinstance(note, RoomNote) and note.save == save
@@ -215,13 +216,13 @@ def _size_of_tensors(plan: SavePlan, planner: SavePlanner) -> int:
 # -- tensors that change meanwhile -----------------------------------------------------------------
 
 
-def tensor_versions(plan: SavePlan, planner: SavePlanner) -> dict[str, int]:
-    """How often each of the plan's tensors has been changed in place so far, as torch counts it."""
+def tensor_versions(names: Iterable[str], planner: SavePlanner) -> dict[str, int]:
+    """How often each of these items, if it is a tensor, has been changed in place so far, as torch counts it."""
     state = getattr(planner, "state_dict", None)
     if not isinstance(state, Mapping):  # a planner that is not derived from torch's default
         return {}
-    tensors = {name: state.get(name) for name in {item.index.fqn for item in plan.items}}
-    return {name: counted_changes(tensor) for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
+    found = ((name, state.get(name)) for name in names)
+    return {name: counted_changes(tensor) for name, tensor in found if isinstance(tensor, torch.Tensor)}
 
 
 def changed_text(before: dict[str, int], after: dict[str, int]) -> str:

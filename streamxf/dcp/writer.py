@@ -225,7 +225,7 @@ class ChainWriterMixin(StorageMixin):
             save.file_name(self.rank or 0, number): sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
             for number, items in enumerate(filter(None, buckets))
         }
-        versions = tensor_versions(plan, planner)
+        versions = tensor_versions({item.index.fqn for item in plan.items}, planner)
         begin = perf_counter()
         try:
             save.place = storage.mount()
@@ -242,7 +242,7 @@ class ChainWriterMixin(StorageMixin):
             if needed and needed not in self._warned:
                 self._warned.add(needed)
                 warnings.warn(text, stacklevel=2)  # an error if the process's filters say so
-            if text := changed_text(versions, tensor_versions(plan, planner)):
+            if text := changed_text(versions, tensor_versions(versions, planner)):
                 warnings.warn(text, stacklevel=2)
         except BaseException as error:
             gone = save.discard(files, error)  # those that were finished, too
