@@ -62,10 +62,9 @@ class SavedFile(NamedTuple):
     written: list[tuple[str, Chunk]]
 
 
+# Of an item: name, offset, shape, whether it is framed, and its place. Python's garbage collector need not look into
+# such a tuple; three objects for each of many small items would have it go through all of the process.
 _Note = tuple[str, tuple[int, ...], tuple[int, ...], bool, int, int, bytes | None, int | None, bytes | None]
-"""Of an item: name, offset, shape, whether it is framed, and its place. One tuple of what Python's garbage collector
-need not look into: three for each of many small items would have it go through all objects of the process.
-"""
 
 
 @dataclass(eq=False, slots=True)

@@ -298,8 +298,9 @@ class Loader:
         self.meter.item(tensor.numel() * dtype.itemsize, stored_bytes(request, wanted))
         offset, filling = tuple(request.storage_offsets), partial(_Filling, file, item.name, target)
         memory = target.memory(dtype, self._staging)
-        in_runs = elements.blocks.block_size <= 1 << MAX_BLOCK_LOG2 and elements.is_run(offset, lengths)
-        if memory is not None and (in_runs or not isinstance(memory, DeviceMemory)):
+        large = elements.blocks.block_size > 1 << MAX_BLOCK_LOG2
+        apart = isinstance(memory, DeviceMemory) and (large or not elements.is_run(offset, lengths))
+        if memory is not None and not apart:
             self._fill(filling(commit), elements.jobs(offset, lengths, memory), self._together)
             return
         most = PIECE_BYTES // dtype.itemsize if target.plain else tensor.numel()

@@ -305,7 +305,10 @@ class LazyTensor(TensorStorageMetadata):
 
     @cached_property
     def chunks(self) -> list[ChunkStorageMetadata]:  # type: ignore[override]
-        spans = self.item.chunks.spans() if isinstance(self.item.chunks, StoredChunks) else self.item.chunks
+        chunks, size = self.item.chunks, torch.Size
+        spans = chunks.spans() if isinstance(chunks, StoredChunks) else chunks
+        if len(chunks) < _FEW:
+            return [ChunkStorageMetadata(size(offset), size(shape)) for offset, shape, *_ in spans]
         return torch_chunks(spans)
 
     def __eq__(self, other: object) -> bool:

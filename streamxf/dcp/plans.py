@@ -48,9 +48,8 @@ def part_of(item: WriteItem) -> Identity:
     if item.type == WriteItemType.BYTE_IO or data is None:
         return Identity(b"", Kind.OBJECT, item.index.fqn)
     chunk, dtype = data.chunk, dtype_name(data.properties.dtype)
-    shape = _numbers(chunk.sizes)
-    whole = shape if data.size == chunk.sizes else _numbers(data.size)
-    return Identity(b"", Kind.TENSOR, item.index.fqn, dtype, _numbers(chunk.offsets), shape, whole)
+    offset, shape, whole = map(_numbers, (chunk.offsets, chunk.sizes, data.size))
+    return Identity(b"", Kind.TENSOR, item.index.fqn, dtype, offset, shape, whole)
 
 
 @lru_cache(1024)

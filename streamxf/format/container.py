@@ -119,7 +119,7 @@ def lone_block(stored: memoryview, header: Header) -> tuple[memoryview, int] | N
     """The payload of a container with one block and no hashes, and the bytes that it decodes to; None for all others,
     and if anything behind the header is wrong. All but these two is known, so nothing has to be parsed.
     """
-    begin, end = header.size + limits.BLOCK_HEAD_BYTES, len(stored) - tail_size(header, 1)
+    begin, end = header.size + limits.BLOCK_HEAD_BYTES, len(stored) - _LONE_TAIL.size
     if header.hashed or not begin <= end <= begin + stage_limit(header.block_size):
         return None
     payload, (length, raw_size, crc, magic) = stored[begin:end], _LONE_TAIL.unpack_from(stored, end)
