@@ -63,12 +63,12 @@ def listed(title: str, entries: Collection[object], unlisted: int = 0, most: int
     return [*lines, f"{title}: {more:,} more"] if more else lines
 
 
-def failures(title: str, reasons: Mapping[str, str]) -> list[str]:
-    """Lines as of `listed` with what failed, each reason once behind all names that have it."""
+def by_reason(reasons: Mapping[str, str]) -> list[str]:
+    """What failed, by name: each reason once, behind the names that have it."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)
-    return listed(title, [f"{some(those)}: {reason}" for reason, those in names.items()])
+    return [f"{some(those)}: {reason}" for reason, those in names.items()]
 
 
 def reason_of(error: BaseException, place: object = None) -> str:

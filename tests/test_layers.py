@@ -275,11 +275,11 @@ LINES = {
     "formats": 963,
     "integrations": 794,
     "keys": 2_113,
-    "manager": 4_044,
+    "manager": 4_041,
     "storage": 3_245,
     "stream": 1_342,
     "testing": 882,
-    "tools": 8_576,
+    "tools": 8_583,
     "torchsave": 1_887,
     "tuning": 690,
 }

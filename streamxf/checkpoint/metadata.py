@@ -38,12 +38,11 @@ _OF_ANY = (".metadata", ".distcp", *_OF_OTHERS)
 
 def unfinished(names: Collection[str]) -> str | None:
     """What a folder without metadata is, if a conversion to it was interrupted or is at work; else None."""
-    data = [name for name in names if name.endswith(".distcp")]
-    if not (finished := [name for name in data if f"{name}{SLIP}" in names]):
+    if not (finished := sum(name.endswith(".distcp") and f"{name}{SLIP}" in names for name in names)):
         return None
     return (
         "there is no checkpoint here yet: a pack, transcode or salvage to this folder was interrupted, or is at work. "
-        f"Finished: {len(finished):,} of {many(len(data), 'data file')}. Repeat it to resume from there and to "
+        f"Finished so far: {many(finished, 'data file')}. Repeat it to resume from there and to "
         "publish the checkpoint; to give it up, delete the folder"
     )
 

@@ -17,7 +17,7 @@ import typer
 from streamxf.cli import options, show, units
 from streamxf.cli.exits import FAILED, FINE, with_options
 from streamxf.errors import ParameterError, escaped
-from streamxf.wording import listed, many, printable, size_text, some, time_text
+from streamxf.wording import by_reason, listed, many, printable, size_text, some, time_text
 
 if TYPE_CHECKING:
     from streamxf.manager.listing import Run
@@ -139,8 +139,8 @@ def latest(
         show.as_json({"path": run, "latest": path, "skipped": skipped})
     elif path is not None:
         print(escaped(path))
-    for name, reason in choice.skipped.items():
-        warnings.warn(f"{name} is passed over: {reason}", stacklevel=2)
+    for text in by_reason(choice.skipped):
+        warnings.warn(f"passed over: {text}", stacklevel=2)
     if path is None:
         text = "no complete checkpoint passes the check" if choice.skipped else "there is no complete checkpoint"
         if wanted is not None and not choice.skipped:

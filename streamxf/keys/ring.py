@@ -195,7 +195,7 @@ class KeyRing(Uncopied):
             if claim.vouchers.signed_by(self.trust, claim.digest) or (self.allow_unsigned and not self.trust):
                 return
             found = f"it is signed by {claim.vouchers.signature[0]}, who is not trusted"
-            cure = "if you trust that writer, pass the signer's public key as trust"
+            cure = "if you trust that writer, pass the signer's public key (trust)"
         if key.vouches:
             found += ", and since signers are trusted, one of them has to sign"
             cure += f", or trust no signer: the key {key.id} vouches for the contents"

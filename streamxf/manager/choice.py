@@ -33,7 +33,7 @@ from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import small_names
 from streamxf.storage.storage import Storage
 from streamxf.tuning.sample import StoredTensors, take_sample
-from streamxf.wording import some
+from streamxf.wording import by_reason, some
 
 Verify = Literal["none", "sample", "whole"]
 Part = tuple[int, int]
@@ -67,10 +67,7 @@ class Choice:
     @property
     def why(self) -> str:
         """Why they were skipped, each reason once."""
-        names: dict[str, list[str]] = {}
-        for name, reason in self.skipped.items():
-            names.setdefault(reason, []).append(name)
-        return "; ".join(f"{some(each)}: {reason}" for reason, each in list(names.items())[:20])
+        return "; ".join(by_reason(self.skipped)[:20])
 
 
 def choose(

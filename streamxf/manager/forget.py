@@ -29,7 +29,7 @@ from streamxf.storage.opening import Location
 from streamxf.storage.removal import Order, files_of_many, remove_tree, remove_trees
 from streamxf.storage.small import put_small, read_small
 from streamxf.storage.storage import Entries
-from streamxf.wording import failures, listed, many, reason_of, size_text
+from streamxf.wording import by_reason, listed, many, reason_of, size_text
 
 _NEWEST = "the newest that verifies"
 _UNVERIFIED = "no checkpoint of this run verifies, so none is removed"
@@ -68,7 +68,7 @@ class ForgetReport:
             [
                 f"{did} {many(len(self.removed), 'checkpoint')}, {size_text(self.bytes)}",
                 *listed(did, self.removed),
-                *failures("not removed", self.failed),
+                *listed("not removed", by_reason(self.failed)),
                 *listed("in use", [f"{name}: {who}" for name, who in self.in_use.items()]),
                 *listed("kept", [f"{name}: {', '.join(reasons)}" for name, reasons in self.kept.items()]),
             ]

@@ -19,7 +19,7 @@ from streamxf.keys import KeysLike, TrustLike
 from streamxf.storage.lock import locked
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
-from streamxf.wording import failures, listed, many, reason_of, size_text
+from streamxf.wording import by_reason, listed, many, reason_of, size_text
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class CleanReport:
             f"{did} {many(len(self.removed), 'file')}, {size_text(self.bytes)}",
             *listed(did, self.removed),
             *listed(f"{did} the parts of an unfinished upload", self.uploads),
-            *failures("not removed", self.failed),
+            *listed("not removed", by_reason(self.failed)),
             *listed("left alone", self.kept),
             *listed("left alone, since a save may be writing it", self.recent),
             *resumable((*self.removed, *self.recent) if self.dry_run else self.recent),

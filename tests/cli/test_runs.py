@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import streamxf
 from streamxf import Key, Retention
 from streamxf.format.run import RunFacts
-from streamxf.keys import write_key
+from streamxf.keys import PrivateKey, SigningKey, write_key
 from streamxf.manager.holds import hold
 from streamxf.manager.listing import list_checkpoints
 from streamxf.storage import local
@@ -239,8 +239,8 @@ def test_latest_passes_over_what_is_damaged(run: Run, folder: Path):
     (folder / "step-300" / ".metadata").write_bytes(b"")
     done = run("latest", folder)
     assert (done.code, done.out) == (0, f"{folder}/step-200\n")
-    assert "step-1000 is passed over: verify found damage: " in done.err
-    assert "step-300 is passed over: " in done.err
+    assert "passed over: step-1000: verify found damage: " in done.err
+    assert "passed over: step-300: " in done.err
     facts = run("latest", folder, "--json", "--verify", "whole").json
     assert facts["latest"] == f"{folder}/step-200"
     assert list(facts["skipped"]) == ["step-1000", "step-300"]
@@ -269,7 +269,23 @@ def test_latest_with_a_key(run: Run, tmp_path: Path, encrypted: Path, key_file: 
     write_key(tmp_path / "other.key", Key.generate())
     done = run("latest", tmp_path / "run", "--key", f"file:{tmp_path}/other.key")
     assert (done.code, done.out) == (1, "")
-    assert "step-1 is passed over: " in done.err
+    assert "passed over: step-1: " in done.err
+
+
+def test_latest_gives_each_reason_once(run: Run, tmp_path: Path):
+    reader = PrivateKey.generate()
+    write_key(tmp_path / "reader.key", reader)
+    made_run(tmp_path / "run", chain=[streamxf.Encrypt(reader.public, signer=SigningKey.generate())])
+    done = run("latest", tmp_path / "run", "--key", f"file:{tmp_path}/reader.key")
+    assert (done.code, done.out) == (1, "")
+    first, second = done.err.splitlines()
+    assert first.startswith("streamxf: warning: passed over: step-1000, step-300, step-200, step-100: not verified: ")
+    assert first.endswith("; if you trust that writer, pass the signer's public key (--trust)")
+    assert second.endswith("no complete checkpoint passes the check")
+    done = run(
+        "rename", tmp_path / "run" / "step-100", "weight=w", "--key", f"file:{tmp_path}/reader.key", "--allow-unsigned"
+    )
+    assert ", and has to be signed again (--signer) [file " in done.err
 
 
 def test_latest_with_the_best_value(run: Run, folder: Path):
@@ -278,7 +294,7 @@ def test_latest_with_the_best_value(run: Run, folder: Path):
     flip_bit(folder / "step-200")
     done = run("latest", folder, "--best", "loss:min")
     assert (done.code, done.out) == (0, f"{folder}/step-100\n")
-    assert "step-200 is passed over: " in done.err
+    assert "passed over: step-200: " in done.err
     done = run("latest", folder, "--best", "los")
     assert (done.code, done.out) == (1, "")
     assert "no complete checkpoint with a value of 'los'" in done.err

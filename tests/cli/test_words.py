@@ -61,7 +61,8 @@ def test_of_several_places_each_has_its_advice(run: Run, plain: Path, tmp_path: 
     (data,) = plain.glob("*.distcp")
     flip(data)
     (last,) = (line for line in run("verify", plain, tmp_path / "other", tmp_path / "whole").out.splitlines()[-1:])
-    assert f"`streamxf salvage {plain} TARGET`; " in last
+    assert f"`streamxf salvage {plain} TARGET`, `" in last
+    assert last.count("restore what is damaged") == 1
     assert last.endswith(f"`streamxf salvage {tmp_path / 'other'} TARGET --without-metadata`")
     assert "whole" not in last
 

@@ -151,7 +151,7 @@ def test_what_only_a_private_key_opens_must_be_signed(checkpoint: Path, reader: 
         if accepted:
             assert_same(load_with(STATE, made), STATE)
         else:
-            cure = "(allow_unsigned)" if by is None else "pass the signer's public key as trust"
+            cure = "(allow_unsigned)" if by is None else "pass the signer's public key (trust)"
             with refused(PolicyError, cure, "A KeyRing holds"):
                 load_with(STATE, made)
 

@@ -264,7 +264,7 @@ def test_errors_say_how_a_signature_comes_about():
     strange = streamxf.encode(DATA, [Encrypt([PAIR.public, KEY], signer=OTHER)])
     said = message(lambda: streamxf.decode(strange, keys=PAIR), PolicyError)
     assert f"it is signed by {OTHER.id}" in said
-    assert "pass the signer's public key as trust" in said
+    assert "pass the signer's public key (trust)" in said
     assert "trust no signer" not in said
     said = message(lambda: streamxf.decode(strange, keys=KeyRing(KEY, trust=TRUSTED)), PolicyError)
     assert f"or trust no signer: the key {KEY.id} vouches for the contents" in said

@@ -93,14 +93,14 @@ class Terms:
             found = "not signed" if signature is None else f"signed by {signature[0]}, but that was not verified"
             raise PolicyError(
                 f"it is {found}, and readers with the key {', '.join(requiring)} will require a signature that is "
-                "right: pass the signer's public key as trust, or a signer, who then stands for the contents, or "
-                "accept it unsigned (allow_unsigned)"
+                "right: pass the signer's public key (trust), or a signer, who then stands for the contents (signer), "
+                "or accept it unsigned (allow_unsigned)"
             )
         believing = [key.id for key in unvouched if key.vouches]
         if believing and not self.may_vouch(opened):
             raise PolicyError(
                 "anyone who has the public key can have written this, and readers with the key "
-                f"{', '.join(believing)} would take it for authentic: pass the signer's public key as trust, or "
+                f"{', '.join(believing)} would take it for authentic: pass the signer's public key (trust), or "
                 "answer for it (vouch) if you know where it comes from"
             )
 

@@ -94,7 +94,7 @@ def _vouched(opened: Opened | None, digest: bytes, access: Access, terms: Terms)
         return None
     vouchers = opened.keys.vouchers
     if vouchers.signature is not None and terms.signer is None:
-        raise PolicyError(f"it is signed by {vouchers.signature[0]}, and has to be signed anew: pass the signer")
+        raise PolicyError(f"it is signed by {vouchers.signature[0]}, and has to be signed again (signer)")
     entries = {entry.key: entry for entry in vouchers.entries}
     vouching = [key for key in access.keys if entries.pop((key.kind, key.id), None)]
     if entries:

@@ -4,7 +4,6 @@ by piece, so that what is damaged does not stop the rest.
 
 from __future__ import annotations
 
-import errno
 import io
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -19,7 +18,7 @@ from streamxf.cached import cached_property
 from streamxf.checkpoint.access import UNKNOWN_RANKS, Access
 from streamxf.checkpoint.checkpoint import Checkpoint, as_torch
 from streamxf.checkpoint.elements import Array, Elements, unsigned
-from streamxf.checkpoint.metadata import Metadata, no_file, read_metadata, united
+from streamxf.checkpoint.metadata import Metadata, no_file, no_metadata, read_metadata, unfinished, united
 from streamxf.checkpoint.opening import ItemPart, streams_of
 from streamxf.checkpoint.reading import run_jobs
 from streamxf.format.items import ITEMSIZES, Chunk, Item, Path, TensorItem
@@ -240,7 +239,7 @@ def open_damaged(
             file=storage.label(),
         )
     if not read and not (without_metadata and any(map(OWN_FILE.fullmatch, names))):
-        raise _nothing(storage.label(), failures[0] if failures else None, names, bool(len(access.keys)))
+        raise _nothing(storage, failures[0] if failures else None, names, bool(len(access.keys)))
     if read:
         used = {file for each in read for file in each.named()}
         checkpoint = DamagedCheckpoint(storage, access, read, access.budget(storage.held_by(used, names)))
@@ -298,8 +297,11 @@ def _is_of_others(metadata: Metadata, names: Collection[str], without_metadata: 
     )
 
 
-def _nothing(path: str, failed: errors.StreamxfError | None, names: Mapping[str, object], keyed: bool) -> Exception:
+def _nothing(
+    storage: Storage, failed: errors.StreamxfError | None, names: Mapping[str, object], keyed: bool
+) -> Exception:
     """The error where no metadata can be used."""
+    path = storage.label()
     if not any(map(OWN_FILE.fullmatch, names)):
         if failed is not None:
             return failed
@@ -309,8 +311,10 @@ def _nothing(path: str, failed: errors.StreamxfError | None, names: Mapping[str,
                 "hold. Restore .metadata from a copy",
                 file=path,
             )
-        return FileNotFoundError(errno.ENOENT, "there is no checkpoint", path)
+        return no_metadata(storage, names)
     if failed is None:
+        if (text := unfinished(names)) is not None:
+            return errors.NoCheckpointError(text, file=path)
         failed = errors.MetadataError("the checkpoint has no metadata", file=path)
     if isinstance(failed, errors.IdentityError | errors.KeyServiceError) or (
         isinstance(failed, errors.KeyMissingError) and not keyed

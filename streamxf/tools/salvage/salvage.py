@@ -91,8 +91,8 @@ def load_intact(
 
     Raises
     ------
-    FileNotFoundError
-        If there is no checkpoint.
+    FileNotFoundError, NoCheckpointError
+        If there is no such folder, or no checkpoint.
     MetadataError, AuthenticationError, KeyMissingError, WrongKeyError, PolicyError
         If no metadata is usable, and `without_metadata` is not given or does not help either.
     UnknownCodecError, CodecNotAllowedError, DuplicateCodecError

@@ -88,6 +88,7 @@ class VerifyReport:
 
 
 RESTORE = "restore what is damaged from another copy"
+OR_SALVAGE = ", or save the rest with "
 
 
 # checks that could not be made: a noun for what they are skipped for, and what is not known then
@@ -170,7 +171,9 @@ def together(
             leftovers=tuple(before + name for name in one.leftovers),
         )
         found = {name: found[name] + value if found else value for name, value in vars(moved).items()}
-    advice = "; ".join(dict.fromkeys(one.advice for one in reports.values() if not one.ok))
+    advised = dict.fromkeys(one.advice for one in reports.values() if not one.ok)
+    commands = ", ".join(filter(None, (text.partition(OR_SALVAGE)[2] for text in advised)))
+    advice = (RESTORE if advised else "") + (f"{OR_SALVAGE}{commands}" if commands else "")
     return VerifyReport(
         **found | {"seconds": seconds, "unchecked": (*found["unchecked"], *unchecked), "advice": advice}
     )

@@ -37,7 +37,7 @@ from streamxf.storage.storage import Storage
 from streamxf.tools.fleet import Fleet
 from streamxf.tools.verify.others import check_file, check_folder
 from streamxf.tools.verify.reading import AnyCheck, FileCheck, Verification, pieces_of
-from streamxf.tools.verify.report import RESTORE, Findings, VerifyReport, report_of, together
+from streamxf.tools.verify.report import OR_SALVAGE, RESTORE, Findings, VerifyReport, report_of, together
 from streamxf.wording import many, some
 
 _NO_METADATA = (
@@ -343,7 +343,7 @@ def _check_checkpoint(call: Verification, begin: float, part: tuple[int, int]) -
     refused = [error for each in call.found for error in each.refused]
     if refused and not any(each.opened for each in call.found):
         raise refused[0]
-    return report_of(call.found, begin, save_ids, beside, f"{RESTORE}, or save the rest with `{salvage}`")
+    return report_of(call.found, begin, save_ids, beside, f"{RESTORE}{OR_SALVAGE}`{salvage}`")
 
 
 def _read(call: Verification, findings: Findings) -> Metadata | None:

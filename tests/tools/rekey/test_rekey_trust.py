@@ -108,7 +108,7 @@ def test_a_signature_that_nobody_verified_moves_nothing_to_private_keys(
         checkpoint,
         PolicyError,
         "not verified",
-        "as trust",
+        "(trust)",
     )
     change(checkpoint, keys=KEY, recipients=PRIVATE.public, trust=SIGNER.verify_key)
     assert_same(load(state, checkpoint, PRIVATE, trust=SIGNER.verify_key), state)

@@ -20,7 +20,14 @@ from torch.distributed.tensor import distribute_tensor
 from streamxf import Checksum, FloatZip, Registry, ZStandard, load_intact
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import read_metadata
-from streamxf.errors import IdentityError, KeyMissingError, ParameterError, PolicyError
+from streamxf.errors import (
+    IdentityError,
+    KeyMissingError,
+    MetadataError,
+    NoCheckpointError,
+    ParameterError,
+    PolicyError,
+)
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.limits import MAX_STEP
 from streamxf.storage.opening import open_storage
@@ -546,9 +553,26 @@ def test_where_an_item_stood(checkpoint: Path, path: list[Any] | None) -> None:
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none"):
-        with pytest.raises(FileNotFoundError):
-            load_intact(path)
+    with pytest.raises(FileNotFoundError):
+        load_intact(tmp_path / "none")
+    with refused(NoCheckpointError, "no checkpoint in the folder"):
+        load_intact(tmp_path)
+    for step in (1, 2):
+        save({"weight": torch.ones(3)}, tmp_path / f"step-{step}")
+    with refused(NoCheckpointError, "2 checkpoints in it: step-1, step-2. Name one of them"):
+        load_intact(tmp_path)
+
+
+def test_what_is_not_finished_is_no_damaged_checkpoint(checkpoint: Path) -> None:
+    save({"weight": torch.ones(3)}, checkpoint, [Checksum()])
+    (checkpoint / ".metadata").unlink()
+    with refused(MetadataError, "the checkpoint has no metadata"):
+        load_intact(checkpoint)
+    (file,) = data_files(checkpoint)
+    file.with_name(f"{file.name}.slip").touch()
+    with refused(NoCheckpointError, "interrupted, or is at work. Finished so far: 1 data file. Repeat it"):
+        load_intact(checkpoint)
+    assert load_intact(checkpoint, without_metadata=True).loaded == ("weight",)
 
 
 def test_through_fsspec(checkpoint: Path, state: dict[str, Any]) -> None:
