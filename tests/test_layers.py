@@ -267,7 +267,7 @@ def test_other_names_do_not():
 LINES = {
     # the modules at the top
     ".": 2_904,
-    "checkpoint": 4_402,
+    "checkpoint": 4_401,
     "cli": 3_060,
     "codecs": 1_664,
     "dcp": 5_150,
@@ -280,7 +280,7 @@ LINES = {
     "stream": 1_342,
     "testing": 882,
     "tools": 8_583,
-    "torchsave": 1_887,
+    "torchsave": 1_886,
     "tuning": 690,
 }
 

@@ -73,8 +73,7 @@ class Objects:
             import torch
 
             return torch.load(io.BytesIO(data), weights_only=False)
-        pickled = pickle_in(data)
-        if pickled is not None and (numbers := numbers_in(pickled)) is not None:
+        if (numbers := numbers_in(pickle_in(data) or b"")) is not None:
             return numbers[0]
         try:
             made = self._made(Archive(io.BytesIO(data), len(data)), stored)
