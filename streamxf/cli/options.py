@@ -45,7 +45,8 @@ def key_at(location: str) -> Any:
     from streamxf.keys.location import find, maker
 
     if location == PROMPT:
-        return read_line(key_line(_asked("Key (what a key file holds; it is not shown): ", "a key is asked for")))
+        cure = "give the key as file:PATH or env:VARIABLE"
+        return read_line(key_line(_asked("Key (what a key file holds; it is not shown): ", "a key is asked for", cure)))
     try:
         return find(location)
     except KeyMissingError:
@@ -65,15 +66,12 @@ def new_passphrase(file: str) -> str:
 
 def _passphrase(question: str, why: str) -> str:
     passphrase = os.environ.get(PASSPHRASE_VARIABLE)
-    return passphrase if passphrase is not None else _asked(question, why)
+    return passphrase if passphrase is not None else _asked(question, why, f"set {PASSPHRASE_VARIABLE}")
 
 
-def _asked(question: str, why: str) -> str:
+def _asked(question: str, why: str, cure: str) -> str:
     if not sys.stdin.isatty():
-        raise KeyMissingError(
-            f"{why}, and there is no terminal to ask at; give the key as file:PATH or env:VARIABLE, and its "
-            f"passphrase, if it has one, in {PASSPHRASE_VARIABLE}"
-        )
+        raise KeyMissingError(f"{why}, and there is no terminal to ask at; {cure}")
     answer = getpass(question)
     if not answer:
         raise ParameterError("nothing was typed")
@@ -107,7 +105,7 @@ def existing(path: str | None) -> str | None:
     """Refuse a local path where nothing is; storage elsewhere is asked by the command itself."""
     from streamxf.storage.storage import is_url
 
-    if path and not is_url(path) and not os.path.lexists(path):
+    if path is not None and not is_url(path) and not os.path.lexists(path):
         raise typer.BadParameter(f"there is no file or folder {path!r}")
     return path
 
@@ -158,7 +156,7 @@ Group = dict[str, Any]
 """The library's arguments by their names; a parameter of this type stands for the options that `_GROUPS` has for it."""
 Several = list[Any] | None
 RECIPIENT = ("--recipient", "-r")
-ARGUMENTS = {"key": "keys", "recipient": "recipients"}
+ARGUMENTS = {"key": "keys", "recipient": "recipients", "add": "recipients"}
 """The library's arguments that take several, by the option that is given once for each."""
 _SIGNER = (Any, location("Signing key (file:..., env:...)."))
 _KEYS: dict[str, tuple[Any, Any]] = {

@@ -116,13 +116,13 @@ def as_provider(key: KeyLike) -> KeyProvider:
 
 def as_verify_key(signer: VerifyKey | Location) -> VerifyKey:
     """The argument of ``trust=`` as a `VerifyKey`; raises as `as_provider`."""
-    takes = "trust= takes a streamxf.VerifyKey, a location that leads to one ('file:trainer.pub'), or several"
+    takes = "trust= takes a location that leads to a VerifyKey ('file:trainer.pub'), a streamxf.VerifyKey, or several"
     return _as(signer, VerifyKey, takes)
 
 
 def as_signing_key(signer: SignerLike) -> SigningKey:
     """The argument of ``signer=`` as a `SigningKey`; raises as `as_provider`."""
-    takes = "signer= takes a streamxf.SigningKey, or a location that leads to one ('file:trainer.sign')"
+    takes = "signer= takes a location that leads to a SigningKey ('file:trainer.sign'), or a streamxf.SigningKey"
     return _as(signer, SigningKey, takes)
 
 

@@ -124,7 +124,13 @@ CASES = [
     Case("verify  encrypted  --key  file:signing.key", 2, "opens nothing"),
     Case("verify  encrypted  --key  env:NO_SUCH_VARIABLE", 2, "NO_SUCH_VARIABLE"),
     Case("verify  encrypted  --key  right.key", 2, "did you mean 'file:right.key'?"),
-    Case("verify  encrypted  --key  prompt", 2, "no terminal"),
+    Case("verify  encrypted  --key  prompt", 2, "no terminal to ask at; give the key as file:PATH or env:VARIABLE"),
+    Case("keygen  new.key  --passphrase", 2, "no terminal to ask at; set STREAMXF_PASSPHRASE"),
+    Case("recipients  encrypted  --key  file:right.key  --add  file:signing.key", 2, "--add number 1: this is the"),
+    Case("recipients  plain", 1, "make an encrypted copy (`streamxf transcode --recipient`)"),
+    Case(
+        "unpack  plain  new.pt  --only  nothing", 2, "no item has such a name; streamxf inspect --items lists the names"
+    ),
     Case("verify  plain  --key  file:right.key", 1, "not encrypted"),
     Case("verify  encrypted  --trust  file:signing.key", 2, "SigningKey"),
     Case("keygen  right.key", 2, "never overwritten"),
@@ -206,6 +212,14 @@ def test_as_json(run: Run, case: Case):
     error = done.json["error"]
     assert done.code == case.code == error["exit_code"]
     assert case.says in error["message"]
+
+
+@pytest.mark.parametrize("command", READING)
+def test_an_empty_path(run: Run, command: str):
+    check(
+        run(*("" if word == "EMPTY" else word for word in Case(on("EMPTY", command), 2, "").words)),
+        Case(command, 2, "''"),
+    )
 
 
 def test_the_table_is_long_enough():

@@ -200,7 +200,9 @@ def test_objects_that_need_more_than_torch_allows(run: Run, tmp_path: Path):
 def test_a_signer_is_no_symmetric_key(run: Run, plain: Path, key_file: Path):
     done = run("verify", plain, "--key", f"file:{key_file}", "--trust", f"file:{key_file}")
     assert done.code == 2
-    assert "--trust takes a location that leads to one" in says(done)
+    assert "--trust takes a location that leads to a VerifyKey ('file:trainer.pub'), or several" in says(done)
+    done = run("transcode", plain, "new", "--recipient", f"file:{key_file}", "--signer", f"file:{key_file}")
+    assert says(done).endswith("; --signer takes a location that leads to a SigningKey ('file:trainer.sign')")
 
 
 @pytest.fixture

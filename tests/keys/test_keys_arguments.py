@@ -89,7 +89,7 @@ def state_saved(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("trust", "words"),
     [
-        (SIGNER, f"this is the SigningKey {SIGNER.id}; trust= takes a streamxf.VerifyKey"),
+        (SIGNER, f"this is the SigningKey {SIGNER.id}; trust= takes a location that leads to a VerifyKey"),
         ("file:tr.sign", "'file:tr.sign' holds the SigningKey"),
         (KEY, f"this is the Key {KEY.id}; trust= takes"),
         ("file:team.pub", f"'file:team.pub' holds the PublicKey {PAIR.id}; trust= takes"),
@@ -98,7 +98,7 @@ def state_saved(folder: Path) -> str:
         (TRUSTED.data, "not bytes"),
         (bytearray(32), "not bytearray"),
         ([TRUSTED, SIGNER], r"trust[1]: this is the SigningKey"),
-        ([TRUSTED, b"x"], "trust[1]: trust= takes a streamxf.VerifyKey"),
+        ([TRUSTED, b"x"], "trust[1]: trust= takes a location that leads to a VerifyKey"),
         (["file:tr.pub", "tr.pub"], "trust[1]: did you mean 'file:tr.pub'?"),
     ],
 )
@@ -112,9 +112,9 @@ def test_who_cannot_be_trusted(trust, words):
 @pytest.mark.parametrize(
     ("signer", "words"),
     [
-        (TRUSTED, "signer= takes a streamxf.SigningKey"),
-        ("file:tr.pub", "signer= takes a streamxf.SigningKey"),
-        ("file:a.key", "signer= takes a streamxf.SigningKey"),
+        (TRUSTED, "signer= takes a location that leads to a SigningKey"),
+        ("file:tr.pub", "signer= takes a location that leads to a SigningKey"),
+        ("file:a.key", "signer= takes a location that leads to a SigningKey"),
         (True, "not bool"),
         (SIGNER.reveal(), "not bytes"),
     ],

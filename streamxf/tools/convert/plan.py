@@ -138,7 +138,7 @@ def fresh(
         left_out += beside
         notes = (f"took the prefix {before!r} off the model's names" if before else "the model's names had no prefix",)
     if not items and (only or prefix):
-        raise ParameterError("no item has such a name")
+        raise ParameterError("no item has such a name; streamxf inspect --items lists the names of all")
     tensors = {shown: item for shown, item in items.items() if isinstance(item, TensorItem)}
     objects = [shown for shown in items if shown not in tensors]
     if format is Format.TORCH:

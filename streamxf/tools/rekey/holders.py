@@ -71,7 +71,8 @@ class MetadataFile:
         opened, without what only looks like one. Raises PolicyError if there are none.
         """
         if self._keys is None:
-            raise errors.PolicyError("the checkpoint is not encrypted, so it has no recipients; save it with Encrypt")
+            cure = "save it with Encrypt, or make an encrypted copy (`streamxf transcode --recipient`)"
+            raise errors.PolicyError(f"the checkpoint is not encrypted, so it has no recipients; {cure}")
         return self._keys
 
     def read(self, access: Access, *, listing: bool = False) -> Metadata:
