@@ -191,10 +191,11 @@ class Elements:
         lengths: tuple[int, ...],
         out: Array | BlockTarget,
         steps: tuple[int, ...] = (),
+        together: int = 1,
     ) -> Iterator[tuple[Callable[[], None], int]]:
-        """The calls that fill `out` with the box at `offset`, in elements of the shard, one for each block, and the
-        bytes that each decodes. `out` has the shape `lengths`, a dtype of `itemsize` bytes, and any strides; a
-        `BlockTarget` takes a run only. `steps` as of a `Selection`.
+        """The calls that fill `out` with the box at `offset`, in elements of the shard, one for each block or for so
+        many neighbours `together`, and the bytes that each decodes. `out` has the shape `lengths`, a dtype of
+        `itemsize` bytes, and any strides; a `BlockTarget` takes a run only. `steps` as of a `Selection`.
         """
         wanted = Selection.of(self.shape, offset, lengths, steps)
         if wanted is None:  # it has no elements
@@ -204,16 +205,19 @@ class Elements:
         memory = None
         if not isinstance(out, BlockTarget) and wanted.is_run and out.flags.c_contiguous:
             memory = out.reshape(-1).view("u1").data
-        for index in self._expected(wanted):
+
+        def put(index: int, decode: Callable[[memoryview], None]) -> None:
             start, length = index * self.blocks.block_size, self.blocks.size_of(index)
-            decode = self.blocks.decoder(index)
             if isinstance(out, BlockTarget):
                 part = slice(max(begin - start, 0), min(end - start, length))
-                yield partial(out.fill, decode, length, part, max(start - begin, 0)), length
+                out.fill(decode, length, part, max(start - begin, 0))
             elif memory is not None and begin <= start and start + length <= end:
-                yield partial(decode, memory[start - begin : start - begin + length]), length
+                decode(memory[start - begin : start - begin + length])
             else:
-                yield partial(self._scatter, decode, index, wanted, out.__setitem__), length
+                self._scatter(decode, index, wanted, out.__setitem__)
+
+        for first, stop in _neighbours(self._expected(wanted), together):
+            yield self.blocks.run(first, stop, put), sum(map(self.blocks.size_of, range(first, stop)))
 
     def pieces(
         self, offset: tuple[int, ...], lengths: tuple[int, ...], most: int
@@ -282,6 +286,16 @@ class Elements:
         for part, shape, source, target in wanted.moves(first, last):
             put(target, elements[part].reshape(shape)[source])
         scratches.give(scratch)
+
+
+def _neighbours(indexes: list[int], most: int) -> Iterator[tuple[int, int]]:
+    """Runs of at most so many numbers that follow each other: the first, and the one after the last."""
+    at = 0
+    while at < len(indexes):
+        first = indexes[at]
+        stop = next((n for n in range(1, most) if indexes[at + n : at + n + 1] != [first + n]), most)
+        yield first, first + stop
+        at += stop
 
 
 def _appending(out: Array) -> Callable[[Slices, Array], None]:

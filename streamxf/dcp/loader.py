@@ -37,7 +37,7 @@ from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.staging import COPIES, DeviceMemory, Staging
 from streamxf.dcp.targets import Target
-from streamxf.engine import Pipeline, worker_count
+from streamxf.engine import MAX_BYTES_IN_FLIGHT, Pipeline, worker_count
 from streamxf.errors import MetadataError, ReplacedError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.format.limits import MAX_BLOCK_LOG2
@@ -118,7 +118,8 @@ class Loader:
         ]
         shares = None if self._progress is None else Shares(self._progress, _sizes(found))
         self._left = sum(wanted.place.size for _, wanted in found)
-        together = max(1, min(_TOGETHER, self._left // (_BATCH * self._turns)))
+        most = MAX_BYTES_IN_FLIGHT // (3 * _BATCH * worker_count())  # with what codecs take meanwhile
+        together = max(1, min(_TOGETHER, most, self._left // (_BATCH * self._turns)))
         by_file: dict[str, list[_Entry]] = {}
         for request, wanted in (*found, *self._empty(requests)):
             by_file.setdefault(wanted.place.file, []).append((request, wanted))
@@ -262,7 +263,7 @@ class Loader:
 
     def _decode_whole(self, source: FileSlice, wanted: ItemPart, memory: Array | DeviceMemory) -> None:
         scratch = scratches.take()
-        if source.length <= _BATCH:  # header, table and blocks in one read; of more, memory would not be reused
+        if source.length <= _BATCH * self._together:  # header, table and blocks in one read
             source = source.read_whole(scratch)
         elements = wanted.elements(self.opener.open_source(source, wanted, self.meter))
         for job, _ in elements.jobs((0,) * len(memory.shape), memory.shape, memory):
@@ -274,7 +275,7 @@ class Loader:
         batch, self._batch, self._batch_bytes = self._batch, [], 0
         if len(self._pipeline) > 2 * worker_count():  # this thread wakes up for several, not for each
             self._count(self._pipeline.narrow(worker_count()))
-        self._submit(batch, _BATCH)
+        self._submit(batch, _BATCH * self._together)
 
     def _read_tensor(
         self,
@@ -301,7 +302,7 @@ class Loader:
         large = elements.blocks.block_size > 1 << MAX_BLOCK_LOG2
         apart = isinstance(memory, DeviceMemory) and (large or not elements.is_run(offset, lengths))
         if memory is not None and not apart:
-            self._fill(filling(commit), elements.jobs(offset, lengths, memory), self._together)
+            self._fill(filling(commit), elements.jobs(offset, lengths, memory, together=self._together))
             return
         most = PIECE_BYTES // dtype.itemsize if target.plain else tensor.numel()
         for at, piece, jobs in elements.pieces(offset, lengths, most):
@@ -337,24 +338,15 @@ class Loader:
             raise UnsupportedError(f"the stored tensor is of {wanted.dtype}, the target of {target.tensor.dtype}")
         target.tensor.copy_(wanted)
 
-    def _fill(self, filling: _Filling, jobs: Iterable[tuple[Job, int]], together: int = 1) -> None:
-        """Have jobs done, so many `together` by a worker; those of a small item here, because handing them over costs
-        more than it brings.
-        """
+    def _fill(self, filling: _Filling, jobs: Iterable[tuple[Job, int]]) -> None:
+        """Have jobs done by workers; those of a small item here: handing them over costs more than it brings."""
         self._under_way.append(filling)
-        steps: _Steps = []
-        held = 0  # by one of them
         for job, size in jobs:
             if size <= INLINE_BYTES:
                 job()
                 continue
             filling.left += 1
-            steps.append((filling, job))
-            held = max(held, size)
-            if len(steps) == together:
-                self._submit(steps, held)
-                steps = []
-        self._submit(steps, held)
+            self._submit([(filling, job)], size)
         self._count([[filling]])
 
     def _submit(self, steps: _Steps, size: int) -> None:

@@ -125,6 +125,21 @@ class BlockReader(Blocks):
         scratch = scratches.take()
         return partial(self.decode_stored, index, self._read(index, scratch), scratch)
 
+    def run(
+        self, first: int, stop: int, put: Callable[[int, Callable[[memoryview], None]], None]
+    ) -> Callable[[], None]:
+        if stop - first == 1 or not self._source.parallel:
+            return super().run(first, stop, put)
+        return partial(self._run, first, stop, put)
+
+    def _run(self, first: int, stop: int, put: Callable[[int, Callable[[memoryview], None]], None]) -> None:
+        scratch, begin = scratches.take(), self._begin_of(first)
+        stored = self._source.view(begin, self._table.ends[stop - 1] - begin, scratch)
+        for index in range(first, stop):
+            block = stored[self._begin_of(index) - begin : self._table.ends[index] - begin]
+            put(index, partial(self.decode_stored, index, block, scratches.take()))
+        scratches.give(scratch)
+
     def decode_stored(self, index: int, stored: memoryview, scratch: Scratch, out: memoryview | None) -> None:
         """The same, of a block that was read; gives `scratch` back."""
         last, size = index == self.count - 1, self.size_of(index)

@@ -47,6 +47,14 @@ class Blocks(ABC):
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         """A function that fills memory of exactly that size with the block; any thread may call it, once."""
 
+    def run(
+        self, first: int, stop: int, put: Callable[[int, Callable[[memoryview], None]], None]
+    ) -> Callable[[], None]:
+        """A function that calls `put` with each of some neighbours and its `decoder`, which is used at once; they may
+        be read in one go. Any thread may call it, once.
+        """
+        return partial(_put_each, [(index, self.decoder(index)) for index in range(first, stop)], put)
+
 
 class BareBlocks(Blocks):
     """A stream without a container, with or without the CRCs of its pieces, which are its blocks."""
@@ -85,6 +93,11 @@ class MemoryBlocks(Blocks):
 
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         return partial(_copy, self.data)
+
+
+def _put_each(blocks: list[Any], put: Callable[..., None]) -> None:
+    for index, decode in blocks:
+        put(index, decode)
 
 
 def _copy(data: bytes | memoryview, out: memoryview) -> None:

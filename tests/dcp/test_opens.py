@@ -13,6 +13,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
+from streamxf.chain import Chain
+from streamxf.dcp import loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
@@ -65,3 +67,33 @@ def test_files_that_hold_nothing_that_is_wanted_are_left_alone(tmp_path: Path, m
     assert many["os.open"] > 4
     assert all(more[name] == many[name] + 10 for name in ("os.open", "open"))  # one calls the other
     assert more["stat"] <= many["stat"] + 20  # of open files
+
+
+@pytest.mark.parametrize("chain", ["floatzip+checksum+encrypt", "zstd", ""])
+@pytest.mark.parametrize("together", [1, 2, 4, 7])
+def test_neighbours_are_read_at_once(
+    tmp_path: Path, chain: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that are wanted and follow each other; as many as fit into what the loader lets a worker hold."""
+    key = streamxf.Key.generate()
+    size = 2**16
+    keys = key if "encrypt" in chain else None
+    state = {"w": torch.randn(26 * size // 4 - 5).to(torch.float32)}
+    extensions = [*Chain.parse(chain, keys=keys)]
+    writer = streamxf.FileSystemWriter(tmp_path / "c", _extensions=extensions, block_size=size)
+    dcp.save(state, storage_writer=writer, no_dist=True)
+    monkeypatch.setattr(loader, "_BATCH", size)
+    monkeypatch.setattr(loader, "_WHOLE", size)
+    monkeypatch.setattr(loader, "_TURNS", 1)
+    monkeypatch.setattr(loader, "_TOGETHER", together)
+    monkeypatch.setattr(loader, "worker_count", lambda: 1)
+    monkeypatch.setattr(loader, "INLINE_BYTES", 0)
+    reads = list[int]()
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, out, at: reads.append(len(out[0])) or preadv(file, out, at))
+    for target in (torch.zeros(26 * size // 4 - 5), torch.zeros(26 * size // 2 - 10)[::2]):
+        reads.clear()
+        dcp.load({"w": target}, storage_reader=streamxf.FileSystemReader(tmp_path / "c", keys=keys), no_dist=True)
+        assert torch.equal(target, state["w"])
+        if chain:
+            assert sum(length > size // 2 for length in reads) == -(-26 // together)
