@@ -279,7 +279,7 @@ LINES = {
     "storage": 3_245,
     "stream": 1_370,
     "testing": 882,
-    "tools": 8_584,
+    "tools": 8_585,
     "torchsave": 1_886,
     "tuning": 690,
 }

@@ -22,7 +22,7 @@ from streamxf.errors import NoCheckpointError, ParameterError, PolicyError, Stre
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, contiguous_strides, elements_size
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
-from streamxf.formats.opening import LOOKED_FOR, format_of, open_layout, open_source
+from streamxf.formats.opening import LOOKED_FOR, format_of, kind_of, open_layout, open_source
 from streamxf.storage.reading import FileSlice, PositionalFile, StoredFile
 from streamxf.stream.reader import BareBlocks, StreamReader
 from streamxf.tools.convert import manifest
@@ -109,6 +109,7 @@ def open_packed(tree: manifest.FileTree, max_expansion: int = MAX_EXPANSION) -> 
     for path in tree.files:
         packing.add(path)
     if not packing.of_checkpoint:
+        kind_of(storage)  # raises what names the checkpoints in the folders of a run
         raise NoCheckpointError(f"the folder holds no checkpoint; looked for {LOOKED_FOR}", file=storage.label())
     if packing.unread:
         files = many(len(packing.unread), "file")

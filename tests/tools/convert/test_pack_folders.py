@@ -492,3 +492,10 @@ def test_a_format_that_is_not_written_is_refused(tmp_path, name):
     assert not (tmp_path / name).exists()
     assert unpack(tmp_path / "packed", tmp_path / "llama-3.1").restored
     assert unpack(tmp_path / "packed", tmp_path / name, format="safetensors").restored
+
+
+def test_a_run_is_refused_with_the_names_of_its_checkpoints(tmp_path):
+    for step in (1, 2):
+        dcp_save(trained(), storage_writer=streamxf.FileSystemWriter(tmp_path / "run" / f"step-{step}"))
+    with pytest.raises(NoCheckpointError, match=r"2 checkpoints in it: step-1, step-2\. Name one"):
+        pack(tmp_path / "run", tmp_path / "packed")
