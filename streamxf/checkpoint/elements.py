@@ -27,7 +27,7 @@ from streamxf.format.items import ITEMSIZES, TensorItem, contiguous_strides, ele
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.reader import BareBlocks, Blocks, MemoryBlocks, StreamReader
 from streamxf.torchsave.objects import find_framed
-from streamxf.torchsave.writing import prefix_of, suffix_of
+from streamxf.torchsave.writing import frame_of, prefix_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -426,7 +426,7 @@ def _start_in_frame(blocks: BareBlocks, dtype: str, shape: tuple[int, ...]) -> i
     size = elements_size(dtype, shape) if dtype in ITEMSIZES else 0
     if not size:
         return 0
-    before, after = prefix_of(dtype, shape), suffix_of(dtype, shape, 0)
+    before, after = prefix_of(dtype, shape), frame_of(dtype, shape)[1]  # which is as long without CRCs
     head = bytearray(len(before))
     if blocks.size == len(before) + size + len(after):
         blocks.range(0, len(head))(memoryview(head))

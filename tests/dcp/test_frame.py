@@ -211,3 +211,11 @@ def test_an_object_that_holds_itself() -> None:
 def test_the_elements_size_is_torchs() -> None:
     for dtype in DTYPES:
         assert elements_size(dtype, (3, 2)) == torch.empty((3, 2), dtype=getattr(torch, dtype)).nbytes
+
+
+@pytest.mark.parametrize("shape", [(1,), (0, 3), (7, 5, 3), (2**14, 2**14), (2**31, 2)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "uint16", "float8_e5m2"])
+def test_a_frame_is_as_long_with_crcs_as_without(dtype: str, shape: tuple[int, ...]) -> None:
+    before, after = frame_of(dtype, shape)
+    assert len(prefix_of(dtype, shape)) == len(before)
+    assert {len(suffix_of(dtype, shape, crc)) for crc in (0, 2**32 - 1)} == {len(after)}
