@@ -55,7 +55,7 @@ _WHOLE = 4 * 2**20  # bytes; a tensor of no more is opened and decoded by one wo
 _END = 16 * 1024  # bytes at an item's beginning and end that hold its header and its table, or most of that
 _BATCH = 2**20  # bytes of tensors, at least, that a worker is given at once
 _TOGETHER = 4  # tensors of more, or blocks of a larger tensor, that a worker is given at once, at most
-_TARGETS = 512  # that are asked for at once
+_TARGETS = 128  # that are asked for at once
 _TURNS = 8  # that each worker has at least before it is given more, so that all are busy to the end
 
 Job = Callable[[], None]
@@ -106,7 +106,8 @@ class Loader:
         self._under_way: deque[_Filling] = deque()
         self._staging = Staging()
         self._together = 1
-        self._turns = _TURNS * worker_count()
+        self._workers = worker_count()
+        self._turns = _TURNS * self._workers
         self._left = 0  # stored bytes of items that no worker has been given
         self._batch: _Steps = []
         self._batch_bytes = 0
@@ -118,7 +119,7 @@ class Loader:
         ]
         shares = None if self._progress is None else Shares(self._progress, _sizes(found))
         self._left = sum(wanted.place.size for _, wanted in found)
-        most = MAX_BYTES_IN_FLIGHT // (3 * _BATCH * worker_count())  # with what codecs take meanwhile
+        most = MAX_BYTES_IN_FLIGHT // (3 * _BATCH * self._workers)  # with what codecs take meanwhile
         together = max(1, min(_TOGETHER, most, self._left // (_BATCH * self._turns)))
         by_file: dict[str, list[_Entry]] = {}
         for request, wanted in (*found, *self._empty(requests)):
@@ -273,8 +274,8 @@ class Loader:
     def _submit_batch(self) -> None:
         """Hand over the tensors that wait until there are enough of them."""
         batch, self._batch, self._batch_bytes = self._batch, [], 0
-        if len(self._pipeline) > 2 * worker_count():  # this thread wakes up for several, not for each
-            self._count(self._pipeline.narrow(worker_count()))
+        if len(self._pipeline) > 2 * self._workers:  # this thread wakes up for several, not for each
+            self._count(self._pipeline.narrow(self._workers))
         self._submit(batch, _BATCH * self._together)
 
     def _read_tensor(
