@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.chain import Chain
@@ -69,31 +71,66 @@ def test_files_that_hold_nothing_that_is_wanted_are_left_alone(tmp_path: Path, m
     assert more["stat"] <= many["stat"] + 20  # of open files
 
 
+SIZE = 2**16  # bytes of a block
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Has workers be given so many blocks together, however little there is to load."""
+    for name, value in {"_BATCH": SIZE, "_WHOLE": SIZE, "_TURNS": 1, "INLINE_BYTES": 0}.items():
+        monkeypatch.setattr(loader, name, value)
+    monkeypatch.setattr(loader, "worker_count", lambda: 1)
+    return lambda together: monkeypatch.setattr(loader, "_TOGETHER", together)
+
+
+def save_blocks(folder: Path, chain: str, count: int) -> tuple[torch.Tensor, Any]:
+    """A tensor of so many blocks, of which the last is a little shorter, and the keys to load it."""
+    keys = streamxf.Key.generate() if "encrypt" in chain else None
+    tensor = torch.randn(count * SIZE // 4 - 5)
+    extensions = [*Chain.parse(chain, keys=keys)]
+    writer = streamxf.FileSystemWriter(folder, _extensions=extensions, block_size=SIZE, sync_files=False)
+    dcp.save({"w": tensor}, storage_writer=writer, no_dist=True)
+    return tensor, keys
+
+
 @pytest.mark.parametrize("chain", ["floatzip+checksum+encrypt", "zstd", ""])
 @pytest.mark.parametrize("together", [1, 2, 4, 7])
 def test_neighbours_are_read_at_once(
-    tmp_path: Path, chain: str, together: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, chain: str, together: int, runs: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks that are wanted and follow each other; as many as fit into what the loader lets a worker hold."""
-    key = streamxf.Key.generate()
-    size = 2**16
-    keys = key if "encrypt" in chain else None
-    state = {"w": torch.randn(26 * size // 4 - 5).to(torch.float32)}
-    extensions = [*Chain.parse(chain, keys=keys)]
-    writer = streamxf.FileSystemWriter(tmp_path / "c", _extensions=extensions, block_size=size)
-    dcp.save(state, storage_writer=writer, no_dist=True)
-    monkeypatch.setattr(loader, "_BATCH", size)
-    monkeypatch.setattr(loader, "_WHOLE", size)
-    monkeypatch.setattr(loader, "_TURNS", 1)
-    monkeypatch.setattr(loader, "_TOGETHER", together)
-    monkeypatch.setattr(loader, "worker_count", lambda: 1)
-    monkeypatch.setattr(loader, "INLINE_BYTES", 0)
+    runs(together)
+    tensor, keys = save_blocks(tmp_path / "c", chain, 26)
     reads = list[int]()
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda file, out, at: reads.append(len(out[0])) or preadv(file, out, at))
-    for target in (torch.zeros(26 * size // 4 - 5), torch.zeros(26 * size // 2 - 10)[::2]):
+    for target in (torch.zeros_like(tensor), torch.zeros(2 * len(tensor))[::2]):
         reads.clear()
         dcp.load({"w": target}, storage_reader=streamxf.FileSystemReader(tmp_path / "c", keys=keys), no_dist=True)
-        assert torch.equal(target, state["w"])
+        assert torch.equal(target, tensor)
         if chain:
-            assert sum(length > size // 2 for length in reads) == -(-26 // together)
+            assert sum(length > SIZE // 2 for length in reads) == -(-26 // together)
+
+
+@pytest.mark.parametrize("chain", ["floatzip+checksum+encrypt", "floatzip+checksum", "zstd+encrypt"])
+@pytest.mark.parametrize("together", [1, 3, 4])
+def test_damage_among_neighbours_is_found_in_its_block(
+    tmp_path: Path, chain: str, together: int, runs: Callable[[int], None]
+) -> None:
+    runs(together)
+    tensor, keys = save_blocks(tmp_path / "c", chain, 9)
+    (file,) = (tmp_path / "c").glob("*.distcp")
+    whole = file.read_bytes()
+    step = len(whole) / 9  # nearly the stored size of each block: its middle is a block's middle
+    for block in range(9):
+        damaged = bytearray(whole)
+        damaged[int((block + 0.5) * step)] ^= 4
+        file.write_bytes(damaged)
+        for target in (torch.zeros_like(tensor), torch.zeros(2 * len(tensor))[::2]):
+            with pytest.raises(CheckpointException) as caught:
+                dcp.load({"w": target}, storage_reader=streamxf.FileSystemReader(file.parent, keys=keys), no_dist=True)
+            assert f"item w, block {block}]" in str(caught.value)
+    file.write_bytes(whole)
+    target = torch.zeros_like(tensor)
+    dcp.load({"w": target}, storage_reader=streamxf.FileSystemReader(file.parent, keys=keys), no_dist=True)
+    assert torch.equal(target, tensor)
