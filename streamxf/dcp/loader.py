@@ -303,7 +303,8 @@ class Loader:
         large = elements.blocks.block_size > 1 << MAX_BLOCK_LOG2
         apart = isinstance(memory, DeviceMemory) and (large or not elements.is_run(offset, lengths))
         if memory is not None and not apart:
-            self._fill(filling(commit), elements.jobs(offset, lengths, memory, together=self._together))
+            together = max(1, min(self._together, self._together * _BATCH // elements.blocks.block_size))
+            self._fill(filling(commit), elements.jobs(offset, lengths, memory, together=together))
             return
         most = PIECE_BYTES // dtype.itemsize if target.plain else tensor.numel()
         for at, piece, jobs in elements.pieces(offset, lengths, most):
