@@ -270,7 +270,7 @@ LINES = {
     "checkpoint": 4_415,
     "cli": 3_058,
     "codecs": 1_664,
-    "dcp": 5_144,
+    "dcp": 5_146,
     "format": 3_208,
     "formats": 963,
     "integrations": 794,

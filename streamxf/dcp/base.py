@@ -12,7 +12,7 @@ import os
 import pickle
 import sys
 from abc import ABC
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
 from types import BuiltinFunctionType, FunctionType
@@ -223,3 +223,10 @@ def _causes(error: BaseException) -> Iterator[str]:
         seen.add(id(cause))
         yield f"{how} {_named(cause)}"
         error = cause
+
+
+def is_own(planner: Any, methods: Mapping[str, Any]) -> bool:
+    """Whether a planner's methods of these names are torch's, as they were when it was imported: others may do
+    anything, also those that somebody put in their place, in the class or the object.
+    """
+    return [getattr(getattr(planner, name, None), "__func__", None) for name in methods] == [*methods.values()]

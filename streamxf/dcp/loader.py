@@ -36,6 +36,7 @@ from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, boxes_of
 from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.staging import COPIES, DeviceMemory, Staging
+from streamxf.dcp.base import is_own
 from streamxf.dcp.targets import Target
 from streamxf.engine import MAX_BYTES_IN_FLIGHT, Pipeline, worker_count
 from streamxf.errors import MetadataError, ReplacedError, UnsupportedError, located
@@ -57,6 +58,9 @@ _BATCH = 2**20  # bytes of tensors, at least, that a worker is given at once
 _TOGETHER = 4  # tensors of more, or blocks of a larger tensor, that a worker is given at once, at most
 _TARGETS = 128  # that are asked for at once
 _TURNS = 8  # that each worker has at least before it is given more, so that all are busy to the end
+
+_LOADS = {"load_bytes": DefaultLoadPlanner.load_bytes}
+_OWN = {name: getattr(DefaultLoadPlanner, name) for name in ("resolve_tensor", "lookup_tensor", "transform_tensor")}
 
 Job = Callable[[], None]
 _Entry = tuple[ReadItem | None, ItemPart]
@@ -101,7 +105,7 @@ class Loader:
         self._budget = self._objects.budget()  # pays for objects, for which the caller has no memory yet
         self._set_object = _setter(planner) if self._objects.weights_only else None
         self._targets: deque[Target] = deque()  # of the next items that are tensors
-        self._asks_ahead = _gives_targets_again(planner)
+        self._asks_ahead = is_own(planner, _OWN)
         self._pipeline: Pipeline[list[_Filling]] = Pipeline()
         self._under_way: deque[_Filling] = deque()
         self._staging = Staging()
@@ -395,20 +399,13 @@ def _setter(planner: LoadPlanner) -> Callable[[ReadItem, Any], None] | None:
     """What torch's own planner does with an object once it has unpickled it: to serialize it once more, only to be
     unpickled there, takes half of the time of a load. None for planners that do something else with its bytes.
     """
-    if getattr(planner.load_bytes, "__func__", None) is not DefaultLoadPlanner.load_bytes:
+    if not is_own(planner, _LOADS):
         return None
     assert isinstance(planner, DefaultLoadPlanner)
     if not planner.flatten_state_dict:
         return lambda request, made: planner.state_dict.__setitem__(request.dest_index.fqn, made)
     state, paths = planner.original_state_dict, planner.mappings
     return lambda request, made: set_element(state, paths[request.dest_index.fqn], made)
-
-
-def _gives_targets_again(planner: LoadPlanner) -> bool:
-    """Whether a planner may be asked for targets ahead of their turn: that of others may do anything."""
-    names = "resolve_tensor", "lookup_tensor", "transform_tensor"
-    methods = [getattr(getattr(planner, name, None), "__func__", None) for name in names]
-    return methods == [getattr(DefaultLoadPlanner, name) for name in names]
 
 
 def _run(steps: _Steps) -> list[_Filling]:

@@ -27,6 +27,7 @@ from streamxf.checkpoint.datafile import check_bare, planned_size
 from streamxf.checkpoint.saving import Entry, Extensions, check_space
 from streamxf.checkpoint.sources import Content, content_of, dtype_name, has_elements
 from streamxf.checkpoint.staging import Staging
+from streamxf.dcp.base import is_own
 from streamxf.dcp.columns import PlannedItems
 from streamxf.dcp.metadata import extra_of, paths_of
 from streamxf.errors import MetadataError, UnsupportedError, located
@@ -199,11 +200,8 @@ _OWN = {name: getattr(DefaultSavePlanner, name) for name in ("resolve_data", "lo
 
 
 def _gives_data_again(planner: SavePlanner) -> bool:
-    """Whether the planner can be asked for an item once more: another one's ``resolve_data`` may do anything, and so
-    may a method that somebody put in the place of torch's, in the class or the object.
-    """
-    methods = [getattr(getattr(planner, name, None), "__func__", None) for name in _OWN]
-    return isinstance(planner, DefaultSavePlanner) and methods == [*_OWN.values()]
+    """Whether the planner can be asked for an item once more."""
+    return isinstance(planner, DefaultSavePlanner) and is_own(planner, _OWN)
 
 
 def _size_of_tensors(plan: SavePlan, planner: SavePlanner) -> int:

@@ -21,7 +21,7 @@ from streamxf.registry import CodecRegistry, Provider
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice, Span
 from streamxf.storage.storage import Check
-from streamxf.stream.reader import Blocks
+from streamxf.stream.reader import Blocks, Put
 
 CheckSize = Callable[[int], None]
 
@@ -125,14 +125,12 @@ class BlockReader(Blocks):
         scratch = scratches.take()
         return partial(self.decode_stored, index, self._read(index, scratch), scratch)
 
-    def run(
-        self, first: int, stop: int, put: Callable[[int, Callable[[memoryview], None]], None]
-    ) -> Callable[[], None]:
+    def run(self, first: int, stop: int, put: Put) -> Callable[[], None]:
         if stop - first == 1 or not self._source.parallel:
             return super().run(first, stop, put)
         return partial(self._run, first, stop, put)
 
-    def _run(self, first: int, stop: int, put: Callable[[int, Callable[[memoryview], None]], None]) -> None:
+    def _run(self, first: int, stop: int, put: Put) -> None:
         scratch, begin = scratches.take(), self._begin_of(first)
         stored = self._source.view(begin, self._table.ends[stop - 1] - begin, scratch)
         for index in range(first, stop):

@@ -29,6 +29,10 @@ _CACHED_BLOCKS = 2  # the first and the last: zip files, and so torch.load, go b
 _READ_STEP = 64 * 2**20  # bytes; a whole number of blocks of any size
 
 
+Put = Callable[[int, Callable[[memoryview], None]], None]
+"""Is given a block's index, and what decodes it."""
+
+
 class Blocks(ABC):
     """A stream, readable block by block from any thread; all blocks but the last have `block_size` bytes."""
 
@@ -47,9 +51,7 @@ class Blocks(ABC):
     def decoder(self, index: int) -> Callable[[memoryview], None]:
         """A function that fills memory of exactly that size with the block; any thread may call it, once."""
 
-    def run(
-        self, first: int, stop: int, put: Callable[[int, Callable[[memoryview], None]], None]
-    ) -> Callable[[], None]:
+    def run(self, first: int, stop: int, put: Put) -> Callable[[], None]:
         """A function that calls `put` with each of some neighbours and its `decoder`, which is used at once; they may
         be read in one go. Any thread may call it, once.
         """

@@ -221,6 +221,25 @@ def test_a_planner_of_ones_own_is_asked_in_turn(checkpoint: Path) -> None:
     assert [what for what, _ in planner.calls] == ["resolve", "commit"] * 4
 
 
+def test_a_method_put_in_the_place_of_torchs_is_asked_in_turn(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {f"small {number}": torch.randn(5) for number in range(4)}
+    save(state, checkpoint)
+    calls: list[str] = []
+    resolve = DefaultLoadPlanner.resolve_tensor
+
+    def resolved(planner: DefaultLoadPlanner, item: ReadItem) -> Any:
+        calls.append("resolve")
+        return resolve(planner, item)
+
+    monkeypatch.setattr(DefaultLoadPlanner, "resolve_tensor", resolved)
+    monkeypatch.setattr(DefaultLoadPlanner, "commit_tensor", lambda *_: calls.append("commit"))
+    found = {name: torch.zeros(5) for name in state}
+    dcp.load(found, storage_reader=streamxf.FileSystemReader(checkpoint, keys=KEY))
+    assert calls == ["resolve", "commit"] * 4
+
+
 @pytest.mark.parametrize("most", [1, 3, 512])
 def test_targets_that_are_asked_for_ahead(checkpoint: Path, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_module, "_TARGETS", most)
