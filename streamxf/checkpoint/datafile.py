@@ -15,11 +15,12 @@ from typing_extensions import Buffer
 from streamxf.buffers import collector_paused, flat_view, write_all
 from streamxf.checkpoint.saving import Entry, Save
 from streamxf.checkpoint.sources import Content
-from streamxf.engine import Pipeline, side_by_side
+from streamxf.engine import side_by_side
 from streamxf.errors import AbortedError, MetadataError, StreamxfError, escaped, located
 from streamxf.format.bare import MAX_BARE, PieceCrcs, alignment
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ITEMSIZES, Chunk, Place, elements_size
+from streamxf.pipeline import Pipeline
 from streamxf.progress import Share
 from streamxf.storage.disk import Mount
 from streamxf.storage.files import SyncedFile

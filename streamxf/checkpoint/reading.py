@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Self
 from streamxf.budget import Budget
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import INLINE_BYTES, Array, Elements, itemsize_of, unsigned
-from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, ParameterError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, Chunk, Item, TensorItem
+from streamxf.pipeline import Pipeline
 
 BOX_BYTES = 16 * 2**20
 _ARRAY_BYTES = 1024  # that an array counts for besides its elements: a checkpoint may have a million small tensors

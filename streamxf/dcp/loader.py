@@ -38,10 +38,11 @@ from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.staging import COPIES, DeviceMemory, Staging
 from streamxf.dcp.base import is_own
 from streamxf.dcp.targets import Target
-from streamxf.engine import MAX_BYTES_IN_FLIGHT, Pipeline, worker_count
+from streamxf.engine import MAX_BYTES_IN_FLIGHT, worker_count
 from streamxf.errors import MetadataError, ReplacedError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, TensorItem
 from streamxf.format.limits import MAX_BLOCK_LOG2
+from streamxf.pipeline import Pipeline
 from streamxf.progress import Progress, Shares
 from streamxf.report import Meter
 from streamxf.storage.fetch import FetchedFile

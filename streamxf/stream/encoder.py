@@ -20,11 +20,11 @@ from typing_extensions import Buffer
 from streamxf.buffers import Scratch, Writable, flat_view, scratches, write_all
 from streamxf.chain import Chain, StreamCoder
 from streamxf.codec import StreamInfo
-from streamxf.engine import Pipeline
 from streamxf.errors import AbortedError, ChainError, CodecError, ContainerError, ParameterError
 from streamxf.format.container import hash_of, pack_head, pack_tail, table_digest
 from streamxf.format.header import Header, Identity, Kind
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, MAX_RAW_SIZE, SALT_BYTES
+from streamxf.pipeline import Pipeline
 from streamxf.report import Meter
 
 MIN_ROW = 64  # elements

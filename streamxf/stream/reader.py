@@ -15,13 +15,14 @@ from typing_extensions import Buffer
 
 from streamxf.buffers import Scratch, flat_view
 from streamxf.chain import StreamCoder
-from streamxf.engine import ForkLock, Pipeline
+from streamxf.engine import ForkLock
 from streamxf.errors import AbortedError, ContainerError, StreamxfError
 from streamxf.format.bare import PIECE, check_piece
 from streamxf.format.container import NEED_DATA, Block, ContainerParser, End, Event
 from streamxf.format.header import Header
 from streamxf.format.limits import MAX_KEY_LINE
 from streamxf.format.plain import SEAL_END_BYTES
+from streamxf.pipeline import Pipeline
 from streamxf.report import Meter
 from streamxf.storage.reading import FileSlice, Span
 

@@ -23,8 +23,8 @@ from streamxf.chain import Chain, StreamCoder
 from streamxf.checkpoint import staging
 from streamxf.checkpoint.sources import SMALL, source_of
 from streamxf.checkpoint.staging import RING_BYTES, Copy, DeviceMemory, DeviceSource, Ring, Staging
-from streamxf.engine import Pipeline
 from streamxf.errors import UnsupportedError
+from streamxf.pipeline import Pipeline
 from streamxf.storage.reading import FileSlice
 from streamxf.stream.container import BlockReader, read_header, stream_info
 from streamxf.stream.encoder import ByteSource, ContainerEncoder, Encoded, MemorySource

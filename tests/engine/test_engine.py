@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamxf import engine
-from streamxf.engine import Engine, Job, JobBudget, Pipeline, worker_count
+from streamxf.engine import Engine, Job, JobBudget, worker_count
 from streamxf.errors import ParameterError
+from streamxf.pipeline import Pipeline
 from tests.polling import SECONDS, WatchedLock, at_once, wait_until
 
 WORKERS = 2
@@ -450,7 +451,7 @@ def test_a_result_that_does_not_come_in_time():
 FORK = """
 import os, sys
 from streamxf import engine
-from streamxf.engine import Pipeline
+from streamxf.pipeline import Pipeline
 from streamxf.errors import AbortedError
 results = []
 old = Pipeline()

@@ -29,9 +29,9 @@ from streamxf.dcp.loader import Job, Loader, check_size, part_of
 from streamxf.dcp.once.meeting import Meeting
 from streamxf.dcp.once.plan import Assignment, ChunkRun, Need, SharedChunk, Unit
 from streamxf.dcp.targets import Target, clashes
-from streamxf.engine import Pipeline
 from streamxf.errors import MetadataError, UnsupportedError, located
 from streamxf.format.items import TensorItem
+from streamxf.pipeline import Pipeline
 from streamxf.progress import Progress
 from streamxf.storage.reading import READ_WHOLE, FileSlice, OpenFiles, Span
 from streamxf.storage.storage import Storage

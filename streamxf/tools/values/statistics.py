@@ -17,9 +17,9 @@ from itertools import tee
 import numpy as np
 
 from streamxf.checkpoint.reading import Box, BoxReader, boxes_of
-from streamxf.engine import Pipeline
 from streamxf.errors import ForeignError, StreamxfError
 from streamxf.format.items import TensorItem
+from streamxf.pipeline import Pipeline
 from streamxf.progress import Progress, Share
 from streamxf.tools.damage import CALLERS, Damage
 from streamxf.tools.fleet import Fleet, Items, by_tensors

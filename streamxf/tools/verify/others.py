@@ -12,12 +12,12 @@ from typing import Any
 from streamxf import errors
 from streamxf.chain import StreamCoder
 from streamxf.checkpoint.access import Access
-from streamxf.engine import Pipeline
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
+from streamxf.pipeline import Pipeline
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.storage import Storage

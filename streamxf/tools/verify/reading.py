@@ -20,12 +20,12 @@ from streamxf.chain import StreamCoder
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
-from streamxf.engine import Pipeline
 from streamxf.errors import is_damage, shorten
 from streamxf.format.bare import alignment
 from streamxf.format.container import Block, ContainerParser
 from streamxf.format.header import Header, Kind
 from streamxf.format.items import ObjectItem, Place, TensorItem
+from streamxf.pipeline import Pipeline
 from streamxf.progress import Progress, Share
 from streamxf.registry import NOT_AT_HAND
 from streamxf.storage.reading import Counted, FileSlice, PositionalFile, StoredFile
