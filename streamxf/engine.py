@@ -226,6 +226,7 @@ class Engine:
         self.workers = workers
         self.budget = JobBudget(2 * workers + 2, MAX_BYTES_IN_FLIGHT)
         self.pid = os.getpid()
+        self.in_sinks = deque[None]()  # one for each worker that is in a stream's sink, and so has no job
         self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()
         self._started = 0
         self._starting = threading.RLock()
@@ -241,7 +242,7 @@ class Engine:
         return job
 
     def _start_workers(self) -> bool:
-        wanted = min(self.workers, max(1, self.budget.jobs))
+        wanted = min(self.workers, max(1, self.budget.jobs + len(self.in_sinks)))
         if self._started >= wanted:
             return True
         with self._starting:

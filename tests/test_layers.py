@@ -266,8 +266,8 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 2_918,
-    "checkpoint": 4_416,
+    ".": 3_064,
+    "checkpoint": 4_419,
     "cli": 3_058,
     "codecs": 1_664,
     "dcp": 5_147,
@@ -276,9 +276,9 @@ LINES = {
     "integrations": 794,
     "keys": 2_113,
     "manager": 4_041,
-    "storage": 3_245,
+    "storage": 3_274,
     "stream": 1_371,
-    "testing": 882,
+    "testing": 884,
     "tools": 8_585,
     "torchsave": 1_886,
     "tuning": 690,

@@ -20,7 +20,7 @@ from streamxf.errors import AbortedError, MetadataError, StreamxfError, escaped,
 from streamxf.format.bare import MAX_BARE, PieceCrcs, alignment
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ITEMSIZES, Chunk, Place, elements_size
-from streamxf.pipeline import Pipeline
+from streamxf.pipeline import SinkPipeline
 from streamxf.progress import Share
 from streamxf.storage.disk import Mount
 from streamxf.storage.files import SyncedFile
@@ -29,6 +29,10 @@ from streamxf.torchsave.writing import prefix_of, suffix_of
 
 # Bytes; a block below this is encoded on the spot: a worker would spend longer on waking up than on the block.
 ON_THE_SPOT = 64 * 1024
+
+# Bytes per second, and seconds: a folder that takes a block more slowly waits, for a network or a disk.
+_FAST = 2**28
+_SLOW = 1e-3
 
 _PIECE = 2**20  # bytes that a stream without blocks is given at a time
 
@@ -91,7 +95,7 @@ class DataFile:
         self._raw = raw
         self._synced = SyncedFile(raw) if save.sync else None
         self._save = save
-        self._pipeline: Pipeline[Encoded] = Pipeline()
+        self._pipeline = SinkPipeline(self._leave, waits=not save.storage.near)
         self._leaving: deque[tuple[_InFlight, int]] = deque()  # of each block in the pipeline, and the block's bytes
         self._in_blocks = save.extensions.in_blocks
         self._hashed = save.extensions.hashed
@@ -118,7 +122,7 @@ class DataFile:
 
     def settle(self) -> None:
         """Wait until no memory that was handed over is in use any more; raises as `add`."""
-        self._store(self._pipeline.results())
+        self._pipeline.narrow(0)
 
     def finish(self) -> SavedFile:
         """Wait until all items have left for the operating system, and if the save syncs for the disk; returns what is
@@ -162,22 +166,21 @@ class DataFile:
         encoder = save.extensions.encoder(part, published=True, block_log2=save.block_log2, meter=save.meter)
         leaving = _InFlight(encoder, part, self._share_of(part, content.source.size))
         for job, size in encoder.jobs(content.source):
-            small = size <= ON_THE_SPOT
-            if small and not self._leaving:
-                self._write_block(job(), leaving, size)
-                continue
             self._leaving.append((leaving, size))
-            self._store(self._pipeline.put(job(), size) if small else self._pipeline.submit(job, size))
+            if size > ON_THE_SPOT:
+                self._pipeline.submit(job, size)
+            else:
+                for block in self._pipeline.put(job(), size):
+                    self._leave(block)
 
-    def _store(self, blocks: Iterable[Encoded]) -> None:
-        """Write finished blocks, which come in the order in which they were submitted."""
-        for block in blocks:
-            self._write_block(block, *self._leaving.popleft())
-
-    def _write_block(self, block: Encoded, leaving: _InFlight, size: int) -> None:
-        encoder = leaving.encoder
+    def _leave(self, block: Encoded) -> None:
+        """Write a finished block: the next one, and in one thread at a time."""
+        leaving, size = self._leaving.popleft()
+        encoder, before = leaving.encoder, self._seconds
         for part in encoder.framed(block):
             self.write(part)
+        if self._save.storage.near:
+            self._pipeline.waits = self._seconds - before > _SLOW + len(block.payload) / _FAST
         block.release()
         if leaving.share is not None:
             leaving.share.advance(size)

@@ -20,6 +20,7 @@ from typing import Any
 from typing_extensions import Buffer
 
 from streamxf.budget import allocated_bytes, held_bytes
+from streamxf.buffers import flat_view, write_all
 from streamxf.errors import ParameterError
 
 MOST = 1_000_000  # names; no checkpoint has as many files
@@ -34,6 +35,7 @@ NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOL
 
 _NOT_WAITING = os.O_NOCTTY | os.O_NONBLOCK
 
+_GATHERED = 64 * 1024  # bytes of small pieces that are written at once
 _SYNC_STEP = 4 * 2**20  # bytes after which the disk is given work; from 1 to 16 MiB saves take as long
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE: begin to write, and wait for nothing
 
@@ -182,6 +184,33 @@ def _share_like(wanted: os.stat_result, descriptor: int) -> None:
             except OSError:
                 mode = mode & ~0o070 | (mode & 0o007) << 3  # another group: it may do what strangers may
     os.fchmod(descriptor, mode)
+
+
+class GatheringFile:
+    """Writes small pieces to `raw` at once. What is still gathered is written by `flush` alone. Python's own buffers,
+    of which a forked child has a copy, would write it into the parent's file when they are dropped there, or wait for
+    a lock that a thread of the parent's held.
+    """
+
+    def __init__(self, raw: io.FileIO) -> None:
+        self._raw = raw
+        self._pieces = bytearray()
+
+    def write(self, data: Buffer, /) -> int:
+        view = flat_view(data)
+        if len(self._pieces) + len(view) > _GATHERED:
+            self.flush()
+        if len(view) < _GATHERED:
+            self._pieces += view
+            return len(view)
+        return self._raw.write(view)
+
+    def flush(self) -> None:
+        pieces, self._pieces = self._pieces, bytearray()
+        write_all(self._raw, pieces)
+
+    def fileno(self) -> int:
+        return self._raw.fileno()
 
 
 class SyncedFile:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import shutil
 import stat
@@ -26,7 +25,6 @@ _SPECIAL = frozenset({errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.EISDIR, er
 """Of links, and of what is no regular file."""
 
 _SETTLED = 2 * 10**9  # ns after which a change of a folder shows in its times
-_BUFFER = 64 * 1024  # bytes of small items that are written at once
 
 
 class LocalStorage(Storage, raises_only_known=True):
@@ -249,8 +247,10 @@ class LocalStorage(Storage, raises_only_known=True):
         except OSError as error:
             error.filename = self.path_of(path)
             raise
-        with io.BufferedWriter(raw, _BUFFER) as file:
-            yield file
+        with raw:
+            file = files.GatheringFile(raw)
+            yield cast("IO[bytes]", file)
+            file.flush()
 
     def replacing(self) -> AbstractContextManager[IO[bytes]]:
         return cast("AbstractContextManager[IO[bytes]]", files.replacing(self.path))

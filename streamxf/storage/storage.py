@@ -133,8 +133,8 @@ class Storage(ABC):
         raise self._read_only()
 
     def create(self, path: str = "") -> AbstractContextManager[IO[bytes]]:
-        """Open a new file to write it once and in order; ``write`` takes any bytes-like object. After an error within
-        the block nothing of the file remains.
+        """Open a new file to write it once and in order, in one thread at a time, though not always the same one;
+        ``write`` takes any bytes-like object. After an error within the block nothing of the file remains.
         """
         raise self._read_only()
 

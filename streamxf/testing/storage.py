@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
+from streamxf.engine import in_thread
 from streamxf.storage.multipart import ABSENT, ReplacedMeanwhile
 from streamxf.storage.storage import Storage
 from streamxf.testing.case import ConformanceError, require
@@ -94,7 +96,7 @@ def _check_writing(storage: Storage) -> None:
     require(storage.read("plain", 0, 100) == b"shorter", "a file that is replaced keeps some of its old contents")
     with storage.create("created") as file:
         for piece in (b"first", memoryview(b"second"), bytearray(3 * 2**20)):
-            file.write(piece)
+            in_thread(partial(file.write, piece), "another").result()
     whole = b"firstsecond" + bytes(3 * 2**20)
     require(storage.read("created", 0, len(whole) + 1) == whole, "create() does not store what was written")
     with suppress(KeyboardInterrupt), storage.create("broken") as file:

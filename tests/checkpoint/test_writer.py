@@ -484,6 +484,34 @@ def test_a_forked_child_changes_nothing(tmp_path: Path) -> None:
         assert [*checkpoint] == ["a"]
 
 
+FORK = """
+import gc, os, sys
+import numpy as np
+import streamxf
+
+def work():
+    with streamxf.CheckpointWriter(sys.argv[1], chain="checksum") as writer:
+        writer.add("small", np.arange(100))  # which is gathered with what follows
+        child = os.fork()
+        if not child:
+            raise SystemExit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        writer.add("other", np.arange(50))
+
+try:
+    work()
+finally:
+    gc.collect()
+"""
+
+
+def test_a_forked_child_that_leaves_writes_nothing(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK, tmp_path], check=True, timeout=300)
+    with Checkpoint(tmp_path, framework="numpy") as checkpoint:
+        assert (checkpoint["small"].read() == np.arange(100)).all()
+        assert (checkpoint["other"].read() == np.arange(50)).all()
+
+
 # -- memory ----------------------------------------------------------------------------------------------------
 
 

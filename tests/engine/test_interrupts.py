@@ -85,7 +85,39 @@ for _ in range(250):
 check(hits)
 """
 
+SAVES = """
+import tempfile
+import numpy as np
 
-@pytest.mark.parametrize("script", [WRITES, READS], ids=["writes", "reads"])
+blocks = np.frombuffer(data, np.uint8)
+folder = tempfile.mkdtemp()
+
+def save():
+    with streamxf.CheckpointWriter(folder, chain="zstd", block_size=1 << 16, overwrite=True) as writer:
+        for number in range(4):
+            writer.add(f"{number}", blocks, copy=False)
+            writer.add(f"small {number}", blocks[:100], copy=False)
+
+def intact():
+    with streamxf.Checkpoint(folder, framework="numpy") as checkpoint:
+        return all((np.asarray(checkpoint[f"{number}"][...]) == blocks).all() for number in range(4))
+
+try:
+    save()
+    hits = 0
+    for _ in range(120):
+        hits += interrupted(save)
+        assert intact()
+    check(hits)
+    save()
+    names = os.listdir(folder)
+    assert len(names) == 2, names  # the metadata and one data file: nothing of those that were interrupted
+finally:
+    import shutil
+    shutil.rmtree(folder)
+"""
+
+
+@pytest.mark.parametrize("script", [WRITES, READS, SAVES], ids=["writes", "reads", "saves"])
 def test_interrupts(script: str) -> None:
     subprocess.run([sys.executable, "-c", COMMON + script], check=True, timeout=600)

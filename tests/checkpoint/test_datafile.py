@@ -1,0 +1,99 @@
+"""Who writes the blocks of a data file, and what becomes of an error that a worker met there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamxf import Checkpoint, CheckpointWriter
+from streamxf.engine import in_worker
+from streamxf.storage.files import SyncedFile
+
+BLOCK = 1 << 17
+ARRAY = np.random.default_rng(5).integers(0, 2**63, (20, BLOCK // 8))  # 20 blocks, which do not shrink
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each payload, whether a worker wrote it."""
+    made: list[bool] = []
+    real = SyncedFile.write
+
+    def write(file: SyncedFile, data: memoryview) -> int | None:
+        if len(data) >= BLOCK:
+            made.append(in_worker())
+        return real(file, data)
+
+    monkeypatch.setattr(SyncedFile, "write", write)
+    return made
+
+
+def save(folder: Path) -> None:
+    with CheckpointWriter(folder, chain="checksum", block_size=BLOCK) as writer:
+        for name in "ab":
+            writer.add(name, ARRAY, copy=False)
+
+
+def check(folder: Path) -> None:
+    with Checkpoint(folder, framework="numpy") as checkpoint:
+        for name in "ab":
+            np.testing.assert_array_equal(checkpoint[name].read(), ARRAY)
+
+
+def test_workers_write_what_they_have_finished(tmp_path: Path, writes: list[bool]) -> None:
+    """If the machine is busy, a write may take so long that the file's own thread does some."""
+    save(tmp_path)
+    check(tmp_path)
+    assert len(writes) == 40
+    assert True in writes
+
+
+def test_a_slow_folder_keeps_no_worker_waiting(
+    tmp_path: Path, writes: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = SyncedFile.write
+
+    def write(file: SyncedFile, data: memoryview) -> int | None:
+        time.sleep(0.003)
+        return real(file, data)
+
+    monkeypatch.setattr(SyncedFile, "write", write)
+    save(tmp_path)
+    check(tmp_path)
+    assert writes.count(True) <= 1  # the one that found out
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_an_error_of_the_disk_is_raised_by_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, slow: bool
+) -> None:
+    save(tmp_path / "c")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "c").iterdir()}
+    count, real = 0, SyncedFile.write
+
+    def write(file: SyncedFile, data: memoryview) -> int | None:
+        nonlocal count
+        if slow:
+            time.sleep(0.003)
+        count += 1
+        if count >= 30:
+            raise OSError(number, os.strerror(number))
+        return real(file, data)
+
+    monkeypatch.setattr(SyncedFile, "write", write)
+    with (
+        pytest.raises(OSError, match=os.strerror(number)) as caught,
+        CheckpointWriter(tmp_path / "c", chain="checksum", block_size=BLOCK, overwrite=True) as writer,
+    ):
+        for name in "ab":
+            writer.add(name, ARRAY, copy=False)
+    assert caught.value.errno == number
+    assert count == 30, "written to after an error"
+    assert {path.name: path.read_bytes() for path in (tmp_path / "c").iterdir()} == before
+    check(tmp_path / "c")
