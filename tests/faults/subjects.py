@@ -39,14 +39,14 @@ class Layout:
     file_per_item: bool = False
     collectives: bool = True
     tensors: int = 6  # of each rank
-    elements: int = 2500  # of each tensor
+    elements: int = 2**15  # of each tensor; a block of so many bytes is for a worker
 
 
 _LAYOUTS = [
-    Layout("one rank, one thread", tensors=100),
-    Layout("one rank, 4 threads, a file per item", threads=4, file_per_item=True, tensors=26),
-    Layout("two ranks", ranks=2, tensors=44),
-    Layout("two ranks, each for itself", ranks=2, collectives=False, tensors=40),
+    Layout("one rank, one thread", tensors=50),
+    Layout("one rank, 4 threads, a file per item", threads=4, file_per_item=True, tensors=22),
+    Layout("two ranks", ranks=2, tensors=22),
+    Layout("two ranks, each for itself", ranks=2, collectives=False, tensors=20),
     Layout("1 thread"),
     Layout("2 threads", threads=2),
     Layout("4 threads", threads=4),
@@ -67,7 +67,7 @@ def state_of(layout: Layout, seed: int, rank: int) -> dict[str, Any]:
     state: dict[str, Any] = {name: torch.randn(layout.elements, generator=generator) for name in names}
     state[f"rank{rank}.object"] = f"made from seed {seed} by rank {rank}"
     if layout.collectives:  # what all ranks have, DCP lets one of them save
-        state["shared"] = torch.full((layout.elements,), float(seed))
+        state["shared"] = torch.full((2500,), float(seed))
         state["step"] = seed
     return state
 
