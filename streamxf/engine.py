@@ -226,7 +226,7 @@ class Engine:
         self.workers = workers
         self.budget = JobBudget(2 * workers + 2, MAX_BYTES_IN_FLIGHT)
         self.pid = os.getpid()
-        self.in_sinks = deque[None]()  # one for each worker that is in a stream's sink, and so has no job
+        self._in_sinks = deque[None]()  # one for each worker that is in a stream's sink, and so has no job
         self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()
         self._started = 0
         self._starting = threading.RLock()
@@ -241,8 +241,19 @@ class Engine:
             self._jobs.put(job)
         return job
 
+    def enter_sink(self) -> bool:
+        """Whether the worker that asks may call a stream's sink: one is left for jobs, whatever sinks wait for."""
+        self._in_sinks.append(None)
+        if len(self._in_sinks) < self.workers:
+            return True
+        self._in_sinks.pop()
+        return False
+
+    def leave_sink(self) -> None:
+        self._in_sinks.pop()
+
     def _start_workers(self) -> bool:
-        wanted = min(self.workers, max(1, self.budget.jobs + len(self.in_sinks)))
+        wanted = min(self.workers, max(1, self.budget.jobs + len(self._in_sinks)))
         if self._started >= wanted:
             return True
         with self._starting:

@@ -191,8 +191,7 @@ class SinkPipeline(Pipeline[T]):
 
     def collect(self) -> list[T]:
         """Nothing; raises as `submit`."""
-        if self.waits:
-            self.look()
+        self.look()
         if (failure := self._failure) is not None:
             try:
                 self.cancel()
@@ -226,17 +225,21 @@ class SinkPipeline(Pipeline[T]):
         for _ in range(_IN_A_ROW):
             if not self._next_is_there():
                 return
-            if self.waits or not self._turn.acquire(blocking=False):
+            if self.waits or not self._engine.enter_sink():
                 break
-            self._engine.in_sinks.append(None)
+            mine = self._turn.acquire(blocking=False)
             try:
-                self._pass_on()
+                if mine:
+                    self._pass_on()
             except BaseException as error:
                 self._failure = error
             finally:
-                self._engine.in_sinks.pop()
+                self._engine.leave_sink()
                 self._tell()
-                self._turn.release()
+                if mine:
+                    self._turn.release()
+            if not mine:
+                return
         self._tell()
 
     def _pass_on(self) -> None:

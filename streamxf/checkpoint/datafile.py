@@ -97,6 +97,7 @@ class DataFile:
         self._save = save
         self._pipeline = SinkPipeline(self._leave, waits=not save.storage.near)
         self._leaving: deque[tuple[_InFlight, int]] = deque()  # of each block in the pipeline, and the block's bytes
+        self._done: deque[tuple[Share, int, bool]] = deque()  # of blocks that have left, for the progress
         self._in_blocks = save.extensions.in_blocks
         self._hashed = save.extensions.hashed
         self._descriptors = save.extensions.recorded
@@ -123,6 +124,7 @@ class DataFile:
     def settle(self) -> None:
         """Wait until no memory that was handed over is in use any more; raises as `add`."""
         self._pipeline.narrow(0)
+        self._tell_progress()
 
     def finish(self) -> SavedFile:
         """Wait until all items have left for the operating system, and if the save syncs for the disk; returns what is
@@ -172,6 +174,7 @@ class DataFile:
             else:
                 for block in self._pipeline.put(job(), size):
                     self._leave(block)
+            self._tell_progress()
 
     def _leave(self, block: Encoded) -> None:
         """Write a finished block: the next one, and in one thread at a time."""
@@ -183,10 +186,18 @@ class DataFile:
             self._pipeline.waits = self._seconds - before > _SLOW + len(block.payload) / _FAST
         block.release()
         if leaving.share is not None:
-            leaving.share.advance(size)
+            self._done.append((leaving.share, size, block.last))
         if block.last:
             sha256 = encoder.table_digest if self._hashed else None
-            self._note(leaving.part, encoder.raw_size, encoder.stored_size, leaving.share, sha256)
+            self._note(leaving.part, encoder.raw_size, encoder.stored_size, sha256)
+
+    def _tell_progress(self) -> None:
+        """In this thread: it may hold a lock of the progress's, on which a worker would wait for ever."""
+        while self._done:
+            share, size, last = self._done.popleft()
+            share.advance(size)
+            if last:
+                share.finish()
 
     # -- without a container, or behind stream transforms ------------------------------------------------
 
@@ -216,7 +227,9 @@ class DataFile:
             if container is not None:
                 container.abort()
             raise
-        self._note(part, raw_size, self.size - start, share)
+        self._note(part, raw_size, self.size - start)
+        if share is not None:
+            share.finish()
 
     # -- what was written ------------------------------------------------------------------------------
 
@@ -229,13 +242,11 @@ class DataFile:
             progress.expect(size)
         return Share(progress, planned or size)
 
-    def _note(self, part: Identity, raw_size: int, size: int, share: Share | None, sha256: bytes | None = None) -> None:
+    def _note(self, part: Identity, raw_size: int, size: int, sha256: bytes | None = None) -> None:
         number, crcs = (part.number, None) if self._crcs is None else (None, self._crcs.finish())
         place = self.size - size, size, sha256, number, crcs
         self._notes.append((part.name, part.offset, part.shape, part.kind is Kind.FRAMED, *place))
         self._save.meter.item(raw_size, size)
-        if share is not None:
-            share.finish()
 
     @collector_paused()
     def _written(self) -> list[tuple[str, Chunk]]:

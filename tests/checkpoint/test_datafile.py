@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -97,3 +98,24 @@ def test_an_error_of_the_disk_is_raised_by_the_save(
     assert count == 30, "written to after an error"
     assert {path.name: path.read_bytes() for path in (tmp_path / "c").iterdir()} == before
     check(tmp_path / "c")
+
+
+def test_progress_is_told_in_the_thread_that_saves(tmp_path: Path, writes: list[bool]) -> None:
+    """Which may hold a lock of the progress's meanwhile."""
+    threads, counts = set[int](), {"expected": 0, "done": 0}
+
+    class Counter:
+        def expect(self, count: int) -> None:
+            counts["expected"] += count
+
+        def advance(self, count: int) -> None:
+            threads.add(threading.get_ident())
+            counts["done"] += count
+
+    with CheckpointWriter(tmp_path, chain="checksum", block_size=BLOCK, progress=Counter()) as writer:
+        writer.add("a", ARRAY, copy=False)
+        writer.add("small", ARRAY[0, :10], copy=False)
+        writer.add("b", ARRAY, copy=False)
+    assert counts == {"expected": 2 * ARRAY.nbytes + 80, "done": 2 * ARRAY.nbytes + 80}
+    assert threads == {threading.get_ident()}
+    assert len(writes) == 40

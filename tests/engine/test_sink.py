@@ -239,16 +239,39 @@ def test_a_worker_does_not_wait_for_its_turn():
         def __exit__(self, *_: object) -> None:
             self.release()
 
-    sink, done = Sink(), threading.Event()
+    sink, goes_on, done = Sink(), threading.Event(), threading.Event()
     sink.pipeline._turn = JustTaken()
+    for number in range(2 * WORKERS):
+        sink.submit(lambda number=number: goes_on.wait(SECONDS) and number)
     with sink.pipeline._turn:
-        for number in range(2 * WORKERS):
-            sink.submit(partial(int, number))
+        goes_on.set()
         engine.shared().submit(engine.Job(done.set))
         assert done.wait(SECONDS)
         assert not sink.taken
     sink.pipeline.narrow(0)
     assert sink.taken == [*range(2 * WORKERS)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_one_worker_is_left_for_jobs(monkeypatch, workers):
+    """However many sinks there are, and whatever they wait for."""
+    monkeypatch.setattr(engine, "_engine", Engine(workers))
+    goes_on, threads = threading.Event(), set()
+
+    def before(number: int) -> None:
+        threads.add(threading.get_ident() if in_worker() else None)
+        assert goes_on.wait(SECONDS)
+
+    sinks = [Sink(before) for _ in range(3)]
+    for sink in sinks:
+        sink.submit(lambda: 0)
+    for number in range(20):
+        assert engine.shared().submit(engine.Job(partial(int, number))).result(SECONDS) == number
+    assert len(threads) < workers
+    goes_on.set()
+    for sink in sinks:
+        sink.pipeline.narrow(0)
+    assert all(sink.taken == [0] for sink in sinks)
 
 
 def test_a_worker_in_a_sink_is_no_reason_to_start_no_thread():
@@ -266,7 +289,7 @@ def test_a_worker_in_a_sink_is_no_reason_to_start_no_thread():
 
 def test_a_worker_leaves_a_sink_in_which_there_is_always_more(monkeypatch):
     """So that another stream's job gets its turn."""
-    monkeypatch.setattr(engine, "_engine", Engine(1))
+    monkeypatch.setattr(engine, "_engine", Engine(2))
     inside, submitted, done = threading.Event(), threading.Event(), list[int]()
 
     def before(number: int) -> None:
@@ -278,10 +301,13 @@ def test_a_worker_leaves_a_sink_in_which_there_is_always_more(monkeypatch):
     first, second = Sink(before), Sink()
     first.submit(lambda: 0)
     assert inside.wait(SECONDS)
+    holds = Sink()
+    holds.submit(lambda: wait_until(lambda: done))  # the other worker
     second.submit(partial(done.append, 1))
     submitted.set()
     wait_until(lambda: done)
-    first.pipeline.narrow(0)
+    for sink in (first, second, holds):
+        sink.pipeline.narrow(0)
     assert len(first.taken) < 500
 
 
