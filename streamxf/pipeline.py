@@ -149,7 +149,9 @@ class Pipeline(Generic[T]):
 
 
 class _Watched(Job[T]):
-    """A job after which its pipeline looks whether it is next."""
+    """A job after which its pipeline looks whether it is next. One that a worker did counts as unfinished until the
+    sink has had the result: that may hold all the memory that codecs took for it.
+    """
 
     __slots__ = ("_pipeline",)
 
@@ -158,9 +160,12 @@ class _Watched(Job[T]):
         self._pipeline = pipeline
 
     def run(self, finished: Callable[[Job[Any]], None]) -> None:
-        super().run(finished)
+        super().run(_nothing if in_worker() else finished)
         if (pipeline := self._pipeline()) is not None:
             pipeline.look()
+
+
+def _nothing(job: Job[Any]) -> None: ...
 
 
 class SinkPipeline(Pipeline[T]):

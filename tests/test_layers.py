@@ -266,7 +266,7 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 3_078,
+    ".": 3_083,
     "checkpoint": 4_430,
     "cli": 3_058,
     "codecs": 1_664,
