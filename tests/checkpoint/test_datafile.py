@@ -11,12 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamxf import Checkpoint, CheckpointWriter
-from streamxf.engine import in_worker
+from streamxf import Checkpoint, CheckpointWriter, engine
+from streamxf.engine import Engine, in_worker
 from streamxf.storage.files import SyncedFile
 
 BLOCK = 1 << 17
 ARRAY = np.random.default_rng(5).integers(0, 2**63, (20, BLOCK // 8))  # 20 blocks, which do not shrink
+
+
+@pytest.fixture(autouse=True)
+def workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than one, on any machine: the last one does not write."""
+    monkeypatch.setattr(engine, "_engine", Engine(3))
 
 
 @pytest.fixture
