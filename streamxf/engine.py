@@ -209,10 +209,6 @@ class JobBudget:
         self._unfinished.remove(job)
         self._held.remove(job)
 
-    def reset_peak(self) -> None:
-        with self._lock:
-            self.peak_jobs, self.peak_bytes = self.jobs, self.bytes
-
 
 class Engine:
     """The process's worker threads and the budget that all streams share.

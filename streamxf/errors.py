@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _PASSWORD = re.compile(r"(://[^\s/:@]*:)[^\s/]*@")
 
@@ -71,7 +74,9 @@ class StreamxfError(Exception):
 
 
 class located:
-    """Fill in the place of every `StreamxfError` that passes through; with `doing`, a note has it for other errors."""
+    """Fill in the place of every `StreamxfError` that passes through; with `doing`, a note has it for other errors, if
+    none has one that is nearer.
+    """
 
     __slots__ = ("_doing", "_file", "_item")
 
@@ -80,14 +85,22 @@ class located:
         self._item = item
         self._doing = doing
 
+    def run(self, call: Callable[[], T]) -> T:
+        """Make a call, in any thread."""
+        with self:
+            return call()
+
     def __enter__(self) -> None:
         """There is nothing to prepare."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, StreamxfError):
             error.locate(file=self._file, item=self._item)
-        elif self._doing and isinstance(error, Exception) and not getattr(error, "__notes__", None):
-            error.add_note(escaped(f"while {self._doing} item {self._item} of file {self._file}"))
+            return
+        notes = getattr(error, "__notes__", ())
+        if self._doing and error is not None and not any(note.startswith("while ") for note in notes):
+            item = "" if self._item is None else f"item {self._item} of "
+            error.add_note(escaped(f"while {self._doing} {item}file {self._file}"))
 
 
 class ParameterError(StreamxfError, ValueError):

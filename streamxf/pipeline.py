@@ -81,12 +81,7 @@ class Pipeline(Generic[T]):
     def results(self) -> Iterator[T]:
         """Wait for all jobs, and give their results one by one; raises as `submit`."""
         while self._flying:
-            try:
-                results = self._take_out()
-            except BaseException:
-                self.cancel()
-                raise
-            yield from results
+            yield from self.narrow(max(0, len(self._flying) - 1))  # a sink's workers take out, too
 
     def __len__(self) -> int:
         return len(self._flying)
@@ -160,12 +155,9 @@ class _Watched(Job[T]):
         self._pipeline = pipeline
 
     def run(self, finished: Callable[[Job[Any]], None]) -> None:
-        super().run(_nothing if in_worker() else finished)
+        super().run((lambda job: None) if in_worker() else finished)
         if (pipeline := self._pipeline()) is not None:
             pipeline.look()
-
-
-def _nothing(job: Job[Any]) -> None: ...
 
 
 class SinkPipeline(Pipeline[T]):

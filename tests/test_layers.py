@@ -266,7 +266,7 @@ def test_other_names_do_not():
 
 LINES = {
     # the modules at the top
-    ".": 3_083,
+    ".": 3_084,
     "checkpoint": 4_430,
     "cli": 3_058,
     "codecs": 1_664,
@@ -279,7 +279,7 @@ LINES = {
     "storage": 3_274,
     "stream": 1_371,
     "testing": 884,
-    "tools": 8_585,
+    "tools": 8_583,
     "torchsave": 1_886,
     "tuning": 690,
 }

@@ -16,7 +16,7 @@ from streamxf.buffers import collector_paused, flat_view, write_all
 from streamxf.checkpoint.saving import Entry, Save
 from streamxf.checkpoint.sources import Content
 from streamxf.engine import side_by_side
-from streamxf.errors import AbortedError, MetadataError, StreamxfError, escaped, located
+from streamxf.errors import AbortedError, MetadataError, located
 from streamxf.format.bare import MAX_BARE, PieceCrcs, alignment
 from streamxf.format.header import Identity, Kind
 from streamxf.format.items import ITEMSIZES, Chunk, Place, elements_size
@@ -78,6 +78,7 @@ class _InFlight:
 
     encoder: ContainerEncoder
     part: Identity
+    place: located
     share: Share | None
 
 
@@ -115,11 +116,9 @@ class DataFile:
             self._save.note_needs(part.name, content.source.data)
         if self._crcs is not None:
             check_bare(part)
-        try:
-            self._add_blocks(part, content) if self._in_blocks else self._add_framed(part, content)
-        except StreamxfError as error:
-            error.locate(item=part.name)
-            raise
+        place = located(file=self.path, item=part.name, doing="writing")
+        with place:
+            self._add_blocks(part, content, place) if self._in_blocks else self._add_framed(part, content)
 
     def settle(self) -> None:
         """Wait until no memory that was handed over is in use any more; raises as `add`."""
@@ -134,10 +133,8 @@ class DataFile:
         save, meter = self._save, self._save.meter
         meter.blocks(self._pipeline.peak_jobs)
         begin = perf_counter()
-        if self._synced is not None:
-            self._synced.sync()
-        else:
-            self._raw.flush()
+        with located(file=self.path, doing="ending"):
+            self._raw.flush() if self._synced is None else self._synced.sync()
         meter.io(self._seconds + perf_counter() - begin)
         encryption = save.extensions.encryption
         wrapped = encryption.wrapped if encryption is not None else ""
@@ -163,14 +160,14 @@ class DataFile:
 
     # -- blocks ------------------------------------------------------------------------------------------
 
-    def _add_blocks(self, part: Identity, content: Content) -> None:
+    def _add_blocks(self, part: Identity, content: Content, place: located) -> None:
         save = self._save
         encoder = save.extensions.encoder(part, published=True, block_log2=save.block_log2, meter=save.meter)
-        leaving = _InFlight(encoder, part, self._share_of(part, content.source.size))
+        leaving = _InFlight(encoder, part, place, self._share_of(part, content.source.size))
         for job, size in encoder.jobs(content.source):
             self._leaving.append((leaving, size))
             if size > ON_THE_SPOT:
-                self._pipeline.submit(job, size)
+                self._pipeline.submit(partial(place.run, job), size)  # which is raised by a later item's
             else:
                 for block in self._pipeline.put(job(), size):
                     self._leave(block)
@@ -180,8 +177,9 @@ class DataFile:
         """Write a finished block: the next one, and in one thread at a time."""
         leaving, size = self._leaving.popleft()
         encoder, before = leaving.encoder, self._seconds
-        for part in encoder.framed(block):
-            self.write(part)
+        with leaving.place:
+            for part in encoder.framed(block):
+                self.write(part)
         if self._save.storage.near:
             self._pipeline.waits = self._seconds - before > _SLOW + len(block.payload) / _FAST
         block.release()
@@ -297,33 +295,31 @@ def write_files(save: Save, files: Mapping[str, Iterable[Entry]], threads: int) 
     """
     stored: dict[str, SavedFile] = {}
 
-    def write(name: str, entries: Iterable[Entry]) -> None:
-        with save.storage.create(name) as raw:
-            stored[name] = write_file(save, raw, name, entries)
-            begin = perf_counter()
-        save.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
+    def write(path: str, entries: Iterable[Entry]) -> None:
+        stored[path] = write_file(save, path, entries)
 
     writes = [partial(write, *file) for file in files.items()]
     side_by_side(writes, min(threads, len(files)), save.failures)
-    return [stored[name] for name in files]
+    return [stored[path] for path in files]
 
 
-def write_file(save: Save, raw: IO[bytes], path: str, entries: Iterable[Entry]) -> SavedFile:
-    """Write items into one file; after any error all other files of this save stop, too."""
-    file = DataFile(raw, path, save)
-    place = "nothing yet"
-    try:
-        with located(file=path):
-            for part, content in entries:
-                if save.failures:
-                    raise AbortedError("another file of this save failed")
-                place = f"item {part.name}"
-                file.add(part, content())
-            place = "the end"
-            return file.finish()
-    except BaseException as error:
-        if not isinstance(error, StreamxfError):
-            error.add_note(escaped(f"while {place} was written to file {path}"))
-        save.failures.append(error)
-        file.cancel()
-        raise
+def write_file(save: Save, path: str, entries: Iterable[Entry]) -> SavedFile:
+    """Write items into a new file; after any error all other files of this save stop, too."""
+    with located(file=path, doing="storing"):
+        with save.storage.create(path) as raw:
+            file = DataFile(raw, path, save)
+            try:
+                for part, content in entries:
+                    if save.failures:
+                        raise AbortedError("another file of this save failed")
+                    with located(file=path, item=part.name, doing="writing"):
+                        source = content()
+                    file.add(part, source)
+                stored = file.finish()
+            except BaseException as error:
+                save.failures.append(error)
+                file.cancel()
+                raise
+            begin = perf_counter()
+        save.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
+        return stored

@@ -122,10 +122,10 @@ class BoxReader(abc.ABC):
             # with the ellipsis, also what has no dimensions is a view
             cuts: Any = (*(slice(at, at + size) for at, size in zip(target, lengths, strict=True)), ...)
             part = out[cuts]
-            place = {"file": self.label(chunk.place.file), "item": box.item.name}
-            with located(**place):
+            place = located(file=self.label(chunk.place.file), item=box.item.name)
+            with place:
                 jobs = self.elements(box.item, chunk).jobs(inside, lengths, part, box.steps)
-                yield from ((partial(_run_located, place, job), size) for job, size in jobs)
+                yield from ((partial(place.run, job), size) for job, size in jobs)
             if not left and not whole:
                 break
         if left:
@@ -144,11 +144,6 @@ def _first(pipeline: Pipeline[None], waiting: deque[tuple[Array, int]], submitte
     array, last = waiting.popleft()
     pipeline.narrow(submitted - last)  # jobs end in their order, so only those of later boxes are left
     return array
-
-
-def _run_located(place: dict[str, str], job: Callable[[], None]) -> None:
-    with located(**place):
-        job()
 
 
 def run_jobs(jobs: Iterable[tuple[Callable[[], None], int]]) -> None:

@@ -44,6 +44,15 @@ Entry = tuple[Identity, Callable[[], Content]]
 
 _REASONS = 3  # in a warning
 
+_ADVICE: dict[int | None, str] = {
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT), f"the disk of {{}} is too full for this save. {MAKE_ROOM}, or save elsewhere"
+    ),
+    errno.EIO: "a disk or a server failed: that of {}, or of what was to be saved; the system's log may say more",
+    errno.EFBIG: "no file of {} may be that large: raise the limit (`ulimit -f`), or save into more files, "
+    "as `FileSystemWriter` does with a larger thread_count",
+}
+
 
 @dataclass(frozen=True)
 class Extensions:
@@ -222,11 +231,10 @@ class Save:
 
     def discard(self, files: Iterable[str], error: BaseException) -> bool:
         """Remove files of this save, which `error` ended: notes name those that could not be, and say what to do about
-        a full disk. Whether all were.
+        the disk. Whether all were.
         """
-        if type(error) is OSError and error.errno in (errno.ENOSPC, errno.EDQUOT):  # NoSpaceError says so itself
-            text = f"the disk of {self.storage.label()} is too full for this save. {MAKE_ROOM}, or save elsewhere"
-            error.add_note(escaped(text))
+        if type(error) is OSError and (advice := _ADVICE.get(error.errno)):  # NoSpaceError says so itself
+            error.add_note(escaped(advice.format(self.storage.label())))
         left = self.storage.remove(files)
         for name, reason in left.items() if getattr(error, "errno", None) != errno.EROFS else ():
             text = f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}"

@@ -214,6 +214,7 @@ class CheckpointWriter:
     def _write(self, part: Identity, content: Content, copy: bool) -> None:
         if self._file is None:
             path = self._save.file_name(0, 0)
+            self._opened.enter_context(located(file=path, doing="storing"))
             raw = self._opened.enter_context(self._save.storage.create(path))
             self._file = DataFile(raw, path, self._save)
         source = content.source

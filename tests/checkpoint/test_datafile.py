@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from streamxf import Checkpoint, CheckpointWriter, engine
 from streamxf.engine import Engine, in_worker
+from streamxf.errors import CodecError
+from streamxf.storage import files
 from streamxf.storage.files import SyncedFile
+from streamxf.stream import encoder
 
 BLOCK = 1 << 17
 ARRAY = np.random.default_rng(5).integers(0, 2**63, (20, BLOCK // 8))  # 20 blocks, which do not shrink
@@ -101,9 +106,69 @@ def test_an_error_of_the_disk_is_raised_by_the_save(
         for name in "ab":
             writer.add(name, ARRAY, copy=False)
     assert caught.value.errno == number
+    where, advice = caught.value.__notes__
+    assert re.fullmatch(r"while writing item a of file __0_0_[0-9a-f]{32}\.distcp", where)
+    assert str(tmp_path / "c") in advice
     assert count == 30, "written to after an error"
     assert {path.name: path.read_bytes() for path in (tmp_path / "c").iterdir()} == before
     check(tmp_path / "c")
+
+
+@pytest.mark.parametrize("error", [CodecError("no"), RuntimeError("no")])
+def test_an_error_names_the_item_whose_block_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """And not the one that was being added when the save heard of it."""
+    later, real = threading.Event(), encoder.StreamCoder.encode
+
+    def encode(coder: encoder.StreamCoder, block: memoryview, *rest: Any) -> memoryview:
+        if not any(block):
+            later.wait()
+            raise error
+        return real(coder, block, *rest)
+
+    monkeypatch.setattr(encoder.StreamCoder, "encode", encode)
+    with (
+        pytest.raises(type(error)) as caught,
+        CheckpointWriter(tmp_path / "c", chain="checksum", block_size=BLOCK) as writer,
+    ):
+        writer.add("first", np.zeros(BLOCK, np.uint8), copy=False)
+        later.set()
+        for number in range(40):
+            writer.add(f"later {number}", ARRAY, copy=False)
+    if isinstance(caught.value, CodecError):
+        assert caught.value.item == "first"
+        assert str(caught.value.file).startswith("__0_0_")
+    else:
+        assert caught.value.__notes__[0].startswith("while writing item first of file __0_0_")
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize(("method", "doing"), [("sync", "ending"), ("close", "storing")])
+def test_an_error_at_the_end_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, method: str, doing: str
+) -> None:
+    """Network file systems tell of what they could not store when a file is closed."""
+
+    flushes, real = list[None](), files.GatheringFile.flush
+
+    def flush(file: files.GatheringFile) -> None:
+        flushes.append(None)
+        if method == "sync" or len(flushes) == 2:
+            raise OSError(number, os.strerror(number))
+        real(file)
+
+    monkeypatch.setattr(files.GatheringFile, "flush", flush)
+    with (
+        pytest.raises(OSError, match=os.strerror(number)) as caught,
+        CheckpointWriter(tmp_path / "c", chain="checksum") as writer,
+    ):
+        writer.add("a", ARRAY[0, :10])
+    where, advice = caught.value.__notes__
+    assert re.fullmatch(rf"while {doing} file __0_0_[0-9a-f]{{32}}\.distcp", where)
+    assert str(tmp_path / "c") in advice
+    assert not (tmp_path / "c").exists()
 
 
 def test_progress_is_told_in_the_thread_that_saves(tmp_path: Path, writes: list[bool]) -> None:

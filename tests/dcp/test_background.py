@@ -282,7 +282,7 @@ def test_a_failure_that_nobody_asks_for_is_logged_once(tmp_path: Path, told: Tol
         text = told.wait()
         assert text.startswith(r"a save in the background failed: rank 0: ValueError: torn\ncable")
         if method == "resolve_data":
-            assert "; while item weight was written to file __0_0_" in text
+            assert "; while writing item weight of file __0_0_" in text
     assert [record.levelname for record in told.records] == ["ERROR"] * 2
     in_background({"weight": torch.ones(5)}, storage_writer=writer).result(LIMIT)
     assert len(told.records) == 2
@@ -294,7 +294,7 @@ def test_an_error_that_no_rank_exchanged_is_logged(tmp_path: Path, told: Told) -
     planner = Failing("resolve_data", KeyboardInterrupt("stop"))
     writer = writer_for(tmp_path)
     dcp.async_save({"weight": torch.ones(5)}, storage_writer=writer, planner=planner, use_collectives=False)
-    assert told.wait().startswith("a save in the background failed: KeyboardInterrupt: stop; while item weight")
+    assert told.wait().startswith("a save in the background failed: KeyboardInterrupt: stop; while writing item weight")
 
 
 def test_a_save_that_somebody_waits_for_is_not_logged(tmp_path: Path, told: Told) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def test_saves_in_the_background_tell_it_through_their_futures(tmp_path: Path) -
                 for rank, text in (failures or {}).items():
                     logged = behind[f"{kind} {number} logged"]
                     assert logged.startswith(f"a save in the background failed: rank {rank}: {text}; ")
-                    assert f" was written to file __{rank}_" in logged
+                    assert re.search(rf"while writing item .+ of file __{rank}_", logged)
         assert behind["logged"] == 4
 
 

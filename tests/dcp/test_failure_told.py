@@ -109,9 +109,9 @@ def test_the_notes_tell_the_item_and_the_file(checkpoint: Path) -> None:
     old, _ = states()
     planner = Acting(raising(3, OSError(errno.EIO, "torn cable")))
     found = failure_of(lambda: dcp.save(old, storage_writer=writer_for(checkpoint), planner=planner))
-    (note,) = getattr(found, "__notes__")  # noqa: B009
-    assert "item 2 " in note
-    assert "__0_0_" in note
+    note, advice = getattr(found, "__notes__")  # noqa: B009
+    assert note.startswith("while writing item 2 of file __0_0_")
+    assert str(checkpoint) in advice
 
 
 class Refusing(Checksum):

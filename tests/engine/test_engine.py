@@ -341,8 +341,7 @@ def test_budget():
     for _ in range(2):  # whoever was interrupted does it again
         budget.give(five)
         budget.give(six)
-    budget.reset_peak()
-    assert (budget.jobs, budget.bytes, budget.peak_jobs, budget.peak_bytes) == (0, 0, 0, 0)
+    assert (budget.jobs, budget.bytes) == (0, 0)
 
 
 class Measured(JobBudget):
@@ -375,14 +374,6 @@ def test_threads_that_take_room_at_once_do_not_take_the_same():
     budget.other.join(SECONDS)
     assert took == [True, False]
     assert budget.bytes == budget.peak_bytes == 6
-
-
-def test_a_peak_that_is_forgotten_is_not_that_of_what_is_taken_meanwhile():
-    job = job_of(6)
-    budget = Measured(4, 10, lambda budget: budget.take(job, always=False))
-    budget.reset_peak()
-    budget.other.join(SECONDS)
-    assert (budget.bytes, budget.peak_bytes) == (6, 6)
 
 
 def test_a_finished_job_counts_as_bytes_until_it_is_taken_out():

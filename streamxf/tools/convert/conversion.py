@@ -324,9 +324,7 @@ def _write_file(save: Save, at: tuple[int, int], parts: Sequence[ItemPart], read
     """Write a data file, `at` a rank and a number, and its slip, which says that it is there."""
     name = save.file_name(*at)
     try:
-        with save.storage.create(name) as raw:
-            entries = ((part.identity(b""), partial(read, part)) for part in parts)
-            file = write_file(save, raw, name, entries)
+        file = write_file(save, name, ((part.identity(b""), partial(read, part)) for part in parts))
         items = placed({part.item.name: part.item for part in parts}.values(), [file.written])
         _, slip = assemble(items, [file.record], save.extensions, job, None, rank=SLIP_RANK)
         # not synced: one that a crash damages is ignored, and the data file is on the disk already
