@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint._extension import ZStandard as TorchZStandard
 
@@ -114,7 +114,9 @@ def test_random_faults_of_data(target: Checkpoint, data: st.DataObject) -> None:
 def test_random_faults_of_metadata(target: Checkpoint, data: st.DataObject) -> None:
     made = bytearray(target.metadata)
     at = data.draw(st.integers(0, len(made) - 1))
+    pickled = len(split_metadata(target.metadata).pickled)
     flipped = data.draw(st.booleans())
+    assume(flipped or at != pickled)  # see below
     if flipped:
         made[at] ^= 1 << data.draw(st.integers(0, 7))
     else:
@@ -124,12 +126,29 @@ def test_random_faults_of_metadata(target: Checkpoint, data: st.DataObject) -> N
         report, loads = outcome(target)
     finally:
         target.restore()
-    assert loads == (flipped and at < len(split_metadata(target.metadata).pickled))  # which only torch's readers read
+    assert loads == (flipped and at < pickled)  # which only torch's readers read
     assert report is None or not report.ok
     if report is not None:
         assert ".metadata" in {damage.file for damage in report.damaged}
     else:
         assert target.keys is not None  # the wrapped key, or its id
+
+
+def test_metadata_cut_to_what_torch_would_have_written(target: Checkpoint, request: pytest.FixtureRequest) -> None:
+    """Each container says that it was published with an index; where there are keys, no checkpoint is without one. With
+    neither, nothing is left that torch's own writer would not have written.
+    """
+    target.metadata_file.write_bytes(split_metadata(target.metadata).pickled)
+    try:
+        report, loads = outcome(target)
+    finally:
+        target.restore()
+    containers = request.node.callspec.id != "none"
+    assert loads == (not containers)
+    assert report is not None
+    assert report.ok == (not containers)
+    damaged = {damage.item for damage in report.damaged}
+    assert damaged == {None} if target.keys is not None else len(damaged) == containers * len(target.places)
 
 
 def test_every_header_byte_of_every_item(target: Checkpoint) -> None:
