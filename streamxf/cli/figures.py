@@ -11,7 +11,7 @@ from streamxf.format.items import Item, TensorItem
 from streamxf.formats.contents import Format
 from streamxf.tools.inspect.summary import ItemTotals, Summary, TensorStatistics, chain_text, ratio_of, ratio_text
 from streamxf.tools.inspect.tree import Module, walk
-from streamxf.wording import many, printable, size_text
+from streamxf.wording import SALVAGE_DATA, many, printable, size_text
 
 if TYPE_CHECKING:
     from streamxf.tools.inspect.inspect import PlainSummary
@@ -158,6 +158,8 @@ def flagged(values: TensorStatistics) -> None:
         say(line, _ODD if statistics.all_zero else _BAD, wrap=False)
     if len(values.flagged) > _LISTED:
         say(f"  {len(values.flagged) - _LISTED:,} more")
+    if values.unreadable:
+        say(SALVAGE_DATA)
     if values.unknown:
         say(f"{many(len(values.unknown), 'tensor')} skipped: the elements are not numbers")
 

@@ -110,6 +110,7 @@ def test_without_the_option_nothing_is_read(run: Run, tmp_path: Path):
     damaged = run("inspect", path, "--values")
     assert damaged.code == 1
     assert "damage in 5 tensors" in damaged.out
+    assert "next: `streamxf verify`" in damaged.out
 
 
 def test_what_needs_attention_stands_out(run: Run, tmp_path: Path):
