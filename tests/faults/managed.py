@@ -322,7 +322,8 @@ class Trainings:
             left -= 1
             self._tally.points += 1
             published = self._published(where, run, options)
-        self._check_end(f"run {self._tally.runs}", run, options)
+        begun = [step for word, step, _ in read_log(logs / "rank0") if word in ("began", "resumed")]
+        self._check_end(f"run {self._tally.runs}", run, options, saved=begun[-1:] != [STEPS])
         self._tally.runs += 1
         return self._tally.points < kills
 
@@ -418,8 +419,11 @@ class Trainings:
         else:
             tally.count("new" if step else "nothing", where)
 
-    def _check_end(self, where: str, run: str, options: dict[str, Any]) -> None:
-        found = forks.run_one(partial(what_is_wrong, run, options))
+    def _check_end(self, where: str, run: str, options: dict[str, Any], *, saved: bool) -> None:
+        """What the last start has left. One that `saved` nothing, since the one before it was killed after its last
+        save, has removed nothing, and leaves that to whoever comes next.
+        """
+        found = forks.run_one(partial(what_is_wrong, run, options, tidies=not saved))
         if found.how != "returned" or found.value:
             self._tally.count("unclean", where, f"{found.value} {found.error}")
 
@@ -461,8 +465,10 @@ def newest_published(run: str, options: dict[str, Any]) -> int:
     return max(steps)
 
 
-def what_is_wrong(run: str, options: dict[str, Any]) -> list[str]:
-    """What is not as it should be after a training that has ended."""
+def what_is_wrong(run: str, options: dict[str, Any], tidies: bool) -> list[str]:
+    """What is not as it should be after a training that has ended, and after a ``forget`` if this `tidies`."""
+    if tidies:
+        streamxf.forget(run, KEEP, storage_options=options or None)
     place = open_storage(run, options)
     wrong = []
     local = place.near  # elsewhere nobody can tell a killed save from one under way: it stays for a day
