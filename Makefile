@@ -61,7 +61,7 @@ mutate: $(STAMPS)/test ## See how many of 200 faults, made one by one in a copy 
 	$(RUN) tests.mutation $(ARGS)
 
 # One row: make torture ARGS='killed'; a twentieth of it all: ARGS='--share 20'; more in make torture ARGS=--help
-torture: $(STAMPS)/test ## Try every fault at every point, and write docs/reliability/ (15 minutes, needs a C compiler)
+torture: $(STAMPS)/test ## Try every fault at every point, and write docs/reliability/ (half an hour, needs a C compiler)
 	$(RUN) tests.faults $(ARGS)
 
 # About an hour on 2 cores, 12 GiB of memory and 10 GiB of disk; one benchmark with its name: make bench ARGS='times --rounds 7'
