@@ -280,7 +280,7 @@ def _work(jobs: SimpleQueue[Job[Any]], finished: Callable[[Job[Any]], None]) -> 
 
 
 _engine: Engine | None = None
-_making = threading.Lock()
+_making = threading.RLock()  # a signal's handler may need the engine, too
 
 
 def shared() -> Engine:
@@ -288,8 +288,9 @@ def shared() -> Engine:
     global _engine
     if _engine is None:
         with _making:
+            made = Engine(worker_count())
             if _engine is None:
-                _engine = Engine(worker_count())
+                _engine = made
     return _engine
 
 
@@ -297,7 +298,7 @@ def _forget_after_fork() -> None:
     # the child has none of the parent's threads, and a copy of its locks in whatever state they were
     global _engine, _making
     _engine = None
-    _making = threading.Lock()
+    _making = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)

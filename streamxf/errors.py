@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -43,12 +44,32 @@ def text_of(error: BaseException) -> str:
         return "(the error has no text that can be shown)"
 
 
+def notes_of(error: BaseException) -> list[str]:
+    """The notes of an error whose class may be anyone's."""
+    with suppress(Exception):
+        return [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
+    return []
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to an error whose class may be anyone's, and take none: the error matters more."""
+    with suppress(Exception):
+        if type(getattr(error, "__notes__", [])) is not list:
+            error.__notes__ = notes_of(error)
+        BaseException.add_note(error, text)
+
+
 class StreamxfError(Exception):
     """Base class of streamxf's own errors; messages say what is wrong, and what to do about it.
 
     - `file`, `item`, `block`: the place, as far as it is known: the file's path, the item's name in the state dict, and
       the number of the block inside the item's stream, from 0.
     """
+
+    message = ""  # of a subclass that does not call this
+    file: str | None = None
+    item: str | None = None
+    block: int | None = None
 
     def __init__(self, message: str, *, file: str | None = None, item: str | None = None, block: int | None = None):
         message = redacted(escaped(message))
@@ -69,7 +90,7 @@ class StreamxfError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(type(self), file=self.file, item=self.item, block=self.block)
-        notes = getattr(self, "__notes__", None)
+        notes = notes_of(self)
         return (make, (self.message,), {"__notes__": notes}) if notes else (make, (self.message,))
 
 
@@ -97,10 +118,11 @@ class located:
         if isinstance(error, StreamxfError):
             error.locate(file=self._file, item=self._item)
             return
-        notes = getattr(error, "__notes__", ())
-        if self._doing and error is not None and not any(note.startswith("while ") for note in notes):
-            item = "" if self._item is None else f"item {self._item} of "
-            error.add_note(escaped(f"while {self._doing} {item}file {self._file}"))
+        if self._doing and error is not None:
+            place = escaped(f"file {self._file}")
+            if not any(note.startswith("while ") and note.endswith(place) for note in notes_of(error)):
+                item = "" if self._item is None else escaped(f"item {self._item} of ")
+                add_note(error, f"while {self._doing} {item}{place}")
 
 
 class ParameterError(StreamxfError, ValueError):

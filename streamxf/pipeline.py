@@ -180,7 +180,7 @@ class SinkPipeline(Pipeline[T]):
         self._news = threading.Lock()  # released when the thread that submits has reason to look again
         self._entered = False  # the sink has begun on a result; it stays so if that fails
         self._over = False  # the sink gets nothing more
-        self._failure: BaseException | None = None  # of a worker in the sink
+        self.failure: BaseException | None = None  # of a worker in the sink, until it is raised
 
     def put(self, result: T, size: int) -> list[T]:
         self._check()
@@ -189,7 +189,7 @@ class SinkPipeline(Pipeline[T]):
     def collect(self) -> list[T]:
         """Nothing; raises as `submit`."""
         self.look()
-        if (failure := self._failure) is not None:
+        if (failure := self.failure) is not None:
             try:
                 self.cancel()
                 raise failure
@@ -209,7 +209,7 @@ class SinkPipeline(Pipeline[T]):
     def cancel(self) -> None:
         self._over = True
         super().cancel()
-        self._failure = None  # whose traceback refers back to here
+        self.failure = None  # whose traceback refers back to here
 
     def abandon(self) -> None:
         self._over = True
@@ -229,7 +229,7 @@ class SinkPipeline(Pipeline[T]):
                 if mine:
                     self._pass_on()
             except BaseException as error:
-                self._failure = error
+                self.failure = error
             finally:
                 self._engine.leave_sink()
                 self._tell()

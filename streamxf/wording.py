@@ -6,7 +6,7 @@ import errno
 from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 
-from streamxf.errors import StreamxfError, escaped, redacted, shorten, text_of
+from streamxf.errors import StreamxfError, escaped, notes_of, redacted, shorten, text_of
 
 SHOWN = 20
 WIDTH = 1000
@@ -79,7 +79,7 @@ def reason_of(error: BaseException, place: object = None) -> str:
     elif not isinstance(error, StreamxfError | OSError | MemoryError):
         said = f"{type(error).__name__}: {said}"
     advice = "" if isinstance(error, StreamxfError) else _ADVICE.get(getattr(error, "errno", None), "")
-    parts = (part.strip() for part in (said, *(getattr(error, "__notes__", None) or [advice])))
+    parts = (part.strip() for part in (said, *(notes_of(error) or [advice])))
     return "; ".join(filter(None, parts))
 
 

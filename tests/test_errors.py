@@ -62,6 +62,65 @@ def test_places_are_filled_in_from_within():
     assert (caught.value.file, caught.value.item, caught.value.block) == ("inner", "item", 0)
 
 
+class Closed(Exception):
+    """Takes no attributes."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+class Hidden(Exception):
+    @property
+    def __notes__(self):
+        raise RuntimeError("nobody may read these")
+
+
+def noted(notes: object) -> Exception:
+    error = ValueError("oh")
+    error.__notes__ = notes
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "notes"),
+    [
+        (noted([]), []),
+        (noted(["while eggs were fried"]), ["while eggs were fried"]),
+        (noted([1, None, "its own"]), ["its own"]),
+        (noted(None), []),
+        (noted(("its", "own")), ["its", "own"]),
+        (noted("text"), [*"text"]),
+        (Closed("oh"), None),
+        (Hidden("oh"), None),
+    ],
+    ids=str,
+)
+def test_anyones_error_is_raised_and_has_a_place_if_it_takes_one(error: Exception, notes: list[str] | None):
+    with pytest.raises(type(error)) as caught, located(file="f", doing="writing"):
+        with located(file="f", item="i\n", doing="writing"):
+            raise error
+    assert caught.value is error
+    assert errors.notes_of(error) == ([] if notes is None else [*notes, r"while writing item i\n of file f"])
+
+
+def test_an_error_that_is_raised_again_elsewhere_has_both_places():
+    error = OSError("oh")
+    for name in ("first", "second"):
+        with pytest.raises(OSError, match="oh"), located(file=name, doing="reading"):
+            raise error
+    assert errors.notes_of(error) == ["while reading file first", "while reading file second"]
+
+
+def test_a_class_that_does_not_call_its_base_has_a_place():
+    class Own(StreamxfError):
+        def __init__(self) -> None:
+            """Makes nothing of what the base class has."""
+
+    with pytest.raises(Own) as caught, located(file="f", item="i"):
+        raise Own
+    assert str(caught.value) == " [file f, item i]"
+
+
 def test_parameter_errors_are_value_errors():
     for cls in (errors.ParameterError, errors.ChainError, errors.DescriptorError):
         assert issubclass(cls, ValueError)

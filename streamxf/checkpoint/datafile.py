@@ -142,6 +142,11 @@ class DataFile:
         about = save.modules, save.extensions.summary(), save.place, secret
         return SavedFile(FileRecord(self.path, self.size, save.writer_id, wrapped, *about), self._written())
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What a worker met that wrote, if nobody has been told yet."""
+        return self._pipeline.failure
+
     def cancel(self) -> None:
         """Give the file up. Returns when no memory of any item is in use any more."""
         self._pipeline.cancel()
@@ -317,9 +322,13 @@ def write_file(save: Save, path: str, entries: Iterable[Entry]) -> SavedFile:
                     file.add(part, source)
                 stored = file.finish()
             except BaseException as error:
-                save.failures.append(error)
-                file.cancel()
-                raise
+                cause = file.failure or error if isinstance(error, Exception) else error
+                try:
+                    save.failures.append(cause)
+                    file.cancel()
+                    raise cause
+                finally:
+                    del cause  # whose traceback refers back to here
             begin = perf_counter()
         save.meter.io(perf_counter() - begin)  # an object store uploads when the file is closed
         return stored

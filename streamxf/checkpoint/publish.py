@@ -172,10 +172,10 @@ def publish(
       theirs.
     - `check`: called last before the step that publishes, and may raise.
     """
-    storage, name = save.storage, metadata_name(rank)
-    begun = False
+    storage, begun = save.storage, False
     with ExitStack() as stack:
         try:
+            name = metadata_name(rank)
             about: Any = {"rank": rank, "extra": extra, "run": run}
             count = sum(len(getattr(item, "chunks", [item])) for item in items.values())
             place = storage.label() if save.decide_stock(count) else None

@@ -122,7 +122,7 @@ class BoxReader(abc.ABC):
             # with the ellipsis, also what has no dimensions is a view
             cuts: Any = (*(slice(at, at + size) for at, size in zip(target, lengths, strict=True)), ...)
             part = out[cuts]
-            place = located(file=self.label(chunk.place.file), item=box.item.name)
+            place = located(file=self.label(chunk.place.file), item=box.item.name, doing="reading")
             with place:
                 jobs = self.elements(box.item, chunk).jobs(inside, lengths, part, box.steps)
                 yield from ((partial(place.run, job), size) for job, size in jobs)

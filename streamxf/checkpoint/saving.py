@@ -16,7 +16,7 @@ from streamxf.cached import cached_property
 from streamxf.chain import DEFAULT_CHAIN, Chain, ChainLike
 from streamxf.checkpoint.sources import Content
 from streamxf.codecs.encrypt import Encrypt
-from streamxf.errors import KeyMissingError, NoSpaceError, ParameterError, escaped
+from streamxf.errors import KeyMissingError, NoSpaceError, ParameterError, add_note, escaped
 from streamxf.format.header import Identity
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2, WRITER_ID_BYTES
 from streamxf.format.names import data_name, is_metadata_name
@@ -234,11 +234,11 @@ class Save:
         the disk. Whether all were.
         """
         if type(error) is OSError and (advice := _ADVICE.get(error.errno)):  # NoSpaceError says so itself
-            error.add_note(escaped(advice.format(self.storage.label())))
+            add_note(error, escaped(advice.format(self.storage.label())))
         left = self.storage.remove(files)
         for name, reason in left.items() if getattr(error, "errno", None) != errno.EROFS else ():
             text = f"{name} of the failed save could not be removed: {type(reason).__name__}: {reason}"
-            error.add_note(escaped(text))
+            add_note(error, escaped(text))
         return not left
 
     def decide_stock(self, chunks: int) -> bool:

@@ -124,6 +124,7 @@ class CheckpointWriter:
         self._staging = Staging()
         self._opened = ExitStack()
         self._file: DataFile | None = None
+        self._path: str | None = None
         self._state = "open"
         return self
 
@@ -213,7 +214,7 @@ class CheckpointWriter:
 
     def _write(self, part: Identity, content: Content, copy: bool) -> None:
         if self._file is None:
-            path = self._save.file_name(0, 0)
+            self._path = path = self._save.file_name(0, 0)
             self._opened.enter_context(located(file=path, doing="storing"))
             raw = self._opened.enter_context(self._save.storage.create(path))
             self._file = DataFile(raw, path, self._save)
@@ -272,12 +273,13 @@ class CheckpointWriter:
 
     def _give_up(self, error: BaseException | None) -> None:
         """Remove what was written, after `error`."""
-        if (file := self._file) is not None:
-            file.cancel()
+        if self._file is not None:
+            self._file.cancel()
+        if self._path is not None:  # of a file that may be there
             reason = error or AbortedError("an item could not be written")
             with suppress(Exception):  # what is removed next need not be complete
                 self._opened.__exit__(type(reason), reason, reason.__traceback__)
-            self._save.discard([file.path], reason)
+            self._save.discard([self._path], reason)
         self._remove_folders()
 
     def _remove_folders(self) -> None:

@@ -104,8 +104,8 @@ def clean(
     dry_run: bool = options.DRY_RUN,
     min_age: float | None = options.value(
         "TIME",
-        "Minimum age of a leftover: 90s, 30m, 2h, 1d. By default 0 where a lock keeps saves away, and 1d in object "
-        "stores and network file systems.",
+        "Minimum age of a leftover: 90s, 30m, 2h, 1d. By default 0 on local disks, and 1d in object stores and network "
+        "file systems.",
         parser=units.seconds,
     ),
     yes: bool = options.YES,
@@ -117,6 +117,9 @@ def clean(
 
     It lists these files, and asks first. The checkpoint's own files stay, and so do files that streamxf did not write.
     The next save removes leftovers, too. If the checkpoint is incomplete, nothing is removed.
+
+    Do not call it while a save to this folder is under way: until that is published, its files look like leftovers, and
+    the save fails without them.
 
     Examples:
     streamxf clean /checkpoints/step-1000 --dry-run

@@ -22,7 +22,7 @@ from typer.exceptions import TyperException
 from streamxf.cli import exits, options, ranks
 from streamxf.cli.options import ARGUMENTS
 from streamxf.cli.show import as_json, wrapped
-from streamxf.errors import StreamxfError
+from streamxf.errors import StreamxfError, notes_of
 from streamxf.version import __version__
 from streamxf.wording import printable
 
@@ -184,7 +184,7 @@ class Interrupts:
 
     def how_to_resume(self, error: BaseException) -> list[str]:
         """What was noted of that on `error`, or on the interrupts themselves, which typer does not pass on."""
-        notes = (note for each in (*self._raised, error) for note in getattr(each, "__notes__", ()))
+        notes = (note for each in (*self._raised, error) for note in notes_of(each))
         return [note for note in dict.fromkeys(notes) if "repeat" in note]
 
     @contextmanager

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from streamxf.errors import ForeignError, ParameterError, StreamxfError, text_of
+from streamxf.errors import ForeignError, ParameterError, StreamxfError, add_note, notes_of, text_of
 from streamxf.progress import Progress, ProgressBar, check_progress
 from streamxf.storage.opening import Location, open_storage, storage_over
 from streamxf.storage.storage import Storage, check_local
@@ -139,15 +139,15 @@ def errors_reach_all_ranks(method: Callable[P, T]) -> Callable[P, T]:
 
 def sendable(error: BaseException) -> BaseException:
     """The error itself, or what can be sent to other ranks in its place."""
-    causes = [note for note in _causes(error) if note not in _notes(error)]
+    causes = [note for note in _causes(error) if note not in notes_of(error)]
     if _is_known(type(error)):
         for note in causes:
-            error.add_note(note)
+            add_note(error, note)
         if _survives(error):
             return error
         causes = []
     made = _stand_in(error)
-    for note in [*_notes(error), *causes]:
+    for note in [*notes_of(error), *causes]:
         made.add_note(note[:_MAX_TEXT])
     return made if _survives(made) else ForeignError(_named(error)[: MAX_BYTES // 8])
 
@@ -176,7 +176,7 @@ def _survives(error: BaseException) -> bool:
         if sink.tell() > MAX_BYTES:
             return False
         again = pickle.loads(sink.getvalue())
-        return type(again) is type(error) and str(again) == str(error) and _notes(again) == _notes(error)
+        return type(again) is type(error) and str(again) == str(error) and notes_of(again) == notes_of(error)
     except Exception:  # an error's own code may raise anything
         return False
 
@@ -206,10 +206,6 @@ def _named(error: BaseException) -> str:
 def _text(error: BaseException) -> str:
     message = getattr(error, "message", None) if isinstance(error, StreamxfError) else None
     return (message if isinstance(message, str) else text_of(error))[:_MAX_TEXT]
-
-
-def _notes(error: BaseException) -> list[str]:
-    return [str(note) for note in getattr(error, "__notes__", ())]
 
 
 def _causes(error: BaseException) -> Iterator[str]:

@@ -44,7 +44,9 @@ from streamxf.errors import (
     ParameterError,
     StreamxfError,
     UnsupportedError,
+    add_note,
     escaped,
+    notes_of,
 )
 from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.table import ItemTable
@@ -167,7 +169,7 @@ class ChainReaderMixin(StorageMixin):
             return StoredMetadata.of(error.locate(file=path))
         except Exception as error:  # which says nothing about the checkpoint
             known = known_error(error, path)
-            known.add_note(f"while {path!r} was read")
+            add_note(known, f"while {path!r} was read")
             return StoredMetadata.of(sendable(known))
         if self.save_id is not None:
             content.storage_meta.save_id = self.save_id
@@ -340,7 +342,7 @@ _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 def _explain(storage: Storage, save_id: str | None, path: str, error: Exception) -> None:
     """What is added to an error of an index that is read while a planner asks, which must reach all ranks, too."""
     if not isinstance(error, StreamxfError):
-        error.add_note(f"while {path!r} was read")
+        add_note(error, f"while {path!r} was read")
     note_damage(storage, save_id, RESTORE_METADATA, error)
     if (made := sendable(error)) is not error:
         raise made from error
@@ -350,13 +352,13 @@ def note_damage(storage: Storage, save_id: str | None, advice: str, error: BaseE
     """`suspect` the checkpoint if an error says that its data is damaged, and add what to do unless that is said; where
     no note can be left, also how to do without.
     """
-    if not isinstance(error, DAMAGE) or any(note.startswith("next:") for note in getattr(error, "__notes__", ())):
+    if not isinstance(error, DAMAGE) or any(note.startswith("next:") for note in notes_of(error)):
         return
-    error.add_note(advice)
+    add_note(error, advice)
     if not isinstance(error, IdentityError) and suspect(storage, save_id) is False:
         name = storage.parent()[1]
         text = f"next: set STREAMXF_SKIP={name} to resume from another checkpoint; the run's folder takes no note of it"
-        error.add_note(escaped(text))
+        add_note(error, escaped(text))
 
 
 def suspect(storage: Storage, save_id: str | None) -> bool | None:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.tensor import DTensor
 
 from streamxf.checkpoint.elements import Array
-from streamxf.checkpoint.sources import array_of
+from streamxf.checkpoint.sources import array_of, check_memory
 from streamxf.checkpoint.staging import DeviceMemory, Staging
 from streamxf.errors import MetadataError
 from streamxf.format.items import TensorItem
@@ -41,6 +41,7 @@ class Target:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Target:
+        """Raises as `check_memory`."""
         plain = (
             type(tensor) is torch.Tensor
             and tensor.layout == torch.strided
@@ -48,6 +49,8 @@ class Target:
             and tensor.device.type != "meta"
             and not _may_overlap(tensor)
         )
+        if plain:
+            check_memory(tensor)
         known = plain and tensor.device.type in ("cpu", "cuda")
         return cls(tensor, plain, _extent(tensor) if known else None)
 

@@ -42,7 +42,7 @@ from streamxf.dcp.plans import (
     share_room,
     tensor_versions,
 )
-from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped
+from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped, notes_of, text_of
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL, metadata_name
 from streamxf.format.run import RunFacts
@@ -263,14 +263,14 @@ class ChainWriterMixin(StorageMixin):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publish the save: its metadata in one step, then remove what the previous save left."""
         save = self._under_way
+        save_id, self._coming = self._coming_id(), None
+        rank, records = None if self.use_collectives else self.rank, records_in(results)
         waiting, save.unpublished = save.unpublished, None
         if waiting is not None and waiting.detach() is None:  # the interpreter is about to exit
             raise AbortedError("this save was given up, and its files were removed; it was not published")
-        save_id, self._coming = self._coming_id(), None
-        rank, records = None if self.use_collectives else self.rank, records_in(results)
-        save.enter()
         try:
             try:
+                save.enter()
                 paths = paths_of(metadata)
                 items, extra = items_of(metadata, paths, results), extra_of(metadata, paths)
             except BaseException as error:
@@ -423,7 +423,7 @@ def _log_failure(future: futures.Future[Any]) -> None:
     if isinstance(error, CheckpointException):
         failures = {f"rank {rank}: ": failure for rank, (failure, _) in error.failures.items()}
     told = [
-        "; ".join([f"{where}{type(failure).__name__}: {failure}", *getattr(failure, "__notes__", ())])
+        "; ".join([f"{where}{type(failure).__name__}: {text_of(failure)}", *notes_of(failure)])
         for where, failure in failures.items()
     ]
     _log.error("a save in the background failed: %s", escaped("; ".join(told)))

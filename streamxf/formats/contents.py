@@ -43,6 +43,9 @@ class Format(Enum):
 
 FOLDERS = (Format.HUGGING_FACE, Format.FOLDER)
 OF_TORCH = (".pt", ".pth", ".bin", ".ckpt")
+PLAIN = ".sxf"
+"""The end of names of files that `streamxf.open` wrote."""
+
 SUFFIXES = {".safetensors": Format.SAFETENSORS, **dict.fromkeys(OF_TORCH, Format.TORCH)}
 
 

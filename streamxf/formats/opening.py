@@ -16,7 +16,7 @@ from streamxf.format.items import Place
 from streamxf.format.limits import PLAIN_MAGIC
 from streamxf.format.names import made_by_saves
 from streamxf.formats import huggingface, safetensors, torchfile
-from streamxf.formats.contents import SUFFIXES, Contents, FileReader, Format, sizes_of
+from streamxf.formats.contents import PLAIN, SUFFIXES, Contents, FileReader, Format, sizes_of
 from streamxf.keys.envelope import Envelope, Vouchers
 from streamxf.storage.reading import StoredFile
 from streamxf.storage.storage import Storage
@@ -120,7 +120,7 @@ def parts_of(storage: Storage, depth: int = 2, links: list[str] | None = None) -
     files = [
         name
         for name in names
-        if name.endswith((*SUFFIXES, ".sxf")) and not (layout is not None and huggingface.is_weights(name, layout))
+        if name.endswith((*SUFFIXES, PLAIN)) and not (layout is not None and huggingface.is_weights(name, layout))
     ]
     below: list[str] = []
     for folder, link in sorted(storage.folders().items()) if depth else ():

@@ -122,7 +122,7 @@ def held(storage: Storage, *, tidies: bool = False) -> dict[str, str]:
         begun = int(match["time"])
         if abs(now - begun) < DAY and not (match["session"] and is_held(storage, match["session"]) is False):
             when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(begun))
-            found[match["name"]] = f"{match['who']} reads it, since {when} UTC"
+            found[match["name"]] = f"{match['who']} {'saves' if match['session'] else 'reads'} it, since {when} UTC"
         else:  # its owner was killed
             over.append(f"{_HOLDS}/{file}")
     if tidies:

@@ -21,7 +21,7 @@ from typing_extensions import Buffer
 
 from streamxf.budget import allocated_bytes, held_bytes
 from streamxf.buffers import flat_view, write_all
-from streamxf.errors import ParameterError
+from streamxf.errors import ParameterError, add_note
 
 MOST = 1_000_000  # names; no checkpoint has as many files
 DEEPEST = 64  # folders in folders, each of which takes a descriptor while it is walked
@@ -199,7 +199,11 @@ class GatheringFile:
     def write(self, data: Buffer, /) -> int:
         view = flat_view(data)
         if len(self._pieces) + len(view) > _GATHERED:
-            self.flush()
+            try:
+                self.flush()
+            except OSError as error:
+                add_note(error, "what was written were small items, up to the one that is named")
+                raise
         if len(view) < _GATHERED:
             self._pieces += view
             return len(view)
@@ -357,7 +361,7 @@ def noted(error: BaseException, draft: str | os.PathLike[str]) -> Iterator[None]
         yield
     except Exception as reason:
         if getattr(reason, "errno", None) != errno.EROFS:  # or there is none
-            error.add_note(f"{os.fspath(draft)} could not be removed: {type(reason).__name__}: {reason}")
+            add_note(error, f"{os.fspath(draft)} could not be removed: {type(reason).__name__}: {reason}")
 
 
 def draft_of(name: str) -> str:

@@ -16,6 +16,7 @@ from typing import IO, Any, cast
 from typing_extensions import Buffer
 
 from streamxf.buffers import flat_view
+from streamxf.errors import add_note
 from streamxf.storage.fetch import begun, is_asynchronous, made
 
 PART_BYTES = 8 * 2**20
@@ -216,7 +217,7 @@ class Upload:
         try:
             made(self._filesystem, self._multipart.abort)
         except Exception as reason:  # a store that does not answer; it must not hide what went wrong before
-            error.add_note(_kept(reason))
+            add_note(error, _kept(reason))
 
 
 @contextmanager
@@ -248,7 +249,7 @@ def _discard(filesystem: Any, path: str, stream: Any, error: BaseException) -> N
             stream.close()
             filesystem.rm_file(path)
     except Exception as reason:
-        error.add_note(_kept(reason))
+        add_note(error, _kept(reason))
     finally:
         if uploads:
             stream.closed = True

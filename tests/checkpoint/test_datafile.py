@@ -12,8 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import WriteItem
 
-from streamxf import Checkpoint, CheckpointWriter, engine
+from streamxf import Checkpoint, CheckpointWriter, FileSystemWriter, engine
 from streamxf.engine import Engine, in_worker
 from streamxf.errors import CodecError
 from streamxf.storage import files
@@ -169,6 +174,78 @@ def test_an_error_at_the_end_names_the_file(
     assert re.fullmatch(rf"while {doing} file __0_0_[0-9a-f]{{32}}\.distcp", where)
     assert str(tmp_path / "c") in advice
     assert not (tmp_path / "c").exists()
+
+
+def test_small_items_that_are_written_together_are_not_blamed_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_all(raw: object, data: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(files, "write_all", write_all)
+    with (
+        pytest.raises(OSError, match=os.strerror(errno.EIO)) as caught,
+        CheckpointWriter(tmp_path / "c", chain="checksum") as writer,
+    ):
+        for number in range(10):
+            writer.add(str(number), ARRAY[0, :2000])
+    what, where, _ = caught.value.__notes__
+    assert what == "what was written were small items, up to the one that is named"
+    assert where.startswith("while writing item 4 of file __0_0_")
+
+
+def test_the_first_cause_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else goes wrong before the save hears of it; but an interrupt goes its way."""
+    reached, failed, real = threading.Event(), threading.Event(), SyncedFile.write
+
+    def write(file: SyncedFile, data: memoryview) -> int | None:
+        if len(data) >= BLOCK and in_worker():
+            reached.wait()
+            failed.set()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(file, data)
+
+    class Gone(DefaultSavePlanner):
+        later: BaseException = ValueError("gone")
+
+        def resolve_data(self, write_item: WriteItem) -> Any:
+            if write_item.index.fqn == "b":
+                reached.set()
+                assert failed.wait(60)
+                time.sleep(0.1)
+                raise self.later
+            return super().resolve_data(write_item)
+
+    monkeypatch.setattr(SyncedFile, "write", write)
+    state = {name: torch.from_numpy(ARRAY[:6]) for name in "ab"}  # all of whose blocks may be under way
+    for Gone.later in (ValueError("gone"), KeyboardInterrupt()):
+        reached.clear(), failed.clear()
+        writer = FileSystemWriter(tmp_path / "c", chain="checksum", block_size=BLOCK)
+        with pytest.raises(CheckpointException) as caught:
+            dcp.save(state, storage_writer=writer, planner=Gone(), no_dist=True)
+        (found, _) = caught.value.failures[0]
+        if isinstance(Gone.later, KeyboardInterrupt):
+            assert type(found) is KeyboardInterrupt
+        else:
+            assert isinstance(found, OSError)
+            assert found.errno == errno.EIO
+            assert found.__notes__[0].startswith("while writing item a of file __0_0_")
+        assert not [*(tmp_path / "c").iterdir()]
+
+
+def test_a_file_that_was_just_created_is_removed_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+
+    def fail(raw: Any, *rest: object) -> None:
+        opened.append(raw)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("streamxf.checkpoint.writer.DataFile", fail)
+    with pytest.raises(KeyboardInterrupt), CheckpointWriter(tmp_path / "c", chain="checksum") as writer:
+        writer["a"] = ARRAY
+    assert not (tmp_path / "c").exists()
+    with pytest.raises(ValueError, match="closed"):
+        opened[0].fileno()
 
 
 def test_progress_is_told_in_the_thread_that_saves(tmp_path: Path, writes: list[bool]) -> None:

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from streamxf import engine
 from streamxf.engine import Engine, Job, side_by_side
 
 CODEC = """
@@ -78,6 +79,21 @@ assert shared().budget.jobs == 0
 @pytest.mark.parametrize("script", [INSIDE_A_CODEC, COLLECTED_IN_A_WORKER, IN_A_SIGNAL_HANDLER])
 def test_a_stream_never_waits_for_itself(script: str) -> None:
     subprocess.run([sys.executable, "-c", CODEC + script], check=True, timeout=600)
+
+
+def test_the_engine_can_be_asked_for_while_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a signal's handler that saves."""
+    found: list[Engine] = []
+
+    def worker_count() -> int:
+        if not found:
+            found.append(Engine(1))  # so that it is asked once
+            found[0] = engine.shared()
+        return 1
+
+    monkeypatch.setattr(engine, "_engine", None)
+    monkeypatch.setattr(engine, "worker_count", worker_count)
+    assert engine.shared() is found[0] is engine.shared()
 
 
 def test_jobs_run_once_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -404,7 +404,7 @@ def test_what_was_in_flight_goes_with_an_error(waits):
     """The collector may be switched off."""
 
     def failed(pipeline: SinkPipeline[Any]) -> bool:
-        return waits or pipeline._failure is not None
+        return waits or pipeline.failure is not None
 
     gc.disable()
     try:

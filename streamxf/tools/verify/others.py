@@ -15,7 +15,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
 from streamxf.formats import huggingface, safetensors, torchfile
-from streamxf.formats.contents import Format
+from streamxf.formats.contents import PLAIN, SUFFIXES, Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.pipeline import Pipeline
 from streamxf.registry import NOT_AT_HAND
@@ -43,16 +43,23 @@ Checks = Generator[list[AnyCheck], None, None]
 
 
 def check_file(call: Verification) -> Checks:
-    """Check a file of any format; raises UnsupportedError, NoCheckpointError, and as `_check_plain`."""
+    """Check a file of any format; raises UnsupportedError, NoCheckpointError, and as `_check_plain`. One that has lost
+    its beginning is damaged if its name tells what it was.
+    """
     storage = call.storage
     with storage.open() as file:
-        found = format_of(file, storage.name)
+        size, found = file.size, format_of(file, storage.name)
     if found is not Format.PLAIN:
         _refuse_keys(call)
     if found is None:
-        raise no_checkpoint(
-            storage, "neither as one of streamxf.open, nor as a .safetensors file, nor as one of torch.save"
-        )
+        beginnings = "neither as one of streamxf.open, nor as a .safetensors file, nor as one of torch.save"
+        error = no_checkpoint(storage, beginnings)
+        if storage.name.endswith(PLAIN) or (not size and storage.name.endswith(tuple(SUFFIXES))):
+            text = "does not begin as those of streamxf.open do" if size else "is empty"
+            call.findings(storage.name).damage(errors.ContainerError(f"the file {text}: its beginning was lost"))
+            yield []
+            return
+        raise error  # others have files of such names, too
     yield [FormatCheck(call, storage.name, _CHECKS[found])]
 
 

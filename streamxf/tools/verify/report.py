@@ -88,6 +88,7 @@ class VerifyReport:
 
 
 RESTORE = "restore what is damaged from another copy"
+ACCESS = "check who may read these files and their folders, and verify again"
 OR_SALVAGE = ", or save the rest with "
 
 
@@ -171,9 +172,11 @@ def together(
             leftovers=tuple(before + name for name in one.leftovers),
         )
         found = {name: found[name] + value if found else value for name, value in vars(moved).items()}
-    advised = dict.fromkeys(one.advice for one in reports.values() if not one.ok)
+    advised = dict.fromkeys(one.advice for one in reports.values() if not one.ok and one.advice != ACCESS)
     commands = ", ".join(filter(None, (text.partition(OR_SALVAGE)[2] for text in advised)))
     advice = (RESTORE if advised else "") + (f"{OR_SALVAGE}{commands}" if commands else "")
+    if not advised and not all(one.ok for one in reports.values()):
+        advice = ACCESS
     return VerifyReport(
         **found | {"seconds": seconds, "unchecked": (*found["unchecked"], *unchecked), "advice": advice}
     )
@@ -200,5 +203,5 @@ def report_of(
         damaged=damaged,
         unchecked=tuple(dict.fromkeys(unchecked)),
         leftovers=tuple(leftovers),
-        advice=advice if damaged else "",
+        advice="" if not damaged else ACCESS if {each.error for each in damaged} == {"PermissionError"} else advice,
     )

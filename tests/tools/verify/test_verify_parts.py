@@ -36,6 +36,25 @@ def test_damage_beside_the_model_is_found(tmp_path: Path, name: str):
     assert {damage.file for damage in report.damaged} == {name}
 
 
+@pytest.mark.parametrize("name", ["optimizer.pt", "rng_state_0.pth", "last.ckpt", "training_args.bin", "log.sxf"])
+def test_a_file_that_was_emptied_is_damaged(tmp_path: Path, name: str):
+    trainer(tmp_path / "checkpoint-12")
+    (tmp_path / "checkpoint-12" / name).write_bytes(b"")
+    for path in (tmp_path / "checkpoint-12", tmp_path / "checkpoint-12" / name):
+        (damage,) = streamxf.verify(path).damaged
+        assert damage.file == name
+        assert "is empty" in damage.message
+
+
+def test_a_stream_that_lost_its_beginning_is_damaged_and_a_strangers_file_is_not(tmp_path: Path):
+    trainer(tmp_path / "checkpoint-12")
+    for name in ("of another.pt", "of another.sxf"):
+        (tmp_path / "checkpoint-12" / name).write_bytes(b"\x89 neither as one nor as another")
+    report = streamxf.verify(tmp_path / "checkpoint-12")
+    assert [damage.file for damage in report.damaged] == ["of another.sxf"]
+    assert [text for text in report.unchecked if text.startswith("of another.pt: the file is not a checkpoint")]
+
+
 def test_files_that_went_through_a_chain_are_verified(tmp_path: Path):
     """As `streamxf.open` writes them, under the suffix that the documentation gives them."""
     with streamxf.CheckpointManager(tmp_path) as manager:

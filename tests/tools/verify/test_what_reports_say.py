@@ -11,6 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 import streamxf
+from streamxf.storage import files
 from streamxf.wording import listed, many, size_text
 from tests.altered import flip
 from tests.dcp.helpers import KEY, OTHER_KEY, data_files, full_chain, save
@@ -151,3 +152,17 @@ def test_salvage_of_files_that_do_not_say_what_they_hold(tmp_path: Path) -> None
     (tmp_path / "stock" / ".metadata").unlink()
     for without in (False, True):
         assert "do not say what they hold" in refusal(tmp_path / "stock", without_metadata=without)
+
+
+def test_who_may_not_read_is_not_told_to_restore(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user of the tests may read any file, perhaps."""
+
+    def refuse(path: Any, *rest: Any, **more: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    shutil.copytree(one, one.parent / "two")
+    monkeypatch.setattr(files, "open_regular", refuse)
+    for path in (one, [one, one.parent / "two"]):
+        report = streamxf.verify(path, keys=KEY)
+        assert not report.ok
+        assert str(report).endswith("next: check who may read these files and their folders, and verify again")
