@@ -65,7 +65,7 @@ def inspect(
 
     PATH is a checkpoint of streamxf or of stock DCP, a .safetensors or torch.save file, a Hugging Face folder, or a
     file that streamxf.open wrote. Only metadata is read, and no keys are needed. With --values, all tensors are read,
-    too, and those that cannot be are named.
+    too, and those that cannot be are named. A file that is missing or cut counts as damage.
 
     The ratio is stored bytes divided by bytes in memory, of tensors.
 
@@ -95,7 +95,8 @@ def inspect(
         return out.result(plain.as_dict(), figures.plain(plain))
     found = summary.values
     asked = fail_on.split(",") if fail_on is not None else []
-    failed = found is not None and any(getattr(found, what) for what in [*asked, "unreadable"])
+    failed = bool(summary.contents.incomplete)
+    failed |= found is not None and any(getattr(found, what) for what in [*asked, "unreadable"])
     module = tree_of(summary.contents.items.values()) if tree else None
     if html is not None:
         from streamxf.tools.inspect.page.page import html_page

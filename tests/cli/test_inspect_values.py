@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,17 @@ def test_the_values_of_any_format(run: Run, tmp_path: Path, kind: str):
     assert "NaN" not in done.out
     assert "Infinity" not in done.out
     assert {tensor["name"] for tensor in done.json["largest_tensors"] if tensor["values"]["nan"]} == {BAD}
+
+
+def test_a_checkpoint_without_all_its_files_is_damaged(run: Run, tmp_path: Path):
+    path = write(tmp_path / "x", "streamxf")
+    (file,) = path.glob("*.distcp")
+    assert run("inspect", path).code == 0
+    for spoil in (lambda: os.truncate(file, file.stat().st_size - 1), file.unlink):
+        spoil()
+        done = run("inspect", path)
+        assert done.code == 1
+        assert file.name in done.out
 
 
 def test_without_the_option_nothing_is_read(run: Run, tmp_path: Path):

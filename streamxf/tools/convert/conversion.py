@@ -280,10 +280,14 @@ class _Writing:
             # the files are kept, since another call may have found and published them
             publish(save, items, records, save_id, keep=True, check=conversion.check, **about)
         except BaseException as error:
-            error.add_note(
-                f"{many(len(self._files), 'finished data file')} left: repeat it to resume while source and "
-                "target are as they were, and `streamxf clean` removes what no checkpoint needs"
-            )
+            paths = [file.record.path for file in self._done]
+            with suppress(Exception):  # or all of them are taken to be there
+                paths = [*filter(self._storage.names(paths).__contains__, paths)]
+            if paths:  # else whoever published to the same place has removed them
+                error.add_note(
+                    f"{many(len(paths), 'finished data file')} left: repeat it to resume while source and "
+                    "target are as they were, and `streamxf clean` removes what no checkpoint needs"
+                )
             raise
 
     # -- what earlier calls and workers finished -----------------------------------------------------

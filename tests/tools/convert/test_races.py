@@ -15,6 +15,7 @@ from torch.distributed.checkpoint import save as dcp_save
 import streamxf
 from streamxf.errors import AbortedError, ContainerError, ReplacedError
 from streamxf.tools.convert.pack import pack, transcode
+from streamxf.wording import many
 from tests.progress.recorder import Meanwhile
 from tests.tools.convert.states import assert_same, assert_whole, data_files, loaded, trained
 
@@ -71,6 +72,22 @@ def test_the_second_goes_on_from_files_of_the_first_which_is_at_work(tmp_path, s
     with pytest.raises((AbortedError, ReplacedError) if in_place else AbortedError):
         transcode(*places, **options, file_size=FILE_SIZE, progress=Meanwhile(other, 2_000_000))
     only_whole(places[-1])
+
+
+@pytest.mark.parametrize("at", [2_000_000, None])
+def test_who_loses_is_told_of_the_files_that_are_left(tmp_path, source, at):
+    """The first to publish removes those that were finished then."""
+    target = tmp_path / "target"
+
+    def other() -> None:
+        transcode(source, target, "lz4", overwrite=True, file_size=FILE_SIZE)
+
+    with pytest.raises((AbortedError, FileExistsError)) as caught:
+        transcode(source, target, "zstd", file_size=FILE_SIZE, progress=Meanwhile(other, *([at] if at else [])))
+    left = sum(name.endswith(".distcp") for name in streamxf.clean(target, dry_run=True).removed)
+    said = [note for note in getattr(caught.value, "__notes__", []) if "repeat it to resume" in note]
+    assert [note.partition(" left")[0] for note in said] == ([many(left, "finished data file")] if left else [])
+    only_whole(target)
 
 
 def test_one_that_cannot_be_published_goes_on_later(tmp_path, source, monkeypatch):
