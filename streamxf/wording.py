@@ -79,8 +79,10 @@ def reason_of(error: BaseException, place: object = None) -> str:
     elif not isinstance(error, StreamxfError | OSError | MemoryError):
         said = f"{type(error).__name__}: {said}"
     advice = "" if isinstance(error, StreamxfError) else _ADVICE.get(getattr(error, "errno", None), "")
-    parts = (part.strip() for part in (said, *(notes_of(error) or [advice])))
-    return "; ".join(filter(None, parts))
+    notes = notes_of(error)
+    if all(note.startswith("while ") for note in notes):  # they say where it was alone
+        notes.append(advice)
+    return "; ".join(filter(None, (part.strip() for part in (said, *notes))))
 
 
 def some(names: Iterable[str], most: int = 5) -> str:

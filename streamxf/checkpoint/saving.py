@@ -51,6 +51,7 @@ _ADVICE: dict[int | None, str] = {
     errno.EIO: "a disk or a server failed: that of {}, or of what was to be saved; the system's log may say more",
     errno.EFBIG: "no file of {} may be that large: raise the limit (`ulimit -f`), or save into more files, "
     "as `FileSystemWriter` does with a larger thread_count",
+    errno.EROFS: "its file system is mounted read-only: have it mounted for writing, or save elsewhere",
 }
 
 
@@ -208,6 +209,8 @@ class Save:
         save = cls(storage, Extensions((), made), block_log2_of(block_size), True, overwrite, stock)
         if storage.near and os.path.lexists(storage.path) and not os.path.isdir(storage.path):
             text = "this is a file, and a checkpoint is a folder: name another target"
+            if not os.path.exists(storage.path):
+                text = "this is a link to something that is not there; remove it, or name another target"
             raise NotADirectoryError(errno.ENOTDIR, text, storage.path)
         if not overwrite and any(map(is_metadata_name, storage.names())):
             raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", storage.label())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array as arrays
+import errno
 import gc
 import io
 import os
@@ -38,6 +39,7 @@ from streamxf.format.trailer import Trailer
 from streamxf.storage.opening import open_storage
 from streamxf.stream.encoder import MemorySource
 from streamxf.torchsave.stock import read_stock
+from streamxf.wording import reason_of
 from tests.dcp.helpers import KEY, assert_same, blank, data_files, raw_bytes
 from tests.progress.recorder import Recorder
 from tests.reference_decoder import load as reference_load
@@ -350,6 +352,30 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[CheckpointWriter], object]]]
     "what cannot be pickled": (Exception, lambda w: w.add("a", lambda: None)),
     "a name too long": (StreamxfError, lambda w: w.add("x" * 5000, np.zeros(3))),
 }
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_stands_in_the_place_of_the_folder_is_named(tmp_path: Path, there: bool) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    if there:
+        (tmp_path / "target").touch()
+    text = "this is a file, and" if there else "this is a link to something that is not there"
+    with pytest.raises(NotADirectoryError, match=text):
+        CheckpointWriter(tmp_path / "link")
+
+
+def test_advice_does_not_go_for_a_place(tmp_path: Path) -> None:
+    error = OSError(errno.EROFS, os.strerror(errno.EROFS), "c")
+    error.add_note("while storing file a")
+    assert reason_of(error).endswith(
+        "while storing file a; its file system is mounted read-only: have it mounted for writing"
+    )
+    save = Save.to(tmp_path / "c", "checksum")
+    save.discard([], error)
+    assert error.__notes__[1:] == [
+        f"the file system of {tmp_path / 'c'} is mounted read-only: have it mounted for writing, or save elsewhere"
+    ]
+    assert reason_of(error).endswith(error.__notes__[1])
 
 
 @pytest.mark.parametrize("case", REFUSED)
