@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -107,17 +107,18 @@ class DataFile:
         self._seconds = 0.0  # that writing took so far
         self._crcs = None if len(save.extensions.chain) else PieceCrcs()  # of the item that is written, if it is bare
 
-    def add(self, part: Identity, content: Content) -> None:
-        """Write an item, or a shard of one; the writer's id and a number are added. Raises whatever went wrong, with
-        this item or one before it; then the file is spoiled.
+    def add(self, part: Identity, take: Callable[[], Content]) -> None:
+        """Write an item, or a shard of one, that `take` gives; the writer's id and a number are added. Raises whatever
+        went wrong, with this item or one before it; then the file is spoiled.
         """
-        part = Identity(self._save.writer_id, content.kind, *part[2:7], next(self._save.numbers))
-        if content.kind is Kind.OBJECT and isinstance(content.source, MemorySource):
-            self._save.note_needs(part.name, content.source.data)
-        if self._crcs is not None:
-            check_bare(part)
         place = located(file=self.path, item=part.name, doing="writing")
         with place:
+            content = take()
+            part = Identity(self._save.writer_id, content.kind, *part[2:7], next(self._save.numbers))
+            if content.kind is Kind.OBJECT and isinstance(content.source, MemorySource):
+                self._save.note_needs(part.name, content.source.data)
+            if self._crcs is not None:
+                check_bare(part)
             self._add_blocks(part, content, place) if self._in_blocks else self._add_framed(part, content)
 
     def settle(self) -> None:
@@ -317,9 +318,7 @@ def write_file(save: Save, path: str, entries: Iterable[Entry]) -> SavedFile:
                 for part, content in entries:
                     if save.failures:
                         raise AbortedError("another file of this save failed")
-                    with located(file=path, item=part.name, doing="writing"):
-                        source = content()
-                    file.add(part, source)
+                    file.add(part, content)
                 stored = file.finish()
             except BaseException as error:
                 cause = file.failure or error if isinstance(error, Exception) else error

@@ -144,27 +144,29 @@ def check_memory(tensor: torch.Tensor) -> None:
     """Raise UnsupportedError for a strided tensor whose elements are not all in its storage, which was freed or cut:
     nothing keeps torch and NumPy from reading and writing whatever lies there.
     """
-    if tensor.numel():
-        last = sum([(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
-        held = tensor.untyped_storage().nbytes()
-        if (tensor.storage_offset() + last + 1) * tensor.element_size() > held:
-            raise UnsupportedError(
-                f"the tensor's storage was freed or cut: it has {held:,} bytes, which do not hold its elements. Save "
-                "and load tensors while they have their memory (unsharded, or no longer offloaded)"
-            )
+    count = tensor.numel()
+    if count and not tensor.is_contiguous():
+        count = 1 + sum([(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
+    held = tensor.untyped_storage().nbytes()
+    if count and (tensor.storage_offset() + count) * tensor.element_size() > held:
+        raise UnsupportedError(
+            f"the tensor's storage was freed or cut: it has {held:,} bytes, which do not hold its elements. Save and "
+            "load tensors while they have their memory (unsharded, or no longer offloaded)"
+        )
 
 
 def content_of(tensor: torch.Tensor, staging: Staging) -> Content:
     """A tensor, or what torch saves of one that is more than its elements. Raises as `check_storable` and
     `check_memory`.
     """
-    import torch
-
-    if type(tensor) is torch.Tensor and tensor.layout == torch.strided:
-        check_memory(tensor)
     if has_elements(tensor) and not tensor.is_meta:
+        check_memory(tensor)
         return Content(source_of(tensor, staging), Kind.TENSOR)
     check_storable(tensor)
+    import torch
+
+    if type(tensor) is torch.Tensor:
+        check_memory(tensor)
     tensor = tensor.cpu()
     if type(tensor) is torch.Tensor and tensor.untyped_storage().size() != tensor.nbytes:
         tensor = tensor.clone()  # in a storage of its own size

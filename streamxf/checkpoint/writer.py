@@ -223,7 +223,7 @@ class CheckpointWriter:
             content, copy = Content(MemorySource(memoryview(bytes(source.data))), content.kind), False
         if self._progress is not None:
             self._progress.expect(planned_size(part))
-        self._file.add(part, content)
+        self._file.add(part, lambda: content)
         if copy:
             self._file.settle()
 

@@ -170,7 +170,7 @@ def test_what_it_knows_of_items_leaves_the_garbage_collector_nothing_to_look_int
             gc.collect()
             before = len(gc.get_objects())
         part = Identity(b"", Kind.TENSOR, f"w{number}", "float32", *geometry)
-        file.add(part, Content(MemorySource(memoryview(bytes(12))), Kind.TENSOR))
+        file.add(part, lambda: Content(MemorySource(memoryview(bytes(12))), Kind.TENSOR))
     gc.collect()
     assert len(gc.get_objects()) - before < 100
     assert [(name, chunk.place.number) for name, chunk in file.finish().written] == [(f"w{n}", n) for n in range(1100)]
