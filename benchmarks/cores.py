@@ -24,12 +24,12 @@ from benchmarks.data.gaussian import gaussian_matrices
 from benchmarks.dcp_sides import FULL, PHASES, STOCK, Run, State, empty_target
 from benchmarks.harness import Phases, Rounds, Settings, alternate, timed
 from benchmarks.result import Result, Row, Spread, Table, ratios
+from benchmarks.throttled import MEMORY
 from streamxf.engine import usable_cpus
 from tests.dcp.process_groups import join_group, start_ranks
 
 RANKS = (1, 2, 4, 8)
 TENSOR_MIB = 24
-MEMORY = Path("/dev/shm")
 COPY = "copy"
 
 

@@ -25,6 +25,7 @@ from streamxf.progress import Progress
 from streamxf.registry import BUILTINS, CodecRegistry
 from streamxf.report import Meter
 from streamxf.storage.disk import Mount
+from streamxf.storage.files import TO_NOTHING
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 from streamxf.stream.encoder import ContainerEncoder, StreamWriter, block_log2_of
@@ -210,7 +211,7 @@ class Save:
         if storage.near and os.path.lexists(storage.path) and not os.path.isdir(storage.path):
             text = "this is a file, and a checkpoint is a folder: name another target"
             if not os.path.exists(storage.path):
-                text = "this is a link to something that is not there; remove it, or name another target"
+                text = TO_NOTHING
             raise NotADirectoryError(errno.ENOTDIR, text, storage.path)
         if not overwrite and any(map(is_metadata_name, storage.names())):
             raise FileExistsError(errno.EEXIST, f"there is a checkpoint already; {cure}", storage.label())

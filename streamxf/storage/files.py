@@ -26,6 +26,8 @@ from streamxf.errors import ParameterError, add_note
 MOST = 1_000_000  # names; no checkpoint has as many files
 DEEPEST = 64  # folders in folders, each of which takes a descriptor while it is walked
 
+TO_NOTHING = "this is a link to something that is not there; remove it, or name another target"
+
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 ENTER = getattr(os, "O_PATH", 0) | FOLDER  # which need not be readable
 NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -167,8 +169,7 @@ def aim(path: str | os.PathLike[str]) -> Path:
     whoever made the link would choose where a new file comes to be.
     """
     if os.path.islink(path) and not os.path.exists(path):
-        text = "this is a link to something that is not there; remove it, or name another target"
-        raise FileExistsError(errno.EEXIST, text, os.fspath(path))
+        raise FileExistsError(errno.EEXIST, TO_NOTHING, os.fspath(path))
     return Path(os.path.realpath(path))  # absolute, so that the folder may change meanwhile
 
 

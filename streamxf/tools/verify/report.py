@@ -172,11 +172,9 @@ def together(
             leftovers=tuple(before + name for name in one.leftovers),
         )
         found = {name: found[name] + value if found else value for name, value in vars(moved).items()}
-    advised = dict.fromkeys(one.advice for one in reports.values() if not one.ok and one.advice != ACCESS)
+    advised = dict.fromkeys(one.advice for one in reports.values() if not one.ok)
     commands = ", ".join(filter(None, (text.partition(OR_SALVAGE)[2] for text in advised)))
-    advice = (RESTORE if advised else "") + (f"{OR_SALVAGE}{commands}" if commands else "")
-    if not advised and not all(one.ok for one in reports.values()):
-        advice = ACCESS
+    advice = _advice(found["damaged"], RESTORE + (f"{OR_SALVAGE}{commands}" if commands else ""))
     return VerifyReport(
         **found | {"seconds": seconds, "unchecked": (*found["unchecked"], *unchecked), "advice": advice}
     )
@@ -203,5 +201,10 @@ def report_of(
         damaged=damaged,
         unchecked=tuple(dict.fromkeys(unchecked)),
         leftovers=tuple(leftovers),
-        advice="" if not damaged else ACCESS if {each.error for each in damaged} == {"PermissionError"} else advice,
+        advice=_advice(damaged, advice),
     )
+
+
+def _advice(damaged: Sequence[Damage], advice: str) -> str:
+    kinds = {each.error for each in damaged}
+    return ACCESS if kinds == {"PermissionError"} else advice if kinds else ""
