@@ -209,6 +209,10 @@ class UnsupportedError(StreamxfError):
     """This combination of writer, reader, format and extensions cannot work."""
 
 
+class ObjectError(StreamxfError):
+    """An object cannot be made on this machine, or by the code of its class; its stored bytes are not to blame."""
+
+
 NOT_DAMAGE = (KeyMissingError, WrongKeyError, KeyServiceError, PolicyError, IdentityError, ReplacedError)
 """Key and policy errors; they do not imply damage."""
 
@@ -219,6 +223,20 @@ DAMAGE = (AuthenticationError, CodecError, ContainerError, DescriptorError, Iden
 def is_damage(error: BaseException) -> bool:
     """Whether an error means that this checkpoint is damaged; with any other error, an older one would fail as well."""
     return isinstance(error, (FileNotFoundError, *DAMAGE))  # EIO may pass: a disk or a server had a bad moment
+
+
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_EXHAUSTED_TEXT = re.compile(r"can't start new thread|can't allocate memory|out of memory", re.IGNORECASE)
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Whether the process or its machine has run out of open files, memory or threads, which stops all work alike."""
+    if isinstance(error, OSError):
+        return error.errno in _EXHAUSTED
+    # torch and the interpreter have no class of their own for most of it
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and _EXHAUSTED_TEXT.search(text_of(error)) is not None
+    )
 
 
 class AbortedError(StreamxfError):

@@ -215,7 +215,7 @@ class Checkpoint(BoxReader, Mapping[str, "TensorHandle | ObjectHandle"]):
         blocks = self.blocks(item)
         with located(file=self.storage.label(item.place.file), item=name):
             self.budget.spend_once(name, blocks.size, "the object")
-            return self.access.objects.load(read_all(blocks), item.place.size)
+            return self.access.objects.load(read_all(blocks), item.place.size, "cpu")
 
     def map(self, item: TensorItem, chunk: Chunk) -> torch.Tensor | Array:
         """What `ChunkHandle.mmap` gives."""

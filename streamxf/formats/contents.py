@@ -204,7 +204,7 @@ class FileReader(BoxReader):
         with located(file=self.label(file), item=name):
             if self._loaded is None or self._loaded[0] != file:
                 opened = self._files[file]
-                self._loaded, self._named = (file, self.access.objects.load(opened.read(), opened.size)), {}
+                self._loaded, self._named = (file, self.access.objects.load(opened.read(), opened.size, "cpu")), {}
             value = self._loaded[1]
             for step in item.path or ():
                 if not isinstance(step, int) and step not in value:  # its key is no string

@@ -221,7 +221,10 @@ def _import(name: str) -> Any:
 
         return np.empty(0).__reduce__()[0]
     module, _, attribute = name.rpartition(".")
-    return getattr(import_module(module), attribute)
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ImportError(f"{name}, which it needs, is not in the packages that are installed here") from error
 
 
 MAX_LOOKED_AT = 2**20  # bytes of a pickle; the opcodes of a larger one would take a save noticeably longer

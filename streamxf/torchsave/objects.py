@@ -12,11 +12,21 @@ import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from streamxf.budget import MAX_EXPANSION, Budget, check_expansion, most
 from streamxf.buffers import flat_view
-from streamxf.errors import MetadataError, ParameterError, PolicyError, StreamxfError, UnsupportedError, shorten
+from streamxf.errors import (
+    MetadataError,
+    ObjectError,
+    ParameterError,
+    PolicyError,
+    UnsupportedError,
+    is_exhausted,
+    shorten,
+    text_of,
+)
 from streamxf.format.items import Chunk, TensorItem
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.calls import STORAGES, StoredTensor
@@ -64,31 +74,26 @@ class Objects:
         """What a planner may be given for an object's `data`: a new serialization; as it is without `weights_only`."""
         return _saved(self.load(data, stored)) if self.weights_only else data
 
-    def load(self, data: bytes, stored: int) -> Any:
-        """The object, which takes `stored` bytes in storage; torch is imported only where it is needed. Raises
-        PolicyError if it is more than weights_only allows, MetadataError if it is a tensor, or torch cannot make an
-        object of it.
+    def load(self, data: bytes, stored: int, device: str | None = None) -> Any:
+        """The object, which takes `stored` bytes in storage; torch is imported only where it is needed. Tensors in it
+        come to `device`, by default to those that they were saved from, or the CPU in the place of one that is not
+        there. Raises PolicyError if it is more than weights_only allows, MetadataError if it is a tensor, or damaged,
+        and ObjectError if it cannot be made here.
         """
         if not self.weights_only:
             import torch
 
-            return torch.load(io.BytesIO(data), weights_only=False)
+            return torch.load(io.BytesIO(data), weights_only=False, map_location=device or AvailableDevices())
         if (numbers := numbers_in(pickle_in(data) or b"")) is not None:
             return numbers[0]
         try:
-            made = self._made(Archive(io.BytesIO(data), len(data)), stored)
+            made = self._made(Archive(io.BytesIO(data), len(data)), stored, device)
         except (NotSavedByTorch, NotAllowed) as error:
             raise PolicyError(
                 f"the object was not loaded: {error}. If you trust it, name the classes and functions that it needs, "
                 "safe_globals=[...] (streamxf.unsafe_globals lists those of a whole checkpoint); weights_only=False "
                 "unpickles everything, which lets whoever wrote the checkpoint run code here"
             ) from None
-        except (StreamxfError, MemoryError):
-            raise
-        except Exception as error:  # a pickle that torch allows may still fail in any way
-            raise MetadataError(
-                f"the object cannot be loaded: {type(error).__name__}: {shorten(str(error), 300)}"
-            ) from error
         if isinstance(made, getattr(sys.modules.get("torch"), "Tensor", ())):
             raise MetadataError("the item holds a tensor, the metadata says an object")
         return made
@@ -96,7 +101,7 @@ class Objects:
     def load_tensor(self, file: Any, size: int, stored: int) -> torch.Tensor:
         """What ``torch.load`` makes of a tensor's file of `size` bytes, on the CPU; always with weights_only. Raises
         PolicyError if it needs a class that is not allowed; MetadataError if ``torch.save`` did not write it, or it
-        is damaged, or holds no tensor; and what `file` raises.
+        is damaged, or holds no tensor; ObjectError if it cannot be made here; and what `file` raises.
         """
         import torch
 
@@ -109,10 +114,6 @@ class Objects:
                 f"the tensor was not loaded: {error}. If you trust it, name the classes and functions that it needs, "
                 "safe_globals=[...]"
             ) from None
-        except (StreamxfError, OSError, MemoryError):
-            raise
-        except Exception as error:  # torch raises anything for a pickle that it cannot load
-            raise MetadataError(f"torch cannot load the stored tensor: {type(error).__name__}: {error}") from error
         if not isinstance(tensor, torch.Tensor):
             raise MetadataError(f"the item holds a {type(tensor).__name__}, the metadata says a tensor")
         if tensor.is_nested or tensor.layout != torch.strided or tensor.device.type == "meta":
@@ -120,8 +121,8 @@ class Objects:
             raise MetadataError(f"the stored tensor is of a kind that DCP does not save ({kind}): it was altered")
         return tensor
 
-    def _made(self, archive: Archive, stored: int, map_location: str | None = None) -> Any:
-        """The object of an archive, all tensors on `map_location`, by default where each was saved from."""
+    def _made(self, archive: Archive, stored: int, device: str | None) -> Any:
+        """The object of an archive, as `load`."""
         if (numbers := numbers_in(archive.pickled)) is not None:
             return numbers[0]
         check = Check(archive.pickled, archive.sizes, stored, lambda: self._allowed | chosen())
@@ -130,46 +131,101 @@ class Objects:
             raise NotAllowed(f"it needs {some(sorted(check.unknown))}")
         if not check.names:
             return value
-        if not any(name.startswith("torch.") for name in check.names):
-            return Maker(archive.pickled, check).load()
-        return _with_tensors(archive, check, map_location)
+        making = _Making(archive, check, device or AvailableDevices())
+        try:
+            return making.load()
+        except Exception as error:  # torch and the classes that are allowed may raise anything
+            if error is making.unread or isinstance(error, NotAllowed):
+                raise
+            raise making.refusal(error) from error
 
 
-def _with_tensors(archive: Archive, check: Check, map_location: str | None) -> Any:
+class AvailableDevices(dict[Any, Any]):
+    """A ``map_location`` of torch's: each device itself, and the CPU in the place of one that this machine lacks.
+    `used` says whether there was any but the CPU.
+    """
+
+    used = False
+
+    def get(self, location: Any, default: Any = None) -> Any:
+        found = location if location != "cpu" and _is_available(location) else "cpu"
+        self.used |= str(found) != "cpu"
+        return found
+
+
+def _is_available(location: Any) -> bool:
     import torch
 
-    from streamxf.torch_private import (
-        get_restore_location,
-        serialization_tls,
-        typed_storage,
-        validate_loaded_sparse_tensors,
-    )
+    try:
+        device = torch.device(location)
+    except (RuntimeError, TypeError):  # a kind of device that no package here knows
+        return False
+    module: Any = getattr(torch, device.type, None)
+    if device.type == "meta" or module is None:
+        return device.type == "meta"
+    return bool(module.is_available()) and (device.index or 0) < module.device_count()
 
-    storages: dict[str, Any] = {}
-    restore: Any = get_restore_location(map_location)  # type: ignore[no-untyped-call]
 
-    def find_storage(reference: tuple[Any, ...]) -> Any:
+class _Making:
+    """Makes the object of an archive, once; `unread` is the error of a read that ended it."""
+
+    def __init__(self, archive: Archive, check: Check, device: str | AvailableDevices) -> None:
+        self._archive, self._check, self._device = archive, check, device
+        self._storages: dict[str, Any] = {}
+        self.unread: Exception | None = None
+
+    def load(self) -> Any:
+        if not any(name.startswith("torch.") for name in self._check.names):
+            return Maker(self._archive.pickled, self._check).load()
+        import torch
+
+        from streamxf.torch_private import get_restore_location, serialization_tls, validate_loaded_sparse_tensors
+
+        torchs_own: Any = serialization_tls
+        torchs_own.map_location = self._device  # which some of the functions that rebuild tensors ask for
+        restore: Any = get_restore_location(self._device)  # type: ignore[no-untyped-call]
+        try:
+            # indices of sparse tensors that lead out of them would be found only when they are used
+            with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
+                loaded = Maker(self._archive.pickled, self._check, partial(self._find, restore)).load()
+                validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
+        finally:
+            torchs_own.map_location = None
+        return loaded
+
+    def _find(self, restore: Any, reference: tuple[Any, ...]) -> Any:
+        import torch
+
+        from streamxf.torch_private import typed_storage
+
         _, kind, key, location, count = reference
-        if key not in storages:
+        if key not in self._storages:
             dtype = getattr(torch, STORAGES[f"{kind.__module__}.{kind.__name__}"])
             made: Any = torch.UntypedStorage(count * dtype.itemsize, device="cpu")  # type: ignore[no-untyped-call]
             memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(made).numpy()
-            archive.read_into(f"data/{key}", flat_view(memory.data))
-            if archive.little != (sys.byteorder == "little"):
+            try:
+                self._archive.read_into(f"data/{key}", flat_view(memory.data))
+            except Exception as error:
+                self.unread = error
+                raise
+            if self._archive.little != (sys.byteorder == "little"):
                 made.byteswap(dtype)
-            storages[key] = typed_storage(restore(made, location), dtype)
-        return storages[key]
+            self._storages[key] = typed_storage(restore(made, location), dtype)
+        return self._storages[key]
 
-    torchs_own: Any = serialization_tls
-    torchs_own.map_location = map_location  # which some of the functions that rebuild tensors ask for
-    try:
-        # indices of sparse tensors that lead out of them would be found only when they are used
-        with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
-            loaded = Maker(archive.pickled, check, find_storage).load()
-            validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
-    finally:
-        torchs_own.map_location = None
-    return loaded
+    def refusal(self, error: Exception) -> Exception:
+        """What it means that it could not be made. On the CPU, torch's own functions fail by what is stored alone."""
+        text = f"{type(error).__name__}: {shorten(text_of(error), 300)}"
+        if is_exhausted(error):
+            return MemoryError(f"there is no room to make the object: {text}")
+        try:
+            self._archive.check_crcs()
+        except NotSavedByTorch as damage:
+            return MetadataError(f"the object cannot be made: {text}, and {damage}")
+        own = sorted(name for name, allowed in self._check.names.items() if allowed is not None)
+        if not own and not getattr(self._device, "used", False) and not isinstance(error, ImportError):
+            return MetadataError(f"torch cannot make what is stored: {text}")
+        return ObjectError(f"the object cannot be made here, by the code of {some(own or ['torch'])}: {text}")
 
 
 def _saved(made: Any) -> bytes:
@@ -178,8 +234,10 @@ def _saved(made: Any) -> bytes:
     file = io.BytesIO()
     try:
         torch.save(made, file)
+    except MemoryError:
+        raise
     except Exception as error:  # whatever classes of the caller's raise
-        raise MetadataError(
+        raise ObjectError(
             f"the object cannot be serialized again: {type(error).__name__}: {shorten(str(error), 300)}"
         ) from error
     return file.getvalue()

@@ -16,7 +16,7 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from streamxf.errors import MetadataError, PolicyError, UnsupportedError
+from streamxf.errors import ObjectError, PolicyError, UnsupportedError
 from streamxf.torchsave import objects, writing
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
 from streamxf.torchsave.check import Check, Maker, numbers_in
@@ -216,7 +216,7 @@ def test_what_torch_save_does_not_write_is_refused(what: str) -> None:
 def test_lists_that_are_too_deep_to_be_serialized_again() -> None:
     data = b"\x80\x02" + b"]" * 20_000 + b"a" * 19_999 + b"."
     assert type(Objects().load(archive(data), 10**6)) is list
-    with pytest.raises(MetadataError, match="RecursionError"):
+    with pytest.raises(ObjectError, match="RecursionError"):
         Objects().renew(archive(data), 10**6)
 
 

@@ -163,7 +163,7 @@ class Filler:
         return self._whole(item) if isinstance(item, TensorItem) else self._object(item)
 
     def _loaded(self, item: ObjectItem) -> Any:
-        return self._checkpoint.access.objects.load(self._object(item), item.place.size)
+        return self._checkpoint.access.objects.load(self._object(item), item.place.size, "cpu")
 
     def _load_into(self, item: TensorItem, target: Any, planner: DefaultLoadPlanner) -> None:
         import torch
