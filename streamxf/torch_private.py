@@ -168,6 +168,23 @@ def in_the_process_that_saves() -> bool:
     return frame is not None and frame.f_globals.get("__name__") == f"{_DCP}._async_process_executor"
 
 
+def indices_here(tensor: Any, dim: int) -> Tensor:
+    """Which indices of a dimension this rank has of a DTensor, as its placements split it one after the other."""
+    import torch
+
+    shape = [tensor.size(dim) if axis == dim else 1 for axis in range(tensor.dim())]
+    indices, mesh = torch.arange(tensor.size(dim), device="cpu").view(shape), tensor.device_mesh
+    for placement, count, at in zip(tensor.placements, mesh.shape, mesh.get_coordinate() or (), strict=True):
+        if getattr(placement, "dim", None) == dim:
+            indices = placement._split_tensor(indices, count, with_padding=False)[0][at]
+    return indices.flatten()
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Whether a tensor was made as a view of another one, as `detach` makes none; known in grad mode and without."""
+    return tensor._is_view()
+
+
 def counted_changes(tensor: Tensor) -> int:
     """How often a tensor was changed in place, as torch counts it; of a DTensor or a ShardedTensor, what this rank has.
 

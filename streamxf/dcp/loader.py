@@ -37,7 +37,7 @@ from streamxf.checkpoint.metadata import Metadata, no_file
 from streamxf.checkpoint.opening import ItemOpener, ItemPart
 from streamxf.checkpoint.staging import COPIES, DeviceMemory, Staging
 from streamxf.dcp.base import is_own
-from streamxf.dcp.targets import Target
+from streamxf.dcp.targets import Target, check_kind
 from streamxf.engine import MAX_BYTES_IN_FLIGHT, worker_count
 from streamxf.errors import MetadataError, ReplacedError, UnsupportedError, located
 from streamxf.format.items import ITEMSIZES, TensorItem
@@ -228,7 +228,9 @@ class Loader:
             for request, wanted in entries[number : number + (_TARGETS if self._asks_ahead else 1)]:
                 if request is not None and isinstance(wanted.item, TensorItem):
                     with located(item=wanted.item.name):
-                        target = Target.of(self._planner.resolve_tensor(request).detach())
+                        tensor = self._planner.resolve_tensor(request)
+                        # a quantized one's scale would be set on what `detach` returns alone
+                        target = Target.of(tensor if tensor.is_quantized else tensor.detach())
                         if self._asks_ahead and target.tensor.device.type not in COPIES:
                             target.memory(getattr(torch, wanted.item.dtype), self._staging)
                         self._targets.append(target)
@@ -341,8 +343,7 @@ class Loader:
         self.meter.item(blocks.size, stored_size)
         wanted = narrow_tensor_by_index(tensor, request.storage_offsets, request.lengths)
         check_size(target.tensor, wanted.size())
-        if wanted.is_quantized != target.tensor.is_quantized:
-            raise UnsupportedError(f"the stored tensor is of {wanted.dtype}, the target of {target.tensor.dtype}")
+        check_kind(target.tensor, wanted, whole=wanted is tensor)
         target.tensor.copy_(wanted)
 
     def _fill(self, filling: _Filling, jobs: Iterable[tuple[Job, int]]) -> None:

@@ -36,7 +36,7 @@ from streamxf.dcp.metadata import FOUND, StoredMetadata
 from streamxf.dcp.once import reading as once
 from streamxf.dcp.once.host import SharedFile
 from streamxf.dcp.once.transfer import Transfer
-from streamxf.dcp.targets import check_filled, empty_text, left_out
+from streamxf.dcp.targets import check_filled, check_placed, empty_text, left_out
 from streamxf.errors import (
     DAMAGE,
     IdentityError,
@@ -229,6 +229,7 @@ class ChainReaderMixin(StorageMixin):
         used = self._used
         if used.rank is not None:
             check_filled(plan, planner, used.items)
+        check_placed(plan, planner, used.items)
         if rank_here() == 0 and (text := empty_text(getattr(planner, "original_state_dict", None), used.items)):
             warnings.warn(text, stacklevel=2)
         begin = perf_counter()

@@ -7,21 +7,28 @@ target as it was.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from streamxf.checkpoint.elements import Array
 from streamxf.checkpoint.sources import array_of, check_memory
 from streamxf.checkpoint.staging import DeviceMemory, Staging
-from streamxf.errors import MetadataError
+from streamxf.errors import MetadataError, UnsupportedError
 from streamxf.format.items import TensorItem
 from streamxf.format.tiling import Span, check_tiles, overlap
-from streamxf.torch_private import create_chunk_list, is_cow_tensor
+from streamxf.torch_private import (
+    create_chunk_list,
+    indices_here,
+    is_cow_tensor,
+    is_traceable_wrapper_subclass,
+    is_view,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +112,54 @@ def _may_overlap(tensor: torch.Tensor) -> bool:
     return False
 
 
+def check_kind(target: torch.Tensor, wanted: torch.Tensor, *, whole: bool) -> None:
+    """Raise UnsupportedError unless `copy_` of `wanted`, a tensor that is more than its elements or a part of one,
+    makes the target mean the same.
+
+    Of a quantized tensor it takes scale and zero point over as well, but into a view, or a part, it copies only the
+    numbers beside them; and of a subclass those who wrote its `copy_` decide.
+    """
+    if wanted.is_quantized != target.is_quantized:
+        raise UnsupportedError(f"the stored tensor is of {wanted.dtype}, the target of {target.dtype}")
+    if wanted.is_quantized:
+        own = whole and not is_view(target) and target.untyped_storage().nbytes() <= target.nbytes
+        if not (_alike(_scale(wanted), _scale(target)) or (own and wanted.qscheme() == target.qscheme())):
+            raise UnsupportedError(
+                "the stored tensor is quantized by another scale, zero point or axis than the target, which is a part "
+                f"or a view of a tensor, or of another scheme ({wanted.qscheme()}, {target.qscheme()}): its elements "
+                "would stand for other numbers. Load it whole, into a tensor of its scheme that is no view"
+            )
+    elif type(wanted) is type(target) is not torch.Tensor and not _alike(_context(wanted), _context(target)):
+        raise UnsupportedError(
+            f"the stored {type(wanted).__name__} has other attributes than the target, such as a scale or a layout, "
+            f"which a load in place does not change: {_context(wanted)!r:.200}, {_context(target)!r:.200}. Load into "
+            "a tensor that was made in the same way"
+        )
+
+
+def _scale(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What the numbers of a quantized tensor stand for."""
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return tensor.qscheme(), tensor.q_scale(), tensor.q_zero_point()
+    axis, scales, zeros = tensor.q_per_channel_axis(), tensor.q_per_channel_scales(), tensor.q_per_channel_zero_points()
+    return tensor.qscheme(), axis, scales, zeros
+
+
+def _context(tensor: Any) -> Any:
+    """What a tensor of a subclass has besides tensors."""
+    return tensor.__tensor_flatten__()[1] if is_traceable_wrapper_subclass(tensor) else vars(tensor)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.size() == other.size() and torch.equal(one.cpu(), other.cpu())
+    return bool(one == other)
+
+
 def clashes(targets: Mapping[int, Target], requests: Sequence[ReadItem]) -> tuple[set[int], set[int]]:
     """The targets that cannot be filled in any order, since they share memory, and those that later ones overwrite
     altogether, as of tied weights; by the numbers of their requests.
@@ -167,6 +222,45 @@ def check_filled(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any])
             _check(target[0], item.shape, [(chunk.offset, chunk.shape) for chunk in item.chunks])
     for target, size in sizes.items():
         _check(target[0], size, read.get(target, []))
+
+
+def check_placed(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any]) -> None:
+    """Check that this rank has of each DTensor of the planner's what DCP reads for it. Raises as `check_box`."""
+    state = getattr(planner, "state_dict", None)
+    if not isinstance(state, Mapping) or not any(isinstance(value, DTensor) for value in state.values()):
+        return
+    read: Counter[str] = Counter()
+    for request in plan.items:
+        read[request.dest_index.fqn] += request.lengths.numel()
+    for name, value in state.items():
+        if isinstance(value, DTensor) and (name in read or name in items):
+            check_box(name, value, read[name])
+
+
+def check_box(name: str, value: DTensor, count: int) -> None:
+    """Raise UnsupportedError unless a DTensor has here a single box of the whole tensor, of `count` elements.
+
+    DCP takes the first index of a rank and how many it has. A `_StridedShard`, which `DTensor.view` makes of a shard of
+    an inner dimension, may have others between them. How large the local tensor is, ``DTensor.from_local`` is told.
+    """
+    if value.device_mesh.get_coordinate() is None:  # it lies on other ranks
+        return
+    strange = not all(type(each) in (Shard, Replicate) for each in value.placements)
+    for indices in (indices_here(value, dim) for dim in range(value.dim())) if strange else ():
+        if len(indices) and int(indices[-1]) - int(indices[0]) >= len(indices):
+            raise UnsupportedError(
+                f"with the placements {value.placements} this rank has pieces of the tensor that are apart, where DCP "
+                "takes them for one: some elements would be loaded twice, and others not at all. Load before .view, or "
+                "into a DTensor of Shard and Replicate placements (redistribute)",
+                item=name,
+            )
+    if value.to_local().numel() != count:
+        raise UnsupportedError(
+            f"the DTensor has {value.to_local().numel():,} elements on this rank, where its shape and placements say "
+            f"{count:,}, which is what DCP reads: it was made with another shape (from_local), and would stay partly "
+            "as it was",
+            item=name,
+        )
 
 
 def left_out(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any]) -> tuple[str, ...]:

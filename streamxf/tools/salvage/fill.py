@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -170,6 +171,7 @@ class Filler:
         from torch.distributed.checkpoint.metadata import MetadataIndex
         from torch.distributed.tensor import DTensor
 
+        from streamxf.dcp.targets import check_box
         from streamxf.torch_private import create_chunk_list
 
         if isinstance(target, DTensor) and target.device_mesh.get_coordinate() is None:
@@ -182,6 +184,8 @@ class Filler:
             raise UnsupportedError(
                 f"the checkpoint has a tensor of shape {item.shape}, the state dict one of {tuple(target.size())}"
             )
+        if isinstance(target, DTensor):
+            check_box(item.name, target, sum(math.prod(shape) for _, shape in boxes))
         shards = [planner.lookup_tensor(MetadataIndex(item.name, torch.Size(at))).detach() for at, _ in boxes]
         for shard, (part, places) in zip(shards, self._boxes(item, boxes), strict=True):
             for cuts in places:

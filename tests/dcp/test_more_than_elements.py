@@ -1,0 +1,147 @@
+"""A target that keeps more than its elements, or has others than its metadata says, is loaded right or refused."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+import streamxf
+from streamxf.errors import UnsupportedError
+
+from .helpers import KEY, error_of, refused
+from .rank_scenarios import run_ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize:UserWarning", "ignore:torch.ao:DeprecationWarning")
+
+
+def per_tensor(values: torch.Tensor, scale: float, zero: int) -> torch.Tensor:
+    with warnings.catch_warnings(action="ignore"):
+        return torch.quantize_per_tensor(values, scale, zero, torch.qint8)
+
+
+def per_channel(values: torch.Tensor, scale: float, axis: int = 0) -> torch.Tensor:
+    scales = torch.linspace(scale, 2 * scale, values.size(axis), dtype=torch.float64)
+    with warnings.catch_warnings(action="ignore"):
+        return torch.quantize_per_channel(values, scales, torch.zeros(len(scales), dtype=int), axis, torch.qint8)
+
+
+VALUES = torch.arange(-8.0, 8.0).reshape(4, 4)
+ZEROS = torch.zeros(4, 4)
+WHOLE = {
+    "per tensor": (per_tensor(VALUES, 0.5, 3), per_tensor(ZEROS, 0.25, 0)),
+    "per channel": (per_channel(VALUES, 0.5), per_channel(ZEROS, 0.25)),
+    "another axis": (per_channel(VALUES, 0.5), per_channel(ZEROS, 0.25, axis=1)),
+    "detached": (per_tensor(VALUES, 0.5, 3), per_tensor(ZEROS, 0.25, 0).detach()),
+    "transposed": (per_tensor(VALUES, 0.5, 3).t().contiguous().t(), per_tensor(ZEROS, 0.25, 0)),
+    "a view of the same scale": (per_tensor(VALUES, 0.5, 3), per_tensor(torch.zeros(8, 4), 0.5, 3)[2:6]),
+}
+OTHERS = {
+    "a part": (per_tensor(VALUES, 0.5, 3), per_tensor(torch.zeros(8, 4), 0.25, 0)[2:6]),
+    "a detached part": (per_tensor(VALUES, 0.5, 3), per_tensor(torch.zeros(8, 4), 0.25, 0)[2:6].detach()),
+    "a view": (per_tensor(VALUES, 0.5, 3), per_tensor(torch.zeros(16), 0.25, 0).view(4, 4)),
+    "another scheme": (per_tensor(VALUES, 0.5, 3), per_channel(ZEROS, 0.5)),
+    "not quantized": (per_tensor(VALUES, 0.5, 3), ZEROS.clone()),
+}
+
+
+def saved(folder: Path, tensor: torch.Tensor, chain: str, **options: Any) -> streamxf.FileSystemReader:
+    keys = {"keys": KEY} if "encrypt" in chain else {}
+    dcp.save({"w": tensor}, storage_writer=streamxf.FileSystemWriter(folder, chain=chain, **keys))
+    return streamxf.FileSystemReader(folder, **keys, **options)
+
+
+@pytest.mark.parametrize("chain", ["checksum", "floatzip+encrypt", "raw"])
+@pytest.mark.parametrize("case", WHOLE)
+def test_a_quantized_tensor_comes_with_its_scale(tmp_path: Path, case: str, chain: str) -> None:
+    """Stock DCP of torch 2.13 and 2.15 loads the numbers behind it alone."""
+    tensor, target = WHOLE[case]
+    state = {"w": target if target._is_view() else target.clone()}
+    dcp.load(state, storage_reader=saved(tmp_path, tensor, chain))
+    assert torch.equal(state["w"].dequantize(), tensor.dequantize())
+    assert state["w"].qscheme() == tensor.qscheme()
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_target_that_would_keep_its_scale_is_refused(tmp_path: Path, case: str) -> None:
+    tensor, target = OTHERS[case]
+    before = target.dequantize().clone()
+    with refused(UnsupportedError, "the stored tensor is", "item w]"):
+        dcp.load({"w": target}, storage_reader=saved(tmp_path, tensor, "checksum"))
+    assert torch.equal(target.dequantize(), before)
+
+
+class Scaled(torch.Tensor):
+    """Elements that stand for others, as a subclass may have them without `__tensor_flatten__`."""
+
+    scale: Any
+
+    def detach(self) -> Any:
+        made = super().detach()
+        made.scale = self.scale
+        return made
+
+
+def scaled(value: float, scale: Any) -> Scaled:
+    tensor: Scaled = torch.full((3, 3), value).as_subclass(Scaled)
+    tensor.scale = scale
+    return tensor
+
+
+@pytest.mark.parametrize("scale", [2.0, torch.tensor([1.0, 2.0, 3.0])])
+def test_attributes_of_a_subclass_are_the_same_or_refused(tmp_path: Path, scale: Any) -> None:
+    reader = saved(tmp_path, scaled(1.0, scale), "checksum", safe_globals=[Scaled])
+    same, other = scaled(0.0, scale), scaled(0.0, scale * 2)
+    dcp.load({"w": same}, storage_reader=reader)
+    assert bool((same == 1).all())
+    with refused(UnsupportedError, "the stored Scaled has other attributes", "item w]"):
+        dcp.load({"w": other}, storage_reader=reader)
+    assert not bool(other.any())
+
+
+# -- what ranks have of a DTensor --------------------------------------------------------------
+
+
+def targets_that_are_not_what_they_say(folder: Path) -> dict[str, Any]:
+    """Of a tensor that ranks cut in its inner dimension and then see flat, each has pieces, and DCP plans one."""
+    whole, path = torch.arange(24.0), folder / "checkpoint"
+    if dist.get_rank() == 0:
+        dcp.save({"w": whole}, storage_writer=streamxf.FileSystemWriter(path), no_dist=True)
+    dist.barrier()
+    mesh = init_device_mesh("cpu", (2,))
+    larger = torch.full((12 + 4 * dist.get_rank(),), -1.0)
+    found: dict[str, Any] = {}
+    for name, target in {
+        "rows": distribute_tensor(torch.zeros(4, 6), mesh, [Shard(0)]).view(24),
+        "columns": distribute_tensor(torch.zeros(4, 6), mesh, [Shard(1)]).view(24),
+        "larger": DTensor.from_local(larger, mesh, [Shard(0)], shape=(24,), stride=(1,), run_check=False),
+    }.items():
+        for read in ("each",) if name == "larger" else ("each", "once"):  # where one rank fails, others wait to meet it
+            reader = streamxf.FileSystemReader(path, read=read)
+            error = error_of(lambda: dcp.load({"w": target}, storage_reader=reader))  # noqa: B023
+            found[f"{name}, {read}"] = error and f"{type(error).__name__}: {error}"
+        if name == "rows":
+            assert torch.equal(target.full_tensor(), whole)
+        intact = streamxf.load_intact(path, state_dict={"w": target})
+        found[f"{name}, intact"] = "; ".join(entry.message for entry in intact.damaged)
+    return found
+
+
+def test_a_target_that_is_not_what_its_metadata_says_is_refused_by_name(tmp_path: Path) -> None:
+    for rank, report in enumerate(run_ranks(2, tmp_path, "targets_that_are_not_what_they_say", module=__name__)):
+        found = report["targets_that_are_not_what_they_say"]
+        assert not any(found[f"rows, {way}"] for way in ("each", "once", "intact"))
+        apart = "pieces of the tensor that are apart"
+        for case, text in (("columns, each", apart), ("columns, once", apart), ("larger, each", "16 elements")):
+            assert found[case].startswith("UnsupportedError")
+            assert text in found[case]
+            assert "item w]" in found[case]
+        assert "apart" in found["columns, intact"]
+        assert ("16 elements" in found["larger, intact"]) == (rank == 1)
