@@ -31,6 +31,20 @@ def redacted(text: str) -> str:
     return _PASSWORD.sub(r"\1***@", text) if "@" in text else text
 
 
+def hide_passwords(error: BaseException) -> None:
+    """Redact the texts of an error that another package raised, and of all that led to it: a traceback shows them."""
+    chain: list[BaseException | None] = [error]
+    for each in chain:
+        if each is None:
+            continue
+        with suppress(Exception):  # its class may be anyone's
+            each.args = tuple(redacted(text) if isinstance(text, str) else text for text in each.args)
+            for name in ("strerror", "filename", "filename2"):
+                if isinstance(text := getattr(each, name, None), str):
+                    setattr(each, name, redacted(text))
+        chain += [link for link in (each.__cause__, each.__context__) if not any(link is known for known in chain)]
+
+
 def shorten(text: str, width: int = 80) -> str:
     """Cut untrusted text to a length that fits an error message."""
     return text if len(text) <= width else text[: width - 3] + "..."
@@ -56,7 +70,7 @@ def add_note(error: BaseException, text: str) -> None:
     with suppress(Exception):
         if type(getattr(error, "__notes__", [])) is not list:
             error.__notes__ = notes_of(error)
-        BaseException.add_note(error, text)
+        BaseException.add_note(error, redacted(text))
 
 
 class StreamxfError(Exception):

@@ -101,8 +101,8 @@ def wrapped(text: str, stream: TextIO) -> str:
 
 
 def say(text: str, style: str = "", *, wrap: bool = True) -> None:
-    """Print lines; at a terminal they end between words, and have a style of rich's."""
-    text = wrapped(text, sys.stdout) if wrap else text
+    """Print lines, without passwords of URLs; at a terminal they end between words, and have a style of rich's."""
+    text = wrapped(redacted(text), sys.stdout) if wrap else redacted(text)
     if style and sys.stdout.isatty():
         from rich.console import Console
         from rich.text import Text
@@ -232,11 +232,10 @@ def as_json(facts: Mapping[str, Any], budget: Budget | None = None) -> None:
 
     docs/json-schema.json says what may be in it. `budget` pays for the characters, since a long name may be in it more
     often than there is memory for; if they are too many, nothing is printed, and PolicyError raised. Sets are sorted,
-    and a `path` is without the password of a URL.
+    and paths are without the passwords of URLs, but for that of `latest`, which opens it.
     """
-    facts = {"json_version": JSON_VERSION, **facts}
-    if facts.get("path"):
-        facts["path"] = redacted(facts["path"])
+    shown = {name: redacted(each) if type(each) is str and name != "latest" else each for name, each in facts.items()}
+    facts = {"json_version": JSON_VERSION, **shown}
     text = io.StringIO()
     for piece in _pieces(facts):
         if budget is not None:

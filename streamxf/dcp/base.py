@@ -58,7 +58,7 @@ class StorageMixin(ABC):
         self._options = options  # torch's own reset forgets endpoint and credentials
         self._progress = progress if progress is False else check_progress(progress)
         if isinstance(path, Storage):
-            self.fs, self.path = _StorageFiles(), path
+            self.path = path
 
     def reset(self, checkpoint_id: Location | None = None) -> None:
         """Switch to another checkpoint, with the same storage options. Raises ParameterError for a path where this was
@@ -68,7 +68,7 @@ class StorageMixin(ABC):
             check_local(checkpoint_id, self.for_urls)
         super().reset()  # type: ignore[misc]
         if isinstance(checkpoint_id, Storage):
-            self.fs, self.path = _StorageFiles(), checkpoint_id
+            self.path = checkpoint_id
         elif checkpoint_id:
             if isinstance(self.path, Storage):
                 raise ParameterError(f"{checkpoint_id!r:.200} is a path, and this was made for a Storage: give it one")
@@ -80,19 +80,6 @@ class StorageMixin(ABC):
             return self.path
         path = os.fspath(self.path)
         return storage_over(getattr(self.fs, "fs", None), path, path)
-
-
-class _StorageFiles:
-    """What torch's own methods ask of the file system of a writer or reader; the paths are storages here."""
-
-    def concat_path(self, path: Storage, suffix: str) -> Storage:
-        return path.child(suffix)
-
-    def exists(self, path: Storage) -> bool:
-        return path.exists()
-
-    def mkdir(self, path: Storage) -> None:
-        path.make_folder(durable=False)
 
 
 def rank_here() -> int:

@@ -186,13 +186,20 @@ class ChainWriterMixin(StorageMixin):
     @errors_reach_all_ranks
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Check that the folder can take this save; raises UnsupportedError for rank-local metadata beside global."""
-        save = self._under_way
-        self._storage.make_folder(durable=self.sync_files)
-        plan = super().prepare_local_plan(plan)  # type: ignore[misc]
+        save, storage = self._under_way, self._storage
+        storage.make_folder(durable=self.sync_files)
+        # torch's own method makes a folder of the path as it was given, which may be a URL with a password
+        if storage.exists(GLOBAL if self.use_collectives else metadata_name(0)):
+            if not self.overwrite:
+                raise RuntimeError(f"Checkpoint already exists in {storage.label()}, and {self.overwrite=}.")
+            text = f"Detected an existing checkpoint in {storage.label()}: this save replaces it"
+            warnings.warn(f"{text}. Pass overwrite=False to refuse that", stacklevel=3)
         save.enter(links=self.run_facts is None)  # in a run's folder nobody names links, and others may make some
-        if not self.use_collectives and self.fs.exists(self.fs.concat_path(self.path, GLOBAL)):
+        if self.use_collectives:
+            return note_room(plan, storage, save.writer_id)
+        if storage.exists(GLOBAL):
             check_free(self.path, [GLOBAL], metadata_name(self.rank), self.overwrite)
-        return note_room(plan, self._storage, save.writer_id)
+        return plan
 
     @errors_reach_all_ranks
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:

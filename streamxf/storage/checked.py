@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import IO, Any, cast
 
-from streamxf.errors import ForeignError, StreamxfError, text_of
+from streamxf.errors import ForeignError, StreamxfError, hide_passwords, text_of
 from streamxf.storage.multipart import ReplacedMeanwhile
 from streamxf.storage.reading import PositionalFile, StoredFile
 
@@ -20,7 +20,7 @@ def checked(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(storage: Any, *given: Any, **more: Any) -> Any:
         file = storage.label(given[0] if given and isinstance(given[0], str) else "")
-        with _errors(file):
+        with known_errors(file):
             found = method(storage, *given, **more)
             return found if check is None else check(found, file)
 
@@ -28,7 +28,8 @@ def checked(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _errors(file: str) -> Iterator[None]:
+def known_errors(file: str) -> Iterator[None]:
+    """What is raised within it is known by then."""
     try:
         yield
     except Exception as error:
@@ -38,7 +39,10 @@ def _errors(file: str) -> Iterator[None]:
 
 
 def known_error(error: Exception, file: str) -> Exception:
-    """The error, or what stands for one of another package, such as botocore's ``ClientError``."""
+    """The error, or what stands for one of another package, such as botocore's ``ClientError``; no password of a URL is
+    left in it.
+    """
+    hide_passwords(error)
     if isinstance(error, StreamxfError | OSError | MemoryError | ReplacedMeanwhile):
         return error
     made = ForeignError(f"the storage failed: {type(error).__name__}: {text_of(error)}", file=file)
@@ -47,7 +51,7 @@ def known_error(error: Exception, file: str) -> Exception:
 
 
 def _entries(entries: Iterable[Any], file: str) -> Iterator[Any]:
-    with _errors(file):
+    with known_errors(file):
         for entry in entries:
             yield entry._replace()  # which only an entry has
 
@@ -60,7 +64,7 @@ class _Context:
         self._file = file
 
     def __enter__(self) -> Any:
-        with _errors(self._file):
+        with known_errors(self._file):
             found = self._context.__enter__()
         if not isinstance(found, StoredFile):
             return _File(found, self._file)
@@ -68,7 +72,7 @@ class _Context:
         return replace(found, raw=cast("IO[bytes]", raw), access=cast("PositionalFile", access))
 
     def __exit__(self, *raised: Any) -> Any:
-        with _errors(self._file):
+        with known_errors(self._file):
             return self._context.__exit__(*raised)
 
 
@@ -83,7 +87,7 @@ class _File:
             return found
 
         def call(*given: Any, **more: Any) -> Any:
-            with _errors(self._name):
+            with known_errors(self._name):
                 return found(*given, **more)
 
         self.__dict__[name] = call

@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from streamxf.engine import ForkLock, in_thread
-from streamxf.errors import AbortedError
+from streamxf.errors import AbortedError, hide_passwords
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -39,7 +39,10 @@ _FINAL = (
     NotADirectoryError,
     NotImplementedError,
 )
-_FINAL_NUMBERS = (errno.EINVAL, errno.ENOSPC)  # of s3fs: a request or a condition that was refused; a full disk
+# Of s3fs: what was refused, a full disk, a key or a body too long, what the store does not know.
+_FINAL_NUMBERS = (errno.EINVAL, errno.ENOSPC, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.ENOSYS)
+_MAY_PASS = (408, 425, 429)  # of HTTP's statuses from 400 to 499
+_SFTP_FINAL = (2, 3, 8)  # no such file, permission denied, unsupported
 
 
 def is_asynchronous(filesystem: Any) -> bool:
@@ -99,17 +102,24 @@ async def _repeated(request: Callable[[], Awaitable[T]]) -> T:
     import asyncio
 
     pause = _PAUSE
-    for _ in range(_ATTEMPTS - 1):
+    while True:
         try:
             return await request()
-        except _FINAL:
-            raise
         except Exception as error:  # of whatever class: each client has its own
-            if isinstance(error, OSError) and error.errno in _FINAL_NUMBERS:
+            hide_passwords(error)
+            if pause >= _PAUSE * 2 ** (_ATTEMPTS - 1) or _is_final(error):
                 raise
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause *= 2
-    return await request()
+        await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+        pause *= 2
+
+
+def _is_final(error: Exception) -> bool:
+    if isinstance(error, _FINAL) or (isinstance(error, OSError) and error.errno in _FINAL_NUMBERS):
+        return True
+    # of Azure's client, aiohttp, and of gcsfs and asyncssh
+    answers = (getattr(error, name, None) for name in ("status_code", "status", "code"))
+    status = next((each for each in answers if isinstance(each, int)), 0)
+    return (400 <= status < 500 and status not in _MAY_PASS) or status in _SFTP_FINAL
 
 
 RANGE_BYTES = 8 * 2**20
@@ -123,23 +133,23 @@ Request = Callable[[int, int], "Future[bytes]"]
 """Begins to fetch the bytes from one position to another."""
 
 
-def requests_to(filesystem: Any, path: str) -> Request:
-    """How parts of a file are asked for."""
+def requests_to(filesystem: Any, path: str, label: str) -> Request:
+    """How parts of a file are asked for; errors call it by its label."""
 
     async def fetch(start: int, stop: int) -> bytes:
-        return _exactly(stop - start, await filesystem._cat_file(path, start=start, end=stop), path)
+        return _exactly(stop - start, await filesystem._cat_file(path, start=start, end=stop), label)
 
     return lambda start, stop: begun(filesystem, partial(fetch, start, stop))
 
 
-def requests_in_threads(read: Callable[[int, int], bytes], path: str) -> Request:
+def requests_in_threads(read: Callable[[int, int], bytes], label: str) -> Request:
     """The same where reading waits for the answer: each request has a thread."""
-    return lambda start, stop: in_thread(lambda: _exactly(stop - start, read(start, stop), path), "streamxf_fetch")
+    return lambda start, stop: in_thread(lambda: _exactly(stop - start, read(start, stop), label), "streamxf_fetch")
 
 
-def _exactly(size: int, data: bytes, path: str) -> bytes:
+def _exactly(size: int, data: bytes, label: str) -> bytes:
     if len(data) != size:
-        raise OSError(errno.EIO, f"{size} bytes were asked for, {len(data)} came", path)
+        raise OSError(errno.EIO, f"{size} bytes were asked for, {len(data)} came", label)
     return data
 
 

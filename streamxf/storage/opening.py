@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from streamxf.errors import ParameterError, UnsupportedError
+from streamxf.errors import ParameterError, UnsupportedError, redacted
+from streamxf.storage.checked import known_errors
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.remote import RemoteStorage, layers_of
 from streamxf.storage.storage import Storage, is_url
@@ -26,14 +27,18 @@ def open_storage(path: Location, storage_options: Mapping[str, Any] | None = Non
     text = os.fspath(path)
     if not is_url(text) and not storage_options:
         return LocalStorage(text)
+    shown = redacted(text)
     try:
         from fsspec.core import url_to_fs
 
         filesystem, inner = url_to_fs(text, **(storage_options or {}))
     except ImportError as error:
-        raise UnsupportedError(f"this URL needs a package that is not installed: {error}", file=text) from None
+        raise UnsupportedError(f"this URL needs a package that is not installed: {error}", file=shown) from None
     except ValueError as error:
-        raise ParameterError(f"this URL cannot be used: {error}", file=text) from None
+        raise ParameterError(f"this URL cannot be used: {error}", file=shown) from None
+    except Exception:  # of whatever class: some clients connect here
+        with known_errors(shown):
+            raise
     return storage_over(filesystem, inner, text)
 
 

@@ -136,7 +136,8 @@ class RemoteStorage(Storage):
             if not is_asynchronous(self.filesystem):
                 yield StoredFile(self.label(name), size, raw, access_to(raw))
                 return
-            with closing(FetchedFile(requests_to(self.filesystem, self.path_of(name)), size)) as fetched:
+            requests = requests_to(self.filesystem, self.path_of(name), self.label(name))
+            with closing(FetchedFile(requests, size)) as fetched:
                 yield StoredFile(self.label(name), size, raw, fetched, fetched)
 
     def read(self, path: str, start: int, stop: int) -> bytes:

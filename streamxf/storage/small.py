@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from itertools import islice
 
-from streamxf.errors import escaped
+from streamxf.errors import escaped, redacted
 from streamxf.storage.fetch import answers
 from streamxf.storage.files import NOT_THERE, NotRegular, components
 from streamxf.storage.storage import LOCK, Storage
@@ -100,7 +100,7 @@ def _join(folder: str, name: str) -> str:
 def _tell(place: str, reason: str) -> None:
     if place not in _told and len(_told) < MOST_NAMES:
         _told.add(place)
-        _log.warning("%s", escaped(f"{place} is ignored: {reason}"))
+        _log.warning("%s", escaped(redacted(f"{place} is ignored: {reason}")))
 
 
 def _received(storage: Storage, path: str, most: int, data: bytes | Exception) -> bytes | None:

@@ -70,7 +70,7 @@ def read(file: FetchedFile, start: int, stop: int) -> bytes:
 
 
 def file_in(store: Store) -> FetchedFile:
-    return FetchedFile(requests_to(store, "file"), len(DATA))
+    return FetchedFile(requests_to(store, "file", "file"), len(DATA))
 
 
 places = st.integers(0, len(DATA) + 100)
@@ -129,10 +129,27 @@ class Watched(FetchedFile):
 
 
 def test_the_lock_is_held(store: Store) -> None:
-    file = Watched(requests_to(store, "file"), len(DATA))
+    file = Watched(requests_to(store, "file", "file"), len(DATA))
     file.expect((0, 3000))
     file.expect((5000, 6000), soon=False)
     assert read(file, 0, 7000) == DATA[:7000]
+
+
+class Answer(Exception):
+    """Of a client: where it keeps the status differs."""
+
+    def __init__(self, name: str, status: int) -> None:
+        super().__init__(f"{name} {status}")
+        setattr(self, name, status)
+
+
+@pytest.mark.parametrize("name", ["status_code", "status", "code"])  # of Azure's client, aiohttp, gcsfs and asyncssh
+@pytest.mark.parametrize(("status", "asked"), [(400, 1), (401, 1), (403, 1), (3, 1), (408, 4), (429, 4), (503, 4)])
+def test_what_a_server_refuses_is_asked_once(store: Store, name: str, status: int, asked: int) -> None:
+    store.failures = [Answer(name, status) for _ in range(4)]
+    with pytest.raises(Answer):
+        read(file_in(store), 0, 10)
+    assert len(store.asked) == asked
 
 
 def test_what_is_given_up_is_not_fetched_for_reads_that_come_later(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import traceback
 import warnings
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from fsspec.implementations.memory import MemoryFileSystem
+from torch.distributed.checkpoint.api import CheckpointException
 
 import streamxf
 from streamxf.cli.__main__ import main
@@ -37,6 +39,11 @@ class Vault(MemoryFileSystem):
     def _strip_protocol(cls, path: str) -> str:
         path = "/" + path.removeprefix("vault://").partition("/")[2] if path.startswith("vault://") else path
         return str(MemoryFileSystem._strip_protocol(path))
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        if path != self._strip_protocol(path):  # the SFTP of fsspec takes what it is given for a path
+            self.pseudo_dirs.append(path)
+        super().makedirs(path, exist_ok=exist_ok)
 
 
 @pytest.fixture
@@ -65,7 +72,7 @@ def load(path: str) -> None:
 
 def resume(run: str) -> Any:
     with streamxf.CheckpointManager(run, chain="zstd") as manager:
-        return manager.load({"w": torch.zeros(300), "o": {"a": 0}})
+        return manager.resume({"w": torch.zeros(300), "o": {"a": 0}})
 
 
 CALLS: dict[str, Callable[[str], Any]] = {
@@ -88,9 +95,13 @@ CALLS: dict[str, Callable[[str], Any]] = {
     "unpack onto it": lambda path: streamxf.unpack(f"{RUN}/step-1", path),
     "pack": lambda path: streamxf.pack(path, f"{RUN}/packed", "zstd"),
 }
-COMMANDS = ["verify", "inspect", "list", "salvage", "clean", "recipients", "forget"]
-CALLS |= {f"streamxf {name}": lambda path, name=name: main([name, path]) for name in COMMANDS}
-CALLS |= {f"streamxf {name} --json": lambda path, name=name: main([name, path, "--json"]) for name in COMMANDS}
+COMMANDS = {name: [] for name in ("verify", "inspect", "list", "recipients")}
+COMMANDS |= {"clean": ["--dry-run"], "forget": ["--keep", "last=1", "--dry-run"], "salvage": [f"{RUN}/intact"]}
+CALLS |= {
+    f"streamxf {name}{how}": lambda path, name=name, how=how: main([name, path, *COMMANDS[name], *how.split()])
+    for name in COMMANDS
+    for how in ("", " --json")
+}
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -114,6 +125,7 @@ def test_nothing_shows_a_password(
     logged = [each.getMessage() for each in caplog.records if not each.name.startswith("c10d")]  # which is torch's own
     assert PASSWORD not in "\n".join((*shown, *logged, *capfd.readouterr()))
     assert not any(PASSWORD.encode() in file.getvalue() or PASSWORD in path for path, file in Vault.store.items())
+    assert not any(PASSWORD in path for path in Vault.pseudo_dirs)
 
 
 def test_what_opens_a_checkpoint_has_the_password(run: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,3 +136,46 @@ def test_what_opens_a_checkpoint_has_the_password(run: str, capsys: pytest.Captu
     assert (storage.label(), storage.label("a"), storage.location("a")) == (SHOWN, f"{SHOWN}/a", f"{RUN}/a")
     assert (storage.child("a").location(), storage.child("a").parent()[0].location()) == (f"{RUN}/a", RUN)
     load(NEWEST)
+
+
+ASKED = ("open", "info", "ls", "find", "ukey", "cat_file", "pipe_file", "rm_file", "makedirs", "exists")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_error_of_a_client_shows_a_password(
+    run: str, call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: Any
+) -> None:
+    """Nor does anything in its traceback: clients name what they asked for by its URL."""
+    caplog.set_level(logging.DEBUG, "streamxf")
+    shown: list[str] = []
+    refused = 0
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        nonlocal refused
+        refused += 1
+        try:
+            raise FileNotFoundError(errno.ENOENT, f"{NEWEST}/file is not there", f"{NEWEST}/file")
+        except OSError as error:
+            raise (OSError(NEWEST) if refused % 2 else ValueError(f"no answer of {NEWEST}")) from error
+
+    for method in ASKED:
+        for path in (run, NEWEST):
+            with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                patch.setattr(Vault, method, refuse)
+                try:
+                    shown.append(str(CALLS[call](path)))
+                except BaseException as error:
+                    shown += traceback.format_exception(error)
+            shown += [str(each.message) for each in caught]
+    assert refused, "it did not get as far"
+    logged = [each.getMessage() for each in caplog.records if not each.name.startswith("c10d")]
+    assert PASSWORD not in "\n".join((*shown, *logged, *capfd.readouterr()))
+
+
+def test_a_save_over_another_names_it_without_a_password(run: str) -> None:
+    with pytest.warns(UserWarning, match=r"existing checkpoint in vault://user:\*\*\*@host"):
+        dcp.save(STATE, storage_writer=streamxf.FsspecWriter(NEWEST), no_dist=True)
+    writer = streamxf.FsspecWriter(NEWEST, overwrite=False)
+    with pytest.raises(CheckpointException, match=r"already exists in vault://user:\*\*\*@host"):
+        dcp.save(STATE, storage_writer=writer, no_dist=True)
