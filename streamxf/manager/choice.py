@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,13 +22,13 @@ from streamxf.errors import (
     escaped,
     is_damage,
 )
-from streamxf.format.names import is_metadata_name, metadata_among, rank_of
+from streamxf.format.names import GLOBAL, is_metadata_name, metadata_among, rank_of
 from streamxf.formats.opening import contents_of
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import has_no_place, holding
 from streamxf.manager.listing import Run
-from streamxf.manager.notes import FOLDER, Authority, Commit, is_framework_file
-from streamxf.manager.record import Record, numbers_in
+from streamxf.manager.notes import COMMIT, FOLDER, REMOVED, SAVING, Authority, Commit, is_framework_file
+from streamxf.manager.record import Record, numbers_in, order_of, series_of
 from streamxf.manager.retention import Retention
 from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import small_names
@@ -47,6 +48,7 @@ _FOREIGN, _DAMAGE = "foreign: ", "verify found damage: "
 _TEXT = 500  # characters of a reason
 _SMALL = 2**30  # bytes up to which a sample is all
 _PIECE = 2**20
+_DATA = re.compile(r".*\.(distcp|safetensors|bin|pt|pth|ckpt|h5|keras)", re.DOTALL)
 _log = logging.getLogger(__name__)
 
 
@@ -98,6 +100,7 @@ def choose(
                 _log.warning(text, run.storage.label(), left[-1])
             if skipped:
                 raise _none(run, choice, name)
+            check_copied(run, records, [each for each in run.names if series_of(each) == series])
             return choice
         run.authority.check_reads(complete[-1].name)
         if name is None or not foreign:
@@ -122,6 +125,26 @@ def choose(
                 raise
             _log.warning("nothing keeps %s from being removed while it is read: %s", choice.record.name, error)
         return choice
+
+
+def check_copied(run: Run, records: Collection[Record], others: Iterable[str] = (), least: int = 1) -> None:
+    """Raise NoCheckpointError if at least so many folders, of unfinished ones and `others`, have data without metadata,
+    and nothing says that a save was begun there: whoever copied the run has perhaps left out hidden files, and a job
+    that takes this for a fresh start would save over the data.
+    """
+    names = {*(each.name for each in records if each.kind == "unfinished"), *others}
+    bare = [name for name in sorted(names, key=order_of) if _is_bare(run.folder(name))]
+    if len(bare) >= least > 0:
+        raise NoCheckpointError(
+            f"{some(bare)} {'has' if len(bare) == 1 else 'have'} data, and neither metadata nor a mark that a save was "
+            f"begun there. Perhaps hidden files, such as {GLOBAL}, were left out when this was copied: copy them, too. "
+            "Nothing was removed. To start over, use an empty folder, or move these away",
+            file=run.storage.label(),
+        )
+
+
+def _is_bare(folder: Folder) -> bool:
+    return {SAVING, COMMIT, REMOVED}.isdisjoint(folder.top) and any(map(_DATA.fullmatch, folder.files))
 
 
 def _none(run: Run, found: Choice, name: str | None) -> NoCheckpointError:

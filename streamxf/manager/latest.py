@@ -9,7 +9,16 @@ from typing import Any, Literal
 from streamxf.errors import DAMAGE, NoCheckpointError, StreamxfError, is_damage
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
-from streamxf.manager.choice import Choice, Verify, by_metric, check_ranks, check_verify, damage_of, newest
+from streamxf.manager.choice import (
+    Choice,
+    Verify,
+    by_metric,
+    check_copied,
+    check_ranks,
+    check_verify,
+    damage_of,
+    newest,
+)
 from streamxf.manager.listing import Run, check_folder, of_other_formats, records_of, run_of
 from streamxf.manager.notes import COMMIT, REMOVED, SAVING
 from streamxf.manager.record import Record
@@ -63,8 +72,8 @@ def latest(
     Raises
     ------
     NoCheckpointError
-        If there are complete checkpoints, and none of them can be resumed from. A job that took this for a fresh start
-        would overwrite them.
+        If there are complete checkpoints, and none of them can be resumed from, or several have data and none has
+        metadata. A job that took this for a fresh start would overwrite them.
     ParameterError
         If the folder has checkpoints of several runs, and `run_id` is not given.
     UnsupportedError
@@ -101,6 +110,8 @@ def latest_in(run: Run, verify: Verify, *, best: tuple[str, str] | None = None, 
         choice.run_id = run.settle_id([each for each in complete if each.series == series])
     elif not complete and best is None and not run.authority.strict:
         choice = _of_other_formats(run, records, verify)
+    if not complete and choice.record is None:
+        check_copied(run, records, least=2)  # one may be of a first save that was killed, without a manager
     return choice
 
 

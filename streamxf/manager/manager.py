@@ -405,8 +405,8 @@ class CheckpointManager:
         Raises
         ------
         NoCheckpointError
-            If there are complete checkpoints, and none of them can be resumed from, or there is none of `step`. A job
-            that took this for a fresh start would overwrite them.
+            If there are complete checkpoints, and none of them can be resumed from, or there is none of `step`; or if
+            there is data alone, without metadata. A job that took this for a fresh start would overwrite them.
         ParameterError
             If the folder has checkpoints of several runs; pass ``run_id=`` to the manager.
         CheckpointException

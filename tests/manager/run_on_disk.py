@@ -141,6 +141,17 @@ class RunOnDisk(RuleBasedStateMachine):
         going = ".streamxf-removed" in found and ".metadata" in self.files.get(name, ()) and ".metadata" not in found
         return (wanted in found and not going) or (self.place.local and self.place.path(name).is_symlink())
 
+    def bare(self) -> set[str]:
+        """The folders with data in which nothing says that a save was begun, such as those that lost their metadata."""
+        notes = {".metadata", ".streamxf-saving", ".streamxf-commit", ".streamxf-removed"}
+        found: dict[str, set[str]] = {}
+        for path, what in self.place.below().items():
+            name, _, file = path.partition("/")
+            if isinstance(what, bytes):
+                found.setdefault(name, set()).add(file)
+        bare = {name for name, files in found.items() if any(file.endswith(".distcp") for file in files - notes)}
+        return {name for name in bare if name.removeprefix("step-").isdigit() and not found[name] & notes}
+
     def read_now(self) -> set[str]:
         """The names that somebody holds."""
         found, notes = set(), self.place.below(".streamxf")

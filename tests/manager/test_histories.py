@@ -277,9 +277,14 @@ class Histories(Adversary):
     def resume(self, check: str) -> None:
         """By the newest good one; who cannot read it is told so."""
         with self.watched():
-            found = latest_in(self.seen(), check).record
-            assert (found and found.step) == self.model.newest_good(check)
             complete = [name for name in self.model.folders if name.removeprefix("step-").isdigit()]
+            bare = self.bare() if not complete else set()
+            try:
+                found = latest_in(self.seen(), check).record
+                assert (found and found.step) == self.model.newest_good(check)
+                assert len(bare) < 2
+            except NoCheckpointError:
+                assert len(bare) > 1
             counted = self.model.counted
             held = ExitStack()
             try:
@@ -289,8 +294,9 @@ class Histories(Adversary):
             except KeyMissingError:
                 assert complete
                 assert not self.keying.reads
+                assert not bare
             except NoCheckpointError:
-                assert complete
+                assert complete or bare
                 assert not counted
             finally:
                 held.close()

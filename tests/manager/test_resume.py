@@ -33,6 +33,7 @@ from streamxf.storage.opening import open_storage
 from streamxf.storage.storage import Storage
 from tests.altered import flip
 
+from .places import below
 from .runs import blank, complete, damage, is_at, resumed, saved_run, state_at
 
 HOLDS = ".streamxf/holds"
@@ -51,8 +52,31 @@ def holds_of(run: Path) -> list[str]:
 def test_a_new_run_begins_at_the_beginning(tmp_path: Path) -> None:
     assert resumed(tmp_path / "run") is None
     (tmp_path / "run" / "step-7").mkdir(parents=True)
-    (tmp_path / "run" / "step-7" / f"__0_0_{'a' * 32}.distcp").write_bytes(b"of a first save that was killed")
+    (tmp_path / "run" / "step-7" / "README").write_text("of a person")
     assert resumed(tmp_path / "run") is None
+
+
+@pytest.mark.parametrize("framework", [False, True])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_data_without_any_metadata_is_no_fresh_start(tmp_path: Path, framework: bool, steps: int) -> None:
+    """As a copy leaves it that leaves out hidden files."""
+    with CheckpointManager(tmp_path / "run") as manager:
+        for step in range(1, 1 + steps):
+            if framework:
+                torch.save({}, Path(str(manager.begin(step))) / "model.pt")
+                manager.commit(step)
+            else:
+                manager.save(step, state_at(step))
+    shutil.copytree(tmp_path / "run", tmp_path / "copy", ignore=shutil.ignore_patterns(".*"))
+    before = below(tmp_path / "copy")
+    with CheckpointManager(tmp_path / "copy", keep=1) as manager:
+        for call in (lambda: manager.resume(blank()), manager.latest):
+            with pytest.raises(NoCheckpointError, match=f"step-{steps} ha(s|ve) data, and neither metadata nor a mark"):
+                call()
+    if steps > 1 and not framework:
+        with pytest.raises(NoCheckpointError, match="neither metadata nor a mark"):
+            streamxf.latest(tmp_path / "copy")
+    assert below(tmp_path / "copy") == before
 
 
 @pytest.mark.parametrize("verify", ["none", "sample", "whole"])
