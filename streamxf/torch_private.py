@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from torch.serialization import _serialization_tls as serialization_tls
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+    new_process_group_helper: Any
+    world: Any
+
 _DCP = "torch.distributed.checkpoint"
 _PARTS = {
     # Stream extensions: what codecs are to torch. A registry makes them of descriptors by `from_descriptor_list`.
@@ -73,6 +76,11 @@ _PARTS = {
     "AnyFileSystemWriter": f"{_DCP}.filesystem:_FileSystemWriter",
     # The store through which the ranks of the job found each other; None for backends that need none.
     "default_store": "torch.distributed.distributed_c10d:_get_default_store",
+    # Makes a group of (size, rank in it, ranks, backend, store, name) and `timeout=`, with its store. Ranks that are
+    # not in it need not call it, and what they call does not change the name.
+    "new_process_group_helper": "torch.distributed.distributed_c10d:_new_process_group_helper",
+    # What torch knows of groups: of each, in `pg_group_ranks`, the rank in it of each rank of the job.
+    "world": "torch.distributed.distributed_c10d:_world",
     # Puts a value into a nested state dict, as the planner's mappings say where.
     "set_element": f"{_DCP}._traverse:set_element",
     # A view of a part of a tensor.

@@ -14,13 +14,16 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from streamxf.dcp.base import sendable
 from streamxf.errors import ParameterError, UnsupportedError
+from streamxf.torch_private import default_store, new_process_group_helper, world
 
 T = TypeVar("T")
 
@@ -194,13 +197,20 @@ def gloo_group(
         return None
     if not dist.is_gloo_available():
         raise UnsupportedError("ranks agree through gloo, without which this torch was built")
-    if process_group is None:
-        return dist.new_group(backend="gloo", timeout=timeout)  # type: ignore[no-any-return]
-    ranks = dist.get_process_group_ranks(process_group)
-    # only these ranks are here, so the others must not be waited for
-    return dist.new_group(  # type: ignore[no-any-return]
-        ranks, backend="gloo", timeout=timeout, use_local_synchronization=True
-    )
+    store = default_store()
+    if store is None:
+        return dist.new_group(backend="gloo", timeout=timeout)
+    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+    members, own = "_".join(map(str, ranks)), dist.get_rank()
+    name = f"streamxf {sha256(members.encode()).hexdigest()}"
+    # Only these ranks are here. `new_group` would wait for the others, or, with `use_local_synchronization`, name the
+    # group by how many this rank knows: ranks that know different numbers would wait for each other until the time-out,
+    # and a group that takes the name of one that is gone finds the addresses of that in the store.
+    name += f" {store.add(f'{name} of {own}', 1)}"
+    how = len(ranks), ranks.index(own), ranks, dist.Backend("gloo"), store, name
+    group, _ = new_process_group_helper(*how, timeout=timeout or default_pg_timeout)
+    world.pg_group_ranks[group] = {each: number for number, each in enumerate(ranks)}
+    return group  # type: ignore[no-any-return]
 
 
 def give_back(group: dist.ProcessGroup) -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from streamxf.errors import ParameterError, WrongKeyError
 from streamxf.manager import agreement as agreement_module
 from streamxf.manager.agreement import Agreement, Flags
+from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.signals import StopSignals
 from tests.dcp.process_groups import join_group
 
@@ -178,6 +179,22 @@ def part_of_the_ranks(folder: Path) -> Any:
     got["alone"] = [single.rank, single.size, told(single.exchange(1, due=True, stop=True, finished=2))]
     single.close()
     return got
+
+
+def managers_of_some_ranks(folder: Path) -> Any:
+    """All but the last of four train, one manager after the other; rank 0 has groups of its own besides."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ranks = list(range(max(2, size - 1)))
+    trainers, found = dist.new_group(ranks), []
+    if rank == 0:
+        dist.new_group([0], use_local_synchronization=True)
+    for step in range(1, 4):
+        if rank in ranks:
+            with CheckpointManager(folder / "some", process_group=trainers) as manager:
+                found.append(manager.resume({"step": 0}))
+                manager.save(step, {"step": step})
+    dist.barrier()
+    return found
 
 
 def closed_after_the_job(folder: Path) -> Any:

@@ -61,9 +61,11 @@ def test_ranks_agree(count: int, tmp_path: Path) -> None:
         "different_schedules",
         "messages",
         "part_of_the_ranks",
+        "managers_of_some_ranks",
         "closed_after_the_job",
     )
     # every rank the same, whatever its own flags were
+    assert found.pop("managers_of_some_ranks") == [[None, 1, 2]] * max(2, count - 1) + [[]] * (count == 4)
     for name in found.keys() - {"different_steps", "different_schedules", "messages", "part_of_the_ranks"}:
         assert found[name] == [found[name][0]] * count, name
     same = {name: reports[0] for name, reports in found.items()}
