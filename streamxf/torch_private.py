@@ -168,6 +168,16 @@ def future_of_the_save_in_this_thread() -> Future[Any] | None:
     return getattr(frame.f_locals.get("self"), "future", None)
 
 
+def future_of_async_save() -> Future[Any] | None:
+    """The future that `async_save`, by which this thread is called, is about to return, or None."""
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "async_save":
+        frame = frame.f_back
+    if frame is None or frame.f_globals.get("__name__") != f"{_DCP}.state_dict_saver":
+        return None
+    return next((value for value in frame.f_locals.values() if isinstance(value, Future)), None)
+
+
 def in_the_process_that_saves() -> bool:
     """Whether this thread makes a save in the process that torch started for saves in the background."""
     frame: Any = sys._getframe()

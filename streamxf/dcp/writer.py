@@ -6,11 +6,13 @@ import copy
 import io
 import logging
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterable, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field, replace
+from multiprocessing.resource_sharer import DupFd
 from time import perf_counter
 from typing import Any
 from weakref import finalize, ref
@@ -52,6 +54,7 @@ from streamxf.storage.opening import Location
 from streamxf.stream.encoder import block_log2_of
 from streamxf.torch_private import (
     StreamTransformExtension,
+    future_of_async_save,
     future_of_the_save_in_this_thread,
     in_the_process_that_saves,
     split_by_size_and_type,
@@ -153,6 +156,7 @@ class ChainWriterMixin(StorageMixin):
     def stage(self, state_dict: Any) -> Any:
         """Copy what `dcp.async_save` is to save; first wait for an earlier save in the background by this writer."""
         self._join_background()
+        begin_sharing()
         return with_copies(super().stage(state_dict))  # type: ignore[misc]
 
     def storage_meta(self) -> StorageMeta:
@@ -303,12 +307,24 @@ class ChainWriterMixin(StorageMixin):
     #
     # torch gives the future of such a save to the caller of `async_save` alone. A future nobody awaits hides its error,
     # and a full disk or a killed process would go unnoticed for as long as training runs. A writer finds that future on
-    # the stack of the thread in which torch's executor runs the save, and logs a failure.
+    # the stack, of `async_save` or of the thread in which torch's executor runs the save, and logs a failure.
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """True: `dcp.async_save` then calls `synchronize_staging` once it has the future."""
+        return True
+
+    def synchronize_staging(self) -> None:
+        """Have a failure logged, also one that comes before the writer is asked: a state that cannot be pickled."""
+        self._log_failure_of(future_of_async_save())
 
     def _note_background(self) -> None:
         """If this thread makes a save in the background, have its failure logged."""
-        future = future_of_the_save_in_this_thread()
-        if future is not None and (self._background is None or future is not self._background()):
+        self._log_failure_of(future_of_the_save_in_this_thread())
+
+    def _log_failure_of(self, future: futures.Future[Any] | None) -> None:
+        ours = object()
+        if future is not None and vars(future).setdefault("_streamxf", ours) is ours:  # two threads may come here
             self._background = ref(future)  # the error of a save that failed leads to all that was staged
             future.add_done_callback(_log_failure)
 
@@ -421,6 +437,15 @@ def give_way() -> None:
     """
     if in_the_process_that_saves():
         os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
+
+
+def begin_sharing() -> None:
+    """Start the thread that passes the state's file descriptors to the process that torch starts for saves. CPython
+    3.12.0 to 3.12.2 can start none once the main thread has ended, and the last save of a script would be lost.
+    """
+    if (3, 12) <= sys.version_info < (3, 12, 3):
+        with open(os.devnull, "rb") as file:
+            os.close(DupFd(file.fileno()).detach())
 
 
 def _log_failure(future: futures.Future[Any]) -> None:

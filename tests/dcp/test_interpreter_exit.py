@@ -39,7 +39,8 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.meeting", rank=0, world_size=1)
     state = {"weights": torch.arange(16 * 2**20, dtype=torch.int32)}
     writer = streamxf.FileSystemWriter(sys.argv[1], _extensions=[streamxf.ZStandard(), streamxf.Checksum()])
-    dcp.async_save(state, storage_writer=writer, async_checkpointer_type=AsyncCheckpointerType.PROCESS)
+    for saved in {"cannot be pickled": lambda: None}, state:
+        dcp.async_save(saved, storage_writer=writer, async_checkpointer_type=AsyncCheckpointerType.PROCESS)
 """
 
 LEFT = """
@@ -93,8 +94,8 @@ def test_async_save_outlives_the_script_and_one_that_fails_is_told_on_stderr(tmp
 
 @pytest.mark.slow
 @gloo
-def test_async_save_by_a_process_outlives_the_script(tmp_path: Path) -> None:
-    run(BY_PROCESS, tmp_path)
+def test_async_save_by_a_process_outlives_the_script_and_one_that_cannot_be_sent_is_told(tmp_path: Path) -> None:
+    assert run(BY_PROCESS, tmp_path).count("a save in the background failed: ") == 1
     assert_saved(tmp_path / "checkpoint")
 
 

@@ -307,12 +307,20 @@ class AsksForItsFuture(dcp.DefaultSavePlanner):
         return super().create_local_plan()
 
 
+class IsAskedAfterwards(dcp.FileSystemWriter):
+    should_synchronize_after_execute = True
+
+    def synchronize_staging(self) -> None:
+        self.found = torch_private.future_of_async_save()
+
+
 def test_a_save_in_the_background_finds_its_future(tmp_path: Path):
-    writer: Any = dcp.FileSystemWriter(tmp_path)
+    writer: Any = IsAskedAfterwards(tmp_path)
     planner = AsksForItsFuture()
     future = dcp.async_save({"weight": torch.ones(3)}, storage_writer=writer, planner=planner)
     future.result(300)
-    assert planner.found is future
+    assert planner.found is writer.found is future
+    assert torch_private.future_of_async_save() is None
     dcp.save({"weight": torch.ones(3)}, storage_writer=writer, planner=planner)
     assert planner.found is None
     with ThreadPoolExecutor(1) as pool:
