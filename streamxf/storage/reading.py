@@ -7,16 +7,19 @@ from __future__ import annotations
 import errno
 import io
 import os
+import resource
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import IO, TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
 
 from streamxf.buffers import Scratch
 from streamxf.engine import ForkLock
-from streamxf.errors import ContainerError
+from streamxf.errors import ContainerError, ReplacedError
 from streamxf.storage.fetch import FetchedFile
 from streamxf.storage.fetch import Span as Span
 
@@ -308,33 +311,129 @@ class RangedFile(io.RawIOBase):
 
 # Tensors of many ranks lie in the files of all of them; what is opened elsewhere may hold much of a file ahead.
 _NEAR, _FAR = 256, 8
+_SHARE = 4  # of what the process may have open; a comparison opens two checkpoints
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)
+
+
+class _Lent:
+    """Access to a near file of `files`, which is opened again where it was closed meanwhile."""
+
+    def __init__(self, files: OpenFiles, name: str, file: StoredFile) -> None:
+        self._files, self._name = files, name
+        self.parallel = file.access.parallel
+        self.stamp = _stamp_of(file)
+
+    def read_into(self, position: int, out: memoryview) -> int:
+        opened = self._files.begin(self._name, self)
+        try:
+            return opened.access.read_into(position, out)
+        finally:
+            self._files.end(opened)
+
+    def expect(self, *spans: Span) -> None:
+        """The kernel reads ahead by itself."""
+
+
+@dataclass(eq=False)
+class _Opened:
+    """A file that is open; `reads` of its `access` are under way."""
+
+    file: StoredFile
+    access: PositionalFile
+    stack: ExitStack
+    reads: int = 0
 
 
 class OpenFiles:
-    """Opens files by name, and closes the one that was used least recently when there are too many; not while blocks of
-    it are under way.
+    """Opens files by name, and closes the one that was used least recently when there are too many, or the system
+    opens no more. Near ones can be read all the same, from any thread: each is opened again, if it is the same file
+    still. Others are not to be closed while blocks of them are under way.
 
     - `near`: as `Storage.near`.
     """
 
     def __init__(self, open_file: Callable[[str], AbstractContextManager[StoredFile]], *, near: bool) -> None:
-        self._open = open_file
-        self._most = _NEAR if near else _FAR
-        self._files: OrderedDict[str, tuple[StoredFile, ExitStack]] = OrderedDict()
+        self._open, self._near = open_file, near
+        self._most = most_open() if near else _FAR
+        self._files: OrderedDict[str, _Opened] = OrderedDict()
+        self._lent: WeakValueDictionary[str, _Lent] = WeakValueDictionary()
+        self._lock = ForkLock(threading.RLock)  # a signal's handler may read, too
 
     def __getitem__(self, name: str) -> StoredFile:
+        with self._lock.here():
+            return self._opened(name).file
+
+    def begin(self, name: str, lent: _Lent) -> _Opened:
+        """What a read of a lent file goes to, open until its `end`. Raises ReplacedError if it is another file now."""
+        with self._lock.here():
+            if self._lent.get(name) is not lent:
+                raise ValueError("I/O operation on closed file")
+            opened = self._opened(name)
+            opened.reads += 1
+            return opened
+
+    def end(self, opened: _Opened) -> None:
+        with self._lock.here():
+            opened.reads -= 1
+
+    def _opened(self, name: str) -> _Opened:
         if (known := self._files.get(name)) is not None:
             self._files.move_to_end(name)
-            return known[0]
-        while len(self._files) >= self._most:
-            _, (_, stack) = self._files.popitem(last=False)
-            stack.close()
+            return known
+        while len(self._files) >= self._most and self._close_one():
+            """One at a time: some may be read just now."""
         stack = ExitStack()
-        opened = stack.enter_context(self._open(name))
-        self._files[name] = opened, stack
-        return opened
+        file = self._enter(stack, name)
+        access = file.access
+        if self._near:
+            lent = self._lent.get(name)
+            if lent is None:
+                lent = self._lent[name] = _Lent(self, name, file)
+            elif lent.stamp != _stamp_of(file):
+                stack.close()
+                raise ReplacedError(_REPLACED, file=file.name)
+            file = replace(file, access=lent)
+        made = self._files[name] = _Opened(file, access, stack)
+        return made
+
+    def _enter(self, stack: ExitStack, name: str) -> StoredFile:
+        while True:
+            try:
+                return stack.enter_context(self._open(name))
+            except FileNotFoundError as error:
+                if name not in self._lent:
+                    raise
+                raise ReplacedError(_REPLACED, file=name) from error
+            except OSError as error:
+                if error.errno not in _TOO_MANY or not self._close_one():
+                    raise
+
+    def _close_one(self) -> bool:
+        name = next((name for name, each in self._files.items() if not each.reads), None)
+        if name is not None:
+            self._files.pop(name).stack.close()
+        return name is not None
 
     def close(self) -> None:
-        while self._files:
-            _, (_, stack) = self._files.popitem()
-            stack.close()
+        with self._lock.here():
+            self._lent.clear()
+            while self._files:
+                self._files.popitem()[1].stack.close()
+
+
+_REPLACED = "another file took its place while it was read, or it was removed: another process writes here. Start again"
+
+
+def _stamp_of(file: StoredFile) -> tuple[int, ...]:
+    """What tells a file from another one that takes its name."""
+    try:
+        facts = os.fstat(file.raw.fileno())
+    except (OSError, AttributeError):  # it has no descriptor
+        return (file.size,)
+    return facts.st_dev, facts.st_ino, facts.st_size
+
+
+def most_open() -> int:
+    """How many near files are kept open: a share of what the process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _NEAR if soft == resource.RLIM_INFINITY else max(1, min(_NEAR, soft // _SHARE))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,16 @@ import pytest
 import streamxf
 from streamxf.buffers import Scratch
 from streamxf.engine import ForkLock
-from streamxf.errors import ContainerError
-from streamxf.storage.reading import READ_WHOLE, FileSlice, OpenFiles, Timed, access_to
+from streamxf.errors import ContainerError, ReplacedError
+from streamxf.storage.reading import (
+    READ_WHOLE,
+    FileSlice,
+    OpenFiles,
+    StoredFile,
+    Timed,
+    access_to,
+    most_open,
+)
 from streamxf.stream.container import BlockReader, read_header
 from tests.forge import prefix_of
 from tests.polling import SECONDS, WatchedLock, at_once
@@ -237,16 +247,82 @@ def test_blocks_are_announced_by_their_bytes(monkeypatch: pytest.MonkeyPatch) ->
     assert announced == [(begin, ends[1]), (ends[1], ends[3]), (ends[3], ends[-1])]
 
 
-def test_files_that_are_kept_open_are_closed_one_by_one_or_together() -> None:
-    events: list[str] = []
+@contextmanager
+def names_open(folder: Path, opened: list[str], name: str) -> Iterator[StoredFile]:
+    """Open a file of a folder, and keep in `opened` which are."""
+    with (folder / name).open("rb", buffering=0) as raw:
+        opened.append(name)
+        yield StoredFile(name, os.fstat(raw.fileno()).st_size, raw, access_to(raw))
+    opened.remove(name)
 
-    @contextmanager
-    def open_file(name: str) -> Iterator[Any]:
-        events.append(f"open {name}")
-        yield name
-        events.append(f"close {name}")
 
-    files = OpenFiles(open_file, near=True)
-    assert [files["a"], files["b"], files["a"]] == ["a", "b", "a"]
+@pytest.mark.parametrize("near", [True, False])
+def test_files_that_are_kept_open_are_closed_one_by_one_or_together(tmp_path: Path, near: bool) -> None:
+    opened: list[str] = []
+    names = [f"{number:03}" for number in range(300)]
+    for name in names:
+        (tmp_path / name).write_bytes(name.encode())
+    files = OpenFiles(partial(names_open, tmp_path, opened), near=near)
+    assert [files[name].name for name in ("000", "001", "000")] == ["000", "001", "000"]
+    assert opened == ["000", "001"]
+    slices = [files[name].slice(0, 3) for name in names]
+    assert 0 < len(opened) <= (most_open() if near else 8)
+    assert [each.read_at(0, 3).decode() for each in slices] == names
     files.close()
-    assert sorted(events) == ["close a", "close b", "open a", "open b"]
+    assert opened == []
+
+
+@pytest.fixture
+def few_files() -> Iterator[int]:
+    """This process can open so many more, at most."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull) as free:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free.fileno() + 8, before[1]))
+    yield 8
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def big_files(folder: Path, count: int) -> dict[str, bytes]:
+    """Files that are not read whole when a part of them is opened."""
+    contents = {f"{number}": bytes([number]) * (READ_WHOLE + 1) for number in range(count)}
+    for name, data in contents.items():
+        (folder / name).write_bytes(data)
+    return contents
+
+
+def test_where_the_system_opens_no_more_one_is_closed_and_opened_again(tmp_path: Path, few_files: int) -> None:
+    opened: list[str] = []
+    contents = big_files(tmp_path, 3 * few_files)
+    files = OpenFiles(partial(names_open, tmp_path, opened), near=True)
+    files._most = 10**6
+    slices = {name: files[name].slice(0, READ_WHOLE + 1) for name in contents}
+    assert 0 < len(opened) <= few_files
+    read: dict[str, bytes] = {}
+    at_once(lambda name: read.update({name: slices[name].read_at(0, READ_WHOLE + 1)}), [*contents])
+    assert read == contents
+    files.close()
+    with pytest.raises(ValueError, match="closed file"):
+        slices["0"].read_at(0, 1)
+    kept = [files[name] for name in [*contents][:2]]  # and the same again
+    assert [each.slice(0, READ_WHOLE + 1).read_at(5, 1) for each in kept] == [b"\0", b"\1"]
+    files.close()
+
+
+@pytest.mark.parametrize("how", ["replaced", "longer", "gone"])
+def test_a_file_that_became_another_one_is_not_read_again(tmp_path: Path, how: str) -> None:
+    big_files(tmp_path, 2)
+    files = OpenFiles(partial(names_open, tmp_path, []), near=True)
+    files._most = 1
+    first = files["0"].slice(0, READ_WHOLE + 1)
+    files["1"]
+    path = tmp_path / "0"
+    if how == "replaced":
+        (tmp_path / "new").write_bytes(path.read_bytes())
+        (tmp_path / "new").rename(path)
+    elif how == "longer":
+        path.write_bytes(path.read_bytes() + b"x")
+    else:
+        path.unlink()
+    with pytest.raises(ReplacedError, match="another process writes here"):
+        first.read_at(0, 1)
+    files.close()
