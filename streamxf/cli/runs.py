@@ -79,7 +79,8 @@ def _print(found: Sequence[Record], readers: Mapping[str, str]) -> None:
     now = time.time()
     for each in found:
         kind = ["damaged"] if each.damaged else [each.kind, each.note]
-        notes = (*kind, each.link and f"link to {each.link}", readers.get(each.name))
+        others = "metrics may be missing, since notes beside it do not count" if each.other_notes else ""
+        notes = (*kind, others, each.link and f"link to {each.link}", readers.get(each.name))
         table.row(
             each.name,
             f"{each.step:,}",

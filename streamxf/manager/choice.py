@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from streamxf.checkpoint.checkpoint import Checkpoint
+from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, Commit
 from streamxf.errors import (
     ContainerError,
     ForeignError,
@@ -27,7 +28,7 @@ from streamxf.formats.opening import contents_of
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import has_no_place, holding
 from streamxf.manager.listing import Run
-from streamxf.manager.notes import COMMIT, FOLDER, REMOVED, SAVING, Authority, Commit, is_framework_file
+from streamxf.manager.notes import FOLDER, Authority, is_framework_file
 from streamxf.manager.record import Record, numbers_in, order_of, series_of
 from streamxf.manager.retention import Retention
 from streamxf.storage.removal import remove_entry

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 from streamxf.cached import cached_property
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata, read_metadata
+from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Commit, Saving, Supplement, ordered
 from streamxf.checkpoint.publish import made_by_writers
 from streamxf.errors import ContainerError, KeyServiceError, MetadataError, StreamxfError, escaped
 from streamxf.format.names import is_metadata_name, made_by_saves, metadata_among
 from streamxf.format.run import RunFacts
-from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Authority, Commit, Saving, Supplement, read
+from streamxf.manager.notes import Authority, read
 from streamxf.manager.record import Record, numbers_in
 from streamxf.storage.storage import Entries, Storage, StorageEntry
 
@@ -50,8 +51,7 @@ class Folder:
             return None, f"{type(error).__name__}: {error}"
         if said is None:
             return None, doubt or "it is not there, or no regular file"
-        counts = not doubt or self.authority.has_published(getattr(said, "save_id", None), self.place.name)
-        return said, "" if counts else doubt
+        return said, doubt
 
     @cached_property
     def saving(self) -> Saving | None:
@@ -62,16 +62,19 @@ class Folder:
         return said if said is not None and not doubt and said.name == self.place.name else None
 
     def supplements(self, save_id: str | None) -> tuple[list[Supplement], bool]:
-        """Those to a save that count, the oldest first; and whether there are others, whose contents nobody knows."""
-        found, lost = [], False
+        """Those to a save that count, in their order; and whether there are others, of which nobody knows what they
+        would say of it.
+        """
+        found: dict[str, Supplement] = {}
+        others = False
         for file in filter(SUPPLEMENT.fullmatch, self.top):
             said, doubt = self.note(file, Supplement.of_json)
-            if said is None or doubt:
-                _log.warning("%s", escaped(f"{self.place.label(file)} is ignored: {doubt}"))
-                lost = True
-            elif said.save_id == save_id:
-                found.append(said)
-        return sorted(found, key=lambda each: each.time), lost
+            if said is not None and not doubt and said.save_id == save_id:
+                found[file] = said
+            else:
+                _log.warning("%s", escaped(f"{self.place.label(file)} is ignored: {doubt or 'it is of another save'}"))
+                others = True
+        return ordered(found.items()), others
 
     def committed(self) -> Commit:
         """The commit record of what a framework wrote. Raises MetadataError if it cannot be read, ContainerError unless
@@ -211,11 +214,11 @@ class Folder:
         """With the metrics that are known by now."""
         if record.kind != "own":
             return record
-        found, lost = self.supplements(record.save_id)
+        found, others = self.supplements(record.save_id)
         known = dict(record.metrics or {})
         for each in found:
             known |= each.metrics
-        return replace(record, metrics=None if lost else known)
+        return replace(record, metrics=known, other_notes=others)
 
     def _written(self, path: str) -> float | None:
         when = self.files[path].written

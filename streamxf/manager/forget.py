@@ -11,6 +11,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING
 from streamxf.checkpoint.publish import DAY, RUN_FILE
 from streamxf.errors import ParameterError, StreamxfError, escaped
 from streamxf.format.limits import MAX_NOTE
@@ -20,7 +21,7 @@ from streamxf.manager.choice import Verify, check_verify, newest
 from streamxf.manager.folder import Folder
 from streamxf.manager.holds import going, has_no_place, held, is_over, removing
 from streamxf.manager.listing import Run, records_of
-from streamxf.manager.notes import COMMIT, REMOVED, SAVING, remove_notes, written_since
+from streamxf.manager.notes import remove_notes, written_since
 from streamxf.manager.record import Record, series_of
 from streamxf.manager.retention import Retention, settled
 from streamxf.manager.sessions import is_held
@@ -29,7 +30,7 @@ from streamxf.storage.opening import Location
 from streamxf.storage.removal import Order, files_of_many, remove_tree, remove_trees
 from streamxf.storage.small import put_small, read_small
 from streamxf.storage.storage import Entries
-from streamxf.wording import by_reason, listed, many, reason_of, size_text
+from streamxf.wording import by_reason, listed, many, reason_of, size_text, some
 
 _NEWEST = "the newest that verifies"
 _UNVERIFIED = "no checkpoint of this run verifies, so none is removed"
@@ -262,7 +263,9 @@ def _remove_unchanged(
             text = "%s still holds %s, since nothing says whose they are (%s): delete it if you need none"
             _log.warning(text, escaped(run.storage.label(name)), many(len(left), "file"), escaped(notes[name]))
         elif left:
-            _log.info("%s: %d files stay that are not of the checkpoint", escaped(run.storage.label(name)), len(left))
+            _log.info(
+                "%s: what is not of the checkpoint stays: %s", escaped(run.storage.label(name)), escaped(some(left))
+            )
     return failed
 
 

@@ -16,7 +16,7 @@ import secrets
 import socket
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from streamxf.checkpoint.publish import DAY
@@ -24,9 +24,9 @@ from streamxf.errors import NoCheckpointError, ParameterError
 from streamxf.manager.listing import Run, run_of
 from streamxf.manager.notes import FOLDER, notes_in, put_note, remove_notes
 from streamxf.manager.sessions import is_held
-from streamxf.storage.files import NOT_THERE
+from streamxf.storage.files import MAX_COMPONENT, NOT_THERE, draft_of
 from streamxf.storage.opening import Location, open_storage
-from streamxf.storage.removal import remove_entry
+from streamxf.storage.removal import is_literal, remove_entry
 from streamxf.storage.small import put_small, small_names
 from streamxf.storage.storage import Storage
 
@@ -35,6 +35,7 @@ _HOLD = re.compile(
     r"(?P<name>.{1,255})@(?P<time>[0-9]{1,15})@(?P<who>[^@]{1,255}?)(-(?P<session>[0-9a-f]{32}))?-[0-9a-f]{8}",
     re.DOTALL,
 )
+MAX_NAME_BYTES = 170  # of a checkpoint's folder, so that its holds have names, too
 _GOING = "going-[0-9]{1,15}-[0-9a-f]{16}"
 _PATIENCE = 60.0  # seconds
 _PAUSE = 0.05
@@ -98,9 +99,11 @@ def holding(run: Run, name: str) -> Iterator[None]:
 @contextmanager
 def put_hold(storage: Storage, name: str, session: str = "") -> Iterator[None]:
     """A hold, whatever lies there; of a `session` only while that runs."""
-    host = re.sub(r"[^\w.-]", "-", socket.gethostname())
-    who = f"{host}-{os.getpid()}-{session}".rstrip("-")
-    file = f"{name}@{int(time.time())}@{who}-{secrets.token_hex(4)}"
+    host = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII) or "-"
+    before, after = f"{name}@{int(time.time())}@", f"-{os.getpid()}-{session}".rstrip("-") + f"-{secrets.token_hex(4)}"
+    room = MAX_COMPONENT - len(draft_of(before + after).encode("utf-8", "surrogateescape"))
+    file = f"{before}{host[: max(room, 1)]}{after}"
+    storage.check_literal(file)  # or it could not be taken back
     put_small(storage, f"{_HOLDS}/{file}", b"", sync=False)
     try:
         yield
@@ -117,7 +120,7 @@ def held(storage: Storage, *, tidies: bool = False) -> dict[str, str]:
     over = []
     for file in small_names(storage, _HOLDS):
         match = _HOLD.fullmatch(file)
-        if match is None or not _is_literal(storage, file):
+        if match is None or not is_literal(storage, file):
             continue  # by such a name nothing is removed, so it keeps nothing
         begun = int(match["time"])
         if abs(now - begun) < DAY and not (match["session"] and is_held(storage, match["session"]) is False):
@@ -133,18 +136,11 @@ def held(storage: Storage, *, tidies: bool = False) -> dict[str, str]:
     return found
 
 
-def _is_literal(storage: Storage, name: str) -> bool:
-    with suppress(ParameterError):
-        storage.check_literal(name)
-        return True
-    return False
-
-
 @contextmanager
 def removing(run: Run, names: Collection[str]) -> Iterator[None]:
     """Say that these are about to be removed."""
     file = f"going-{int(time.time())}-{secrets.token_hex(8)}"
-    put_note(run.storage, run.authority, file, {"names": [*names]})
+    put_note(run.storage, run.authority, file, {"names": [*names]}, _names_of)
     yield
     remove_notes(run.storage, [file])  # not after a kill: whoever comes next finishes it
 
@@ -156,5 +152,9 @@ def is_over(file: str) -> bool:
 
 def going(run: Run) -> dict[str, str]:
     """What somebody has said to be removing, and has not finished, each with the file that says so."""
-    files = notes_in(run.storage, run.authority, _GOING, lambda content: [str(name) for name in content["names"]])
+    files = notes_in(run.storage, run.authority, _GOING, _names_of)
     return {name: file for file, names in files.items() for name in names}
+
+
+def _names_of(content: Any) -> list[str]:
+    return [str(name) for name in content["names"]]

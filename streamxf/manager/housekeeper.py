@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, Commit, CommittedFile, Saving, Supplement
 from streamxf.errors import MetadataError, NoCheckpointError, escaped
+from streamxf.format.items import check_literal_path
 from streamxf.format.names import is_metadata_name, made_by_saves
 from streamxf.format.run import RunFacts
 from streamxf.manager import notes
@@ -187,16 +189,16 @@ class Housekeeper:
         files, ours = folder.files, folder.contents()
         if files:
             run.change(name)
-        left = {*leftovers(run, folder, self._sessions.own.id, again=True)} - {notes.SAVING}
+        left = {*leftovers(run, folder, self._sessions.own.id, again=True)} - {SAVING}
         # which would go on to tell of what is replaced; on a local disk also what is no file, and would be in the way
-        gone = left | ({notes.COMMIT, notes.REMOVED} if storage.near else files.keys() & {notes.COMMIT, notes.REMOVED})
+        gone = left | ({COMMIT, REMOVED} if storage.near else files.keys() & {COMMIT, REMOVED})
         published = {path for path in folder.top if is_metadata_name(path)}
         if save.framework:
             gone |= published
-        record = run.record(name, folder) if save.framework or notes.COMMIT in files else None
+        record = run.record(name, folder) if save.framework or COMMIT in files else None
         if record is not None and record.counts:  # some frameworks refuse to save over files of theirs
             kept = set() if save.framework else published.union(filter(made_by_saves, files))  # of DCP, until replaced
-            gone |= {*ours} - kept - {notes.SAVING}
+            gone |= {*ours} - kept - {SAVING}
         try:
             save.hold.enter_context(put_hold(storage, name, self._sessions.own.id))
         except OSError as error:
@@ -206,13 +208,13 @@ class Housekeeper:
         # another run's files stay, and what this save does not write of them is none of it
         goes_on = gone if record is not None and record.complete else gone.union(ours)
         save.before = {path: notes.mark_of(entry) for path, entry in files.items() if path not in goes_on}
-        saving = notes.Saving(
+        saving = Saving(
             *(save.facts.run, name, int(time.time() * 1000), self._sessions.own.id),
             *(save.before if save.framework else {}, save.framework),
         )
         if left & published:  # only the note that is replaced says that these were never committed
             remove_tree(storage, name, sorted(left), [])
-        put_small(storage, f"{name}/{notes.SAVING}", run.authority.seal(saving.to_json()), sync=False)
+        put_small(storage, f"{name}/{SAVING}", run.authority.seal(saving.to_json(), Saving.of_json), sync=False)
         if gone:  # not before: what cannot be noted does not begin, and leaves what is there
             remove_tree(storage, name, sorted(gone), [])
 
@@ -220,20 +222,20 @@ class Housekeeper:
         if (save := self._saves.pop(name, None)) is not None:
             save.hold.close()
         if not noted:
-            remove_entry(self._storage, f"{name}/{notes.SAVING}")
+            remove_entry(self._storage, f"{name}/{SAVING}")
 
     def _take_back(self, name: str) -> None:
         """The note stays where files do, such as those of a rank that was killed: it says whose they are."""
         folder, save = self._run.folder(name), self._saves.get(name)
         holds_some = any(map(notes.is_framework_file, folder.files))
-        published = save is not None and not save.framework and (folder.metadata or notes.COMMIT in folder.files)
+        published = save is not None and not save.framework and (folder.metadata or COMMIT in folder.files)
         self._end(name, noted=holds_some and not published)
         if not holds_some:
             remove_tree(self._storage, name, [], [])
 
     def _saved(self, name: str, save_id: str | None, more: dict[str, float]) -> None:
         folder = self._run.folder(name)
-        if stale := {notes.COMMIT, notes.REMOVED}.intersection(folder.top):  # where the save could not be noted
+        if stale := {COMMIT, REMOVED}.intersection(folder.top):  # where the save could not be noted
             remove_entry(self._storage, *(f"{name}/{file}" for file in stale))
             folder = self._run.folder(name)
         record = self._run.record(name, folder)
@@ -261,14 +263,17 @@ class Housekeeper:
         place, files = folder.place, notes.written_since(folder.files, save.before, digests)
         if not files:
             raise NoCheckpointError("nothing was saved there", file=place.label())
+        for path in files:
+            for part in check_literal_path(path).split("/"):
+                self._storage.check_literal(part)
         found = {
-            path: notes.CommittedFile(entry.size or 0, digests.get(path), checksum_of(entry))
+            path: CommittedFile(entry.size or 0, digests.get(path), checksum_of(entry))
             for path, entry in sorted(files.items())
         }
-        commit = notes.Commit(secrets.token_hex(16), replace(save.facts, metrics=metrics), found)
+        commit = Commit(secrets.token_hex(16), replace(save.facts, metrics=metrics), found)
         if authority.strict:  # later, somebody might have changed them meanwhile, or take the note away
             found |= {path: found[path]._replace(sha256=digest_of(place, path)) for path in commit.without_digests()}
-        put_small(self._storage, f"{name}/{notes.COMMIT}", authority.seal(commit.to_json()), once=True)
+        put_small(self._storage, f"{name}/{COMMIT}", authority.seal(commit.to_json(), Commit.of_json), once=True)
         try:
             check_alone(folder, commit)
         except MetadataError as error:
@@ -280,7 +285,7 @@ class Housekeeper:
         self._submit(f"{name} could not be digested", self._digest, name, commit)
         self._submit("", self._sessions.seen)
 
-    def _digest(self, name: str, commit: notes.Commit) -> None:
+    def _digest(self, name: str, commit: Commit) -> None:
         """Where no store tells what it has, compute what the plug-in has not, so that damage is found later."""
         unknown = [path for path, file in commit.files.items() if file.sha256 is None and file.checksum is None]
         if unknown and self._storage.near and not self._run.authority.strict:
@@ -290,9 +295,9 @@ class Housekeeper:
 
     def _supplement(self, name: str, save_id: str, *known: Mapping[str, Any]) -> None:
         self._run.change(name)
-        content = notes.Supplement(save_id, max(time.time_ns() // 10**6, 0), *known).to_json()
+        content = Supplement(save_id, max(time.time_ns() // 10**6, 0), *known).to_json()
         file = f"{name}/.streamxf-note-{secrets.token_hex(4)}"
-        put_small(self._storage, file, self._run.authority.seal(content), once=True)
+        put_small(self._storage, file, self._run.authority.seal(content, Supplement.of_json), once=True)
 
     def _forget(self, protected: Mapping[str, str], coming: Record | None = None) -> bool:
         """Whatever the rules say of the step, the job's own last save stays: it may have resumed from an older step."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
+from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING
 from streamxf.errors import DAMAGE, NoCheckpointError, StreamxfError, is_damage
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
@@ -20,7 +21,6 @@ from streamxf.manager.choice import (
     newest,
 )
 from streamxf.manager.listing import Run, check_folder, of_other_formats, records_of, run_of
-from streamxf.manager.notes import COMMIT, REMOVED, SAVING
 from streamxf.manager.record import Record
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage

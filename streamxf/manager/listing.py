@@ -14,11 +14,12 @@ from typing import Any
 
 from streamxf.buffers import collector_paused
 from streamxf.checkpoint.access import Access
+from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT
 from streamxf.errors import DAMAGE, NoCheckpointError, ParameterError, UnsupportedError, escaped
 from streamxf.format.names import GLOBAL
 from streamxf.formats.opening import contents_of, open_source, parts_of
 from streamxf.manager.folder import Folder, checksum_of
-from streamxf.manager.notes import COMMIT, REMOVED, SAVING, SUPPLEMENT, Authority
+from streamxf.manager.notes import Authority
 from streamxf.manager.record import Record, is_numbered, order_of, series_of
 from streamxf.manager.rows import ANY, RowCache
 from streamxf.storage.opening import Location, open_storage
@@ -80,12 +81,14 @@ class Run:
         except FileNotFoundError:
             return []
         names = [name for name in (*self.names, *links) if is_numbered(name) and series in (None, series_of(name))]
+        odd = {name: record for name in names if (record := self._odd(name)) is not None}
+        names = [name for name in names if name not in odd]
         near, unlinked = self.storage.near, [name for name in names if name not in links]
         marks = {name: folder_mark(self.storage, name) if near else ANY for name in unlinked}
         looked = sure and not self.authority.strict
         rows = {name: self._rows.get(name, mark, looked=looked) for name, mark in marks.items()}
-        found = {name: row for name, row in rows.items() if row is not None}
-        told = {name for name in found if self._rows.known(name, looked=True) is None}
+        found = {name: row for name, row in rows.items() if row is not None} | odd
+        told = {name for name in found.keys() - odd if self._rows.known(name, looked=True) is None}
         again: Collection[str] = [name for name in names if name not in found]
         lied = False
         while True:
@@ -205,7 +208,17 @@ class Run:
             if record is not None:
                 found[name] = record
 
+    def _odd(self, name: str) -> Record | None:
+        """What is said of a folder that cannot be listed, so that nobody takes its run for an empty one."""
+        try:
+            self.storage.check_literal(name)
+        except ParameterError as error:
+            return Record(name, verified=False, note=error.message)
+        return None
+
     def _look(self, name: str, folder: Folder | None = None) -> Record | None:
+        if (odd := self._odd(name)) is not None:
+            return odd
         mark = folder_mark(self.storage, name)  # first: a change during the look has another one
         try:
             folder = folder or self.folder(name)

@@ -6,6 +6,7 @@ import errno
 import logging
 import operator
 import os
+import re
 import time
 import warnings
 from collections import deque
@@ -35,10 +36,11 @@ from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, give_back, gloo_group
 from streamxf.manager.choice import ALL, Verify, check_verify, choose, clear, damage_of
+from streamxf.manager.holds import MAX_NAME_BYTES
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import Authority
-from streamxf.manager.record import Record, numbers_in, series_of
+from streamxf.manager.record import MAX_DIGITS, Record, is_numbered, numbers_in, series_of
 from streamxf.manager.retention import Retention
 from streamxf.manager.schedule import Interval, SaveTimer, Schedule
 from streamxf.manager.signals import StopSignals
@@ -155,7 +157,6 @@ class CheckpointManager:
             raise ParameterError(f"in_flight={in_flight!r:.40}: it is a whole number from 1")
         if when_busy not in ("wait", "skip"):
             raise ParameterError(f"when_busy={when_busy!r:.40}: it is 'wait' or 'skip'")
-        _check_name(name)
         check_verify(verify)
         self._chain, access, self._reader = chain_and_access(chain, keys, reader)
         self._schedule = Schedule.of(save)
@@ -168,6 +169,7 @@ class CheckpointManager:
         self._storage = open_storage(
             run if isinstance(run, Storage) or is_url(run) else os.path.abspath(run), storage_options
         )
+        _check_name(name, self._storage)
         self._make_writer(_named(name, 0))  # so that arguments which do not fit are refused now
         self._make_reader(self._storage)
         self.stopping = False
@@ -357,7 +359,7 @@ class CheckpointManager:
             under_way.metrics.update(numbers)
         else:
             known: dict[str, str] = {}
-            for found in self._agreement.everywhere(lambda: dict(digests or {})):
+            for found in self._agreement.everywhere(lambda: _hexadecimal(digests or {})):
                 known |= found
             if after is not None:
                 self._in_background(_Saving(name, after, None, numbers, known), began or time.monotonic())
@@ -632,7 +634,15 @@ def _floats(metrics: Mapping[str, float] | None) -> dict[str, float]:
             found[str(name)] = float(value)
         except (TypeError, ValueError, RuntimeError) as error:  # torch's, of a tensor with several elements
             raise ParameterError(f"the metric {name!r:.80} is {value!r:.80}, which is not a number") from error
+    RunFacts("0" * 32, "-", 0, 0.0, {}, found).to_json()  # raises here what no note could take
     return found
+
+
+def _hexadecimal(digests: Mapping[str, str]) -> dict[str, str]:
+    for path, text in digests.items():
+        if not re.fullmatch("[0-9A-Fa-f]{64}", str(text)):
+            raise ParameterError(f"digests: that of {path!r:.80} is {text!r:.80}, and has to be 64 hexadecimal digits")
+    return {os.fspath(path): text.lower() for path, text in digests.items()}
 
 
 def _named(name: str, step: int) -> str:
@@ -641,16 +651,23 @@ def _named(name: str, step: int) -> str:
         number = operator.index(step)
     except TypeError:
         number = -1
-    if number < 0 or isinstance(step, bool):
-        raise ParameterError(f"step={step!r:.80}: it is an integer from 0")
+    if not 0 <= number < 10**MAX_DIGITS or isinstance(step, bool):
+        raise ParameterError(f"step={step!r:.80}: it is an integer from 0, of at most {MAX_DIGITS} digits")
     return name.format(number)
 
 
-def _check_name(name: str) -> None:
-    """Raise ParameterError unless ``{}`` stands for the step, as the last number of a folder's name."""
+def _check_name(name: str, storage: Storage) -> None:
+    """Raise ParameterError unless ``{}`` stands for the step, as the last number of a folder's name, and the storage
+    can list and remove such folders.
+    """
     try:
         fits = all(numbers_in(name.format(step))[-1:] == (step,) for step in (0, 12, 3_456_789))
+        longest = name.format(10**MAX_DIGITS - 1)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        fits = False
-    if not fits or "/" in name or name.startswith(".") or not name.isprintable() or len(name) > 200:
+        fits, longest = False, ""
+    if not fits or "/" in name or not is_numbered(longest) or not name.isprintable():
         raise ParameterError(f"name={name!r:.80}: it is a folder's name, with one {{}} for the step as its last number")
+    if (size := len(longest.encode())) > MAX_NAME_BYTES:
+        text = f"with {MAX_DIGITS} digits in place of {{}} it has {size} bytes, {MAX_NAME_BYTES} are allowed"
+        raise ParameterError(f"name={name!r:.80}: {text}, since the names of small files contain it")
+    storage.check_literal(longest)

@@ -1,29 +1,24 @@
 """Notes of a run, and `Authority`: what shows that one of them, or a checkpoint, is this job's own.
 
-In a checkpoint's folder, beside its own files: the commit record of what a framework wrote, supplements to what a
-checkpoint says of itself, and the mark of a save that is under way; docs/format.md, "Notes". In ``.streamxf``: what may
-be lost.
+In a checkpoint's folder, beside its own files, those of `streamxf.checkpoint.notes`. In ``.streamxf``: what may be
+lost.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, TypeVar
 
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.notes import parse_note, seal_note
-from streamxf.checkpoint.publish import RUN_FILE, made_by_writers
+from streamxf.checkpoint.publish import RUN_FILE
 from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import KeyMissingError, KeyServiceError, MetadataError, ParameterError, StreamxfError, escaped
-from streamxf.format import fields
-from streamxf.format.items import check_path
-from streamxf.format.limits import MAX_NOTE, MAX_NUMBER
-from streamxf.format.names import is_metadata_name
-from streamxf.format.run import RunFacts, metrics_json, metrics_of
+from streamxf.format.limits import MAX_NOTE
 from streamxf.keys import VerifyKey
 from streamxf.storage.removal import remove_entry
 from streamxf.storage.small import MOST_BYTES, put_small, read_small, small_files
@@ -57,6 +52,7 @@ class Authority:
             encryption = Encrypt(vouching)
         self._encryption = encryption
         self._session: tuple[int, Encrypt] | None = None
+        self._sealed: set[bytes] = set()  # digests
 
     @property
     def vouches(self) -> bool:
@@ -99,14 +95,22 @@ class Authority:
             return error.message
         return ""
 
-    def seal(self, content: Any) -> bytes:
-        """A note, vouched for as the job's checkpoints are."""
+    def seal(self, content: Any, make: Callable[[Any], object], most: int = MAX_NOTE) -> bytes:
+        """A note of at most so many bytes, vouched for as the job's checkpoints are. Raises MetadataError if `make`, by
+        which it is read, refuses it.
+        """
         encryption = self._encryption if self.strict else None
-        if encryption is None:
-            return seal_note(content)
-        if self._session is None or self._session[0] != os.getpid():
+        if encryption is not None and (self._session is None or self._session[0] != os.getpid()):
             self._session = os.getpid(), encryption.renew()
-        return seal_note(content, self._session[1])
+        data = seal_note(content, self._session[1] if encryption is not None and self._session is not None else None)
+        parse_note(data, most).said(make)
+        if self.blind:
+            self._sealed.add(hashlib.sha256(data).digest())
+        return data
+
+    def has_sealed(self, data: bytes) -> bool:
+        """Whether this process made a note, which nothing else shows."""
+        return self.blind and hashlib.sha256(data).digest() in self._sealed
 
 
 def _check_resumes(encryption: Encrypt, access: Access) -> None:
@@ -120,8 +124,6 @@ def _check_resumes(encryption: Encrypt, access: Access) -> None:
         )
 
 
-COMMIT, SAVING, REMOVED = ".streamxf-commit", ".streamxf-saving", ".streamxf-removed"
-SUPPLEMENT = re.compile(r"\.streamxf-note-[0-9a-f]{8}", re.ASCII)
 FOLDER = ".streamxf"
 
 _NONE: frozenset[str] = frozenset()
@@ -130,101 +132,9 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class CommittedFile(NamedTuple):
-    """A file that a framework wrote: with its digest once somebody has computed one, or the store's own checksum."""
-
-    size: int
-    sha256: str | None = None
-    checksum: str | None = None
-
-
-@dataclass(frozen=True)
-class Commit:
-    """What a framework wrote, and has said is complete."""
-
-    save_id: str
-    run: RunFacts
-    files: Mapping[str, CommittedFile]
-
-    def to_json(self) -> dict[str, Any]:
-        files = [
-            {"path": path, **{name: value for name, value in file._asdict().items() if value is not None}}
-            for path, file in self.files.items()
-        ]
-        return {"save_id": self.save_id, "run": self.run.to_json(), "files": files}
-
-    def without_digests(self) -> list[str]:
-        """The files of whose contents neither it nor a store tells, nor metadata of DCP beside them."""
-        of_dcp = {path[: -len(name)] for path in self.files if is_metadata_name(name := path.rpartition("/")[2])}
-
-        def is_told(path: str) -> bool:
-            folder, slash, name = path.rpartition("/")
-            return folder + slash in of_dcp and bool(is_metadata_name(name) or made_by_writers(name))
-
-        bare = (path for path, file in self.files.items() if file.sha256 is None and file.checksum is None)
-        return [path for path in bare if not is_told(path)]
-
-    @classmethod
-    def of_json(cls, content: Any) -> Self:
-        fields.exact(content, {"save_id", "run", "files"}, _NONE, "a commit record")
-        files = {}
-        for each in content["files"]:
-            fields.exact(each, {"path", "size"}, frozenset({"sha256", "checksum"}), "a file")
-            digest, checksum = each.get("sha256"), each.get("checksum")
-            path = check_path(each["path"])
-            files[path] = CommittedFile(
-                natural(each["size"]), digest and digits(digest, 64), checksum and str(checksum)
-            )
-        return cls(digits(content["save_id"], 32), RunFacts.of_json(content["run"]), files)
-
-
-@dataclass(frozen=True)
-class Supplement:
-    """What became known of a save after it was published: metrics, and digests of what a framework wrote."""
-
-    save_id: str
-    time: int  # milliseconds since 1970
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    sha256: Mapping[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        known = {"metrics": metrics_json(self.metrics), "sha256": dict(self.sha256)}
-        return {"save_id": self.save_id, "time": self.time, **known}
-
-    @classmethod
-    def of_json(cls, content: Any) -> Self:
-        fields.exact(content, {"save_id", "time", "metrics", "sha256"}, _NONE, "a supplement")
-        found = {check_path(path): digits(each, 64) for path, each in content["sha256"].items()}
-        return cls(digits(content["save_id"], 32), natural(content["time"]), metrics_of(content["metrics"]), found)
-
-
-@dataclass(frozen=True)
-class Saving:
-    """A save that was begun: in which run, by which session, what lay in the folder before, each file with its mark,
-    and whether a framework writes there, under names of its own.
-    """
-
-    run: str
-    name: str
-    time: int
-    session: str
-    before: Mapping[str, str]
-    framework: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "before": dict(self.before)}
-
-    @classmethod
-    def of_json(cls, content: Any) -> Self:
-        fields.exact(content, {"run", "name", "time", "session", "before", "framework"}, _NONE, "the mark of a save")
-        before = {check_path(path): str(mark) for path, mark in content["before"].items()}
-        run, session = digits(content["run"], 32), digits(content["session"], 32)
-        return cls(run, str(content["name"]), natural(content["time"]), session, before, content["framework"] is True)
-
-
-def put_note(storage: Storage, authority: Authority, file: str, content: Any) -> None:
-    """Put a note into ``.streamxf``, or replace it. Raises OSError."""
-    put_small(storage, f"{FOLDER}/{file}", authority.seal(content), sync=False)
+def put_note(storage: Storage, authority: Authority, file: str, content: Any, make: Callable[[Any], object]) -> None:
+    """Put a note into ``.streamxf``, or replace it. Raises OSError, and as `Authority.seal`."""
+    put_small(storage, f"{FOLDER}/{file}", authority.seal(content, make, MOST_BYTES), sync=False)
 
 
 def remove_notes(storage: Storage, files: Iterable[str]) -> None:
@@ -242,7 +152,7 @@ def notes_in(storage: Storage, authority: Authority, names: str, make: Callable[
         try:
             note = parse_note(data, MOST_BYTES)
             if not authority.doubt(note.check, note.signed_by):
-                found[file] = _parsed(make, note.content)
+                found[file] = note.said(make)
         except MetadataError as error:
             _log.debug("%s", escaped(f"{storage.label(file)} is ignored: {error.message}"))
     return found
@@ -256,16 +166,8 @@ def read(child: Storage, file: str, make: Callable[[Any], T], authority: Authori
     if data is None:
         return None, ""
     note = parse_note(data)
-    doubt = authority.doubt(note.check, note.signed_by)
-    return (None if doubt and not authority.blind else _parsed(make, note.content)), doubt
-
-
-def _parsed(make: Callable[[Any], T], content: Any) -> T:
-    """What a note says; raises MetadataError if it does not have this form."""
-    try:
-        return make(content)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise MetadataError(f"the note is malformed ({type(error).__name__}: {error})") from None
+    doubt = "" if authority.has_sealed(data) else authority.doubt(note.check, note.signed_by)
+    return (None if doubt and not authority.blind else note.said(make)), doubt
 
 
 def mark_of(entry: StorageEntry) -> str:
@@ -286,11 +188,3 @@ def written_since(files: Entries, before: Mapping[str, str], known: Iterable[str
         for path, entry in files.items()
         if is_framework_file(path) and (path in also or before.get(path) != mark_of(entry))
     }
-
-
-def natural(value: Any) -> int:
-    return fields.integer(value, "a number", MAX_NUMBER)
-
-
-def digits(value: Any, count: int) -> str:
-    return fields.digits(value, count, "hexadecimal digits")

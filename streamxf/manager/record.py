@@ -13,7 +13,7 @@ Kind = Literal["own", "unclaimed", "foreign", "unfinished", "removing"]
 _NUMBER = re.compile("[0-9]+")
 _NOT_TEXT = re.compile("[\ud800-\udfff]")
 _REMEMBERED = 2**15  # names: a job looks at the same ones after each save
-_DIGITS = 15  # of a number in a name; what is longer is no step, and int() would take quadratic time
+MAX_DIGITS = 15  # of a number in a name; what is longer is no step, and int() would take quadratic time
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,9 @@ class Record:
         More in words: why it is foreign or not verified, or the error in its metadata.
     damaged : bool
         Whether its metadata cannot be read.
+    other_notes : bool
+        Whether notes lie there that cannot be read, are not authentic or name another save. Then a metric that is not
+        in `metrics` is unknown.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Record:
     link: str = ""
     note: str = ""
     damaged: bool = False
+    other_notes: bool = False
 
     @property
     def complete(self) -> bool:
@@ -83,7 +87,11 @@ class Record:
         """Which save it is, and what decides whether it stays."""
         metrics = repr(self.metrics)  # NaN is not equal to itself
         which = self.save_id or (self.time, self.bytes)
-        return self.name, self.kind, which, self.verified, self.link, metrics
+        return self.name, self.kind, which, self.verified, self.link, metrics, self.other_notes
+
+    def knows(self, metric: str | None) -> bool:
+        """Whether it is known which value this metric has, or that it has none."""
+        return self.metrics is not None and (metric in self.metrics or not self.other_notes)
 
     @property
     def step(self) -> int:
@@ -110,7 +118,7 @@ def is_numbered(name: str) -> bool:
     """Whether a name can be that of a checkpoint of a run: text with numbers, none too long, and not hidden."""
     found = _NUMBER.findall(name)
     usual = not name.startswith(".") and _NOT_TEXT.search(name) is None
-    return usual and bool(found) and max(map(len, found)) <= _DIGITS
+    return usual and bool(found) and max(map(len, found)) <= MAX_DIGITS
 
 
 @lru_cache(_REMEMBERED)

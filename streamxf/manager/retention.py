@@ -43,7 +43,7 @@ class Retention:
         Keep steps that this number divides, permanently.
     best : int, optional
         Keep the N with the best values of `metric`; ties go to the newer. NaN and infinite values are never among the
-        best, and neither is a checkpoint without the metric. One whose metrics are unknown stays, in case it is.
+        best, and neither is a checkpoint without the metric. One whose metric is unknown stays, in case it is.
     metric : str, optional
         The name of a metric given to the save.
     mode : str
@@ -58,8 +58,8 @@ class Retention:
         Keep these steps, permanently.
     max_bytes : int, optional
         Limit on the size of all together. If the other rules keep more, the oldest go first; those among the best go
-        last, the worst of them first. The newest stays, and so do the permanent ones of `every` and `steps`. A
-        checkpoint whose size is unknown counts as 0.
+        last, the worst of them first, and before them those whose metric is unknown. The newest stays, and so do the
+        permanent ones of `every` and `steps`. A checkpoint whose size is unknown counts as 0.
     max_age : float or str, optional
         Remove those saved longer than this before the newest, with the same exceptions. A checkpoint whose time is
         unknown, or contradicts those of later steps, stays under all rules of time.
@@ -193,7 +193,7 @@ class Retention:
             yield from ((word, record) for record in records if self._is_divided(record))
         yield from ((f"{_counted('best', self.best)} by {self.metric}", record) for record in self.ranked(records))
         if self.best is not None:  # it may be among the best
-            yield from (("its metrics are unknown", record) for record in records if record.metrics is None)
+            yield from (("its metrics are unknown", record) for record in records if not record.knows(self.metric))
         for name, bucket in _CALENDAR.items():
             yield from _newest_of_each(name, bucket, getattr(self, name), records)
         if self.within is not None and records:
@@ -215,7 +215,8 @@ class Retention:
         """Which of those that stay may go to save bytes, in the order in which they go."""
         best = {each.name: rank for rank, each in enumerate(self.ranked(complete[::-1]))}
         passing = [each for each in staying if not (each.step in self.steps or self._is_divided(each))]
-        return sorted(passing, key=lambda each: (each.name in best, -best.get(each.name, 0)))
+        maybe = {each.name for each in passing if self.best is not None and not each.knows(self.metric)}
+        return sorted(passing, key=lambda each: (each.name in best, each.name in maybe, -best.get(each.name, 0)))
 
     def _is_divided(self, record: Record) -> bool:
         return self.every is not None and record.step % self.every == 0

@@ -54,7 +54,7 @@ class RowCache:
 
     def note(self, name: str, mark: str | None, record: Record | None) -> None:
         """Remember what stays true while the folder has this mark, whoever looks; what was known before does not."""
-        lasts = record is not None and record.complete and record.verified and not record.note
+        lasts = record is not None and record.complete and record.verified and not (record.note or record.other_notes)
         if mark is None or record is None or not lasts or (record.kind == "unclaimed" and record.run):
             if self._known.pop(name, None) or self._stored.get(name, _GONE) != _GONE:
                 self._stored[name] = _GONE
@@ -102,7 +102,7 @@ class RowCache:
             left -= (size := len(json.dumps([name, row])))
             if part and (left < 0 or not name):
                 file = f"rows-{secrets.token_hex(8)}"
-                put_note(self._storage, self._authority, file, {"time": time.time_ns() // 1000, "rows": part})
+                put_note(self._storage, self._authority, file, {"time": time.time_ns() // 1000, "rows": part}, _rows_of)
                 self._load().add(file)
                 part, left = {}, _ROOM - size
             part[name] = row

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import IO, Any
 from weakref import WeakValueDictionary
 
+from streamxf.checkpoint.notes import digits, natural
 from streamxf.errors import AbortedError, escaped
-from streamxf.manager.notes import FOLDER, Authority, digits, natural, notes_in, put_note, remove_notes
+from streamxf.manager.notes import FOLDER, Authority, notes_in, put_note, remove_notes
 from streamxf.storage.storage import Storage
 from streamxf.wording import time_text
 
@@ -113,7 +114,7 @@ class Sessions:
         """Give a sign of life."""
         now = max(time.time(), self.own.began)
         self.own = Session(**{**vars(self.own), "seen": now, "ended": ended})
-        put_note(self._storage, self._authority, f"session-{self.own.id}", self.own.to_json())
+        put_note(self._storage, self._authority, f"session-{self.own.id}", self.own.to_json(), Session.of_json)
 
     def close(self) -> None:
         lock, self._lock = self._lock, None

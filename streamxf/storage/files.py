@@ -52,6 +52,9 @@ _CANNOT = frozenset({errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP,
 _MAY_NOT = frozenset({errno.EACCES, errno.EPERM})
 
 
+MAX_COMPONENT = 255  # bytes of a name in a folder, by Linux's file systems
+
+
 def check_component(name: str) -> str:
     """Return `name` if it names something directly in a folder; raises ParameterError."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:

@@ -38,6 +38,8 @@ Failed = dict[str, Exception]
 
 # Some clients take the end of a path for a version (`?versionId=`, `#`), and no store takes control characters.
 _NOT_LITERAL = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]")
+_NO_KEY = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]|\?versionId=")
+_KEYS = frozenset({"s3", "s3a", "memory"})  # whose clients take all else of a key literally
 
 
 class RemoteStorage(Storage):
@@ -82,7 +84,9 @@ class RemoteStorage(Storage):
 
     def below(self, path: str = "", *, folders: bool = False) -> Iterator[StorageEntry]:
         self.forget_listings()
-        if path and (_NOT_LITERAL.search(path) or self.is_link(path)):
+        for name in path.split("/") if path else ():
+            self.check_literal(name)
+        if path and self.is_link(path):
             return
         base = self.path_of(path).rstrip("/") + "/"
         for found, entry in self.filesystem.find(self.path_of(path), withdirs=folders, detail=True).items():
@@ -233,8 +237,8 @@ class RemoteStorage(Storage):
 
     def check_literal(self, name: str) -> None:
         check_component(name)
-        if _NOT_LITERAL.search(name):
-            raise ParameterError(f"{ascii(name)[:80]} cannot be removed: not all clients of stores take it literally")
+        if (_NO_KEY if self.protocol in _KEYS else _NOT_LITERAL).search(name):
+            raise ParameterError(f"{ascii(name)[:80]}: the client of this store might not take this name literally")
 
     def remove(self, paths: Iterable[str]) -> dict[str, Exception]:
         places = {self.path_of(path): path for path in paths}

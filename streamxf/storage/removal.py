@@ -7,10 +7,10 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import chain, islice
+from contextlib import suppress
+from itertools import islice
 
-from streamxf.errors import escaped
-from streamxf.format.items import check_path
+from streamxf.errors import ParameterError, escaped
 from streamxf.storage.files import MOST, NOT_THERE, check_component, components
 from streamxf.storage.storage import LOCK, Entries, Storage, StorageEntry
 
@@ -32,12 +32,12 @@ def remove_tree(storage: Storage, name: str, first: Collection[str], rest: Colle
     first, rest : collection of str
         Paths in the folder. Those of `first` go before all others, in object stores in batches; if one of them cannot
         be removed, none of `rest` is. The last of each goes once all others of it have. A file that is not there is
-        fine.
+        fine. A path that leads out, or that the storage might not take literally, stays.
 
     Raises
     ------
-    ParameterError, MetadataError
-        If a name or a path is not literal, or leads out. Nothing was removed.
+    ParameterError
+        If the name is not literal. Nothing was removed.
     OSError
         The first one, after all others were tried; of an object store, whatever its client raises.
     """
@@ -53,18 +53,15 @@ def remove_trees(
     """The same of many folders at once, each with `first` and `rest`: what stays in each, or why it could not be
     removed. `listed` gives the files of each, where an object store has listed them just now.
     """
-    turns: dict[str, list[list[str]]] = {}
-    for name, paths in orders.items():
-        storage.check_literal(name)
-        for path in chain(*paths):
-            check_path(path)
-        turns[name] = [part for group in map(list, paths) for part in (group[:-1], group[-1:])]
     done: dict[str, list[str] | Exception] = {}
     batch: dict[str, list[list[str]]] = {}
-    for name, groups in turns.items():
+    for name, paths in orders.items():
         try:
+            storage.check_literal(name)
+            literal = [[path for path in group if is_literal(storage, *path.split("/"))] for group in paths]
+            groups = [part for group in literal for part in (group[:-1], group[-1:])]
             left = storage.remove_folder(name, groups)
-        except OSError as error:
+        except (OSError, ParameterError) as error:  # the others are removed all the same
             done[name] = error
             continue
         if left is None:
@@ -72,6 +69,15 @@ def remove_trees(
         else:
             done[name] = left
     return done | _remove_batch(storage, batch, listed) if batch else done
+
+
+def is_literal(storage: Storage, *names: str) -> bool:
+    """Whether the storage takes all of these names literally."""
+    with suppress(ParameterError):
+        for name in names:
+            storage.check_literal(name)
+        return True
+    return False
 
 
 def remove_entry(storage: Storage, *paths: str) -> None:

@@ -85,7 +85,7 @@ def test_without_a_signature_no_one_signed() -> None:
 def test_a_signature_of_other_contents_is_an_error() -> None:
     """The keys of one note under the contents of another."""
     ours, theirs = (parse_note(seal_note(content, CHAINS["signed"])) for content in (RECORD, {}))
-    forged = Note(theirs._sections, ours._lines)
+    forged = Note(theirs.sections, ours._lines)
     with pytest.raises(AuthenticationError):
         forged.signed_by([SIGNER.verify_key])
     with pytest.raises(AuthenticationError):

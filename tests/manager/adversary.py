@@ -154,8 +154,7 @@ class Adversary(RunOnDisk):
             return
         if kind in ("forged", "hollow"):
             made = self.forged(path) if kind == "forged" else hollow
-            if kind == "hollow" or self.keying.strict:  # without keys it is a note of another save
-                self.muddles.add(made)
+            self.muddles.add(made)
             self.place.put(path, made)
         else:
             place = self.place.path(path)

@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from streamxf.checkpoint.notes import parse_note
+from streamxf.checkpoint.notes import COMMIT, parse_note
 from streamxf.errors import NoCheckpointError
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.manager import CheckpointManager
-from streamxf.manager.notes import COMMIT
 from streamxf.manager.retention import Retention
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage

@@ -21,6 +21,10 @@ class Saved(NamedTuple):
     time: float | None  # None if nobody knows it
     size: int
     metrics: dict[str, float] | None  # likewise
+    muddled: bool = False  # whether it may have others
+
+    def may_have(self, metric: str) -> bool:
+        return self.metrics is None or (self.muddled and metric not in self.metrics)
 
 
 def keep(saved: list[Saved], rules: dict[str, Any]) -> set[int]:
@@ -35,7 +39,7 @@ def keep(saved: list[Saved], rules: dict[str, Any]) -> set[int]:
     stay |= {one.step for one in first(rules.get("last", 0), newest_first)}
     stay |= {one.step for one in first(rules.get("best", 0), best_first(newest_first, rules))}
     if rules.get("best"):
-        stay |= {one.step for one in saved if one.metrics is None}
+        stay |= {one.step for one in saved if one.may_have(rules["metric"])}
     for rule, form in FORMATS.items():
         by_bucket: dict[str, Saved] = {}
         for one in newest_first:
@@ -56,8 +60,10 @@ def keep(saved: list[Saved], rules: dict[str, Any]) -> set[int]:
         stay -= {one.step for one in saved if one.step in old and not is_for_ever(one, rules)}
     if "max_bytes" in rules:
         best = best_first(newest_first, rules)[: None if rules.get("best") == -1 else rules.get("best", 0)]
-        others = [one for one in newest_first if one not in best]
-        for one in others[::-1] + best[::-1]:
+        others = [one for one in newest_first[::-1] if one not in best]
+        if rules.get("best"):  # stable
+            others.sort(key=lambda one: one.may_have(rules["metric"]))
+        for one in others + best[::-1]:
             too_much = sum(other.size for other in saved if other.step in stay) > rules["max_bytes"]
             if too_much and one is not newest and not is_for_ever(one, rules):
                 stay.discard(one.step)
@@ -101,8 +107,8 @@ class Folder:
     - `ours`: whether it may be this run's: with keys, who saved it had them; and it names no other run.
     - `broken`: which ways of checking find its damage; none of them finds what is not damaged.
     - `mixed`: whether, with keys, others lie among the files that a framework committed.
-    - `muddled`: whether beside it lies a note that nobody can read, or vouches for. It may have been one that was put
-      there later, so nobody knows the metrics.
+    - `muddled`: whether beside it lies a note that nobody can read or vouches for, or of another save. It may have been
+      one that was put there later, so nobody knows which metrics it has besides.
     """
 
     told: str
@@ -113,11 +119,6 @@ class Folder:
     broken: set[str] = field(default_factory=set)
     muddled: bool = False
     mixed: bool = False
-
-    @property
-    def known(self) -> dict[str, float] | None:
-        """The metrics, as far as anybody can know."""
-        return None if self.muddled else self.metrics
 
 
 @dataclass
@@ -150,7 +151,7 @@ class Model:
     ) -> tuple[set[int], set[int]]:
         """What a `forget` would remove, and what it would not only because someone reads it."""
         counted = self.counted
-        saved = [Saved(step, each.time, each.size, each.known) for step, each in counted.items()]
+        saved = [Saved(step, each.time, each.size, each.metrics, each.muddled) for step, each in counted.items()]
         linked = {step for step in counted if f"step-{step}" in self.links.values()}
         wanted = counted.keys() - keep(believed(saved, now), rules) - linked - {just_saved}
         in_use = {step for step in wanted if f"step-{step}" in read}

@@ -19,11 +19,10 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import CheckpointManager
-from streamxf.checkpoint.notes import parse_note, seal_note
+from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING, Saving, parse_note, seal_note
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import NoCheckpointError
 from streamxf.manager import housekeeper
-from streamxf.manager.notes import COMMIT, REMOVED, SAVING, Saving
 
 from .points import no_locks
 from .runs import blank, is_at, resumed, saved_run, state_at

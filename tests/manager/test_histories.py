@@ -402,7 +402,7 @@ class Histories(Adversary):
             if each.counts and each.series == "step-{}"
         }
         assert counted == {
-            f"step-{step}": (each.time, each.size, repr(each.known)) for step, each in self.model.counted.items()
+            f"step-{step}": (each.time, each.size, repr(each.metrics)) for step, each in self.model.counted.items()
         }
         assert all(shown[name] or not self.model.folders[name].told for name in counted)
         rest = {name for name in self.model.folders if self.place.local or name.removeprefix("step-").isdigit()}

@@ -23,6 +23,7 @@ from streamxf.errors import ForeignError, KeyServiceError, NoCheckpointError, Pa
 from streamxf.manager import folder
 from streamxf.manager.latest import is_complete
 from streamxf.manager.notes import Authority
+from streamxf.storage import remote
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.storage import Storage, StorageEntry
 from tests.altered import flip
@@ -301,10 +302,16 @@ def test_folders_of_other_formats(tmp_path: Path) -> None:
     assert streamxf.latest(tmp_path) == str(tmp_path / "step-1"), "models beside a run are no checkpoints of it"
 
 
-def test_a_name_that_a_store_may_not_take_literally_is_of_no_other_format() -> None:
-    """Nothing of such a folder is listed, so nobody knows whether it is foreign."""
+def test_a_name_that_a_store_may_not_take_literally_is_no_empty_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of such a folder can be listed, which everybody is told who asks for it."""
     dcp.save(dict(STATE), storage_writer=streamxf.FsspecWriter("memory://literal/step-?9"))
-    assert streamxf.latest("memory://literal") is None
+    assert streamxf.latest("memory://literal") == "memory://literal/step-?9"
+    monkeypatch.setattr(remote, "_KEYS", frozenset())
+    with pytest.raises(NoCheckpointError, match=r"step-\?9.* might not take this name literally"):
+        streamxf.latest("memory://literal")
+    (record,) = streamxf.list_checkpoints("memory://literal")
+    assert (record.complete, record.verified, "literally" in record.note) == (True, False, True)
+    assert "not verified" in streamxf.forget("memory://literal", 1, dry_run=True).kept["step-?9"][0]
 
 
 @pytest.mark.parametrize("verify", ["none", "sample", "whole"])

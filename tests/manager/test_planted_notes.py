@@ -15,12 +15,12 @@ import streamxf
 from streamxf import CheckpointManager, Retention
 from streamxf.checkpoint import notes
 from streamxf.checkpoint.access import Access
-from streamxf.checkpoint.notes import seal_note
+from streamxf.checkpoint.notes import COMMIT, seal_note
 from streamxf.errors import MetadataError, ParameterError
 from streamxf.manager.folder import Folder
 from streamxf.manager.latest import is_complete
 from streamxf.manager.listing import Run, folder_mark, list_checkpoints
-from streamxf.manager.notes import COMMIT, Authority
+from streamxf.manager.notes import Authority
 from streamxf.manager.rows import RowCache
 from streamxf.storage.opening import open_storage
 from streamxf.storage.removal import files_of

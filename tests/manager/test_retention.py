@@ -222,11 +222,12 @@ TIMES = st.integers(0, 10**8).map(float) | st.integers(0, 60).map(lambda hours: 
 LOSSES = st.sampled_from([None, math.nan, math.inf, -math.inf, 0.0, 0.5, 0.5, 1.0])
 SAVED = st.lists(
     st.builds(
-        lambda step, time, size, loss: Saved(step, time, size, {} if loss is None else {"loss": loss}),
+        lambda step, time, size, loss, more: Saved(step, time, size, {} if loss is None else {"loss": loss}, more),
         st.integers(0, 60),
         TIMES | st.none(),
         st.integers(0, 50),
         LOSSES,
+        st.booleans(),
     ),
     max_size=30,
     unique_by=lambda one: one.step,
@@ -235,7 +236,7 @@ SAVED = st.lists(
 
 @given(SAVED, RULES, st.randoms(use_true_random=False))
 def test_the_model_agrees(saved: list[Saved], rules: dict[str, Any], shuffler: random.Random):
-    shuffled = [Record(f"step-{one.step}", one.time, one.size, one.metrics) for one in saved]
+    shuffled = [Record(f"step-{one.step}", *one[1:4], other_notes=one.muddled) for one in saved]
     shuffler.shuffle(shuffled)
     decided = Retention(**rules).decide(shuffled)
     assert list(decided) == [f"step-{one.step}" for one in sorted(saved)]

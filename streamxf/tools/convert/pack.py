@@ -17,6 +17,7 @@ from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Require
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.metadata import Metadata, metadata_files
+from streamxf.checkpoint.notes import check_uncommitted, known_run
 from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.publish import made_by_writers
 from streamxf.checkpoint.saving import Save
@@ -26,6 +27,7 @@ from streamxf.format.header import Kind
 from streamxf.format.items import ITEMSIZES, TensorItem, elements_size
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL
+from streamxf.format.run import RunFacts
 from streamxf.formats.opening import is_checkpoint
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
@@ -69,7 +71,7 @@ def transcode(
 
     Items are copied block by block, with all checks of a load; only a tensor that went through a stream transform, such
     as torch's ``ZStandard``, is held whole. Objects are not unpickled. Names, shards, planners' records and the run
-    stay as they are; if ranks have their own metadata, each keeps it.
+    stay as they are, with the metrics that came later; if ranks have their own metadata, each keeps it.
 
     If the call fails or the process is killed, finished data files stay, and the same call resumes from there. If the
     chain encrypts, that needs a recipient's key that also decrypts: with public keys alone the call starts over.
@@ -112,6 +114,8 @@ def transcode(
         If the copy cannot fit on the disk.
     MetadataError
         If the source was replaced while it was read, with `in_place`.
+    UnsupportedError
+        If a framework committed the source to a `CheckpointManager`, with `in_place`.
     StreamxfError
         If the source is damaged or was altered. Then nothing is published.
     """
@@ -155,11 +159,24 @@ def copy(
     """Copy the checkpoint in `storage`; raises as `transcode`."""
     versions = {name: storage.version(name) for name in metadata_files(storage)}
     with Checkpoint.at(storage, access) as checkpoint:
-        copies = [_copy_of(checkpoint, each, versions.get(each.name), in_place) for each in checkpoint.metadata]
-        return Converted.together([convert(to, each, file_size, progress, fleet) for each in copies])
+        known = [known_run(storage, each.index, access) for each in checkpoint.metadata]
+        pairs = [*zip(checkpoint.metadata, known, strict=True)]
+        if in_place:
+            unnamed = [each for each, about in pairs if about.run is None]
+            check_uncommitted(storage, {name for each in unnamed for name in (each.name, *each.named())}, access)
+        copies = [_copy_of(checkpoint, each, about.run, versions.get(each.name), in_place) for each, about in pairs]
+        made = Converted.together([convert(to, each, file_size, progress, fleet) for each in copies])
+    # after a kill they stay, and say nothing of the new save
+    failed = storage.remove([file for each in known for file in each.notes]) if in_place else {}
+    remarks = [f"{file} counts for nothing any more, and could not be removed: {why}" for file, why in failed.items()]
+    if others := sorted({file for each in known for file in each.others}):
+        remarks.append(f"metrics that {some(others)} may name are not copied: of another save, or not authentic")
+    return replace(made, notes=(*made.notes, *remarks))
 
 
-def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_place: bool) -> Conversion:
+def _copy_of(
+    checkpoint: Checkpoint, metadata: Metadata, run: RunFacts | None, version: object, in_place: bool
+) -> Conversion:
     """The items of one metadata file, which had `version` before it was read."""
     storage, index = checkpoint.storage, metadata.index
     # files that another save may overwrite; no other save uses the names of streamxf's writers
@@ -187,7 +204,7 @@ def _copy_of(checkpoint: Checkpoint, metadata: Metadata, version: object, in_pla
         _stored,
         index.extra if index is not None else {},
         check,
-        index.run if index is not None else None,
+        run,
     )
 
 

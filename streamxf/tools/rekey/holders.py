@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -14,10 +14,12 @@ from streamxf.budget import check_whole
 from streamxf.buffers import write_all
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.metadata import Metadata, metadata_files, metadata_in, read_sections
+from streamxf.checkpoint.notes import check_uncommitted, parse_note
 from streamxf.checkpoint.pickled import pickled
+from streamxf.checkpoint.publish import RUN_FILE
 from streamxf.errors import located
 from streamxf.format.index import Index
-from streamxf.format.limits import NO_PICKLE, PLAIN_MAGIC, TRAILER_BYTES, WRAPPED_KEY_BYTES
+from streamxf.format.limits import MAX_NOTE, NO_PICKLE, PLAIN_MAGIC, TRAILER_BYTES, WRAPPED_KEY_BYTES
 from streamxf.format.names import GLOBAL, rank_metadata_among
 from streamxf.format.plain import pack_prefix, pack_seal
 from streamxf.format.trailer import Sections, Trailer, pack, pack_keys, slices
@@ -28,6 +30,7 @@ from streamxf.storage.lock import locked
 from streamxf.storage.multipart import ReplacedMeanwhile
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.reading import FileSlice
+from streamxf.storage.small import read_small
 from streamxf.storage.storage import Storage
 from streamxf.stream.plain import PlainParts
 from streamxf.tools.rekey.recipients import KeySet, Opened
@@ -116,6 +119,11 @@ class MetadataFile:
             raise errors.MetadataError("the keys cannot be replaced; the metadata was left as it is")
         return data
 
+    def check_uncommitted(self, access: Access) -> None:
+        """Raise UnsupportedError if a framework's commit record tells its size."""
+        if self.index.run is None:  # else the record counts for nothing
+            check_uncommitted(self._storage, [self.name], access)
+
     def replace(self, packed: bytes) -> None:
         """Put what `pack` made in its place, if it is still the same."""
         if self._storage.is_cached:
@@ -162,6 +170,39 @@ class MetadataFile:
                 "wrapped for its recipients, which it does not have without a pickle: save it with stock=True"
             )
         return pickled(index, {writer: text or "" for writer, text in by_writer.items()}, self._storage.label())
+
+
+class NoteFile(MetadataFile):
+    """A note beside a checkpoint, which has keys as metadata has."""
+
+    def open(self, access: Access) -> Opened:
+        keys = self.keys
+        opener, data_key = access.keys.open_by(str(keys.envelopes[0]), str(keys.vouchers), keys.digest)
+        return Opened(keys, (data_key,), opener, hashed=True)
+
+    def pack(self, keys: KeySet | None, sections: Sections | None = None, index: Index | None = None) -> bytes:
+        assert keys is not None
+        lines = pack_keys(str(keys.envelopes[0]), str(keys.vouchers))
+        data = pack(b"", b"", bytes(self.sections.root), lines, self.sections.format_bytes)
+        parse_note(data)
+        return data
+
+    def check_uncommitted(self, access: Access) -> None:
+        """No record tells the size of a note."""
+
+    def _sections(self) -> Sections:
+        return parse_note(read_small(self._storage, self.name, MAX_NOTE) or b"").sections
+
+
+def notes_at(path: Location, storage_options: Mapping[str, Any] | None) -> Iterator[NoteFile]:
+    """The notes beside a checkpoint's metadata that have keys. What cannot be read is left as it is."""
+    storage = open_storage(path, storage_options)
+    for name in sorted(storage.names(())) if storage.is_folder() else ():
+        if RUN_FILE.fullmatch(name):
+            with suppress(errors.MetadataError, errors.DescriptorError):
+                made = NoteFile(storage, name)
+                if made.is_encrypted:
+                    yield made
 
 
 def metadata_of(storage: Storage) -> Iterator[MetadataFile]:
@@ -277,9 +318,14 @@ def each(files: Iterable[F], work: Callable[[F], T]) -> list[T]:
     return done
 
 
-def replace_each(planned: Iterable[tuple[Holder, Any] | None]) -> tuple[str, ...]:
-    """Put what `pack` made in the places of files, and return their names. All is made before anything is written."""
+def replace_each(planned: Collection[tuple[Holder, Any] | None], access: Access) -> tuple[str, ...]:
+    """Put what `pack` made in the places of files, and return their names. All is made before anything is written.
+    Raises UnsupportedError if one of them is metadata that a framework committed.
+    """
     done = []
+    for file, _ in filter(None, planned):
+        if isinstance(file, MetadataFile):
+            file.check_uncommitted(access)
     for file, packed in filter(None, planned):
         with located(file=file.label):
             file.replace(packed)

@@ -6,22 +6,25 @@ them the pickle for torch's readers; each file in one step.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from streamxf.checkpoint.access import Access, SaveIds
 from streamxf.codecs.encrypt import as_recipients
-from streamxf.errors import KeyMissingError, ParameterError
+from streamxf.errors import KeyMissingError, KeyServiceError, ParameterError, StreamxfError, escaped
 from streamxf.keys import KeyLike, KeyProvider, KeyRing, KeysLike, SignerLike, SigningKey, TrustLike
 from streamxf.keys.envelope import DataKey, Entry, Envelope
 from streamxf.keys.key import is_key_id
 from streamxf.keys.location import as_provider
 from streamxf.storage.opening import Location
-from streamxf.tools.rekey.holders import Holder, each, holders_at, replace_each
+from streamxf.tools.rekey.holders import Holder, each, holders_at, notes_at, replace_each
 from streamxf.tools.rekey.recipients import KeySet, Opened, Recipients, Terms
 
 StorageOptions = Mapping[str, Any] | None
+
+_log = logging.getLogger(__name__)
 
 
 def recipients(
@@ -59,10 +62,11 @@ def rekey(
 ) -> tuple[str, ...]:
     """Wrap the data keys of a checkpoint or a plain file for `recipients`, and for no one else.
 
-    Of a checkpoint only metadata files are rewritten, each in one step; data files keep their bytes. Nothing is written
-    until all data keys are unwrapped, all vouchers and signatures are verified, and all new metadata is made. If ranks
-    have their own metadata, files are replaced one by one: after a failure in between, call this again with the same
-    arguments, which also accepts files that are for `recipients` already.
+    Of a checkpoint only metadata files and the notes beside them are rewritten, each in one step; data files keep their
+    bytes. Nothing is written until all data keys are unwrapped, all vouchers and signatures are verified, and all new
+    metadata is made. Files are replaced one by one: after a failure in between, call this again with the same
+    arguments, which also accepts files that are for `recipients` already. Notes that `keys` do not open stay as they
+    are, with a warning.
 
     Parameters
     ----------
@@ -107,7 +111,8 @@ def rekey(
     MetadataError, ContainerError, DescriptorError
         If it is missing or damaged, or was replaced meanwhile.
     UnsupportedError
-        If another writer made it, or `signer` is given and it was saved without one.
+        If another writer made it, `signer` is given and it was saved without one, or a framework committed it to a
+        `CheckpointManager`, whose record has the sizes of all files.
     OSError
         If it cannot be written. Then the old file is still there.
     """
@@ -238,7 +243,17 @@ def _change(
         made = change(file)
         return (file, file.pack(made)) if made != file.keys else None
 
-    return replace_each(each(holders_at(path, storage_options, access.expected_saves), plan))
+    def plan_note(file: Holder) -> tuple[Holder, Any] | None:
+        try:
+            return plan(file)
+        except KeyServiceError:
+            raise
+        except StreamxfError as error:  # anybody may have put it there
+            _log.warning("%s", escaped(f"{file.label} keeps its recipients: {error.message}"))
+            return None
+
+    planned = each(holders_at(path, storage_options, access.expected_saves), plan)
+    return replace_each([*planned, *each(notes_at(path, storage_options), plan_note)], access)
 
 
 # -- keys ------------------------------------------------------------------------------------------

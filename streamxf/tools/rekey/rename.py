@@ -75,7 +75,7 @@ def rename(
     planned = each(metadata_of(storage), plan)
     if unused := renaming.unused(seen, patterns=True):
         raise ParameterError(f"the checkpoint has no items of these names: {some(unused)}", file=storage.label())
-    replace_each(planned)
+    replace_each(planned, access)
     return changed
 
 
@@ -132,4 +132,4 @@ def stock(path: Location, *, storage_options: Mapping[str, Any] | None = None) -
         file.read(Access(), listing=True)
         return file, file.pack(file.keys if file.is_encrypted else None, replace(file.sections, pickled=True))
 
-    return replace_each(each(metadata_of(open_storage(path, storage_options)), plan))
+    return replace_each(each(metadata_of(open_storage(path, storage_options)), plan), Access())

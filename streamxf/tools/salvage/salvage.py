@@ -11,6 +11,7 @@ from streamxf.budget import MAX_EXPANSION
 from streamxf.buffers import flat_view
 from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Access, Codecs, Require, SaveIds
+from streamxf.checkpoint.notes import known_run
 from streamxf.checkpoint.opening import ItemPart
 from streamxf.checkpoint.saving import Save
 from streamxf.checkpoint.sources import Content
@@ -18,6 +19,7 @@ from streamxf.descriptor import ENCRYPT
 from streamxf.errors import MetadataError
 from streamxf.format.header import Kind
 from streamxf.format.items import Chunk, Item, Place, TensorItem
+from streamxf.format.run import RunFacts
 from streamxf.keys import KeysLike, SignerLike, TrustLike
 from streamxf.progress import Progress
 from streamxf.storage.opening import Location, open_storage
@@ -224,9 +226,16 @@ def _conversion(source: str, checkpoint: DamagedCheckpoint, found: Salvaged, par
         memory, kind = (data, Kind.OBJECT) if isinstance(data, bytes) else (data.data, Kind.TENSOR)
         return Content(MemorySource(flat_view(memory)), kind)
 
-    run = next((metadata.index.run for metadata in checkpoint.metadata if metadata.index is not None), None)
     items = [_in_one_piece(checkpoint, name) for name in found.loaded]
-    return Conversion(items, None, identity.hexdigest(), checkpoint, read, run=run)
+    return Conversion(items, None, identity.hexdigest(), checkpoint, read, run=_run_of(checkpoint))
+
+
+def _run_of(checkpoint: DamagedCheckpoint) -> RunFacts | None:
+    index = next((each.index for each in checkpoint.metadata if each.index is not None and each.index.run), None)
+    try:
+        return known_run(checkpoint.storage, index, checkpoint.access).run
+    except (OSError, MetadataError):  # items are worth more than metrics
+        return index.run if index is not None else None
 
 
 def _in_one_piece(checkpoint: DamagedCheckpoint, name: str) -> Item:
