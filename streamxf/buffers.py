@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import mmap
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -48,6 +49,8 @@ def write_all(file: Writable, data: Buffer) -> int:
     written = 0
     while written < len(view):
         count = file.write(view[written:])
+        if count is None and not isinstance(file, io.RawIOBase):  # paramiko's, say, which takes all and does not tell
+            count = len(view) - written
         if not count:
             raise OSError(f"the file took {written} of {len(view)} bytes and then no more")
         written += count

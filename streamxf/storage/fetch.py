@@ -9,6 +9,7 @@ that it has uploaded.
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import random
 from collections import deque
@@ -49,8 +50,27 @@ def is_asynchronous(filesystem: Any) -> bool:
     """Whether a file system of fsspec's has coroutines, and a loop in a thread of its own that runs them."""
     from fsspec.asyn import AsyncFileSystem
 
-    # A cache is not one itself, though it has the attributes of what lies below: asked there, it would be left out.
-    return isinstance(filesystem, AsyncFileSystem) and filesystem.async_impl and not filesystem.asynchronous
+    # A cache is not one itself, though it has the attributes of what lies below: asked there, it would be left out. A
+    # folder that poses as a root is one whatever lies below.
+    known = isinstance(filesystem, AsyncFileSystem) and filesystem.async_impl and not filesystem.asynchronous
+    return known and all(map(is_asynchronous, _below(filesystem)))
+
+
+def lowest(filesystem: Any) -> Any:
+    """What talks to the storage, below caches and folders that pose as a root."""
+    return next(map(lowest, _below(filesystem)), filesystem)
+
+
+def _below(filesystem: Any) -> list[Any]:
+    below = getattr(filesystem, "fs", None)
+    return [below] if hasattr(below, "_strip_protocol") else []
+
+
+def fetches_ranges(filesystem: Any) -> bool:
+    """Whether it `is_asynchronous`, and can be asked for a part of a file: that of sshfs ignores which one, and returns
+    the whole file.
+    """
+    return is_asynchronous(filesystem) and "start" in inspect.signature(lowest(filesystem)._cat_file).parameters
 
 
 def begun(filesystem: Any, request: Callable[[], Awaitable[T]]) -> Future[T]:

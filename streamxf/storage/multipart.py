@@ -243,11 +243,12 @@ def _discard(filesystem: Any, path: str, stream: Any, error: BaseException) -> N
     """Closing a file would store it, by an error that leaves ``with``, too: half of a data file."""
     uploads = hasattr(stream, "autocommit")  # one of fsspec's buffered files, which appear when they are closed
     try:
-        if uploads:
+        if hasattr(stream, "discard"):  # that of webdav4 is none of them, and appears then, too
             stream.discard()
-        else:
+        if not uploads:
             stream.close()
-            filesystem.rm_file(path)
+            with suppress(FileNotFoundError):
+                filesystem.rm_file(path)
     except Exception as reason:
         add_note(error, _kept(reason))
     finally:

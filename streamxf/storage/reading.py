@@ -273,8 +273,11 @@ class StoredFile:
 def size_of(raw: IO[bytes]) -> int | None:
     """The size of a file, which is at its start then; None if it does not say, as those in /proc."""
     try:
-        size = raw.seek(0, os.SEEK_END)
+        raw.seek(0, os.SEEK_END)  # which returns nothing in paramiko's
+        size = raw.tell()
         raw.seek(0)
+    except ValueError:  # that of webdav4 has no end where it is empty
+        return None
     except OSError as error:
         if error.errno == errno.EINVAL:
             return None

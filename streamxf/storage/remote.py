@@ -15,18 +15,30 @@ from pathlib import Path
 from typing import IO, Any
 
 from streamxf.errors import ParameterError
-from streamxf.storage.fetch import FetchedFile, answers, begun, is_asynchronous, made, requests_to
+from streamxf.storage.fetch import (
+    FetchedFile,
+    answers,
+    begun,
+    fetches_ranges,
+    is_asynchronous,
+    lowest,
+    made,
+    requests_to,
+)
 from streamxf.storage.files import check_component, draft_of, noted
 from streamxf.storage.multipart import PendingUpload, creating, multipart_of, pending_uploads, put_over, stamp_of
 from streamxf.storage.reading import StoredFile, access_to, size_of
 from streamxf.storage.storage import Check, Kind, Storage, StorageEntry
+from streamxf.storage.turns import in_turns
 
 _FLAT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "obs", "memory"})
 """Object stores: a put replaces an object in one step, and there are no links and no folders."""
 
-_RENAMES = frozenset({"sftp", "ssh"})  # in one step, by the extension posix-rename@openssh.com
+_SFTP = frozenset({"sftp", "ssh"})  # they rename in one step, by the extension posix-rename@openssh.com
 _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
 
+_WEBDAV = frozenset({"webdav", "dav"})
+_SCHEMES = re.compile(r"([a-z0-9+.-]+)://", re.ASCII)
 _KINDS: dict[str, Kind] = {"file": "file", "directory": "folder", "link": "link"}
 _WRITTEN = ("LastModified", "last_modified", "mtime", "updated")  # in listings of S3, Azure, SFTP, Google Cloud Storage
 _TAGS = ("ETag", "etag", "md5Hash")
@@ -46,13 +58,19 @@ class RemoteStorage(Storage):
     """A folder or a file of a file system of fsspec's."""
 
     def __init__(self, path: str, filesystem: Any, location: str | None = None) -> None:
-        self.filesystem = filesystem
         layers = tuple(layers_of(filesystem, path))
         super().__init__(layers[0][0] if layers else path, path if location is None else location)
         self.protocol = layers[-1][1][0] if layers else "file"  # that below all layers: ``s3``, ``sftp``, ...
+        if self.protocol == "abstract" and (schemes := _SCHEMES.findall(self._location)):  # sshfs does not say
+            self.protocol = schemes[-1]
+        if self.protocol in _WEBDAV:
+            self.path = self.path.lstrip("/")  # as it lists them
+        alone = is_asynchronous(lowest(filesystem)) or self.protocol == "memory"
+        self.filesystem = filesystem if alone else in_turns(filesystem)
+        self._fetches = fetches_ranges(filesystem)
         self.has_links = self.protocol not in _FLAT
         self.is_cached = any(_CACHES.intersection(names) for _, names in layers)
-        self.replaces_in_one_step = self.protocol in _FLAT | _RENAMES
+        self.replaces_in_one_step = self.protocol in _FLAT | _SFTP
 
     @property
     def conditional(self) -> bool:  # type: ignore[override]
@@ -110,6 +128,8 @@ class RemoteStorage(Storage):
 
     def version(self, name: str = "") -> object:
         self.forget_listings()
+        if self.protocol in _SFTP:  # of which fsspec's changes when a file is read
+            return super().version(name)
         return self.filesystem.ukey(self.path_of(name))
 
     def _check_folders(self, path: str) -> None:
@@ -134,10 +154,11 @@ class RemoteStorage(Storage):
         options: dict[str, Any] = {"cache_type": "none"} if random else {}
         if step is not None:
             options["block_size"] = step
-        with self.filesystem.open(self.path_of(name), "rb", **options) as raw:
-            if (size := size_of(raw)) is None:
+        with closing(self.filesystem.open(self.path_of(name), "rb", **options)) as raw:
+            size = size_of(raw)
+            if size is None and (size := self.info(name).size) is None:
                 raise self._no_size(name)
-            if not is_asynchronous(self.filesystem):
+            if not self._fetches:
                 yield StoredFile(self.label(name), size, raw, access_to(raw))
                 return
             requests = requests_to(self.filesystem, self.path_of(name), self.label(name))
@@ -151,9 +172,13 @@ class RemoteStorage(Storage):
                 raise FileNotFoundError(errno.ENOENT, "there is no such regular file", self.label(path))
         place, filesystem = self.path_of(path), self.filesystem
         try:
-            if is_asynchronous(filesystem):
+            if self._fetches:
                 return bytes(made(filesystem, lambda: filesystem._cat_file(place, start=start, end=stop)))
-            return bytes(filesystem.cat_file(place, start=start, end=stop))
+            if not is_asynchronous(filesystem):
+                return bytes(filesystem.cat_file(place, start=start, end=stop))
+            with closing(filesystem.open(place, "rb")) as raw:
+                raw.seek(start)
+                return bytes(raw.read(stop - start))
         except (FileNotFoundError, IsADirectoryError):
             raise
         except Exception:
@@ -164,7 +189,7 @@ class RemoteStorage(Storage):
     def fetch(self, path: str, start: int, stop: int) -> Future[bytes]:
         """Raises an error of the store for an empty file."""
         filesystem = self.filesystem
-        if self.has_links or not is_asynchronous(filesystem):
+        if self.has_links or not self._fetches:
             return super().fetch(path, start, stop)
         return begun(filesystem, lambda: filesystem._cat_file(self.path_of(path), start=start, end=stop))
 
@@ -184,7 +209,7 @@ class RemoteStorage(Storage):
     def _replace(self, path: str, data: bytes, over: str | None, check: Check) -> None:
         place = self.path_of(path)
         try:
-            if self.protocol in _RENAMES:
+            if self.protocol in _SFTP:
                 with self._renamed(place) as draft:
                     self.filesystem.pipe_file(draft, data)
                     check()
@@ -203,6 +228,9 @@ class RemoteStorage(Storage):
         draft = draft_of(target)
         try:
             yield draft
+            if self.protocol in _WEBDAV:  # webdav4 moves nothing onto another file
+                with suppress(FileNotFoundError):
+                    self.filesystem.rm_file(target)
             if self.has_links:
                 self.filesystem.mv(draft, target)  # which may expand patterns: those of a draft match no other
             else:
@@ -262,12 +290,19 @@ class RemoteStorage(Storage):
             folders = {path for path, entry in found.items() if entry.get("type") == "directory"} | {place}
             for folder in sorted(folders, key=len, reverse=True):
                 if not any(path.startswith(f"{folder}/") for path in left) and self.filesystem.exists(folder):
-                    self.filesystem.rmdir(folder)
+                    self._remove_folder(folder)
         except FileNotFoundError:
             return []
         finally:
             self.forget_listings()
         return [path.removeprefix(place).lstrip("/") for path in left]
+
+    def _remove_folder(self, place: str) -> None:
+        filesystem = self.filesystem
+        if is_asynchronous(filesystem) and hasattr(filesystem, "_rmdir"):
+            made(filesystem, lambda: filesystem._rmdir(place))  # sshfs inherits an `rmdir` that does nothing
+        else:
+            filesystem.rmdir(place)
 
 
 def layers_of(filesystem: Any, path: Any) -> Iterator[tuple[Any, tuple[str, ...]]]:
