@@ -14,7 +14,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-import boto3
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -44,6 +43,8 @@ class Kms:
 
     @cached_property
     def _client(self) -> Any:
+        import boto3  # where the tests have moto, which depends on it
+
         return boto3.client("kms", region_name=REGION, endpoint_url=self.url, verify=self.certificate, **CREDENTIALS)
 
 

@@ -35,6 +35,7 @@ def answers() -> Iterator[Answers]:
 @pytest.fixture(scope="module")
 def answered(answers: Answers) -> AwsKms:
     """A key behind that server, which asks once; its client is made only once, since that takes its time."""
+    pytest.importorskip("boto3")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(aws, "ATTEMPTS", 1)
         for name, value in CREDENTIALS.items():
