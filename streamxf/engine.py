@@ -1,7 +1,7 @@
 """The workers of the process, and bounds on what they have in hand. It knows nothing of codecs, containers or files.
 
 All streams of a process share one pool of threads, one for each usable CPU: compression, CRC and AES release the GIL,
-so threads suffice. A `Pipeline` (`pipeline.py`) is one stream's view of it.
+so threads suffice (AES from cryptography 50 on). A `Pipeline` (`pipeline.py`) is one stream's view of it.
 
 Jobs in flight are bounded for the whole process, however many streams there are: at most ``2 x workers + 2``
 unfinished jobs, and `MAX_BYTES_IN_FLIGHT` of memory that jobs, their results and the workers hold. A stream that finds

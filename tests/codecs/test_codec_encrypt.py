@@ -143,3 +143,23 @@ def test_codecs_that_were_made_to_read_differ_by_their_data_keys():
     first, second = (Encrypt(KEY).data_key for _ in range(2))
     assert Encrypt.reading(first) == Encrypt.reading(first)
     assert Encrypt.reading(first) != Encrypt.reading(second)
+
+
+@pytest.mark.parametrize("direction", ["encode", "decode"])
+def test_other_threads_run_while_a_large_block_is_worked_on(codec, direction):
+    """They see a block that was begun and is not finished, as they cannot where cryptography before 50.0.0 keeps the
+    interpreter's lock.
+    """
+    block, size, untouched = memoryview(bytes(2**25)), 2**25, b"\xee" * 16
+    if direction == "decode":
+        block = codec.encode(block, block_info(codec))
+    for _ in range(100):
+        taken: list[bytearray] = []
+        info = block_info(codec, limit=size, taken=taken)
+        thread = threading.Thread(target=getattr(codec, direction), args=(block, info))
+        thread.start()
+        while thread.is_alive():
+            if taken and taken[0][:16] != untouched and taken[0][-16:] == untouched:
+                thread.join()
+                return
+    pytest.fail("the interpreter's lock was kept throughout")
