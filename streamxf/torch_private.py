@@ -38,12 +38,11 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms as StorageWriterTransforms
     from torch.distributed.checkpoint.planner_helpers import _create_chunk_list as create_chunk_list
     from torch.distributed.distributed_c10d import _get_default_store as default_store
+    from torch.distributed.distributed_c10d import _new_process_group_helper as new_process_group_helper
+    from torch.distributed.distributed_c10d import _world as world
     from torch.serialization import _get_restore_location as get_restore_location
     from torch.serialization import _serialization_tls as serialization_tls
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-    new_process_group_helper: Any
-    world: Any
 
 _DCP = "torch.distributed.checkpoint"
 _PARTS = {
@@ -201,6 +200,12 @@ def indices_here(tensor: Any, dim: int) -> Tensor:
 def is_view(tensor: Tensor) -> bool:
     """Whether a tensor was made as a view of another one, as `detach` makes none; known in grad mode and without."""
     return tensor._is_view()
+
+
+def process_that_saves() -> Any | None:
+    """The `multiprocessing.Process` that torch has started here for saves in the background; None before the first."""
+    home = sys.modules.get(f"{_DCP}._async_process_executor")
+    return getattr(getattr(home, "_CHECKPOINT_PROCESS", None), "_save_process", None)
 
 
 def counted_changes(tensor: Tensor) -> int:

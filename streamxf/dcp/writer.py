@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field, replace
 from multiprocessing.resource_sharer import DupFd
@@ -44,6 +44,7 @@ from streamxf.dcp.plans import (
     share_room,
     tensor_versions,
 )
+from streamxf.dcp.saver import check_parent, settle_in
 from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped, notes_of, text_of
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL, metadata_name
@@ -60,7 +61,6 @@ from streamxf.torch_private import (
     split_by_size_and_type,
 )
 
-NICE = 10
 _log = logging.getLogger(__name__)
 
 
@@ -96,6 +96,8 @@ class ChainWriterMixin(StorageMixin):
     save_id: Any
     #: What saves say of the run that they belong to; rank-local metadata does not have it.
     run_facts: RunFacts | None
+    #: Signals by which the process does not end that saves in the background.
+    deaf: Collection[int] = ()
     _save: _RankSave | None
     _coming: tuple[int, str] | None
     _background: ref[futures.Future[Any]] | None  # of the last save in the background that uses this writer
@@ -178,7 +180,8 @@ class ChainWriterMixin(StorageMixin):
         """Begin a save: draw the writer id, and whatever the chain draws for each save."""
         self._join_background()
         self._give_up()
-        give_way()
+        if in_the_process_that_saves():
+            settle_in(self.deaf)
         super().set_up_storage_writer(is_coordinator)  # type: ignore[misc]  # before torch 2.9 it takes nothing else
         self.rank = kwargs.get("rank", rank_here())  # torch before 2.9 does not say
         self.use_collectives = kwargs.get("use_collectives", True)
@@ -288,6 +291,8 @@ class ChainWriterMixin(StorageMixin):
                 save.discard({record.path for record in records}, error)
                 raise
             run = self.run_facts if rank is None else None
+            if in_the_process_that_saves():
+                check_parent()
             index = publish(save, items, records, save_id, rank=rank, extra=extra, run=run)
         finally:
             save.leave()
@@ -428,15 +433,6 @@ def extensions_of(extensions: Iterable[Any] | str | Codec) -> Extensions:
 
 
 # -- in the background -----------------------------------------------------------------------------
-
-
-def give_way() -> None:
-    """In the process that torch started for saves, lower the priority of this thread, and so of the workers that it
-    will start: training goes on beside them, perhaps on the same CPUs. Not in a thread of training's own process, where
-    one that waits for a CPU could hold the interpreter's lock.
-    """
-    if in_the_process_that_saves():
-        os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def begin_sharing() -> None:

@@ -207,8 +207,9 @@ def gloo_group(
     # group by how many this rank knows: ranks that know different numbers would wait for each other until the time-out,
     # and a group that takes the name of one that is gone finds the addresses of that in the store.
     name += f" {store.add(f'{name} of {own}', 1)}"
+    make: Any = new_process_group_helper
     how = len(ranks), ranks.index(own), ranks, dist.Backend("gloo"), store, name
-    group, _ = new_process_group_helper(*how, timeout=timeout or default_pg_timeout)
+    group, _ = make(*how, timeout=timeout or default_pg_timeout)
     world.pg_group_ranks[group] = {each: number for number, each in enumerate(ranks)}
     return group  # type: ignore[no-any-return]
 

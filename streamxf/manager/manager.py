@@ -7,13 +7,14 @@ import logging
 import operator
 import os
 import re
+import signal
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -30,6 +31,7 @@ from streamxf.chain import ChainLike
 from streamxf.checkpoint.access import Names
 from streamxf.dcp.install import chain_and_access
 from streamxf.dcp.reader import FileSystemReader
+from streamxf.dcp.saver import deaf_from_the_start, is_dead
 from streamxf.dcp.writer import FileSystemWriter
 from streamxf.errors import ParameterError, escaped, is_damage
 from streamxf.format.run import RunFacts
@@ -191,6 +193,7 @@ class CheckpointManager:
         before = self._housekeeper.sessions() if self._housekeeper is not None and self._schedule.optimal else []
         self._timer = SaveTimer(self._schedule, before)
         self._signals = StopSignals(self._schedule.signals)
+        self._deaf = {*self._schedule.signals, signal.SIGINT}
         self._told: Interval | None = None
         self._announced: float | None = None  # when a framework's save began
         self._closed = False
@@ -275,18 +278,24 @@ class CheckpointManager:
             writer = self._writers[group] = self._make_writer(name)
         else:  # it may have memory for copies
             writer.reset(self._storage.child(name))
-        writer.run_facts = facts
+        writer.run_facts, writer.deaf = facts, self._deaf
+        background = self._async
+        if background == "process" and any(self._agreement.everywhere(is_dead)):
+            background = None
+            if self._agreement.rank == 0:
+                _log.error("the process that saves in the background has ended: %s is saved in the foreground", name)
         given = {"storage_writer": writer, "process_group": self._groups[group], "no_dist": self._agreement.size == 1}
         try:
-            if self._async is None:
+            if background is None:
                 self._save_now(name, state, given)
             else:
-                future = dcp_async_save(state, async_checkpointer_type=_ASYNC[self._async], **given)
+                with deaf_from_the_start(self._deaf) if background == "process" else nullcontext():
+                    future = dcp_async_save(state, async_checkpointer_type=_ASYNC[background], **given)
         except BaseException:
             if self._housekeeper is not None:
                 self._housekeeper.give_up(name)
             raise
-        if self._async is None:
+        if background is None:
             self._published(_Saving(name, Future(), group), writer.save_id)
         else:
             assert isinstance(future, Future)  # the writer makes the copies, and not a stager of the caller's

@@ -1,0 +1,93 @@
+"""The process that saves in the background: signals that come to every process of a job, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from tests.polling import wait_until
+
+from .runs import complete, resumed
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"),
+]
+
+
+class Job:
+    """The job and what it says; its processes are a group."""
+
+    def __init__(self, folder: Path, *how: str) -> None:
+        self.run, self.said = folder / "run", folder / "said"
+        self.said.touch()
+        command = [sys.executable, "-m", "tests.manager.saving_job", str(self.run), str(self.said), *how]
+        environment = os.environ | {"MASTER_ADDR": "127.0.0.1"}
+        self.process = subprocess.Popen(command, start_new_session=True, env=environment, stderr=subprocess.PIPE)
+
+    def wait_for(self, text: str) -> int:
+        """The process that said it."""
+        wait_until(lambda: text in self.said.read_text() or self.process.poll() is not None)
+        return int(self.said.read_text().partition(text)[2].split()[0])
+
+    def tell(self, *signals: int) -> None:
+        for number in signals:
+            os.killpg(self.process.pid, number)
+
+    def ends(self) -> None:
+        _, errors = self.process.communicate(timeout=120)
+        assert self.process.returncode == 0, errors.decode()[-2000:]
+
+
+def wait_for_the_end(process: int) -> None:
+    """Until it is gone, or nobody has asked yet how it ended."""
+    command = Path(f"/proc/{process}/cmdline")
+    wait_until(lambda: not command.exists() or not command.read_bytes())
+
+
+@pytest.fixture
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+    made = Job(tmp_path, *getattr(request, "param", ()))
+    yield made
+    with suppress(ProcessLookupError):
+        made.tell(signal.SIGKILL)
+    made.process.communicate()
+
+
+@pytest.mark.parametrize("when", ["training", "saving 1"], ids=["while that process starts", "while it saves"])
+def test_a_signal_to_every_process_of_the_job_leads_to_a_last_save(job: Job, when: str) -> None:
+    job.wait_for(when)
+    job.tell(signal.SIGTERM, signal.SIGUSR1)
+    job.wait_for("asked")
+    job.ends()
+    wait_for_the_end(job.wait_for("saving 1"))
+    first, *_, last = complete(job.run)
+    assert first == "step-1"
+    assert resumed(job.run) == int(last[5:])
+
+
+def test_it_ends_with_the_job_and_publishes_nothing_afterwards(job: Job) -> None:
+    saver = job.wait_for("saving 1")
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.process.wait()
+    wait_for_the_end(saver)
+    assert complete(job.run) == []
+    assert resumed(job.run) is None
+
+
+@pytest.mark.parametrize("job", [["wait"]], indirect=True, ids=[""])
+def test_where_it_is_dead_saves_are_made_in_the_foreground(job: Job) -> None:
+    job.wait_for("saved")
+    os.kill(job.wait_for("saving 1"), signal.SIGKILL)
+    job.wait_for("asked")
+    job.tell(signal.SIGTERM)
+    job.ends()
+    assert len(complete(job.run)) == 3
