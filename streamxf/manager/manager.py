@@ -39,6 +39,7 @@ from streamxf.keys import KeysLike
 from streamxf.manager.agreement import Agreement, give_back, gloo_group
 from streamxf.manager.choice import ALL, Verify, check_verify, choose, clear, damage_of
 from streamxf.manager.holds import MAX_NAME_BYTES
+from streamxf.manager.hosts import check_one_folder
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.listing import Run
 from streamxf.manager.notes import Authority
@@ -196,6 +197,7 @@ class CheckpointManager:
         self._deaf = {*self._schedule.signals, signal.SIGINT}
         self._told: Interval | None = None
         self._announced: float | None = None  # when a framework's save began
+        self._one_folder = False  # whether it is known that all ranks have the same
         self._closed = False
 
     # -- when ----------------------------------------------------------------------------------------
@@ -267,6 +269,8 @@ class CheckpointManager:
         CheckpointException
             If the save failed on any rank; with `async_save`, if an earlier one did. The checkpoint to be replaced
             still loads.
+        AbortedError, ParameterError
+            As `begin`.
         """
         began = time.monotonic()
         self._check_open()
@@ -306,6 +310,9 @@ class CheckpointManager:
         while self._saving_too_many() or any(saving.name == name for saving in self._saving):
             self._collect(1)
         self._holds.close()
+        if not self._one_folder:
+            check_one_folder(self._storage, self._agreement)
+            self._one_folder = True
         facts = self._on_rank_0(lambda housekeeper: housekeeper.begin(name, metrics, framework=framework))
         self._timer.began()
         return facts
@@ -326,7 +333,7 @@ class CheckpointManager:
         ------
         AbortedError, ParameterError, OSError, ForeignError
             If another job saves to this run, its checkpoints are of several runs, or the run's folder cannot be written
-            to. Do not save then.
+            to, or is not the same on all ranks. Do not save then.
         """
         self._check_open()
         self._announced = time.monotonic()

@@ -8,10 +8,11 @@ import logging
 import os
 import secrets
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from typing import IO, Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from streamxf.checkpoint.notes import digits, natural
 from streamxf.errors import AbortedError, escaped
@@ -20,6 +21,7 @@ from streamxf.storage.storage import Storage
 from streamxf.wording import time_text
 
 _ALIVE = 600.0  # seconds since the last sign of life
+_SIGN = 60.0  # seconds from one to the next, where the lock alone is none
 _KEPT = 200  # the latest ones: they are for the rate of failures
 _PATIENCE, _PAUSE = 5.0, 0.05  # seconds
 
@@ -60,6 +62,9 @@ class Sessions:
         self._storage = storage
         self._authority = authority
         self._lock: IO[bytes] | None = None
+        self._own_disk = False  # where a lock that is held shows that its process runs
+        self._end = threading.Event()
+        self._noting = threading.Lock()
         now = time.time()
         self.own = Session(now, now, False, secrets.token_hex(16), series, socket.gethostname(), os.getpid())
 
@@ -70,6 +75,8 @@ class Sessions:
 
     def begin(self) -> None:
         """Take the lock of this session. Raises AbortedError if another job saves to the same series."""
+        mount = self._storage.mount()
+        self._own_disk = mount is not None and mount.of_one_machine
         others = self._others()
         for other in others:
             self._check_over(other)
@@ -90,13 +97,19 @@ class Sessions:
             self.seen(ended=True)
             self.close()
             raise
+        if self._lock is None or not self._own_disk:
+            # the thread holds nothing of a manager that nobody closes, and does not hold up the end of the process
+            threading.Thread(target=_give_signs, args=(ref(self), self._end), daemon=True).start()
 
     def _others(self) -> list[Session]:
         return [each for each in self.earlier() if each.series == self.own.series]
 
     def _check_over(self, other: Session) -> None:
         ago = time.time() - other.seen
-        held = False if other.ended or ago > _ALIVE else is_held(self._storage, other.id)
+        late = ago > _ALIVE
+        held = False if other.ended or (late and not self._own_disk) else is_held(self._storage, other.id)
+        if late and held is None:
+            held = False
         who = f"process {other.pid} on {escaped(other.host)}, which was last heard of {time_text(ago)} ago,"
         if other.id in _own:
             who = "another CheckpointManager of this process, which is not closed,"
@@ -111,16 +124,32 @@ class Sessions:
             _log.warning(text, self._storage.label(), who)
 
     def seen(self, ended: bool = False) -> None:
-        """Give a sign of life."""
-        now = max(time.time(), self.own.began)
-        self.own = Session(**{**vars(self.own), "seen": now, "ended": ended})
-        put_note(self._storage, self._authority, f"session-{self.own.id}", self.own.to_json(), Session.of_json)
+        """Give a sign of life, unless the last one was that of the end."""
+        with self._noting:
+            if self.own.ended:
+                return
+            now = max(time.time(), self.own.began)
+            self.own = Session(**{**vars(self.own), "seen": now, "ended": ended})
+            put_note(self._storage, self._authority, f"session-{self.own.id}", self.own.to_json(), Session.of_json)
 
     def close(self) -> None:
+        self._end.set()
         lock, self._lock = self._lock, None
         if lock is not None:
             _own.pop(self.own.id, None)
             lock.close()  # its file stays, to show that nobody holds it
+
+
+def _give_signs(session: ref[Sessions], end: threading.Event) -> None:
+    """Until the end, or nobody has the session any more."""
+    while not end.wait(_SIGN):
+        if (own := session()) is None:
+            return
+        try:
+            own.seen()
+        except Exception as error:  # the next one may succeed; until then others see how old the last one is
+            _log.warning("no sign of life could be given: %s", escaped(f"{type(error).__name__}: {error}"))
+        del own
 
 
 def _let_go() -> None:

@@ -93,11 +93,11 @@ class Volume:
             return None
         blocks = facts.f_bfree if os.geteuid() == 0 else facts.f_bavail  # some are kept for root
         kind, source = mounted(device)
-        name = (kind, source) if kind in SHARED else (_machine(), str(device))
+        name = (kind, source) if kind in SHARED else (machine(), str(device))
         return cls(name, blocks * facts.f_frsize, kind in _PLAIN)
 
 
-def _machine() -> str:
+def machine() -> str:
     """What no other running machine has: containers on several may have one host name."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from streamxf.checkpoint.notes import COMMIT, parse_note
-from streamxf.errors import NoCheckpointError
+from streamxf.errors import NoCheckpointError, ParameterError
+from streamxf.manager import hosts
 from streamxf.manager.housekeeper import Housekeeper
 from streamxf.manager.manager import CheckpointManager
 from streamxf.manager.retention import Retention
@@ -213,6 +216,31 @@ def announced(folder: Path) -> Any:
             found["refused"] = error_of(lambda: manager.begin(2))
         finally:
             Housekeeper._note = note  # type: ignore[method-assign]
+    return found
+
+
+def folders_of_their_own(folder: Path) -> Any:
+    """Each rank, or each host, has another disk, or another name for the same folder."""
+    rank, found = dist.get_rank(), {}
+    (folder / "one").mkdir(exist_ok=True)
+    if rank == 0:
+        (folder / "link").symlink_to("one")
+    dist.barrier()
+    places = {"two folders": folder / f"disk {rank}", "two names": folder / ("one", "link")[rank]}
+    for case, run in [*places.items(), ("two hosts", folder / f"host {rank}" / "run")]:
+        run.mkdir(parents=True, exist_ok=True)
+        with CheckpointManager(run) as manager, ExitStack() as patches:
+            if case == "two hosts":  # with one path, as each of them shows it
+                patches.enter_context(mock.patch("socket.gethostname", return_value=f"node{rank}"))
+                patches.enter_context(mock.patch.object(hosts, "machine", return_value=f"node{rank}"))
+            for call in (lambda: manager.save(1, state_at(1)), lambda: manager.begin(2)):
+                try:
+                    call()
+                    found[case] = "saved"
+                except ParameterError as error:
+                    found[case] = error.message
+        dist.barrier()
+        found[f"{case} left"] = sorted(path.name for path in run.rglob("*"))
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 import torch.distributed as dist
@@ -50,3 +52,18 @@ def test_both_ranks_agree(tmp_path: Path) -> None:
         assert report["error_in_the_block"] == {"error": "ZeroDivisionError" if rank else "", "left": ["step-1"]}
         assert report["announced"] == {"before": None, "after": "step-1", "refused": "PermissionError"}
         assert report["digested"] == {"part 0": True, "part 1": True}
+
+
+def test_a_folder_that_is_not_the_same_on_all_ranks_is_refused_at_the_first_save(tmp_path: Path) -> None:
+    first, second = (
+        report["folders_of_their_own"] for report in run_ranks(2, tmp_path, "folders_of_their_own", module=MODULE)
+    )
+    for case, host in (("two folders", gethostname()), ("two hosts", "node")):
+        assert first[case] == second[case]
+        for rank, folder in enumerate(("disk", "host")[case == "two hosts"] for _ in range(2)):
+            assert re.search(
+                rf"rank {rank} on {host}\S* has \S+.*/{folder} {rank}.* \(\S+ of \S+, folder [0-9]+\)", first[case]
+            )
+        assert first[f"{case} left"] in ([".streamxf"], [".streamxf", "holds"])
+        assert second[f"{case} left"] == []
+    assert first["two names"] == second["two names"] == "saved"

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,10 @@ from streamxf.errors import AbortedError
 from streamxf.manager import sessions as module
 from streamxf.manager.notes import Authority
 from streamxf.manager.sessions import Sessions
+from streamxf.storage.disk import Mount
+from streamxf.storage.local import LocalStorage
 from streamxf.storage.opening import open_storage
+from tests.polling import wait_until
 
 
 @pytest.fixture
@@ -73,6 +78,8 @@ def test_a_session_that_is_there_has_its_lock(tmp_path: Path, between: Callable[
 
 LOOKS = """
 import sys
+import threading
+import time
 from streamxf.storage.opening import open_storage
 lock = open_storage(sys.argv[1]).lock_file(f".streamxf/session-{sys.argv[2]}.lock")
 print(lock is not None, flush=True)
@@ -127,3 +134,75 @@ def is_seen(run: Path, running: Sessions) -> bool:
     found = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert found.stdout == "True\n" or "BlockingIOError" in found.stderr
     return "BlockingIOError" in found.stderr
+
+
+# -- signs of life -------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """The time of day, which a test may set on."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+        self._time = time.time
+
+    def __call__(self) -> float:
+        return self._time() + self.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "time", made)
+    return made
+
+
+def signers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if getattr(thread, "_target", None) is module._give_signs]
+
+
+def test_on_a_disk_of_this_machine_a_lock_that_is_held_is_a_sign_of_life(tmp_path: Path, clock: Clock) -> None:
+    """However long ago the last save was."""
+    first = session(tmp_path, "1")
+    first.begin()
+    clock.ahead = 7200.0
+    with pytest.raises(AbortedError, match="which is not closed, saves to this run"):
+        session(tmp_path, "2").begin()
+    assert not signers()
+    first.close()
+    session(tmp_path, "3").begin()
+
+
+def test_elsewhere_a_thread_gives_signs_of_life_until_the_end(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(LocalStorage, "mount", lambda _: Mount("here", "nfs4", "server:/runs", 1))
+    monkeypatch.setattr(module, "_SIGN", 0.01)
+    first, second = session(tmp_path, "1"), session(tmp_path, "2")
+    first.begin()
+    (thread,) = signers()
+    assert thread.daemon
+    with monkeypatch.context() as failing:
+        failing.setattr(module, "put_note", lambda *_: Path("/nowhere").stat())
+        wait_until(lambda: "no sign of life could be given: FileNotFoundError" in caplog.text)
+    clock.ahead = 7200.0
+    wait_until(lambda: second.earlier()[0].seen > time.time() - 60)
+    with pytest.raises(AbortedError, match="saves to this run"):
+        second.begin()
+    first.seen(ended=True)
+    first.close()
+    thread.join()
+    wait_until(lambda: not signers())
+    assert session(tmp_path, "3").earlier()[0].ended
+
+
+def test_no_thread_keeps_a_session_that_nobody_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalStorage, "mount", lambda _: None)
+    monkeypatch.setattr(module, "_SIGN", 0.01)
+    lost = session(tmp_path, "1")
+    lost.begin()
+    assert signers()
+    del lost
+    wait_until(lambda: not signers())
+    session(tmp_path, "2").begin()
+    wait_until(lambda: not signers())
