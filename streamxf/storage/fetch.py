@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from streamxf.engine import ForkLock, in_thread
-from streamxf.errors import AbortedError, hide_passwords
+from streamxf.errors import AbortedError, UnsupportedError, hide_passwords
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -39,6 +39,7 @@ _FINAL = (
     IsADirectoryError,
     NotADirectoryError,
     NotImplementedError,
+    UnsupportedError,
 )
 # Of s3fs: what was refused, a full disk, a key or a body too long, what the store does not know.
 _FINAL_NUMBERS = (errno.EINVAL, errno.ENOSPC, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.ENOSYS)
@@ -136,10 +137,14 @@ async def _repeated(request: Callable[[], Awaitable[T]]) -> T:
 def _is_final(error: Exception) -> bool:
     if isinstance(error, _FINAL) or (isinstance(error, OSError) and error.errno in _FINAL_NUMBERS):
         return True
-    # of Azure's client, aiohttp, and of gcsfs and asyncssh
-    answers = (getattr(error, name, None) for name in ("status_code", "status", "code"))
-    status = next((each for each in answers if isinstance(each, int)), 0)
+    status = status_of(error)
     return (400 <= status < 500 and status not in _MAY_PASS) or status in _SFTP_FINAL
+
+
+def status_of(error: BaseException) -> int:
+    """The status in a server's answer, as Azure's client, aiohttp, and gcsfs and asyncssh keep it; 0 where none is."""
+    kept = (getattr(error, name, None) for name in ("status_code", "status", "code"))
+    return next((status for status in kept if isinstance(status, int)), 0)
 
 
 RANGE_BYTES = 8 * 2**20
@@ -153,13 +158,28 @@ Request = Callable[[int, int], "Future[bytes]"]
 """Begins to fetch the bytes from one position to another."""
 
 
-def requests_to(filesystem: Any, path: str, label: str) -> Request:
-    """How parts of a file are asked for; errors call it by its label."""
+def requests_to(filesystem: Any, path: str, label: str, size: int) -> Request:
+    """How parts of a file of that size are asked for; errors call it by its label."""
 
     async def fetch(start: int, stop: int) -> bytes:
-        return _exactly(stop - start, await filesystem._cat_file(path, start=start, end=stop), label)
+        data = part_of(await filesystem._cat_file(path, start=start, end=stop), start, stop, size)
+        return _exactly(stop - start, data, label)
 
     return lambda start, stop: begun(filesystem, partial(fetch, start, stop))
+
+
+def part_of(data: bytes, start: int, stop: int, size: int | None) -> bytes:
+    """The part of a file that was asked for, where all of it came. Raises UnsupportedError for a large file, of which
+    each part would take as long.
+    """
+    if len(data) != size or (start == 0 and size <= stop):
+        return data
+    if size > AHEAD_BYTES:
+        raise UnsupportedError(
+            f"the server sends all {size:,} bytes of a file where a part is asked for: it knows no ranges of HTTP, or "
+            "something on the way removes them. Copy the checkpoint to a disk, or serve it by a server that does"
+        )
+    return data[start:stop]
 
 
 def requests_in_threads(read: Callable[[int, int], bytes], label: str) -> Request:

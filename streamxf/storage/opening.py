@@ -11,6 +11,7 @@ from streamxf.storage.checked import known_errors
 from streamxf.storage.local import LocalStorage
 from streamxf.storage.remote import RemoteStorage, layers_of
 from streamxf.storage.storage import Storage, is_url
+from streamxf.storage.web import WebStorage
 
 Location = str | os.PathLike[str] | Storage
 """Where a checkpoint is: a path, a URL, or a storage."""
@@ -49,7 +50,8 @@ def storage_over(filesystem: Any, path: str, location: str) -> Storage:
     for place, names in layers_of(filesystem, path):
         if "file" in names:
             return LocalStorage(str(place), location)
-    return RemoteStorage(path, filesystem, location)
+    remote = RemoteStorage(path, filesystem, location)
+    return WebStorage(path, filesystem, location) if remote.protocol in ("http", "https") else remote
 
 
 def are_same(first: Location, second: Location) -> bool:

@@ -24,6 +24,7 @@ from streamxf.storage.fetch import (
     lowest,
     made,
     requests_to,
+    status_of,
 )
 from streamxf.storage.files import check_component, draft_of, noted
 from streamxf.storage.multipart import PendingUpload, creating, multipart_of, pending_uploads, put_over, stamp_of
@@ -31,8 +32,8 @@ from streamxf.storage.reading import StoredFile, access_to, size_of
 from streamxf.storage.storage import Check, Kind, Storage, StorageEntry
 from streamxf.storage.turns import in_turns
 
-_FLAT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "obs", "memory"})
-"""Object stores: a put replaces an object in one step, and there are no links and no folders."""
+_FLAT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss", "obs", "memory", "http", "https"})
+"""Object stores, and web servers: a put replaces an object in one step, and there are no links and no folders."""
 
 _SFTP = frozenset({"sftp", "ssh"})  # they rename in one step, by the extension posix-rename@openssh.com
 _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
@@ -85,14 +86,20 @@ class RemoteStorage(Storage):
     # -- listing -----------------------------------------------------------------------------------
 
     def info(self, path: str = "") -> StorageEntry:
+        return _entry(path, self._facts(path))
+
+    def _facts(self, path: str) -> Mapping[str, Any]:
         self.forget_listings()
         try:
-            return _entry(path, self.filesystem.info(self.path_of(path)))
+            return self.filesystem.info(self.path_of(path))  # type: ignore[no-any-return]
         except FileNotFoundError as error:
-            cause = error.__cause__
-            if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
-                raise cause from None  # fsspec says the same of a server that does not answer
-            raise
+            raise self._known(error) from None
+
+    def _known(self, error: Exception) -> Exception:
+        """What went wrong, where fsspec calls it a file that is not there: a refusal, or a server that is silent."""
+        cause = error.__cause__
+        silent = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+        return cause if isinstance(cause, Exception) and (silent or status_of(cause) not in (0, 404, 410)) else error
 
     def entries(self, path: str = "") -> Iterator[StorageEntry]:
         self._check_folders(path)
@@ -161,7 +168,7 @@ class RemoteStorage(Storage):
             if not self._fetches:
                 yield StoredFile(self.label(name), size, raw, access_to(raw))
                 return
-            requests = requests_to(self.filesystem, self.path_of(name), self.label(name))
+            requests = requests_to(self.filesystem, self.path_of(name), self.label(name), size)
             with closing(FetchedFile(requests, size)) as fetched:
                 yield StoredFile(self.label(name), size, raw, fetched, fetched)
 

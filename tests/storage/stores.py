@@ -124,7 +124,16 @@ class HttpStorage(Storage):
             raise
 
 
-class _Ranges(SimpleHTTPRequestHandler):
+class WholeFiles(SimpleHTTPRequestHandler):
+    """Python's own server, which knows no ranges."""
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing to say."""
+
+
+class Ranges(WholeFiles):
+    """The same with ranges."""
+
     def send_head(self) -> Any:
         path, wanted = Path(self.translate_path(self.path)), self.headers.get("Range")
         if wanted is None or not path.is_file() or self.path.endswith("/"):
@@ -140,14 +149,11 @@ class _Ranges(SimpleHTTPRequestHandler):
         self.end_headers()
         return io.BytesIO(part)
 
-    def log_message(self, *_: Any) -> None:
-        """Nothing to say."""
-
 
 @contextmanager
-def web_server(folder: Path) -> Iterator[str]:
+def web_server(folder: Path, kind: type[SimpleHTTPRequestHandler] = Ranges) -> Iterator[str]:
     """The URL of a web server that shows a folder."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *given: _Ranges(*given, directory=str(folder)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *given: kind(*given, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

@@ -70,7 +70,7 @@ def read(file: FetchedFile, start: int, stop: int) -> bytes:
 
 
 def file_in(store: Store) -> FetchedFile:
-    return FetchedFile(requests_to(store, "file", "file"), len(DATA))
+    return FetchedFile(requests_to(store, "file", "file", len(DATA)), len(DATA))
 
 
 places = st.integers(0, len(DATA) + 100)
@@ -129,7 +129,7 @@ class Watched(FetchedFile):
 
 
 def test_the_lock_is_held(store: Store) -> None:
-    file = Watched(requests_to(store, "file", "file"), len(DATA))
+    file = Watched(requests_to(store, "file", "file", len(DATA)), len(DATA))
     file.expect((0, 3000))
     file.expect((5000, 6000), soon=False)
     assert read(file, 0, 7000) == DATA[:7000]

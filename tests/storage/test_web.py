@@ -1,0 +1,99 @@
+"""Checkpoints behind a web server, by fsspec: with ranges and without, pages of links, and what it refuses."""
+
+from __future__ import annotations
+
+from http.server import SimpleHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import streamxf
+from streamxf.errors import ForeignError, NoCheckpointError, UnsupportedError
+from streamxf.storage import fetch
+from streamxf.storage.opening import open_storage
+from streamxf.testing import FILES, check_storage
+from tests.storage.stores import Ranges, WholeFiles, web_server
+
+pytest.importorskip("aiohttp")
+
+KINDS = pytest.mark.parametrize("kind", [Ranges, WholeFiles])
+STATE = {"weight": torch.arange(300_000.0), "step": 7, "names": {"a": 1}}
+
+
+def load(url: str) -> dict[str, Any]:
+    state: dict[str, Any] = {"weight": torch.zeros(300_000), "step": 0}
+    dcp.load(state, storage_reader=streamxf.FsspecReader(url), no_dist=True)
+    return state
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    with streamxf.CheckpointManager(tmp_path / "run", "zstd") as manager:
+        for step in (1, 7):
+            manager.save(step, STATE)
+    return tmp_path / "run"
+
+
+@KINDS
+def test_it_does_what_is_relied_on(tmp_path: Path, kind: type[SimpleHTTPRequestHandler]) -> None:
+    for path, data in FILES.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / path).write_bytes(data)
+    with web_server(tmp_path, kind) as url:
+        storage = open_storage(url)
+        check_storage(storage, FILES)
+        for act in (lambda: storage.write("a", b""), lambda: storage.create("a"), lambda: storage.make_folder("a")):
+            with pytest.raises(OSError, match="only read"):
+                act()
+        assert "only read" in str(storage.remove(["plain"])["plain"])
+
+
+@KINDS
+def test_a_run(run: Path, kind: type[SimpleHTTPRequestHandler]) -> None:
+    with web_server(run.parent, kind) as url:
+        assert streamxf.verify(f"{url}/run").ok
+        assert streamxf.verify(f"{url}/run/step-7").ok
+        assert streamxf.latest(f"{url}/run") == f"{url}/run/step-7"
+        state = load(f"{url}/run/step-7")
+        assert state["step"] == 7
+        assert torch.equal(state["weight"], STATE["weight"])
+        with streamxf.CheckpointManager(f"{url}/run") as manager:
+            assert manager.resume(state) == 7
+        with pytest.raises(NoCheckpointError):
+            streamxf.verify(f"{url}/run/step-8")
+
+
+def test_large_files_are_not_sent_whole_for_each_part(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "AHEAD_BYTES", 2000)
+    with web_server(run.parent, WholeFiles) as url, streamxf.Checkpoint(f"{url}/run/step-7") as checkpoint:
+        with pytest.raises(UnsupportedError, match="knows no ranges of HTTP"):
+            checkpoint["weight"].read()
+
+
+class Refuses(WholeFiles):
+    asked = 0
+
+    def send_head(self) -> Any:
+        type(self).asked += 1
+        self.send_error(403)
+
+
+def test_a_refusal_is_no_missing_checkpoint(run: Path) -> None:
+    with web_server(run.parent, Refuses) as url:
+        with pytest.raises(ForeignError, match="403"):
+            streamxf.verify(f"{url}/run")
+        assert Refuses.asked <= 2, "by HEAD and by GET"
+
+
+def test_a_page_whose_address_does_not_end_in_a_slash(run: Path) -> None:
+    class Stays(WholeFiles):
+        def send_head(self) -> Any:
+            if Path(self.translate_path(self.path)).is_dir():
+                self.path = f"{self.path.rstrip('/')}/"
+            return super().send_head()
+
+    with web_server(run.parent, Stays) as url:
+        assert streamxf.verify(f"{url}/run/step-7").ok
