@@ -24,6 +24,8 @@ def pack(
 ) -> int:
     """Write a .safetensors or torch.save file, a folder or a stock DCP checkpoint as a checkpoint of streamxf.
 
+    An object of a class that is not known stays in the bytes of its file, and is named.
+
     All regular files of a folder are packed, including those in subfolders: tensors of any file as tensors, everything
     else as bytes; unpack writes the files again, byte for byte. A link to a file is packed as that file; anything else
     is left out and named. Workers read and encode block by block, so memory does not depend on the size of the model.

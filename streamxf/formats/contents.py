@@ -4,8 +4,9 @@ checkpoint of files that store tensors uncompressed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -17,11 +18,26 @@ from streamxf.cached import cached_property
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.elements import Elements, itemsize_of, strided_elements
 from streamxf.checkpoint.reading import BoxReader
-from streamxf.errors import MetadataError, ParameterError, located
+from streamxf.errors import (
+    ContainerError,
+    MetadataError,
+    ObjectError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+    located,
+)
 from streamxf.format.items import Chunk, Item, ObjectItem, Path, Place, TensorItem
 from streamxf.storage.reading import OpenFiles, StoredFile
 from streamxf.storage.storage import Storage
 from streamxf.stream.reader import BareBlocks
+from streamxf.torchsave.archive import NotSavedByTorch
+from streamxf.torchsave.check import absent
+from streamxf.torchsave.legacy import open_archive
+from streamxf.wording import some
+
+MAX_RECORDS = 2**20
+"""Storages in a file of ``torch.save``, and a few records more."""
 
 OpenFile = Callable[[str], AbstractContextManager[StoredFile]]
 
@@ -106,6 +122,7 @@ class Shard:
     - `objects`: the values of objects that are plain data; only torch can load the others.
     - `weights`: about how many bytes each object takes by itself. Objects of a file may share their parts.
     - `metadata`: the file's own, as safetensors' ``__metadata__``.
+    - `records`: of a torch.save file, where tensors are that belong to objects.
     """
 
     items: dict[str, Item]
@@ -113,6 +130,37 @@ class Shard:
     objects: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, int] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
+    records: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """What came of the objects in a file: all of it, in which the classes `unknown` are absent, or an error.
+
+    - `named`: dicts with their keys as text, by id; `known` is that of `absent`.
+    """
+
+    file: str
+    value: Any = None
+    unknown: Collection[str] = ()
+    error: StreamxfError | None = None
+    named: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    known: dict[int, bool] = field(default_factory=dict)
+
+    def at(self, path: Path) -> Any:
+        value = self.value
+        for step in path:
+            if not isinstance(step, int) and step not in value:  # its key is no string
+                if id(value) not in self.named:
+                    self.named[id(value)] = {str(key): each for key, each in value.items()}
+                value = self.named[id(value)]
+            value = value[step]
+        if self.unknown and absent(value, self.known):
+            raise PolicyError(
+                f"it needs what is not allowed, of which this file has {some(sorted(self.unknown))}: if you trust it, "
+                "load it with torch.load(..., weights_only=False), and save plain data"
+            )
+        return value
 
 
 def whole_tensor(
@@ -170,8 +218,7 @@ class FileReader(BoxReader):
         self.access = access
         self._open_file = open_file
         self._files = OpenFiles(open_file or (lambda name: self._place(name).open()), near=storage.near)
-        self._loaded: tuple[str, Any] | None = None
-        self._named: dict[int, Mapping[str, Any]] = {}
+        self._loaded: _Loaded | None = None
         if budget is not None:
             self.budget = budget
 
@@ -202,21 +249,21 @@ class FileReader(BoxReader):
         if name in objects:
             return objects[name]
         with located(file=self.label(file), item=name):
-            if self._loaded is None or self._loaded[0] != file:
-                opened = self._files[file]
-                self._loaded, self._named = (file, self.access.objects.load(opened.read(), opened.size, "cpu")), {}
-            value = self._loaded[1]
-            for step in item.path or ():
-                if not isinstance(step, int) and step not in value:  # its key is no string
-                    value = self._by_names(value)
-                value = value[step]
-            return value
+            if self._loaded is None or self._loaded.file != file:
+                self._loaded = self._load(file)
+            if self._loaded.error is not None:
+                raise copy(self._loaded.error)
+            return self._loaded.at(item.path or ())
 
-    def _by_names(self, value: Mapping[Any, Any]) -> Mapping[str, Any]:
-        """A dict of the file that was loaded, its keys as text."""
-        if id(value) not in self._named:
-            self._named[id(value)] = {str(key): each for key, each in value.items()}
-        return self._named[id(value)]
+    def _load(self, file: str) -> _Loaded:
+        opened = self._files[file]
+        try:
+            archive = open_archive(opened.raw, opened.size, MAX_RECORDS)
+            return _Loaded(file, *self.access.objects.load_around(archive, opened.size, self.shards[file].records))
+        except NotSavedByTorch as error:  # it was altered since it was opened
+            raise ContainerError(f"this is not an intact file of torch.save: {error}") from None
+        except (PolicyError, MetadataError, ObjectError) as error:  # of all objects alike
+            return _Loaded(file, error=error)
 
     def part(self, items: Mapping[str, Item]) -> Callable[[Access], FileReader]:
         contents = replace(self.contents, items=items, files={}, notes=())
@@ -224,12 +271,13 @@ class FileReader(BoxReader):
         shards = {}
         for file in {place.file for item in items.values() for place in item.places} & self.shards.keys():
             tables: Any = self.shards[file].strides, self.shards[file].objects, self.shards[file].weights
-            shards[file] = Shard({}, *({name: of[name] for name in of.keys() & names} for of in tables))
+            strides, objects, weights = ({name: of[name] for name in of.keys() & names} for of in tables)
+            shards[file] = Shard({}, strides, objects, weights, records=self.shards[file].records)
         how: Any = {"open_file": self._open_file, "budget": self.budget.renewed()}
         return partial(type(self), self.storage, contents, shards, **how)
 
     def close(self) -> None:
-        self._loaded, self._named = None, {}
+        self._loaded = None
         self._files.close()
 
     def _place(self, file: str) -> Storage:

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
 from streamxf.budget import FREE_WHOLE, MAX_EXPANSION
 from streamxf.buffers import collector_paused
-from streamxf.errors import ContainerError, UnsupportedError, shorten
+from streamxf.errors import ContainerError, NoCheckpointError, StreamxfError, UnsupportedError, shorten
 from streamxf.format.items import Item, ObjectItem, Path, Place
 from streamxf.format.limits import MAX_STEPS
-from streamxf.formats.contents import Shard, whole_tensor
+from streamxf.formats.contents import MAX_RECORDS, Shard, whole_tensor
 from streamxf.storage.reading import StoredFile
-from streamxf.torchsave.archive import PICKLE, Archive, NotSavedByTorch
-from streamxf.torchsave.calls import StoredTensor
+from streamxf.torchsave.archive import PICKLE, NotSavedByTorch
+from streamxf.torchsave.calls import StorageRef, StoredTensor
 from streamxf.torchsave.check import read_outline
+from streamxf.torchsave.legacy import Legacy, open_archive
 from streamxf.torchsave.unpickler import Foreign
 
-MAX_RECORDS = 2**20
-"""Storages in a file, and a few records more."""
-
 _PLACE = 64  # bytes, or characters, that an entry of a dict or a list counts for, besides its name
-_LEGACY = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # torch.save's before version 1.6: a pickle of a magic number
-_OF_TORCHSCRIPT = "constants.pkl"
-_TAIL = 2**20  # bytes in which a TorchScript archive names that record
+_TAIL = 2**20  # bytes in which a zip file of another kind names the records below
+_OTHERS = {
+    "/.data/extern_modules": "an archive of torch.package, which holds code besides tensors: load what is in it with "
+    "torch.package.PackageImporter",
+    "/archive_format": "a program of torch.export: load it with torch.export.load",
+    "/constants.pkl": "a TorchScript archive, which holds code besides tensors: load it with torch.jit.load",
+}
+_END = 2**16 + 22  # bytes in which a zip file has the end of its directory
+_FIRST = 2**10  # bytes in which it has the name of its first record
 _SCALARS = (str, int, float, bool, bytes, type(None))
 
 
@@ -33,19 +38,16 @@ def read(file: StoredFile, name: str) -> Shard:
     """Read what a file holds, except for its tensors' elements; `name` is the file's in `Place`. Items are named as DCP
     flattens nested state dicts.
 
-    Raises ContainerError if it is damaged, and UnsupportedError if it cannot be read here, or is no state dict.
+    Raises ContainerError if it is damaged, UnsupportedError if it cannot be read here, or is no state dict, and
+    NoCheckpointError if it is another kind of zip file.
     """
-    if file.read(0, min(len(_LEGACY), file.size)) == _LEGACY:
-        raise UnsupportedError(
-            "torch.save wrote this file in its old form, which has no index: load it with torch.load, and save it again"
-        )
     try:
-        archive = Archive(file.raw, file.size, MAX_RECORDS)
-        if _OF_TORCHSCRIPT in archive.sizes:
-            raise _torchscript()
+        archive = open_archive(file.raw, file.size, MAX_RECORDS)
+        if "constants.pkl" in archive.sizes:
+            raise NotSavedByTorch("it has a record that torch.save does not write")
         if not archive.little:
             raise UnsupportedError("the file was written on a big-endian machine")
-        root = read_outline(archive.pickled, archive.sizes)
+        root = archive.root if isinstance(archive, Legacy) else read_outline(archive.pickled, archive.sizes)
         flat = _flattened(root, len(archive.pickled))
         records = dict.fromkeys(value.record for _, value in flat.values() if isinstance(value, StoredTensor))
         begins = {record: archive.find(record)[0] for record in records}
@@ -53,9 +55,7 @@ def read(file: StoredFile, name: str) -> Shard:
     except RecursionError:
         raise _too_deep() from None
     except NotSavedByTorch as error:
-        if f"/{_OF_TORCHSCRIPT}".encode() in file.read(max(0, file.size - _TAIL)):
-            raise _torchscript() from None
-        raise ContainerError(f"this is not an intact file of torch.save: {error}") from None
+        raise _another(file) or ContainerError(f"this is not an intact file of torch.save: {error}") from None
 
 
 def _described(flat: Mapping[str, tuple[Path, Any]], begins: Mapping[str, int], pickled_at: int, file: str) -> Shard:
@@ -64,10 +64,11 @@ def _described(flat: Mapping[str, tuple[Path, Any]], begins: Mapping[str, int], 
     objects: dict[str, Any] = {}
     weights: dict[str, int] = {}
     known: dict[int, tuple[int, bool]] = {}
+    needed: set[str] = set()
     for name, (path, value) in flat.items():
         if not isinstance(value, StoredTensor):
             items[name] = ObjectItem(name, Place(file, pickled_at, 0, ()), path)
-            weights[name], is_plain = _measured(value, known)
+            weights[name], is_plain = _measured(value, known, needed)
             if is_plain:
                 objects[name] = value
             continue
@@ -75,23 +76,26 @@ def _described(flat: Mapping[str, tuple[Path, Any]], begins: Mapping[str, int], 
             strides[name] = value.strides
         at = begins[value.record] + (value.start if value.extent else 0)
         items[name] = whole_tensor(name, value.dtype, value.shape, file, at, value.extent, path)
-    return Shard(items, strides, objects, weights)
+    return Shard(items, strides, objects, weights, records=frozenset(needed))
 
 
-def _measured(value: Any, known: dict[int, tuple[int, bool]]) -> tuple[int, bool]:
+def _measured(value: Any, known: dict[int, tuple[int, bool]], needed: set[str]) -> tuple[int, bool]:
     """About how many bytes an object takes, each of its parts as often as it is there; and whether it is what it was
-    when it was saved: of scalars, lists, tuples and dicts alone, none in itself. `known` are containers.
+    when it was saved: of scalars, lists, tuples and dicts alone, none in itself. `known` are containers; the records
+    that it needs are added to `needed`.
     """
-    if isinstance(value, StoredTensor):
-        return value.extent, False
+    if isinstance(value, StoredTensor | StorageRef):
+        needed.add(value.record)
+        return value.extent if isinstance(value, StoredTensor) else _PLACE, False
     inner = value.parts if isinstance(value, Foreign) else value
     if not isinstance(inner, list | tuple | dict | set | frozenset):
         return _PLACE + (len(value) if isinstance(value, str | bytes) else 0), type(value) in _SCALARS
     if id(value) not in known:
         known[id(value)] = 0, False  # in case it holds itself
         weight, plain = _PLACE, type(value) in (list, tuple, dict)
-        for each in chain(inner.keys(), inner.values()) if isinstance(inner, dict) else inner:
-            more, is_plain = _measured(each, known)
+        attributes = vars(inner).values() if isinstance(inner, OrderedDict) else ()
+        for each in chain(inner.keys(), inner.values(), attributes) if isinstance(inner, dict) else inner:
+            more, is_plain = _measured(each, known, needed)
             weight, plain = weight + more, plain and is_plain
         known[id(value)] = weight, plain
     return known[id(value)]
@@ -107,7 +111,11 @@ def _flattened(root: Any, size: int) -> dict[str, tuple[Path, Any]]:
     if not isinstance(root, dict):
         kind = root.name if isinstance(root, Foreign) else type(root).__name__
         what = "a tensor" if isinstance(root, StoredTensor) else f"a {shorten(kind)}"
-        raise UnsupportedError(f"the file holds {what} and not a state dict: load it with torch.load, and save a dict")
+        cure = "load it with torch.load, and save a dict"
+        if isinstance(root, Foreign) and any(isinstance(part, dict) and "_parameters" in part for part in root.parts):
+            cure = "it is a whole module. Load it with torch.load(..., weights_only=False), which runs whatever is in "
+            cure += "the file, and save its state_dict()"
+        raise UnsupportedError(f"the file holds {what} and not a state dict: {cure}")
     found: dict[str, tuple[Path, Any]] = {}
     left = max(FREE_WHOLE, MAX_EXPANSION * size)
     whole: dict[int, bool] = {}
@@ -165,8 +173,18 @@ def _too_deep() -> UnsupportedError:
     return UnsupportedError("the file's dicts and lists are nested too deeply for a state dict")
 
 
-def _torchscript() -> UnsupportedError:
-    return UnsupportedError(
-        "this is a TorchScript archive, which holds code besides tensors: load it with torch.jit.load, and save its "
-        "state_dict()"
+def _another(file: StoredFile) -> StreamxfError | None:
+    """The error of a zip file that torch.save did not write; None of one that it may have written."""
+    tail = file.read(max(0, file.size - _TAIL))
+    for record, what in _OTHERS.items():
+        if record.encode() in tail:
+            return UnsupportedError(f"this is {what}, and save its state_dict()")
+    first = file.read(0, min(_FIRST, file.size))
+    name = first[30 : 30 + int.from_bytes(first[26:28], "little")].decode("utf-8", "replace")
+    if b"PK\x05\x06" not in tail[-_END:] or name.endswith(f"/{PICKLE}") or not first.startswith(b"PK"):
+        return None
+    what = "an .npz archive of NumPy's" if name.endswith(".npy") else f"a zip file that begins with {shorten(name)!r}"
+    return NoCheckpointError(
+        f"the file is not a checkpoint: it is {what}. Load it with the library that wrote it, and save its arrays as "
+        "tensors, with safetensors or torch.save"
     )

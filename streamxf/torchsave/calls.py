@@ -96,8 +96,8 @@ class OtherTensor(Foreign):
 
     __slots__ = ("count",)
 
-    def __init__(self, count: int | None = None) -> None:
-        super().__init__("torch.Tensor")
+    def __init__(self, count: int | None = None, *parts: object) -> None:
+        super().__init__("torch.Tensor", *parts)
         self.count = count
 
     fill = StandIn.fill
@@ -106,21 +106,29 @@ class OtherTensor(Foreign):
 KINDS = (StoredTensor, OtherTensor)
 
 
-def find_storage(sizes: dict[str, int], kinds: dict[str, str], reference: Any) -> StorageRef:
+def itemsize_in(kind: str) -> int:
+    """Bytes of an element in a storage of that kind."""
+    return _DTYPES[f"torch.{STORAGES[kind]}"]
+
+
+def find_storage(sizes: dict[str, int], kinds: dict[str, str], reference: Any, *, declared: bool = False) -> StorageRef:
     """What a pickle refers to outside itself, in an archive whose records have these `sizes`; `kinds` are those of the
-    storages that it referred to before.
+    storages that it referred to before. With `declared`, the pickle says which records there are, and they are added.
     """
     fields: tuple[Any, ...] = reference if type(reference) is tuple else ()
+    if fields[5:] == (None,):  # before torch 1.6; else the part of a storage, which nothing has saved since torch 0.4
+        fields = fields[:5]
     if [*map(type, fields)] != [str, Name, str, str, int] or fields[0] != "storage" or fields[1].name not in STORAGES:
         raise NotSavedByTorch("its pickle refers to something that is not a storage")
     _, kind, key, _, count = fields
     if kinds.setdefault(key, kind.name) != kind.name:  # torch makes it once, of the kind that comes first
         raise NotSavedByTorch("its pickle refers to one storage as two of different kinds")
     record, dtype = f"data/{key}", STORAGES[kind.name]
-    nbytes = sizes.get(record)
+    expected = count * itemsize_in(kind.name)
+    nbytes = sizes.setdefault(record, expected) if declared else sizes.get(record)
     if nbytes is None:
         raise NotSavedByTorch(f"its record {record!r:.80} is missing")
-    if nbytes != count * _DTYPES[f"torch.{dtype}"]:
+    if nbytes != expected or count < 0:
         raise NotSavedByTorch(
             f"its pickle says that a storage has {count} elements, and its file has {nbytes} bytes of it"
         )
@@ -146,7 +154,7 @@ def _view(
         raise NotSavedByTorch("its pickle makes a tensor larger than its storage")
     if dtype in ITEMSIZES and not any(rest):  # which would be a conj or neg bit, or say that it is something else
         return StoredTensor(dtype, tuple(sizes), tuple(strides), storage.record, start)
-    return OtherTensor(_within(math.prod(sizes), itemsize, storage.nbytes))
+    return OtherTensor(_within(math.prod(sizes), itemsize, storage.nbytes), storage)
 
 
 def _extent(sizes: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> int:
@@ -253,6 +261,17 @@ def _set(check: Any, items: Any) -> set[Any] | None:
     return check.steps.set_of(items) if type(items) is list else None
 
 
+def _ordered(check: Any, pairs: Any = None) -> OrderedDict[Any, Any] | None:
+    """Without entries, or of a list of lists of two, as Python 2 pickled it."""
+    made: OrderedDict[Any, Any] = OrderedDict()
+    for pair in pairs if type(pairs) is list else ():
+        if type(pair) is not list or len(pair) != 2:
+            return None
+        check.steps.charge_key(made, pair[0])
+        made[pair[0]] = pair[1]
+    return made if pairs is None or type(pairs) is list else None
+
+
 class _FilledOnce(StandIn):
     __slots__ = ("filled",)
 
@@ -350,13 +369,14 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "builtins.bytearray": _bytearray,
     "builtins.set": _set,
     "builtins.complex": lambda _, *parts: complex(*parts) if [*map(type, parts)] == [float, float] else None,
-    "collections.OrderedDict": lambda _: OrderedDict(),
+    "collections.OrderedDict": _ordered,
     "collections.Counter": lambda _, counts: Counter(counts) if type(counts) is dict else None,
     BYTES_IO: lambda _: _Bytes(),
     **NUMPY,
 }
 OUTLINED: dict[str, Callable[..., Any]] = {
     "torch.Size": _size,
+    "torch._utils._rebuild_tensor": lambda *facts: _view(*facts, False, ()),  # before torch 0.4
     "torch._utils._rebuild_tensor_v2": _view,
     "torch._utils._rebuild_tensor_v3": partial(_view, typed=True),
     "torch._utils._rebuild_parameter": _parameter,

@@ -16,6 +16,7 @@ from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from importlib import import_module
+from itertools import chain
 from typing import Any, ClassVar
 
 from streamxf.budget import ELEMENT
@@ -23,7 +24,7 @@ from streamxf.buffers import collector_paused
 from streamxf.cached import cached_property
 from streamxf.errors import ParameterError
 from streamxf.torchsave.archive import Archive, NotSavedByTorch
-from streamxf.torchsave.calls import BYTES_IO, CALLS, KINDS, NUMPY, OUTLINED, StorageRef, find_storage, scalar
+from streamxf.torchsave.calls import BYTES_IO, CALLS, KINDS, NUMPY, OUTLINED, find_storage, scalar
 from streamxf.torchsave.unpickler import ACTIONS, Actions, Foreign, Name, Unpickler
 
 _TENSOR = 16  # opcodes: torch takes a kilobyte for each tensor, and as much again to save it
@@ -73,12 +74,12 @@ def mapped(module: str, name: str) -> str:
 
 
 class _Archived(Unpickler):
-    """A pickle in an archive whose records have these `sizes`, in bytes."""
+    """A pickle in an archive whose records have these `sizes`, in bytes; `kinds` are those of its storages, by key."""
 
     def __init__(self, pickled: bytes, sizes: dict[str, int], stored: int, more: int = 0) -> None:
         super().__init__(pickled, stored, more)
         self.sizes = sizes
-        self._kinds: dict[str, str] = {}
+        self.kinds: dict[str, str] = {}
         self._tensors = 0
 
     def call(self, function: Any, arguments: Any) -> Any:
@@ -89,8 +90,8 @@ class _Archived(Unpickler):
                 raise NotSavedByTorch(f"its pickle makes more than {self.limit // _TENSOR} tensors")
         return made
 
-    def persistent_load(self, reference: Any) -> StorageRef:
-        return find_storage(self.sizes, self._kinds, reference)
+    def persistent_load(self, reference: Any) -> Any:
+        return find_storage(self.sizes, self.kinds, reference)
 
     def new(self, function: Any, arguments: Any) -> Any:
         if type(function) is Name and function.make is not None and function.name != BYTES_IO:
@@ -137,7 +138,7 @@ class Check(_Archived):
         return Name(full)
 
 
-class _Outline(_Archived):
+class Outline(_Archived):
     """Of what is not made here, it keeps the parts."""
 
     def find_class(self, module: str, name: str) -> Name:
@@ -158,7 +159,7 @@ def read_outline(pickled: bytes, sizes: dict[str, int]) -> Any:
 
     Raises NotSavedByTorch if it is not such a pickle, or has a tensor that does not fit its record.
     """
-    unpickler = _Outline(pickled, sizes, len(pickled))
+    unpickler = Outline(pickled, sizes, len(pickled))
     root = unpickler.load()
     if not unpickler.at_end:
         raise NotSavedByTorch("something follows its pickle")
@@ -167,6 +168,7 @@ def read_outline(pickled: bytes, sizes: dict[str, int]) -> Any:
 
 class Maker(pickle.Unpickler):
     """Python's own unpickler, for a pickle that was checked, with what it names. `find_storage` gives tensors' memory.
+    What is not allowed is left `absent`: something that does nothing stands in its place.
 
     It may fill what a class of the caller's made, and nothing else that a function of the caller's gives. Raises
     NotAllowed, and whatever these raise.
@@ -180,6 +182,10 @@ class Maker(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         full = mapped(module, name)
         allowed = self._check.names[full]
+        if full in self._check.unknown:
+            return _Inert
+        if full in _OF_KINDS:
+            return partial(_made_of, _import(full))
         if allowed is None:
             return scalar if full in NUMPY and full.endswith(".scalar") else _import(full)
         if full not in self._check.filled or isinstance(allowed, type):
@@ -195,6 +201,37 @@ class Maker(pickle.Unpickler):
 
     def persistent_load(self, reference: Any) -> Any:
         return self._find_storage(reference) if self._find_storage is not None else None
+
+
+class _Inert:
+    def __init__(self, *arguments: object) -> None: ...
+
+    def __setstate__(self, state: object) -> None: ...
+
+    def __setitem__(self, key: object, value: object) -> None: ...
+
+    def __reduce__(self) -> Any:
+        raise NotAllowed("it holds something that was not made")
+
+    append = extend = __setstate__
+
+
+_OF_KINDS = ("torch._tensor._rebuild_from_type_v2", "torch._utils._rebuild_wrapper_subclass")
+
+
+def _made_of(function: Callable[..., Any], *arguments: Any) -> Any:
+    return _Inert() if any(each is _Inert for each in arguments) else function(*arguments)
+
+
+def absent(value: Any, known: dict[int, bool]) -> bool:
+    """Whether something was left out of what a `Maker` made; `known` are containers in it."""
+    if not isinstance(value, list | tuple | dict | set | frozenset):
+        return value is _Inert or type(value) is _Inert
+    if id(value) not in known:
+        known[id(value)] = False  # in case it holds itself
+        parts = chain(value.keys(), value.values()) if isinstance(value, dict) else value
+        known[id(value)] = any(absent(each, known) for each in parts)
+    return known[id(value)]
 
 
 # Numbers, tuples and lists of them: opcodes that make one thing at most, and neither hash nor name anything. C's
@@ -263,16 +300,6 @@ def _first_record(head: bytes) -> bytes | None:
     # where there is none, or less than a header before it, what follows would be a negative size
     start = 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
     return head[start:stop] if int.from_bytes(head[stop + 8 : stop + 12], "little") == stop - start else None
-
-
-class _Inert:
-    def __init__(self, *arguments: object) -> None: ...
-
-    def __setstate__(self, state: object) -> None: ...
-
-    def __setitem__(self, key: object, value: object) -> None: ...
-
-    append = extend = __setstate__
 
 
 class _Names(pickle.Unpickler):

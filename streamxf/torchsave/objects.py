@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -87,7 +87,7 @@ class Objects:
         if (numbers := numbers_in(pickle_in(data) or b"")) is not None:
             return numbers[0]
         try:
-            made = self._made(Archive(io.BytesIO(data), len(data)), stored, device)
+            made, _ = self._made(Archive(io.BytesIO(data), len(data)), stored, device)
         except (NotSavedByTorch, NotAllowed) as error:
             raise PolicyError(
                 f"the object was not loaded: {error}. If you trust it, name the classes and functions that it needs, "
@@ -106,7 +106,7 @@ class Objects:
         import torch
 
         try:
-            tensor = self._made(Archive(file, size), stored, "cpu")
+            tensor, _ = self._made(Archive(file, size), stored, "cpu")
         except NotSavedByTorch as error:
             raise MetadataError(f"the item holds no tensor that torch.save wrote: {error}") from None
         except NotAllowed as error:
@@ -121,19 +121,31 @@ class Objects:
             raise MetadataError(f"the stored tensor is of a kind that DCP does not save ({kind}): it was altered")
         return tensor
 
-    def _made(self, archive: Archive, stored: int, device: str | None) -> Any:
-        """The object of an archive, as `load`."""
+    def load_around(self, archive: Archive, stored: int, records: Collection[str]) -> tuple[Any, Collection[str]]:
+        """What a whole file holds, on the CPU, and the names in it that are not allowed; always with weights_only.
+        Tensors have elements only if these are in `records`, and what is not allowed is left `absent`. Raises
+        PolicyError if it holds what torch.save never writes; else as `load`.
+        """
+        try:
+            return self._made(archive, stored, "cpu", records)
+        except (NotSavedByTorch, NotAllowed) as error:
+            raise PolicyError(f"the object was not loaded: {error}") from None
+
+    def _made(
+        self, archive: Archive, stored: int, device: str | None, records: Collection[str] | None = None
+    ) -> tuple[Any, Collection[str]]:
+        """The object of an archive, as `load`; with `records` as `load_around`."""
         if (numbers := numbers_in(archive.pickled)) is not None:
-            return numbers[0]
+            return numbers[0], ()
         check = Check(archive.pickled, archive.sizes, stored, lambda: self._allowed | chosen())
         value = check.load()
-        if check.unknown:
+        if check.unknown and records is None:
             raise NotAllowed(f"it needs {some(sorted(check.unknown))}")
         if not check.names:
-            return value
-        making = _Making(archive, check, device or AvailableDevices())
+            return value, ()
+        making = _Making(archive, check, device or AvailableDevices(), records)
         try:
-            return making.load()
+            return making.load(), check.unknown
         except Exception as error:  # torch and the classes that are allowed may raise anything
             if error is making.unread or isinstance(error, NotAllowed):
                 raise
@@ -169,8 +181,10 @@ def _is_available(location: Any) -> bool:
 class _Making:
     """Makes the object of an archive, once; `unread` is the error of a read that ended it."""
 
-    def __init__(self, archive: Archive, check: Check, device: str | AvailableDevices) -> None:
-        self._archive, self._check, self._device = archive, check, device
+    def __init__(
+        self, archive: Archive, check: Check, device: str | AvailableDevices, records: Collection[str] | None
+    ) -> None:
+        self._archive, self._check, self._device, self._records = archive, check, device, records
         self._storages: dict[str, Any] = {}
         self.unread: Exception | None = None
 
@@ -198,9 +212,13 @@ class _Making:
 
         from streamxf.torch_private import typed_storage
 
-        _, kind, key, location, count = reference
+        _, kind, key, location, count = reference[:5]
         if key not in self._storages:
             dtype = getattr(torch, STORAGES[f"{kind.__module__}.{kind.__name__}"])
+            if self._records is not None and f"data/{key}" not in self._records:
+                empty: Any = torch.UntypedStorage(count * dtype.itemsize, device="meta")  # type: ignore[no-untyped-call]
+                self._storages[key] = typed_storage(empty, dtype)
+                return self._storages[key]
             made: Any = torch.UntypedStorage(count * dtype.itemsize, device="cpu")  # type: ignore[no-untyped-call]
             memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(made).numpy()
             try:

@@ -101,11 +101,12 @@ class Unpickler(_Unpickler):  # type: ignore[misc]
         self.limit = FREE_OPCODES + 4 * (len(pickled) if stored is None else stored)
         self.steps = Steps(len(pickled) * 3 // 4 + more)
 
-    def load(self) -> Any:
-        """What is pickled. Raises NotSavedByTorch if it is damaged or out of proportion, and what is raised
-        `on_purpose`.
+    def load(self, begin: int = 0) -> Any:
+        """What is pickled from `begin` on. Raises NotSavedByTorch if it is damaged or out of proportion, and what is
+        raised `on_purpose`.
         """
         read, actions = self.read, self.actions
+        self._file.seek(begin)
         try:
             for _ in range(self.limit):
                 actions[read(1)[0]](self)
@@ -120,8 +121,12 @@ class Unpickler(_Unpickler):  # type: ignore[misc]
         raise NotSavedByTorch(f"its pickle has more than {self.limit} opcodes")
 
     @property
+    def position(self) -> int:
+        return self._file.tell()
+
+    @property
     def at_end(self) -> bool:
-        return self._file.tell() == len(self._file.getbuffer())
+        return self.position == len(self._file.getbuffer())
 
     def call(self, function: Any, arguments: Any) -> Any:
         if type(function) is not Name or type(arguments) is not tuple:

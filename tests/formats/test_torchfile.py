@@ -21,7 +21,14 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 import streamxf
 from streamxf import budget
 from streamxf.checkpoint.reading import Box
-from streamxf.errors import ContainerError, MetadataError, PolicyError, StreamxfError, UnsupportedError
+from streamxf.errors import (
+    ContainerError,
+    MetadataError,
+    NoCheckpointError,
+    PolicyError,
+    StreamxfError,
+    UnsupportedError,
+)
 from streamxf.format.items import ObjectItem, TensorItem
 from streamxf.formats.contents import Format
 from streamxf.formats.opening import contents_of
@@ -70,10 +77,15 @@ VIEWS: dict[str, Any] = {
 }
 
 
+FORMS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "old form"])
+
+
+@FORMS
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_view_is_read_as_it_looks(tmp_path: Path, view: str) -> None:
+def test_a_view_is_read_as_it_looks(tmp_path: Path, view: str, zipped: bool) -> None:
     state = VIEWS[view]
-    assert_same(read(saved(state, tmp_path)), {name: tensor.detach() for name, tensor in state.items()})
+    path = saved(state, tmp_path, _use_new_zipfile_serialization=zipped)
+    assert_same(read(path), {name: tensor.detach() for name, tensor in state.items()})
 
 
 def test_a_large_view_is_read_in_pieces(tmp_path: Path) -> None:
@@ -119,8 +131,9 @@ NESTED = {
 }
 
 
-def test_items_are_named_as_dcp_names_them(tmp_path: Path) -> None:
-    path = saved(NESTED, tmp_path)
+@FORMS
+def test_items_are_named_as_dcp_names_them(tmp_path: Path, zipped: bool) -> None:
+    path = saved(NESTED, tmp_path, _use_new_zipfile_serialization=zipped)
     flat, paths = flatten_state_dict(dict(NESTED))
     found = read(path)
     assert list(found) == list(flat)
@@ -141,25 +154,36 @@ def test_items_are_named_as_dcp_names_them(tmp_path: Path) -> None:
     }
 
 
-def test_where_tensors_stand(tmp_path: Path) -> None:
-    path = saved({"a": BASE, "b": BASE[3]}, tmp_path)
+@FORMS
+def test_where_tensors_stand(tmp_path: Path, zipped: bool) -> None:
+    path = saved({"a": BASE, "b": BASE[3]}, tmp_path, _use_new_zipfile_serialization=zipped)
     data = path.read_bytes()
     for name, wanted in (("a", BASE), ("b", BASE[3])):
         (place,) = contents_at(path).items[name].places
         assert data[place.at : place.at + place.size] == wanted.numpy().tobytes()
 
 
-def old_form(path: Path) -> None:
-    torch.save({"a": BASE}, path, _use_new_zipfile_serialization=False)
-
-
 def torchscript(path: Path) -> None:
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path)
+
+
+def package(path: Path) -> None:
+    with torch.package.PackageExporter(path) as exporter:
+        exporter.save_pickle("model", "weights.pkl", {"a": BASE})
+
+
+def program(path: Path) -> None:
+    torch.export.save(torch.export.export(torch.nn.Linear(2, 2), (BASE[:1, :2],)), path)
 
 
 def other_zip(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", "text")
+
+
+def arrays(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, a=BASE.numpy())
 
 
 def other_order(path: Path) -> None:
@@ -251,9 +275,12 @@ def deeper_than_the_stack(path: Path) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Path], None], type[StreamxfError], str, str | None]] = {
-    "the old form": (old_form, UnsupportedError, "old form", None),
     "TorchScript": (torchscript, UnsupportedError, "torch.jit.load", None),
-    "another zip file": (other_zip, ContainerError, "not an intact file of torch.save", None),
+    "torch.package": (package, UnsupportedError, "torch.package.PackageImporter", None),
+    "torch.export": (program, UnsupportedError, "torch.export.load", None),
+    "a module": (of(lambda: torch.nn.Linear(2, 2)), UnsupportedError, r"save its state_dict\(\)", None),
+    "another zip file": (other_zip, NoCheckpointError, "a zip file that begins with 'a.txt'", None),
+    "arrays of NumPy's": (arrays, NoCheckpointError, "an .npz archive of NumPy's", None),
     "another order of bytes": (other_order, UnsupportedError, "big-endian", None),
     "a cut file": (cut, ContainerError, "not an intact file of torch.save", None),
     "a record that is not there": (lying_record, ContainerError, "not an intact file of torch.save", None),
@@ -280,6 +307,9 @@ def test_what_cannot_be_read(tmp_path: Path, case: str) -> None:
             opening(path)
         assert caught.value.file == str(path)
         assert caught.value.item == item
+    if kind is NoCheckpointError:
+        with pytest.raises(kind, match=words):
+            streamxf.verify(path)
 
 
 @pytest.mark.parametrize("arguments", [("a", "utf-8"), (b"a", "latin1")], ids=["another encoding", "no text to encode"])
@@ -288,9 +318,11 @@ def test_what_encodes_in_another_way_is_an_object_that_is_not_made(tmp_path: Pat
     path = saved({"a": BASE, "o": Encodes(*arguments)}, tmp_path)
     with open_at(path) as reader:
         assert isinstance(reader.stored["o"], ObjectItem)
-    with pytest.raises(PolicyError, match=r"calls _codecs.encode in another way than torch.save does") as caught:
-        streamxf.pack(path, tmp_path / "packed")
-    assert caught.value.item == "o"
+        with pytest.raises(PolicyError, match=r"calls _codecs.encode in another way than torch.save does") as caught:
+            reader.load_object("o")
+        assert caught.value.item == "o"
+    (note,) = streamxf.pack(path, tmp_path / "packed").notes
+    assert "kept 1 object only as bytes of the file, from which unpack restores it: o; " in note
     streamxf.unpack(path, tmp_path / "model.safetensors", skip_objects=True)
     assert_same(load_file(tmp_path / "model.safetensors"), {"a": BASE})
 
@@ -305,10 +337,11 @@ MORE_THAN_ELEMENTS: dict[str, Callable[[], Any]] = {
 }
 
 
+@FORMS
 @pytest.mark.parametrize("case", MORE_THAN_ELEMENTS)
-def test_tensors_that_are_more_than_elements_are_objects(tmp_path: Path, case: str) -> None:
+def test_tensors_that_are_more_than_elements_are_objects(tmp_path: Path, case: str, zipped: bool) -> None:
     value = MORE_THAN_ELEMENTS[case]()
-    path = saved({"a": BASE, "n": {"o": value}}, tmp_path)
+    path = saved({"a": BASE, "n": {"o": value}}, tmp_path, _use_new_zipfile_serialization=zipped)
     with open_at(path) as reader:
         assert isinstance(reader.stored["n.o"], ObjectItem)
         assert_same(in_pieces(reader, "a", 1000), BASE)
@@ -340,8 +373,9 @@ def test_nothing_is_called(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
-def test_damaged_pickles_raise_nothing_else(tmp_path: Path) -> None:
-    path = saved({"a": BASE[:2], "n": {"b": [1, 2]}}, tmp_path)
+@FORMS
+def test_damaged_pickles_raise_nothing_else(tmp_path: Path, zipped: bool) -> None:
+    path = saved({"a": BASE[:2], "n": {"b": [1, 2]}}, tmp_path, _use_new_zipfile_serialization=zipped)
     data = path.read_bytes()
     begin = contents_at(path).items["n.b"].places[0].at
     for at in range(begin, begin + 300, 3):

@@ -128,7 +128,9 @@ def _copy(folder: Path) -> torch.Tensor:
 
 def seeds() -> Iterable[bytes]:
     yield saved(TENSOR)
-    yield saved({"t": TENSOR, "nested": {"list": [TENSOR[0], 3], "text": "a", "none": None}})
+    state = {"t": TENSOR, "nested": {"list": [TENSOR[0], 3], "text": "a", "none": None}}
+    yield saved(state)
+    yield old_form(state)
 
 
 def mutate(data: bytes, choose: random.Random, havoc: Havoc) -> bytes:

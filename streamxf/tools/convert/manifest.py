@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -77,6 +77,10 @@ class PackManifest:
         yield ITEM
         for path, file in self.files.items():
             yield from (rest_of(path), *(tensor.name for tensor in file.tensors), *file.others)
+
+    def kept_as_bytes(self, stored: Collection[str]) -> list[str]:
+        """Objects that are only in the bytes of their files: they have no items among those that are `stored`."""
+        return [name for file in self.files.values() for name in file.others if name not in stored]
 
     def to_plain(self) -> Any:
         """The value that is stored."""

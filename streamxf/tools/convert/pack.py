@@ -257,7 +257,8 @@ def pack(
     out and named. Permissions are not packed.
 
     The bytes besides tensors are in items whose names begin with ``streamxf.source``, and `unpack` writes the same
-    files again, byte for byte. The names of a nested state dict are those that ``dcp.save`` gives.
+    files again, byte for byte. The names of a nested state dict are those that ``dcp.save`` gives. An object that
+    cannot be made, such as one of a class that is not allowed, is only in these bytes; notes name it.
 
     Parameters
     ----------

@@ -7,7 +7,8 @@ them, as in ``optimizer.pt/state.0.exp_avg``. A file without readable tensors is
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,17 @@ from streamxf.budget import MAX_EXPANSION
 from streamxf.checkpoint.access import Access
 from streamxf.checkpoint.checkpoint import Checkpoint
 from streamxf.checkpoint.elements import Elements
-from streamxf.errors import NoCheckpointError, ParameterError, PolicyError, StreamxfError, UnsupportedError, located
+from streamxf.errors import (
+    MetadataError,
+    NoCheckpointError,
+    ObjectError,
+    ParameterError,
+    PolicyError,
+    StreamxfError,
+    UnsupportedError,
+    located,
+    shorten,
+)
 from streamxf.format.items import Chunk, Item, ObjectItem, Place, TensorItem, contiguous_strides, elements_size
 from streamxf.formats import huggingface, safetensors, torchfile
 from streamxf.formats.contents import SUFFIXES, Contents, FileReader, Format, Shard, whole_tensor
@@ -30,6 +41,7 @@ from streamxf.torchsave.objects import find_framed
 from streamxf.wording import many, printable, some
 
 _METADATA = "/.metadata"
+_REASONS = 3  # that are told
 
 Gaps = Sequence[tuple[int, int]]
 """Where bytes that belong to no tensor begin and end in a file."""
@@ -37,11 +49,15 @@ Gaps = Sequence[tuple[int, int]]
 
 class PackedReader(FileReader):
     """Everything that is packed; the item `ITEM` is the `manifest` as an object, and that of `rest_of` a file's bytes
-    around its tensors, which are in its `gaps`. The other arguments are `FileReader`'s.
+    around its tensors, which are in its `gaps`. What `beside` has loaded is used again. The other arguments are
+    `FileReader`'s.
     """
 
-    def __init__(self, *files: Any, gaps: Mapping[str, Gaps], described: Any = None, **how: Any) -> None:
+    def __init__(
+        self, *files: Any, gaps: Mapping[str, Gaps], described: Any = None, beside: FileReader | None = None, **how: Any
+    ) -> None:
         super().__init__(*files, **how)
+        self._loaded = beside._loaded if beside is not None else None
         self.manifest: manifest.PackManifest = described
         self._gaps = gaps
 
@@ -105,7 +121,12 @@ def open_packed(tree: manifest.FileTree, max_expansion: int = MAX_EXPANSION) -> 
         if not manifest.is_inside(storage.name):
             raise UnsupportedError("the name of the file could not be restored: rename it", file=storage.label())
         main, kind = opened, opened.contents.format
-    packing = _Packing(tree, main)
+    refused = _refused(main) if main is not None else {}
+    if refused:
+        reasons = list(dict.fromkeys(refused.values()))[:_REASONS]
+        objects = f"{many(len(refused), 'object')} only as bytes of the file, from which unpack restores it"
+        notes.append(f"kept {objects}: {some(map(shorten, refused))}; {'; '.join(reasons)}")
+    packing = _Packing(tree, main, refused)
     for path in tree.files:
         packing.add(path)
     if not packing.of_checkpoint:
@@ -130,7 +151,7 @@ def open_packed(tree: manifest.FileTree, max_expansion: int = MAX_EXPANSION) -> 
     contents = Contents(storage.label(), kind, items, tree.files, notes=tuple(notes))
     described = manifest.PackManifest(kind, packed, tree.left_out)
     access = Access.of(max_expansion=max_expansion)
-    whole = PackedReader(storage, contents, packing.shards, access, gaps=gaps, described=described)
+    whole = PackedReader(storage, contents, packing.shards, access, gaps=gaps, described=described, beside=main)
     for rest, (place,) in ((rest, item.places) for rest, item in rests.items()):  # a file may be one hole
         whole.budget.spend_once(rest, place.size, "the file", file=whole.label(place.file))
     return whole
@@ -150,21 +171,37 @@ def _model(tree: manifest.FileTree, notes: list[str]) -> FileReader | None:
     return None
 
 
+def _refused(main: FileReader) -> dict[str, str]:
+    """The objects of a model that cannot be made here, and why."""
+    refused: dict[str, str] = {}
+    for name, item in main.stored.items():
+        if isinstance(item, ObjectItem):
+            try:
+                value = main.load_object(name)
+                if isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ())):
+                    refused[name] = "only torch can make a tensor that is more than its elements"
+            except (PolicyError, MetadataError, ObjectError) as error:
+                refused[name] = error.message
+    return refused
+
+
 class _Packing:
-    """Collects the items in files, one by one; those of the model, `main`, are read already.
+    """Collects the items in files, one by one; those of the model, `main`, are read already, and objects that are
+    `refused` are no items.
 
     - `of_checkpoint`: whether a file is one of a checkpoint.
     - `unread`: files that were expected to have tensors, and are packed as bytes.
     """
 
-    def __init__(self, tree: manifest.FileTree, main: FileReader | None) -> None:
+    def __init__(self, tree: manifest.FileTree, main: FileReader | None, refused: Collection[str]) -> None:
         self.items: dict[str, Item] = {}
         self.shards: dict[str, Shard] = dict(main.shards) if main is not None else {}
         self.of_checkpoint = main is not None
         self.unread: list[str] = []
         self._tree = tree
         self._stored: dict[str, list[tuple[TensorItem, Chunk]]] = {}  # of DCP checkpoints within the folder, as of FSDP
-        self._take(main.stored if main is not None else {})
+        stored = main.stored if main is not None else {}
+        self._take({name: item for name, item in stored.items() if name not in refused})
         for folder in (path.removesuffix(_METADATA) for path in tree.files if path.endswith(_METADATA)):
             with suppress(StreamxfError, OSError):  # then its files are packed as bytes
                 checkpoint = Checkpoint.at(tree.storage.child(folder), Access(), listing=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -109,7 +109,8 @@ def diff(
                     f"{storages[number].label()}: what else was packed, since this cannot be read: {error}"
                 )
         files = len(manifests) == 2 and all(manifest.is_folder for manifest in manifests.values())
-        comparison = Comparison(sides[0], sides[1], values, progress)
+        beside = {name for number in manifests for name in manifests[number].kept_as_bytes(sides[number].stored)}
+        comparison = Comparison(sides[0], sides[1], values, progress, beside)
         found = comparison.run((storages[0].label(), storages[1].label()), only, prefixes, files, fleet)
         left = [unknown.get(number, "") for number in (0, 1)]
         if not only and not any(prefixes):
@@ -131,6 +132,8 @@ def _not_compared(storage: Storage, side: BoxReader, manifest: PackManifest | No
         if manifest.is_folder and not files:
             files_there = many(len(manifest.files), "file")
             return f"{storage.label()}: what {files_there} of the folder that was packed hold besides"
+        if beside := manifest.kept_as_bytes(side.stored):
+            return f"{storage.label()}: objects that were packed as bytes of their file, {some(beside)}"
         if manifest.left_out and not isinstance(side, PackedReader):
             return f"{storage.label()}: entries left out when it was packed, {some(manifest.left_out)}"
     elif isinstance(side, FileReader) and storage.is_folder():
@@ -167,9 +170,17 @@ class Compared:
 
 
 class Comparison:
-    """Compares two opened checkpoints, as `diff` does."""
+    """Compares two opened checkpoints, as `diff` does, without the items `beside`."""
 
-    def __init__(self, first: BoxReader, second: BoxReader, values: bool, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        first: BoxReader,
+        second: BoxReader,
+        values: bool,
+        progress: Progress | None,
+        beside: Collection[str] = (),
+    ) -> None:
+        self._beside = beside
         self._first, self._second, self._values, self._progress = first, second, values, progress
         self._again = first.budget.renewed()
         # parts of objects by their ids, where readers keep these
@@ -190,7 +201,11 @@ class Comparison:
         read, and the caller can mend that or there is nothing else to tell, the first reason is raised.
         """
         one, other = (
-            {name: item for name, item in chosen(side.stored, only, prefix).items() if files or not is_kept(item.name)}
+            {
+                name: item
+                for name, item in chosen(side.stored, only, prefix).items()
+                if (files or not is_kept(item.name)) and item.name not in self._beside
+            }
             for side, prefix in zip((self._first, self._second), prefixes, strict=True)
         )
         if not one and not other and (only or any(prefixes)):

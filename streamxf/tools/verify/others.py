@@ -15,7 +15,7 @@ from streamxf.checkpoint.access import Access
 from streamxf.format.items import Item, TensorItem
 from streamxf.format.plain import PREFIX_START_BYTES, prefix_size
 from streamxf.formats import huggingface, safetensors, torchfile
-from streamxf.formats.contents import PLAIN, SUFFIXES, Format
+from streamxf.formats.contents import MAX_RECORDS, PLAIN, SUFFIXES, Format
 from streamxf.formats.opening import format_of, no_checkpoint, open_layout
 from streamxf.pipeline import Pipeline
 from streamxf.registry import NOT_AT_HAND
@@ -34,7 +34,8 @@ from streamxf.tools.verify.reading import (
     pieces_of,
 )
 from streamxf.tools.verify.report import Findings, Notes
-from streamxf.torchsave.archive import Archive, NotSavedByTorch
+from streamxf.torchsave.archive import NotSavedByTorch
+from streamxf.torchsave.legacy import Legacy, open_archive
 from streamxf.wording import many, some
 
 _CheckOf = Callable[[StoredFile, Access, Findings], None]
@@ -164,9 +165,11 @@ def _check_safetensors(file: StoredFile, access: Access, findings: Findings) -> 
 
 
 def _check_torch(file: StoredFile, access: Access, findings: Findings) -> None:
-    """Check directory and pickle, and the CRC-32 of every record; raises as `_check_safetensors`."""
+    """Check directory and pickle, and the CRC-32 of every record; raises as `_check_safetensors`, and NoCheckpointError
+    if it is another kind of zip file.
+    """
     items: Mapping[str, Item] = {}
-    unsupported: errors.UnsupportedError | None = None
+    unsupported: errors.StreamxfError | None = None
     stream: Any = StreamReader(BareBlocks(file.slice(0, file.size)))
     try:
         items = torchfile.read(file, file.name).items
@@ -176,9 +179,10 @@ def _check_torch(file: StoredFile, access: Access, findings: Findings) -> None:
     except errors.ContainerError as error:
         findings.damage(error, error.item)
     try:
-        archive = Archive(stream, file.size, torchfile.MAX_RECORDS)
+        archive = open_archive(stream, file.size, MAX_RECORDS)
         places = {record: (*archive.find(record), size) for record, size in archive.sizes.items()}
-        _let_python_open(stream)
+        if not isinstance(archive, Legacy):
+            _let_python_open(stream)
     except NotSavedByTorch as error:
         if unsupported is not None:
             raise unsupported from None

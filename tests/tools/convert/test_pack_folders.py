@@ -86,12 +86,12 @@ def test_a_program_loads_the_model_alone(folder):
 
 
 def test_what_cannot_be_read_as_tensors_is_said_and_kept(folder):
-    torch.save({"w": torch.ones(50)}, folder / "old.pt", _use_new_zipfile_serialization=False)
+    torch.save([torch.ones(50)], folder / "list.pt")
     (folder / "cut.safetensors.bak").write_bytes((folder / "model.safetensors").read_bytes()[:-5])
     (folder / "cut.pt").write_bytes((folder / "optimizer.pt").read_bytes()[:-5])
     done = pack(folder, folder.parent / "packed")
     (_, note) = done.notes
-    assert all(name in note for name in ("old.pt", "cut.pt", "training_args.bin"))
+    assert all(name in note for name in ("list.pt", "cut.pt", "training_args.bin"))
     unpack(folder.parent / "packed", folder.parent / "back")
     assert contents(folder.parent / "back") == contents(folder)
 
@@ -163,9 +163,9 @@ def test_a_model_behind_a_link_to_a_folder(tmp_path):
     assert contents(tmp_path / "back") == contents(tmp_path / "hub")
 
 
-def test_an_old_file_in_the_place_of_the_model(tmp_path):
+def test_a_list_in_the_place_of_the_model(tmp_path):
     (tmp_path / "hub").mkdir()
-    torch.save({"w": torch.ones(50)}, tmp_path / "hub" / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    torch.save([torch.ones(50)], tmp_path / "hub" / "pytorch_model.bin")
     torch.save({"m": torch.ones(50)}, tmp_path / "hub" / "optimizer.pt")
     done = pack(tmp_path / "hub", tmp_path / "packed")
     assert any("begin with the names of their files" in note for note in done.notes)

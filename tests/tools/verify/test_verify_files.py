@@ -24,7 +24,6 @@ from streamxf.errors import (
     PolicyError,
     StreamxfError,
     UnknownCodecError,
-    UnsupportedError,
 )
 from tests.progress.recorder import Recorder
 from tests.sealing import container, zstd
@@ -245,10 +244,17 @@ def test_torch_what_is_no_state_dict_has_its_checksums_compared_all_the_same(tmp
     assert not streamxf.verify(path).ok
 
 
-def test_torch_the_old_form_cannot_be_checked(tmp_path: Path) -> None:
-    torch.save({"a": torch.ones(9)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(UnsupportedError, match="old form"):
-        streamxf.verify(tmp_path / "old.pt")
+def test_torch_the_old_form_has_no_checksums(tmp_path: Path) -> None:
+    path = tmp_path / "old.pt"
+    torch.save({"a": torch.ones(9), "o": Own()}, path, _use_new_zipfile_serialization=False)
+    report = streamxf.verify(path)
+    assert (report.ok, report.items, report.bytes_read) == (True, 2, path.stat().st_size)
+    assert report.unchecked == ("the bytes of all records: they were saved without checksums",)
+    whole = path.read_bytes()
+    for data in (whole[:-1], whole[:-60], whole + b"\0", whole[:-44] + b"\x08" + whole[-43:]):
+        path.write_bytes(data)
+        (damage,) = streamxf.verify(path).damaged
+        assert "not an intact file of torch.save" in str(damage)
 
 
 # -- safetensors, and folders ----------------------------------------------------------------------------------------
