@@ -177,6 +177,15 @@ def future_of_async_save() -> Future[Any] | None:
     return next((value for value in frame.f_locals.values() if isinstance(value, Future)), None)
 
 
+def state_on_the_way() -> Any:
+    """The state that torch sends, with the writer that is being pickled, to its process for saves; else None."""
+    frame: Any = sys._getframe()
+    while frame is not None and "staged_state_dict" not in frame.f_locals:
+        frame = frame.f_back
+    home = f"{_DCP}._async_process_executor"
+    return None if frame is None or frame.f_globals.get("__name__") != home else frame.f_locals["staged_state_dict"]
+
+
 def in_the_process_that_saves() -> bool:
     """Whether this thread makes a save in the process that torch started for saves in the background."""
     frame: Any = sys._getframe()

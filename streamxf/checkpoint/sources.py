@@ -205,6 +205,10 @@ def array_of(tensor: torch.Tensor) -> Array:
 _STEP = 2**20  # bytes that are read from a file at a time
 
 
+# of ShardedTensors, DTensors, and whatever says to DCP by methods, or from torch 2.14.1 on by attributes, that it is
+_OF_SHARDS = "local_shards", "device_mesh", "__create_chunk_list__", "global_offsets"
+
+
 class Given(NamedTuple):
     """A tensor that is to be saved; `properties` are as in `TensorItem`."""
 
@@ -249,9 +253,10 @@ def tensor_in(pieces: Any, dtype: Any, shape: Sequence[int]) -> Given:
 
 
 def _of_torch(value: Any, dtype: Any, staging: Staging) -> Given:
-    if hasattr(value, "local_shards") or hasattr(value, "device_mesh"):
+    if any(hasattr(value, name) for name in _OF_SHARDS):
         raise UnsupportedError(
-            "the tensor is sharded over several processes: save it with dcp.save, or give the whole of it (full_tensor)"
+            "the tensor is sharded over several processes, or a part of another one: save it with dcp.save, or give "
+            "the whole of it (full_tensor)"
         )
     tensor = value.detach()
     name = dtype_name(tensor.dtype) if dtype is None else _name(dtype, tensor.itemsize)

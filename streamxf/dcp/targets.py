@@ -263,6 +263,12 @@ def check_box(name: str, value: DTensor, count: int) -> None:
         )
 
 
+def whole_size(target: torch.Tensor) -> tuple[int, ...]:
+    """The size of the tensor that a target is, or is a part of; from torch 2.14.1 on plain tensors may say that."""
+    part = getattr(torch.distributed.checkpoint, "CheckpointableTensor", None)
+    return tuple(target.global_shape if part is not None and isinstance(target, part) else target.size())
+
+
 def left_out(plan: LoadPlan, planner: LoadPlanner, items: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of items that this rank's plan does not ask for, and its state does not have."""
     asked = {request.storage_index.fqn for request in plan.items}

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass, field, replace
 from multiprocessing.resource_sharer import DupFd
@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any
 from weakref import finalize, ref
 
+import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -45,6 +46,7 @@ from streamxf.dcp.plans import (
     tensor_versions,
 )
 from streamxf.dcp.saver import check_parent, settle_in
+from streamxf.dcp.targets import whole_size
 from streamxf.errors import AbortedError, ChainError, ParameterError, UnsupportedError, escaped, notes_of, text_of
 from streamxf.format.limits import DEFAULT_BLOCK_LOG2
 from streamxf.format.names import GLOBAL, metadata_name
@@ -55,10 +57,12 @@ from streamxf.storage.opening import Location
 from streamxf.stream.encoder import block_log2_of
 from streamxf.torch_private import (
     StreamTransformExtension,
+    create_chunk_list,
     future_of_async_save,
     future_of_the_save_in_this_thread,
     in_the_process_that_saves,
     split_by_size_and_type,
+    state_on_the_way,
 )
 
 _log = logging.getLogger(__name__)
@@ -159,7 +163,9 @@ class ChainWriterMixin(StorageMixin):
         """Copy what `dcp.async_save` is to save; first wait for an earlier save in the background by this writer."""
         self._join_background()
         begin_sharing()
-        return with_copies(super().stage(state_dict))  # type: ignore[misc]
+        staged = super().stage(state_dict)  # type: ignore[misc]
+        check_copies(state_dict, staged)
+        return with_copies(staged)
 
     def storage_meta(self) -> StorageMeta:
         """What DCP tells planners: where the save goes, and the id that it has if this rank publishes it. As with
@@ -305,6 +311,7 @@ class ChainWriterMixin(StorageMixin):
         it need not know of them, and perhaps cannot be pickled.
         """
         self._note_background()  # this may be on the way to a process that saves
+        check_copies(state_on_the_way())
         own = {"_save": None, "_coming": None, "_background": None, "report": None}
         return {**self.__dict__, **own, "_progress": self._progress is True}
 
@@ -455,6 +462,34 @@ def _log_failure(future: futures.Future[Any]) -> None:
         for where, failure in failures.items()
     ]
     _log.error("a save in the background failed: %s", escaped("; ".join(told)))
+
+
+_PLAIN = torch.Tensor, torch.nn.Parameter
+
+
+def check_copies(state: Any, copied: Any = None, name: str = "") -> None:
+    """Raise UnsupportedError for a tensor of a state that says by attributes, or by its class, more than the copy of it
+    does that is saved in its place: which part of another tensor it is, say. Without a copy it is pickled, which keeps
+    what classes of their own have.
+    """
+    if isinstance(state, Mapping | list | tuple):
+        for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
+            check_copies(value, None if copied is None else copied[key], f"{name}.{key}".lstrip("."))
+    elif isinstance(state, torch.Tensor) and _says_more(state.to_local() if isinstance(state, DTensor) else state):
+        copied = state.detach() if copied is None else copied
+        foreign = type(state) not in _PLAIN and type(state) is not type(copied) and vars(state)
+        alike = all(of(state) == of(copied) for of in (whole_size, create_chunk_list))
+        if foreign or not alike:  # also on ranks whose part is the first one: all raise, or others would wait for them
+            raise UnsupportedError(
+                f"{', '.join(vars(state)) or type(state).__name__} of this tensor would be lost: torch's copy for a "
+                "save in the background has its elements alone, and they would be stored as a whole tensor. Save it "
+                "in the foreground (dcp.save), or by a thread with a DefaultStager (async_stager)",
+                item=name,
+            )
+
+
+def _says_more(tensor: torch.Tensor) -> bool:
+    return bool(vars(tensor)) or type(tensor) not in _PLAIN
 
 
 def with_copies(staged: Any) -> Any:

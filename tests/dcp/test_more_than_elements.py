@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._async_process_executor import _AsyncCheckpointProcess
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import streamxf
 from streamxf.errors import UnsupportedError
 
-from .helpers import KEY, error_of, refused
+from .helpers import KEY, error_of, refused, since
 from .rank_scenarios import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize:UserWarning", "ignore:torch.ao:DeprecationWarning")
@@ -104,6 +108,77 @@ def test_attributes_of_a_subclass_are_the_same_or_refused(tmp_path: Path, scale:
     with refused(UnsupportedError, "the stored Scaled has other attributes", "item w]"):
         dcp.load({"w": other}, storage_reader=reader)
     assert not bool(other.any())
+
+
+# -- tensors that say of which they are a part ---------------------------------------------------
+
+
+class Part(torch.Tensor):
+    """Rows from the fourth on, by the methods that DCP asks any tensor for."""
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(torch.Size((4, 0)), torch.Size(self.shape))]
+
+
+def rows(first: int, value: float = 0.0) -> Any:
+    """Four of eight rows, as torch has them said from 2.14.1 on."""
+    tensor: Any = torch.full((4, 6), value)
+    tensor.global_shape, tensor.global_offsets = (8, 6), ((first, 0),)
+    tensor.local_offsets, tensor.local_sizes = ((0, 0),), ((4, 6),)
+    return tensor
+
+
+BEFORE = since("2.14.1", "has no tensors that say by attributes of which they are a part")
+SAYING = [
+    pytest.param(torch.ones(4, 6).as_subclass(Part), id="methods"),
+    pytest.param(scaled(1.0, 2.0), id="a scale"),
+    pytest.param(rows(0), id="the first rows", marks=BEFORE),
+    pytest.param(rows(4), id="other rows", marks=BEFORE),
+]
+
+
+@pytest.mark.parametrize("tensor", SAYING)
+def test_what_torch_drops_in_the_background_is_refused_there(tmp_path: Path, tensor: Any) -> None:
+    writer = streamxf.FileSystemWriter(tmp_path)
+    for state, name in (({"deep": [{"w": tensor}]}, "deep.0.w"), ({"w": tensor}, "w")):
+        with refused(UnsupportedError, "would be lost", f"[item {name}]"):
+            dcp.async_save(state, storage_writer=writer)
+    assert not [*tmp_path.iterdir()]
+
+
+@BEFORE
+def test_nothing_goes_to_the_process_that_saves_without_its_attributes(tmp_path: Path) -> None:
+    """Which `DefaultStager` keeps, and pickling drops."""
+    process: Any = _AsyncCheckpointProcess.__new__(_AsyncCheckpointProcess)
+    process._send, process._save_process = pickle.dumps, multiprocessing.Process()
+    with refused(UnsupportedError, "would be lost", "[item w]"):
+        process.save({"w": rows(0)}, storage_writer=streamxf.FileSystemWriter(tmp_path))
+
+
+def test_attributes_that_say_nothing_to_dcp_do_not_matter(tmp_path: Path) -> None:
+    weight: Any = torch.nn.Parameter(torch.ones(3))
+    weight.tensor_model_parallel = True
+    dcp.async_save({"w": weight}, storage_writer=streamxf.FileSystemWriter(tmp_path)).result()  # type: ignore[union-attr]
+    assert streamxf.verify(tmp_path).ok
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(4, 6).as_subclass(Part), rows(4)], ids=["methods", "attributes"])
+def test_a_part_is_no_item_of_a_single_process(tmp_path: Path, tensor: Any) -> None:
+    with refused(UnsupportedError, "a part of another one"), streamxf.CheckpointWriter(tmp_path) as writer:
+        writer["w"] = tensor
+
+
+@BEFORE
+def test_a_part_loads_from_the_whole(tmp_path: Path) -> None:
+    whole = torch.arange(48.0).reshape(8, 6)
+    reader = saved(tmp_path, whole, "checksum")
+    for load in (
+        lambda state: dcp.load(state, storage_reader=reader),
+        lambda state: streamxf.load_intact(tmp_path, state_dict=state),
+    ):
+        state = {"w": rows(4)}
+        load(state)
+        assert torch.equal(state["w"], whole[4:])
 
 
 # -- what ranks have of a DTensor --------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import multiprocessing
 import pickle
 import re
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint._async_process_executor import _AsyncCheckpointProcess
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from torch.distributed.checkpoint.planner_helpers import _create_write_items
 from torch.distributed.tensor import DTensor
@@ -297,6 +299,25 @@ def test_changes_in_place_are_counted():
 def test_this_process_is_not_the_one_that_saves():
     """rank_scenarios.py has a save in the other."""
     assert not torch_private.in_the_process_that_saves()
+
+
+class AsksForTheState:
+    found: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.found = torch_private.state_on_the_way()
+        return {}
+
+
+def test_a_writer_that_is_pickled_finds_the_state_that_goes_with_it():
+    process: Any = _AsyncCheckpointProcess.__new__(_AsyncCheckpointProcess)
+    process._send, process._wait_for_response = pickle.dumps, lambda: Metadata({})
+    process._save_process = multiprocessing.Process()
+    writer, state = AsksForTheState(), {"weight": torch.ones(3)}
+    process.save(state, storage_writer=writer)
+    assert writer.found is state
+    pickle.dumps(writer)
+    assert writer.found is None
 
 
 class AsksForItsFuture(dcp.DefaultSavePlanner):

@@ -171,7 +171,7 @@ class Filler:
         from torch.distributed.checkpoint.metadata import MetadataIndex
         from torch.distributed.tensor import DTensor
 
-        from streamxf.dcp.targets import check_box
+        from streamxf.dcp.targets import check_box, whole_size
         from streamxf.torch_private import create_chunk_list
 
         if isinstance(target, DTensor) and target.device_mesh.get_coordinate() is None:
@@ -180,10 +180,8 @@ class Filler:
             boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in create_chunk_list(target)]
         except ValueError:
             raise UnsupportedError(f"the checkpoint has a tensor, the state dict a {type(target).__name__}") from None
-        if item.shape != tuple(target.size()):
-            raise UnsupportedError(
-                f"the checkpoint has a tensor of shape {item.shape}, the state dict one of {tuple(target.size())}"
-            )
+        if item.shape != (size := whole_size(target)):
+            raise UnsupportedError(f"the checkpoint has a tensor of shape {item.shape}, the state dict one of {size}")
         if isinstance(target, DTensor):
             check_box(item.name, target, sum(math.prod(shape) for _, shape in boxes))
         shards = [planner.lookup_tensor(MetadataIndex(item.name, torch.Size(at))).detach() for at, _ in boxes]
