@@ -199,15 +199,17 @@ class Housekeeper:
         if record is not None and record.counts:  # some frameworks refuse to save over files of theirs
             kept = set() if save.framework else published.union(filter(made_by_saves, files))  # of DCP, until replaced
             gone |= {*ours} - kept - {SAVING}
+        # another run's files stay, and what this save does not write of them is none of it
+        goes_on = gone if record is not None and record.complete else gone.union(ours)
+        save.before = {path: notes.mark_of(entry) for path, entry in files.items() if path not in goes_on}
+        for path in save.before if save.framework else ():
+            check_literal_path(path)  # raises here what the mark of this save cannot name
         try:
             save.hold.enter_context(put_hold(storage, name, self._sessions.own.id))
         except OSError as error:
             if not has_no_place(error):
                 raise
             _log.warning("nothing keeps %s from being removed while it is saved: %s", name, error)
-        # another run's files stay, and what this save does not write of them is none of it
-        goes_on = gone if record is not None and record.complete else gone.union(ours)
-        save.before = {path: notes.mark_of(entry) for path, entry in files.items() if path not in goes_on}
         saving = Saving(
             *(save.facts.run, name, int(time.time() * 1000), self._sessions.own.id),
             *(save.before if save.framework else {}, save.framework),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
 from streamxf.checkpoint.notes import COMMIT, REMOVED, SAVING
-from streamxf.errors import DAMAGE, NoCheckpointError, StreamxfError, is_damage
+from streamxf.errors import DAMAGE, NoCheckpointError, StreamxfError, escaped, is_damage
 from streamxf.formats.opening import contents_of, open_source
 from streamxf.keys import KeysLike, TrustLike
 from streamxf.manager.choice import (
@@ -25,6 +26,8 @@ from streamxf.manager.record import Record
 from streamxf.storage.opening import Location, open_storage
 from streamxf.storage.storage import Storage
 
+_log = logging.getLogger(__name__)
+
 
 def latest(
     folder: Location,
@@ -40,7 +43,7 @@ def latest(
     storage_options: Mapping[str, Any] | None = None,
 ) -> str | Storage | None:
     """The path of the newest checkpoint of a run that can be resumed from, or its `Storage` if the run is one; None if
-    none was ever complete.
+    none was ever complete, and with a warning in the log if there is no such folder.
 
     It is *complete* if its metadata can be read, or a framework's save was committed to a `CheckpointManager`, and all
     files have their recorded sizes. The numbers in the folders' names say which is the newest, compared one after the
@@ -87,7 +90,8 @@ def latest(
     storage = run.storage
     try:
         check_folder(storage)
-    except NoCheckpointError:
+    except NoCheckpointError as error:  # before its first save a run has none, and a mistyped one never does
+        _log.warning("no checkpoint to resume from: %s", escaped(str(error)))
         return None
     choice = latest_in(run, verify, best=None if best is None else (best, mode), ranks=ranks)
     if choice.record is None and choice.skipped:

@@ -182,8 +182,9 @@ def test_numbers_are_compared_one_after_the_other(tmp_path: Path) -> None:
     assert streamxf.latest(tmp_path) == str(tmp_path / "epoch-2-step-100")
 
 
-def test_no_complete_checkpoint(tmp_path: Path) -> None:
+def test_no_complete_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert streamxf.latest(tmp_path / "nothing") is None
+    assert "there is no such folder" in caplog.text
     assert streamxf.latest(tmp_path) is None
     save(tmp_path / "best")
     assert streamxf.latest(tmp_path) is None
