@@ -71,7 +71,10 @@ def fetches_ranges(filesystem: Any) -> bool:
     """Whether it `is_asynchronous`, and can be asked for a part of a file: that of sshfs ignores which one, and returns
     the whole file.
     """
-    return is_asynchronous(filesystem) and "start" in inspect.signature(lowest(filesystem)._cat_file).parameters
+    if not is_asynchronous(filesystem):
+        return False
+    taken = inspect.signature(lowest(filesystem)._cat_file).parameters.values()
+    return any(each.name == "start" or each.kind is each.VAR_POSITIONAL for each in taken)
 
 
 def begun(filesystem: Any, request: Callable[[], Awaitable[T]]) -> Future[T]:

@@ -38,6 +38,7 @@ _FLAT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oci", "oss"
 _SFTP = frozenset({"sftp", "ssh"})  # they rename in one step, by the extension posix-rename@openssh.com
 _CACHES = frozenset({"blockcache", "cached", "filecache", "simplecache"})
 
+_AZURE = frozenset({"az", "abfs", "abfss"})
 _WEBDAV = frozenset({"webdav", "dav"})
 _SCHEMES = re.compile(r"([a-z0-9+.-]+)://", re.ASCII)
 _KINDS: dict[str, Kind] = {"file": "file", "directory": "folder", "link": "link"}
@@ -78,6 +79,9 @@ class RemoteStorage(Storage):
         return multipart_of(self.filesystem, self.path_of("any")) is not None
 
     def path_of(self, name: str) -> str:
+        if self.protocol in _AZURE and "\\" in f"{self.path}{name}":
+            text = "Azure takes \\ for /, so nothing would be found under this name: choose one without"
+            raise ParameterError(text, file=self.label(name))
         return f"{self.path.rstrip('/') or '/'}/{name}" if name else self.path
 
     def forget_listings(self) -> None:
@@ -99,7 +103,7 @@ class RemoteStorage(Storage):
         """What went wrong, where fsspec calls it a file that is not there: a refusal, or a server that is silent."""
         cause = error.__cause__
         silent = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
-        return cause if isinstance(cause, Exception) and (silent or status_of(cause) not in (0, 404, 410)) else error
+        return cause if isinstance(cause, Exception) and (silent or _is_refusal(cause)) else error
 
     def entries(self, path: str = "") -> Iterator[StorageEntry]:
         self._check_folders(path)
@@ -310,6 +314,10 @@ class RemoteStorage(Storage):
             made(filesystem, lambda: filesystem._rmdir(place))  # sshfs inherits an `rmdir` that does nothing
         else:
             filesystem.rmdir(place)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    return status_of(error) >= 400 and status_of(error) not in (404, 410)
 
 
 def layers_of(filesystem: Any, path: Any) -> Iterator[tuple[Any, tuple[str, ...]]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,13 +16,14 @@ from typing import Any
 
 import pytest
 
+from streamxf.storage import fetch
 from streamxf.storage.multipart import ReplacedMeanwhile
 from streamxf.storage.opening import open_storage
-from tests.dcp.fsspec_checks import assert_only_the_save_remains, check_round_trips, fsspec_files, load_from, save_to
-from tests.dcp.helpers import assert_same
-from tests.dcp.s3_server import free_ports
+from tests.dcp.fsspec_checks import assert_only_the_save_remains, fsspec_files, load_from, save_to
+from tests.dcp.helpers import assert_same, error_of
+from tests.storage.servers import azurite
 
-from .emulators import SECONDS, Meeting, check_failing_save, emulated, just_before_the_put, large_state, state_of
+from .emulators import SECONDS, Meeting, check_failing_save, just_before_the_put, large_state, state_of
 
 adlfs = pytest.importorskip("adlfs")
 BlobClient = pytest.importorskip("azure.storage.blob.aio").BlobClient
@@ -34,24 +34,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """fsspec's options for an emulator that has the container "checkpoints"."""
-    program = shutil.which("azurite-blob")
-    if program is None:
-        pytest.skip("Azurite is not in PATH: npm install azurite")
-    (port,) = free_ports(1)
-    secret = base64.b64encode(os.urandom(64)).decode()
-    folder = tmp_path_factory.mktemp("azurite")
-    # adlfs's version of Azure's protocol may be newer than the emulator
-    command = [program, "--skipApiVersionCheck", "--disableTelemetry", "--blobPort", str(port)]
-    with emulated(command, port, folder / "log", AZURITE_ACCOUNTS=f"streamxf:{secret}"):
-        endpoint = f"BlobEndpoint=http://127.0.0.1:{port}/streamxf"
-        connection = f"DefaultEndpointsProtocol=http;AccountName=streamxf;AccountKey={secret};{endpoint};"
-        found = {"connection_string": connection}
-        adlfs.AzureBlobFileSystem(**found).mkdir("checkpoints")
+    with azurite(tmp_path_factory.mktemp("azurite")) as (_, found):
         yield found
-
-
-def test_round_trips(options: dict[str, Any]) -> None:
-    check_round_trips("abfs://checkpoints/round-trips", state_of(0), options)
 
 
 def test_parts_and_ranges_are_sent_several_at_a_time(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +85,23 @@ def test_of_two_saves_at_once_the_last_one_stays_whole(
     save_to(url, state_of(2), options)
     assert_same(load_from(url, state_of(0), options), state_of(2))
     assert_only_the_save_remains(url, options)
+
+
+def test_a_backslash_is_refused(options: dict[str, Any]) -> None:
+    """Azure stores it as a slash; the data was then not found, as if another save had removed it."""
+    storage = open_storage("abfs://checkpoints/names", options)
+    for act in (lambda: save_to("abfs://checkpoints/a\\b", state_of(1), options), lambda: storage.write("a\\b", b"")):
+        assert "Azure takes \\ for /" in str(error_of(act))
+
+
+def test_a_refusal_is_asked_once(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    account, _, rest = options["connection_string"].partition("AccountKey=")
+    other = f"{account}AccountKey={base64.b64encode(os.urandom(64)).decode()};{rest.partition(';')[2]}"
+    storage = open_storage("abfs://checkpoints/refused", {"connection_string": other})
+    monkeypatch.setattr(fetch, "_PAUSE", SECONDS)
+    for act in (lambda: storage.read("a", 0, 9), lambda: storage.write("a", b""), lambda: storage.stamp("a")):
+        assert "AuthorizationFailure" in str(error_of(act))
+    assert "AuthorizationFailure" in str(storage.remove(["a"])["a"])
 
 
 CHILD = """

@@ -6,17 +6,16 @@ python -m pytest tests/objectstore/test_google.py
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.dcp.fsspec_checks import assert_only_the_save_remains, check_round_trips, load_from, save_to
+from tests.dcp.fsspec_checks import assert_only_the_save_remains, load_from, save_to
 from tests.dcp.helpers import assert_same
-from tests.dcp.s3_server import free_ports
+from tests.storage.servers import google
 
-from .emulators import Meeting, check_failing_save, emulated, large_state, state_of
+from .emulators import Meeting, check_failing_save, large_state
 
 gcsfs = pytest.importorskip("gcsfs")
 pytest.importorskip("gcp_storage_emulator")
@@ -27,24 +26,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """fsspec's options for an emulator that has the bucket "checkpoints"."""
-    from gcsfs.extended_gcsfs import BucketType
-
-    async def ordinary(*_: Any) -> BucketType:
-        return BucketType.NON_HIERARCHICAL
-
-    (port,) = free_ports(1)
-    log = tmp_path_factory.mktemp("google") / "log"
-    command = [sys.executable, "-m", "gcp_storage_emulator", "start", "--host=127.0.0.1", f"--port={port}"]
-    with pytest.MonkeyPatch.context() as patch, emulated([*command, "--in-memory"], port, log):
-        # asked for by gRPC, which the emulator does not speak
-        patch.setattr(gcsfs.GCSFileSystem, "_get_bucket_type", ordinary)
-        found = {"endpoint_url": f"http://127.0.0.1:{port}", "token": "anon", "project": "test"}
-        gcsfs.GCSFileSystem(**found).mkdir("checkpoints")
+    with google(tmp_path_factory.mktemp("google")) as (_, found):
         yield found
-
-
-def test_round_trips(options: dict[str, Any]) -> None:
-    check_round_trips("gs://checkpoints/round-trips", state_of(0), options)
 
 
 def test_ranges_are_fetched_several_at_a_time(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

