@@ -53,7 +53,7 @@ Failed = dict[str, Exception]
 # Some clients take the end of a path for a version (`?versionId=`, `#`), and no store takes control characters.
 _NOT_LITERAL = re.compile(r"[\x00-\x1f\x7f-\x9f\\%?#\ud800-\udfff]")
 _NO_KEY = re.compile(r"[\x00-\x1f\x7f-\x9f\\\ud800-\udfff]|\?versionId=")
-_KEYS = frozenset({"s3", "s3a", "memory"})  # whose clients take all else of a key literally
+_KEYS = frozenset({"s3", "s3a", "memory"})  # whose clients take all else literally; to SeaweedFS a `\` is a `/`
 
 
 class RemoteStorage(Storage):
