@@ -42,7 +42,7 @@ _AZURE = frozenset({"az", "abfs", "abfss"})
 _WEBDAV = frozenset({"webdav", "dav"})
 _SCHEMES = re.compile(r"([a-z0-9+.-]+)://", re.ASCII)
 _KINDS: dict[str, Kind] = {"file": "file", "directory": "folder", "link": "link"}
-_WRITTEN = ("LastModified", "last_modified", "mtime", "updated")  # in listings of S3, Azure, SFTP, Google Cloud Storage
+_WRITTEN = ("LastModified", "last_modified", "mtime", "updated", "modified")  # of S3, Azure, SFTP, Google, WebDAV
 _TAGS = ("ETag", "etag", "md5Hash")
 
 _BATCH = 1000  # keys, as many as S3 takes in a request
