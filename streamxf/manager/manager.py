@@ -173,6 +173,7 @@ class CheckpointManager:
             run if isinstance(run, Storage) or is_url(run) else os.path.abspath(run), storage_options
         )
         _check_name(name, self._storage)
+        RunFacts("0" * 32, "-", 0, 0.0, self._keep.to_json()).to_json()  # raises here what no index could take
         self._make_writer(_named(name, 0))  # so that arguments which do not fit are refused now
         self._make_reader(self._storage)
         self.stopping = False
@@ -686,4 +687,6 @@ def _check_name(name: str, storage: Storage) -> None:
     if (size := len(longest.encode())) > MAX_NAME_BYTES:
         text = f"with {MAX_DIGITS} digits in place of {{}} it has {size} bytes, {MAX_NAME_BYTES} are allowed"
         raise ParameterError(f"name={name!r:.80}: {text}, since the names of small files contain it")
+    if not storage.near and "::" in name:
+        raise ParameterError(f"name={name!r:.80}: in a URL `::` chains file systems, so use other characters")
     storage.check_literal(longest)

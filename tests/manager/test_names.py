@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 
 import streamxf
 from streamxf import CheckpointManager
-from streamxf.errors import MetadataError, ParameterError, escaped
+from streamxf.errors import MetadataError, NoCheckpointError, ParameterError, escaped
 from streamxf.storage import remote
 from streamxf.storage.opening import open_storage
 from streamxf.storage.remote import RemoteStorage
@@ -84,7 +84,11 @@ def host_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 def test_every_character(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, characters: str) -> None:
     host_is(monkeypatch, text := f"a{characters}b")
     name = text.replace("{", "{{").replace("}", "}}") + "-{}"
-    life_of(run_at(str(tmp_path), {}, text), name, item=text, file=text, metric=text)
+    run = run_at(str(tmp_path), {}, text)
+    life_of(run, name, item=text, file=text, metric=text)
+    monkeypatch.setenv("STREAMXF_SKIP", f"{text}-3")
+    with pytest.raises(NoCheckpointError, match="STREAMXF_SKIP names it"):
+        streamxf.latest(run)
 
 
 @pytest.mark.parametrize("characters", SOME)
@@ -102,8 +106,9 @@ def test_what_a_store_might_not_take_literally_is_refused_at_once(monkeypatch: p
     if "\\" not in name and "versionId" not in name:
         monkeypatch.setattr(remote, "_KEYS", frozenset())  # it is one that nobody knows
     run = run_at(f"memory://{secrets.token_hex(8)}", {})
-    with pytest.raises(ParameterError, match="might not take this name literally"):
-        CheckpointManager(run, name=f"{name}-{{}}")
+    for given, reason in ((f"{name}-{{}}", "might not take this name literally"), ("a::b-{}", "chains file systems")):
+        with pytest.raises(ParameterError, match=reason):
+            CheckpointManager(run, name=given)
     with CheckpointManager(run) as manager:
         folder = manager.begin(1)
         assert isinstance(folder, Storage)
@@ -121,6 +126,9 @@ def test_names_that_no_run_has_are_refused_at_once(tmp_path: Any, name: str) -> 
         CheckpointManager(tmp_path, name=name)
     with CheckpointManager(tmp_path) as manager, pytest.raises(ParameterError, match="at most 15 digits"):
         manager.save(10**15, {})
+    for rules in ({"best": 1, "metric": "a\nb"}, {"best": 1, "metric": "a\udcff"}, {"steps": [2**60]}):
+        with pytest.raises(MetadataError):
+            CheckpointManager(tmp_path, keep=streamxf.Retention(**rules))
 
 
 def test_what_no_note_takes_is_refused_before_anything_is_written(tmp_path: Any) -> None:
