@@ -11,12 +11,15 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import zstandard
 from crc32c import crc32c
+
+from streamxf.codecs.zstd import compress_to
 
 CONTAINER_MAGIC, FOOTER_MAGIC = b"\xd3SXF\r\n\x1a\n", b"\n\x1a\r\nFXS\xd3"
 PLAIN_MAGIC, SEAL_MAGIC = b"\xd3SXK\r\n\x1a\n", b"\n\x1a\r\nKXS\xd3"
@@ -300,7 +303,7 @@ class MetadataParts:
         made = b""
         for place, (packed, entry) in enumerate(parts):
             if place == number:
-                packed = frame_of(raw)
+                packed = part_frame(raw)
                 entry |= entry_of(packed, len(raw), entry["from"])
             made += packed
         return self.change(index=frame_of(json.dumps(content, separators=(",", ":")).encode("ascii")), parts=made)
@@ -366,7 +369,7 @@ def encode(
     def part(columns: Columns, rows: int, chunks: int, begin: int) -> dict[str, Any]:
         data = pack_columns(columns, rows, chunks, width)
         data = raw(data) if raw is not None and 1 in columns else data
-        parts.append(frame_of(data))
+        parts.append(part_frame(data))
         return entry_of(parts[-1], len(data), begin)
 
     rows = index["files"]
@@ -537,5 +540,20 @@ def _add_items(items: dict[str, Any], columns: Any, dtypes: list[str], begin: in
 
 
 def frame_of(data: bytes) -> bytes:
-    """A Zstandard frame that declares its size."""
-    return zstandard.ZstdCompressor(level=3, write_content_size=True).compress(data)
+    """A Zstandard frame that declares its size, of as many bytes as a root of that content must have."""
+    return compress_to(data, max(-(-(len(data) - 65536) // 16), 3 * (count_marks(data) - 4096)))
+
+
+def part_frame(raw: bytes) -> bytes:
+    """The same of a part, as far as it is one."""
+    least = -(-len(raw) // 32)
+    with suppress(struct.error, ValueError, IndexError):
+        _, _, rows, chunks = struct.unpack_from("<4sIII", raw)
+        found = unpack_columns(raw)
+        counted = 2 * rows + 4 * chunks + len(found.get(10, ())) + count_marks(bytes(found.get(4, b"")))
+        least = max(least, min(counted if 10 in found else 16 * rows, len(raw)))
+    return compress_to(raw, least)
+
+
+def count_marks(text: bytes) -> int:
+    return sum(map(text.count, (b",", b"[", b"{")))

@@ -322,19 +322,29 @@ def read_note(data: bytes, reader: Reader) -> Any:
     found = split_metadata(data)
     check(found.head + found.parts == b"" and found.head_digest == sha256(b"").digest(), "N1: a head, or parts")
     check_keys(found, b"streamxf/1 note", reader)
-    text = unzstd(found.packed, 64 * len(found.packed) + 65536)
+    text = unzstd_root(found.packed, "N1")
     check(len(text) <= 1 << 23, "N1: the size of its content")
-    check(sum(map(text.count, (b",", b"[", b"{"))) <= 1 << 19, "N1: commas and brackets")
+    check(count_marks(text) <= 1 << 19, "N1: commas and brackets")
     content = parse_json(text, "N2", "N2")
     check_depth(content, 128, "N2")
     return content
+
+
+def unzstd_root(packed: bytes, rule: str) -> bytes:
+    text = unzstd(packed, min(1 << 26, 16 * len(packed) + 65536))
+    check(count_marks(text) <= len(packed) // 3 + 4096, f"{rule}: commas and brackets")
+    return text
+
+
+def count_marks(text: bytes) -> int:
+    return sum(map(text.count, (b",", b"[", b"{")))
 
 
 def read_index(data: bytes, rank: int | None, reader: Reader) -> Index:
     """R1 to R3, for all items."""
     found = split_metadata(data)
     vouchers = check_keys(found, b"streamxf/1 index", reader)
-    root = parse_json(unzstd(found.packed, min(1 << 26, 64 * len(found.packed) + 65536)))
+    root = parse_json(unzstd_root(found.packed, "index"))
     return parse_root(root, rank, found, signed=bool(vouchers and vouchers.signature))
 
 
@@ -371,7 +381,7 @@ def parse_root(root: Any, rank: int | None, found: Sections, signed: bool) -> In
 def read_part(entry: Any, f: Fields, needed: set[int]) -> tuple[int, int, dict[int, tuple[int, bytes]]]:
     """How many files or items a part has, how many chunks, and its columns: widths and bytes, by their ids."""
     size = entry["bytes"]
-    check(size <= 1 << 22 and entry["raw"] <= min(1 << 22, 256 * size + 65536), "index: a part's size")
+    check(size <= 1 << 22 and entry["raw"] <= min(1 << 22, 32 * size), "index: a part's size")
     packed = f.take(size)
     check(sha256(packed).hexdigest() == entry["sha256"], "index: the digest of a part")
     raw = unzstd(packed, entry["raw"])
@@ -386,6 +396,9 @@ def read_part(entry: Any, f: Fields, needed: set[int]) -> tuple[int, int, dict[i
         check(not any(p.take(-width * values % 8)), "M16: padding")
     check(not p.rest(), "M16: bytes that belong to no column")
     check({number for number in columns if number < 128} == needed, "M16: columns")
+    width, offsets = columns.get(10, (1, b""))
+    counted = 2 * rows + 4 * chunks + len(offsets) // max(width, 1) + count_marks(columns.get(4, (1, b""))[1])
+    check(size >= (counted if 10 in columns else 16 * rows), "index: a part has more than its stored bytes allow")
     return rows, chunks, columns
 
 

@@ -84,10 +84,28 @@ def compress_into(context: zstandard.ZstdCompressor, data: memoryview, out: memo
 
 def stored(data: bytes) -> bytes:
     """A frame that holds `data` as it is, however well it would compress (RFC 8878, 3.1.1)."""
-    header = _FRAME_MAGIC + b"\xe0" + len(data).to_bytes(8, "little")  # one segment, of a size in 8 bytes
+    return _FRAME_MAGIC + b"\xe0" + len(data).to_bytes(8, "little") + _raw_blocks(data)  # of one segment
+
+
+def _raw_blocks(data: bytes) -> bytes:
+    """Blocks that end a frame."""
     blocks = [data[at : at + _RAW_BLOCK] for at in range(0, len(data) or 1, _RAW_BLOCK)]
     last = len(blocks) - 1
-    return header + b"".join((len(b) << 3 | (n == last)).to_bytes(3, "little") + b for n, b in enumerate(blocks))
+    return b"".join((len(b) << 3 | (n == last)).to_bytes(3, "little") + b for n, b in enumerate(blocks))
+
+
+def compress_to(data: bytes, least: int) -> bytes:
+    """A frame of `data`, of at least so many bytes: of what compresses better, the end is in it as it is. What cannot
+    get as long as that is stored as a whole.
+    """
+    packed, rest = compressor(3).compress(data), 0
+    while len(packed) < least:
+        if (rest := rest + least - len(packed)) >= len(data):
+            return stored(data)
+        stream = compressor(3).compressobj(size=len(data))
+        packed = stream.compress(data[:-rest]) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        packed += _raw_blocks(data[-rest:])
+    return packed
 
 
 def decompress(frame: memoryview, size: int) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, product
 from operator import add, lt, sub
 from typing import Any, Self
@@ -18,6 +18,7 @@ from streamxf.format.items import Chunk, Path
 from streamxf.format.parts import ItemParts
 from streamxf.format.tiling import Box, Boxes, Ints, check_apart, check_tiles
 
+_SIDES = col.OFFSET, col.SIZES
 _NEXT = 64  # items of a band that are compared with one, which are likely to have the same chunks
 _ANSWERS, _KEPT = 16, 2**18  # boxes that were looked up, and about how many chunks in them together
 
@@ -37,35 +38,33 @@ class StoredChunks(Sequence[Chunk]):
 
     @cached_property
     def _all(self) -> tuple[Chunk, ...]:
-        boxes, parts = self.check()
-        found = [(part, part.chunks_at[self._row], part.chunks_at[self._row + 1]) for part in parts]
+        spans = iter(self.spans())
         with collector_paused():
-            spans = iter(boxes.spans())
             made = tuple(
                 chunk
-                for part, begin, end in found
+                for part in self._each()
+                for begin, end in [part.chunks_at[self._row : self._row + 2].tolist()]
                 for chunk in self._parts.some_chunks(part, begin, end, islice(spans, end - begin))
             )
         with self._parts.explained(self._name):
             self._parts.compare(self._name, made)
         return made
 
-    def check(self) -> tuple[Boxes, list[IndexPart]]:
-        """Check them as a whole; raises MetadataError. Returns where they are in the tensor, and their parts."""
-        parts = self._parts.fetch(self._number, self._places.start, self._places.stop)
-        boxes = self._boxes(parts)
+    def check(self, boxes: Boxes) -> None:
+        """Check where they are in the tensor, all of them; raises MetadataError."""
         with self._parts.explained(self._name):
-            if (self._number, self._row) not in self._parts.tiled:
-                (check_tiles if self._parts.rules.rank is None else check_apart)(self.shape, boxes, self._parts.work)
-                if not boxes.rise():
-                    fields.bad("two chunks have the same offset, or they do not rise")
-                rows = self._alike(parts) if self._parts.tiled else [self._row]  # who asks for one may want no other
-                self._parts.tiled.update((self._number, row) for row in rows)
-        return boxes, parts
+            (check_tiles if self._parts.rules.rank is None else check_apart)(self.shape, boxes, self._parts.work)
+            if not boxes.rise():
+                fields.bad("two chunks have the same offset, or they do not rise")
 
     def spans(self) -> list[Box]:
         """The offset and shape of each, checked as a whole, without a look at where they are stored."""
-        return self.check()[0].spans()
+        boxes, tiled = self._boxes(self._each()), self._parts.tiled
+        if (self._number, self._row) not in tiled:
+            self.check(boxes)
+            rows = self._alike(self._each()) if tiled else [self._row]  # who asks for one may want no other
+            tiled.update((self._number, row) for row in rows)
+        return boxes.spans()
 
     def more(self) -> tuple[Path | None, dict[str, Any]]:
         """The item's path and properties."""
@@ -82,7 +81,7 @@ class StoredChunks(Sequence[Chunk]):
             return self._all[key]
         place = self._parts.part_of(self._number, key)
         part = self._part(place)
-        at = part.chunks_at[self._row] + key - part.begin
+        at = int(part.chunks_at[self._row]) + key - part.begin
         offset, shape = map(tuple, self._box(place, key - part.begin))
         made = self._parts.some_chunks(part, at, at + 1, [(offset, shape)])
         with self._parts.explained(self._name):
@@ -142,19 +141,19 @@ class StoredChunks(Sequence[Chunk]):
     def _part(self, place: int) -> IndexPart:
         return self._parts.part(self._number, place)
 
-    def _boxes(self, parts: Sequence[IndexPart]) -> Boxes:
+    def _each(self) -> Iterator[IndexPart]:
+        return self._parts.each(self._number, 0, self._places.stop)
+
+    def _boxes(self, parts: Iterable[IndexPart]) -> Boxes:
         """Those in some parts."""
-        import numpy
+        return next(boxes_in(parts, {self._row: self.shape}))[1]
 
-        count = sum(int(part.here[self._row]) for part in parts)
-        sides = ([part.numbers(column, self._row) for part in parts] for column in (col.OFFSET, col.SIZES))
-        return Boxes(*(numpy.concatenate(side, dtype="i8").reshape(count, len(self.shape)) for side in sides))
-
-    def _alike(self, parts: Sequence[IndexPart]) -> list[int]:
+    def _alike(self, parts: Iterable[IndexPart]) -> list[int]:
         """This item and those of the next few in its band that have its shape, and in some parts the same chunks."""
-        rows = [*range(self._row, min(self._row + _NEXT, parts[0].rows))]
-        rows = [row for row in rows if (parts[0].shape(row), parts[0][col.COUNT][row]) == (self.shape, self._count)]
-        for part, column in product(parts if len(rows) > 1 else (), (col.OFFSET, col.SIZES)):
+        head = self._parts.head(self._number)
+        rows = [*range(self._row, min(self._row + _NEXT, head.rows))]
+        rows = [row for row in rows if (head.shape(row), head[col.COUNT][row]) == (self.shape, self._count)]
+        for part, column in product(parts if len(rows) > 1 else (), _SIDES):
             own = part.numbers(column, self._row).tobytes()
             rows = [row for row in rows if part.numbers(column, row).tobytes() == own]
         return rows
@@ -189,8 +188,23 @@ class StoredChunks(Sequence[Chunk]):
     def _box(self, place: int, which: int) -> tuple[list[int], list[int]]:
         """Offset and shape of a chunk in a part, counted from the first, or if it is negative from behind the last."""
         part, ndim = self._part(place), len(self.shape)
-        begin = part.numbers_at[self._row + (which < 0)] + which * ndim
+        begin = int(part.numbers_at[self._row + (which < 0)]) + which * ndim
         return part[col.OFFSET][begin : begin + ndim].tolist(), part[col.SIZES][begin : begin + ndim].tolist()
+
+
+def boxes_in(parts: Iterable[IndexPart], shapes: Mapping[int, tuple[int, ...]]) -> Iterator[tuple[int, Boxes]]:
+    """The chunks of some items of a band, given by row, in some of its parts."""
+    import numpy
+
+    counts, found = dict.fromkeys(shapes, 0), {row: tuple([numpy.zeros(0, "u1")] for _ in _SIDES) for row in shapes}
+    for part in parts:
+        for row in shapes if part.chunks else ():
+            counts[row] += int(part.here[row])
+            for side, column in zip(found[row], _SIDES, strict=True):
+                side.append(part.numbers(column, row).copy())  # without the part, which need not stay
+    for row, shape in shapes.items():
+        sides = (numpy.concatenate(side, dtype="i8") for side in found.pop(row))
+        yield row, Boxes(*(side.reshape(counts[row], len(shape)) for side in sides))
 
 
 def _cover(begins: Ints, ends: Ints, offsets: Array, stops: Array) -> bool:

@@ -15,14 +15,12 @@ from itertools import pairwise, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import zstandard
-
 from streamxf.cached import cached_property
 from streamxf.codecs import zstd
 from streamxf.errors import CodecError, MetadataError
 from streamxf.format import limits
 from streamxf.format.bare import CRC_BYTES, pieces_of
-from streamxf.format.fields import bad
+from streamxf.format.fields import bad, count_marks
 from streamxf.format.tiling import Box
 
 _HEAD = struct.Struct("<4sIII")
@@ -124,22 +122,22 @@ class IndexPart:
         return (self[COUNT].astype("i8").clip(0, stop) - self.begin).clip(0, self.chunks + 1)
 
     @cached_property
-    def chunks_at(self) -> list[int]:
+    def chunks_at(self) -> Array:
         """Where the chunks of each item begin, and where those of the last one end."""
         return _sums(self.here)
 
     @cached_property
-    def numbers_at(self) -> list[int]:
+    def numbers_at(self) -> Array:
         """The same where each chunk has a number for each dimension."""
         return _sums(self[NDIM] * self.here)
 
     @cached_property
-    def crcs_at(self) -> list[int]:
+    def crcs_at(self) -> Array:
         """The same where each chunk has a CRC for each piece."""
         return _sums(pieces_of(self[BYTES].astype("i8")))
 
     @cached_property
-    def shapes_at(self) -> list[int]:
+    def shapes_at(self) -> Array:
         return _sums(self[NDIM])
 
     def shape(self, row: int) -> tuple[int, ...]:
@@ -176,7 +174,8 @@ class IndexPart:
     def spans(self) -> Iterator[Box]:
         """The offset and shape of each chunk."""
         offsets, sizes = self[OFFSET].tolist(), self[SIZES].tolist()
-        for at, ndim, here in zip(self.numbers_at, self[NDIM].tolist(), self.here.tolist(), strict=False):
+        rows = (values.tolist() for values in (self.numbers_at, self[NDIM], self.here))
+        for at, ndim, here in zip(*rows, strict=False):
             for begin in range(at, at + here * ndim, ndim) if ndim else repeat(at, here):
                 yield tuple(offsets[begin : begin + ndim]), tuple(sizes[begin : begin + ndim])
 
@@ -218,6 +217,8 @@ class IndexPart:
                 bad("the number of chunks in a part")
         if any(number < _IGNORED for number in stored):
             bad("a part has a column that it should not have")
+        if entry.size < least_part(found, chunks, made.columns.get(OFFSET.id), made.columns.get(MORE.id, b"")):
+            bad(f"a part has more than a writer puts into {entry.size} bytes")
         return made
 
 
@@ -240,8 +241,12 @@ def _column(column: Column, width: int, data: memoryview) -> Array:
     return values
 
 
-def _sums(values: Array) -> list[int]:
-    return [0, *values.cumsum(dtype="i8").tolist()]
+def _sums(values: Array) -> Array:
+    import numpy
+
+    made = numpy.zeros(len(values) + 1, "i8")
+    values.cumsum(dtype="i8", out=made[1:])
+    return made
 
 
 def _decompressed(data: memoryview, size: int) -> bytes:
@@ -259,7 +264,14 @@ class TooLarge(MetadataError):
 
 def largest_part(size: int) -> int:
     """The most bytes that a part of `size` stored bytes may decompress to."""
-    return min(limits.MAX_PART, limits.PART_EXPANSION * size + 2**16)
+    return min(limits.MAX_PART, limits.PART_EXPANSION * size)
+
+
+def least_part(rows: int, chunks: int, offsets: Array | None, more: Array | bytes) -> int:
+    """The fewest stored bytes of a part of so many items and chunks, or of files, which have no offsets."""
+    if offsets is None:
+        return limits.FILE_BYTES * rows
+    return limits.ITEM_BYTES * rows + limits.CHUNK_BYTES * chunks + len(offsets) + count_marks(bytes(more))
 
 
 def pack_part(
@@ -272,10 +284,9 @@ def pack_part(
         directory.append(_ENTRY.pack(column.id, width, 0, len(packed) // width))
         stored.append(packed + bytes(-len(packed) % 8))
     raw = b"".join([_HEAD.pack(limits.PART_MAGIC, len(columns), rows, chunks), *directory, *stored])
-    packed = zstandard.ZstdCompressor(level=3).compress(raw)
-    if limits.MAX_PART >= len(raw) > largest_part(len(packed)):
-        packed = zstd.stored(raw)
-    if len(raw) > largest_part(len(packed)):
+    least = least_part(rows, chunks, columns.get(OFFSET), bytes(columns.get(MORE, b"")))
+    packed = zstd.compress_to(raw, max(least, -(-len(raw) // limits.PART_EXPANSION)))
+    if max(len(raw), len(packed)) > limits.MAX_PART:
         raise TooLarge(
             f"a part of the index would have {len(raw)} bytes, {limits.MAX_PART} are allowed; save fewer items, or "
             "shorter names and paths"

@@ -9,18 +9,15 @@ import re
 from contextlib import suppress
 from typing import Any, NoReturn
 
-import zstandard
-
 from streamxf.codecs import zstd
 from streamxf.errors import CodecError, MetadataError
 from streamxf.format import limits
 
-_LEVEL = 3
 _FREE = 65536  # bytes that any frame may decompress to
 
 _HEX = re.compile(r"[0-9a-f]*", re.ASCII)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_SIGNED = re.compile(r"(?:^|[\[:,\s])-")
+_SIGNED = "[-", ":-", ",-", " -", "\t-", "\n-", "\r-"
 
 
 def pack_json(content: Any, what: str, cure: str, most: int = limits.MAX_ROOT, marks: int = limits.MAX_ROOT) -> bytes:
@@ -28,20 +25,20 @@ def pack_json(content: Any, what: str, cure: str, most: int = limits.MAX_ROOT, m
     bytes of JSON are allowed, with at most `marks` commas and opening brackets.
     """
     text = json.dumps(content, separators=(",", ":")).encode("ascii")
-    packed = zstandard.ZstdCompressor(level=_LEVEL).compress(text)
-    if len(text) > _most(len(packed)):
-        packed = zstandard.ZstdCompressor(level=-7).compress(text)
-    if len(text) > _most(len(packed)):
-        packed = zstd.stored(text)
-    most = min(most, _most(len(packed)))
-    if len(text) > most or _too_many(text, marks):
+    if len(text) > most or (count := count_marks(text)) > marks:
         allowed = f"{most} are allowed, with {marks} commas and brackets"
         raise MetadataError(f"{what} would have {len(text)} bytes, of which {allowed}; {cure}")
-    return packed
+    for_marks = limits.MARK_BYTES * (count - limits.FREE_MARKS)
+    text = text.ljust(for_marks)  # where it has fewer bytes itself
+    return zstd.compress_to(text, max(-(-(len(text) - _FREE) // limits.ROOT_EXPANSION), for_marks))
 
 
 def parse_json(packed: memoryview, what: str, most: int = limits.MAX_ROOT, marks: int = limits.MAX_ROOT) -> Any:
     """Limits as in `pack_json`."""
+    return loads(_unpacked(packed, what, most, marks), what)
+
+
+def _unpacked(packed: memoryview, what: str, most: int, marks: int) -> bytes:
     try:
         size = zstd.declared_size(packed)
         most = min(most, _most(len(packed)))
@@ -50,22 +47,24 @@ def parse_json(packed: memoryview, what: str, most: int = limits.MAX_ROOT, marks
         text = zstd.decompress(packed, size)
     except CodecError as error:
         raise MetadataError(f"{what} is damaged: {error.message}") from None
-    if _too_many(text, marks):
-        raise MetadataError(f"{what} has more than {marks} commas and brackets")
-    return loads(text, what)
+    marks = min(marks, len(packed) // limits.MARK_BYTES + limits.FREE_MARKS)
+    if len(text) > marks and count_marks(text) > marks:
+        raise MetadataError(f"{what} has more than {marks} commas and brackets, for one of {len(packed)} bytes stored")
+    return text
 
 
 def loads(text: bytes, what: str) -> Any:
     """JSON that keeps the rules of an index; raises MetadataError."""
     try:
         decoded = text.decode("ascii")
+        del text  # which may be all that holds it
         # json takes -0 for 0, and is several times as fast where it does not have to ask for each number
-        decoder: Any = _DECODERS["-" in decoded and _SIGNED.search(decoded) is not None]
+        decoder: Any = _DECODERS["-" in decoded and (decoded[0] == "-" or any(sign in decoded for sign in _SIGNED))]
         with suppress(StopIteration):  # there is no value, which `decode` says, too
             made, end = decoder.scan_once(decoded, 0)
-            if end == len(decoded):
+            if not decoded[end:].strip(" \t\n\r"):
                 return made
-        return decoder.decode(decoded)  # which lets blanks stand around it
+        return decoder.decode(decoded)  # which lets blanks stand before it
     except (ValueError, RecursionError) as error:
         raise MetadataError(f"{what} is not JSON: {error!s:.200}") from None
 
@@ -74,8 +73,9 @@ def _most(packed_size: int) -> int:
     return min(limits.MAX_ROOT, limits.ROOT_EXPANSION * packed_size + _FREE)
 
 
-def _too_many(text: bytes, marks: int) -> bool:
-    return len(text) > marks and sum(map(text.count, (b",", b"[", b"{"))) > marks
+def count_marks(text: bytes) -> int:
+    """Commas and opening brackets, also those in strings: JSON has no more values than that, but for one."""
+    return sum(map(text.count, (b",", b"[", b"{")))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

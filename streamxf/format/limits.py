@@ -32,9 +32,11 @@ HEADER_FIXED_BYTES = 33
 MAX_HEADER = HEADER_FIXED_BYTES + MAX_CHAIN + MAX_IDENTITY + SEAL_BYTES + 4
 
 MAX_ROOT = 2**26
-ROOT_EXPANSION = 64
+ROOT_EXPANSION = 16
 MAX_PART = 2**22
-PART_EXPANSION = 256
+PART_EXPANSION = 32
+FREE_MARKS, MARK_BYTES = 2**12, 3  # commas and opening brackets of any JSON, and what each further one takes, stored
+FILE_BYTES, ITEM_BYTES, CHUNK_BYTES = 16, 2, 4  # of a part, as it is stored, for each that it has
 MAX_DTYPES = 256
 MAX_RANK = 2**31 - 1
 MAX_DEPTH = 128

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise, repeat
+from itertools import accumulate, pairwise, repeat
 from typing import Any, NamedTuple, Self
 
 from streamxf.budget import Steps
@@ -26,8 +26,10 @@ from streamxf.format.items import ITEMSIZES, Chunk, Path, Place
 from streamxf.format.tiling import Box, work_for
 
 SHOWN = 200  # characters of a name, in errors
-_REMEMBERED = 2**27  # bytes of parts, decompressed
+_REMEMBERED = 2**25, 2**27  # bytes that parts take in memory, at least and at most
+_ROW = 256  # of these, about, for each item in a part
 _AT_ONCE = 2**23  # bytes of parts, as they are stored, that are read in one request
+_TOGETHER = 16  # parts that are read together where all are looked at, if they have no more bytes than that
 _KEYS = re.compile(rb'\{"path":\["[ !#-\[\]-~]*"(?:,"[ !#-\[\]-~]*")*\]\}')  # a path as most are, without escapes
 _TWICE = "two items, or chunks, have one writer and number"
 _TEXTS = frozenset({"path", "properties"})
@@ -82,7 +84,8 @@ class ItemParts:
         self._read = read
         self.on_error: list[Callable[[Exception], None]] = []  # they add to an error, or raise what explains it
         self._known: OrderedDict[tuple[int, int], IndexPart] = OrderedDict()
-        self._most = max(1, _REMEMBERED // max([1, *(part.raw for band in bands for part in band.parts)]))
+        stored = sum(part.size for band in bands for part in band.parts)
+        self._most = min(max(limits.PART_EXPANSION * stored, _REMEMBERED[0]), _REMEMBERED[1])
         self.answers: dict[Any, tuple[list[int], list[tuple[int, Box]]]] = {}  # by what was asked, with whose they are
         self._heads: dict[int, IndexPart] = {}
         self._files = files
@@ -117,6 +120,7 @@ class ItemParts:
         found = {place: known.get((number, place)) for place in range(begin, end)}
         self._lately = begin / len(entries)
         missing = [place for place, part in found.items() if part is None]
+        makes_room = bool(missing)
         while missing:
             run = 1
             while run < len(missing) and missing[run] == missing[0] + run and run * entries[missing[0]].size < _AT_ONCE:
@@ -129,9 +133,25 @@ class ItemParts:
                     found[place] = self._taken(number, place, data[at : at + entries[place].size])
             missing = missing[run:]
         with suppress(KeyError):  # other threads make room, too
-            while len(known) > self._most:
+            while makes_room and len(known) > 1 and self._memory() > self._most:
                 known.popitem(last=False)
         return [part for part in found.values() if part is not None]
+
+    def _memory(self) -> int:
+        """About what the known parts take."""
+        return sum(self.bands[at[0]].parts[at[1]].raw + _ROW * part.rows for at, part in [*self._known.items()])
+
+    def each(self, number: int, begin: int = 0, end: int | None = None) -> Iterator[IndexPart]:
+        """Parts of a band one after the other, few of which are in memory at a time."""
+        entries = self.bands[number].parts[:end]
+        if len(entries) == begin + 1:  # as of most bands
+            yield self.part(number, begin)
+            return
+        while begin < len(entries):
+            sizes = accumulate(entry.raw for entry in entries[begin : begin + _TOGETHER])
+            stop = begin + max(1, bisect_right([*sizes], _AT_ONCE))
+            yield from self.fetch(number, begin, stop)
+            begin = stop
 
     @contextmanager
     def explained(self, item: str | None = None) -> Iterator[None]:
@@ -169,6 +189,7 @@ class ItemParts:
         for what, wrong in (
             ("a dtype that there is not", dtype >= self._itemsizes.size),
             ("a shape, or several chunks, and is an object", (dtype == 0) & ((ndim > 0) | (count != 1))),
+            ("several chunks, and no dimensions", (ndim == 0) & (count > 1)),
             ("more elements than a tensor can have", elements > limits.MAX_NUMBER),
         ):
             _refuse(part, numpy.flatnonzero(wrong), f"it has {what}")
@@ -270,7 +291,7 @@ class ItemParts:
 
 
 def _crcs(part: IndexPart, begin: int, end: int) -> Iterator[bytes]:
-    ends = pairwise(part.crcs_at[begin : end + 1])
+    ends = pairwise(part.crcs_at[begin : end + 1].tolist())
     return (bytes(part[col.CRCS][CRC_BYTES * one : CRC_BYTES * two]) for one, two in ends)
 
 

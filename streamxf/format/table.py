@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
 
 from streamxf.buffers import collector_paused
 from streamxf.format import columns as col
-from streamxf.format.chunks import StoredChunks
+from streamxf.format.chunks import StoredChunks, boxes_in
 from streamxf.format.columns import Array, IndexPart
 from streamxf.format.items import Item, ObjectItem, TensorItem
 from streamxf.format.parts import ItemParts
+from streamxf.format.tiling import Boxes
 
-_TOGETHER = 16  # parts that are asked for together where all are read
+_TOGETHER = 2**22  # offsets and sizes of chunks that are compared, read from the parts of a band at once
 
 
 class ItemTable(Mapping[str, Item]):
@@ -63,21 +64,30 @@ class ItemTable(Mapping[str, Item]):
 
         numbers = []
         for number, band in enumerate(self.parts.bands):
-            for begin in range(0, len(band.parts), _TOGETHER):
-                parts = self.parts.fetch(number, begin, min(begin + _TOGETHER, len(band.parts)))
-                if not begin:  # it has as many items as the root says: that alone may be any number
-                    slabs = _Slabs(parts[0].rows, self.parts.rules.rank is not None)
-                for part in parts:
-                    slabs.add(part)
-                    if self.parts.rules.coded:
-                        numbers.append((part[col.FILE].copy(), part[col.NUMBER].copy()))
-            first = self.parts.part(number, 0)
-            for row in range(first.rows) if paths else ():
+            slabs = _Slabs(self.parts.part(number, 0).rows, self.parts.rules.rank is not None)
+            for part in self.parts.each(number):
+                slabs.add(part)
+                if self.parts.rules.coded:
+                    numbers.append((part[col.FILE].copy(), part[col.NUMBER].copy()))
+            for row in range(band.rows) if paths else ():
                 self.parts.more(number, row)
-            for row in numpy.flatnonzero(~slabs.good).tolist():
-                StoredChunks(self.parts, first.names[row], number, row, first).check()
+            self._check_rows(number, numpy.flatnonzero(~slabs.good).tolist(), slabs.seen)
         with self.parts.explained():
             self.parts.check_numbers(numbers)
+
+    def _check_rows(self, number: int, rows: list[int], counts: Array) -> None:
+        """Check the chunks of some items of a band, of as many as may be in one pass through its parts."""
+        import numpy
+
+        head = self.parts.head(number)
+        sizes = accumulate(int(counts[row]) * max(1, int(head[col.NDIM][row])) for row in rows)
+        for _, some in groupby(zip(rows, sizes, strict=True), lambda each: each[1] // _TOGETHER):
+            last: tuple[tuple[int, ...], Boxes] | None = None
+            for row, boxes in boxes_in(self.parts.each(number), {row: head.shape(row) for row, _ in some}):
+                chunks = StoredChunks(self.parts, head.names[row], number, row, head)
+                if last is None or last[0] != chunks.shape or not all(map(numpy.array_equal, last[1], boxes)):
+                    chunks.check(boxes)
+                last = chunks.shape, boxes
 
     def _find(self, name: str) -> tuple[int, int] | None:
         """The band and the row of an item."""
@@ -91,9 +101,11 @@ class ItemTable(Mapping[str, Item]):
     def _items(self, number: int) -> Iterator[Item]:
         """The items of a band with all their chunks, once they are checked."""
         parts = self.parts.fetch(number, 0, len(self.parts.bands[number].parts))
-        found = [(part.chunks_at, self.parts.some_chunks(part, 0, part.chunks, part.spans())) for part in parts]
+        found = [
+            (part.chunks_at.tolist(), self.parts.some_chunks(part, 0, part.chunks, part.spans())) for part in parts
+        ]
         shapes = parts[0][col.SHAPE].tolist()
-        for row, (begin, end) in enumerate(pairwise(parts[0].shapes_at)):
+        for row, (begin, end) in enumerate(pairwise(parts[0].shapes_at.tolist())):
             chunks = tuple(chunk for at, made in found for chunk in made[at[row] : at[row + 1]])
             name, dtype = parts[0].names[row], parts[0][col.DTYPE][row]
             path, properties = self.parts.more(number, row)
@@ -121,15 +133,15 @@ class _Slabs:
 
         self._some = some
         self.good = numpy.full(rows, True)
-        self._ends, self._seen, self._lengths = (numpy.zeros(rows, "i8") for _ in range(3))
+        self._ends, self.seen, self._lengths = (numpy.zeros(rows, "i8") for _ in range(3))
 
     def add(self, part: IndexPart) -> None:
         """Take the next part; after the last, `good` says it."""
         import numpy
 
         ndim, here = part[col.NDIM], part.here
-        self._seen += here
-        self.good &= (ndim > 0) | (self._seen <= 1)
+        self.seen += here
+        self.good &= (ndim > 0) | (self.seen <= 1)
         for dims in sorted({*ndim[(ndim > 0) & (here > 0)].tolist()}):
             rows = numpy.flatnonzero((ndim == dims) & (here > 0))
             at, size = (_rows_of(part[column], part.numbers_at, rows, dims) for column in (col.OFFSET, col.SIZES))
@@ -147,10 +159,10 @@ class _Slabs:
             self._lengths[rows] = shape[:, 0]
         if part.stop is None:
             whole = self._ends <= self._lengths if self._some else self._ends == self._lengths
-            self.good &= (self._seen == part[col.COUNT]) & (self._seen > 0) & whole
+            self.good &= (self.seen == part[col.COUNT]) & (self.seen > 0) & whole
 
 
-def _rows_of(values: Array, begins: list[int], rows: Array, width: int) -> Array:
+def _rows_of(values: Array, begins: Array, rows: Array, width: int) -> Array:
     """The values of some items, in rows of so many."""
     import numpy
 

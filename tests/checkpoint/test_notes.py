@@ -18,7 +18,7 @@ from streamxf.codecs.encrypt import Encrypt
 from streamxf.errors import AuthenticationError, KeyMissingError, MetadataError, PolicyError, StreamxfError
 from streamxf.format.limits import MAX_NOTE
 from streamxf.keys import Key, PrivateKey, SigningKey
-from tests.forge import MetadataParts, frame_of
+from tests.forge import MetadataParts, count_marks, frame_of
 
 RECORD = {"save_id": "0" * 32, "files": [{"path": "größe", "size": 7}]}
 KEY, PRIVATE, SIGNER = Key(bytes(range(32))), PrivateKey.generate(), SigningKey.generate()
@@ -126,7 +126,7 @@ def content_of(data: bytes) -> Any:
 
 
 def packed(text: bytes) -> bytes:
-    return MetadataParts(b"", frame_of(text)).pack()
+    return MetadataParts(b"", frame_of(text.ljust(3 * count_marks(text)))).pack()
 
 
 @pytest.mark.parametrize("content", [1.5, -1, 2**53, "\ud800", {"a": [float("nan")]}, [[]] * 3 + [object()]])

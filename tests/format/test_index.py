@@ -206,7 +206,7 @@ def refusal_by_reference(packed: Packed, signed: bool = False) -> str | None:
     """Why the reference decoder refuses an index; it is given keys that fit."""
     root, parts = packed
     try:
-        content = parse_json(unzstd(root, min(1 << 26, 64 * len(root) + 65536)))
+        content = parse_json(unzstd(root, min(1 << 26, 16 * len(root) + 65536)))
         lines, rank = [], None
         if isinstance(content, dict):
             rank = content.get("rank")

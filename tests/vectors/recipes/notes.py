@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from streamxf.codecs.zstd import compressor
 from tests.forge import MetadataParts, frame_of
 from tests.sealing import (
     HYBRID,
@@ -56,16 +57,8 @@ def content() -> dict[str, Any]:
     return locals()
 
 
-def spaced(size: int) -> bytes:
-    """Blanks, behind as many digits as it takes to be no bomb."""
-    digits = "".join(secret(f"digits {number}").hex() for number in range(4096))
-    return frame_of(json.dumps(digits).encode().ljust(size))
-
-
 def commas(count: int) -> bytes:
-    """With as many digits as it takes to be no bomb."""
-    digits = "".join(secret(f"digits {number}").hex() for number in range(256))
-    return frame_of(json.dumps(digits + "," * count).encode())
+    return compressor(3).compress(json.dumps("," * count).encode())
 
 
 def around() -> dict[str, Any]:
